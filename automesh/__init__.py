@@ -1,0 +1,1 @@
+"""automesh finds the fastest device mesh for a JAX training step, and proves it."""

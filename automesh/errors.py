@@ -1,0 +1,32 @@
+"""Every error that a user sees: one sentence that says what was wrong, and a hint that says what to do."""
+
+from __future__ import annotations
+
+
+class AutomeshError(Exception):
+    """A problem that the user can mend; the command line prints it without a traceback and exits with 2.
+
+    Args:
+      message: one sentence: what was wrong, what was got, what was expected. No full stop at the end.
+      hint: one sentence: what to do about it. Empty if the message says it all.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(AutomeshError):
+    """Bad arguments, files or code of the user's: exit code 2."""
+
+
+class NoFeasibleMesh(AutomeshError):
+    """The search ended and nothing may be exported: exit code 1."""
+
+
+class Interrupted(AutomeshError):
+    """Ctrl-C: the study is left resumable: exit code 130."""

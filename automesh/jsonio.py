@@ -1,0 +1,38 @@
+"""Strict JSON for our dataclasses: an unknown, missing or mistyped key is an error, never a default."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from automesh.errors import AutomeshError
+
+T = TypeVar("T")
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def to_json(value: Any, kind: Any) -> Any:
+    """Turns a dataclass (or a union of them) into plain JSON values; NaN and infinities stay floats."""
+    # By way of Python objects: pydantic's own JSON mode turns a NaN loss into null.
+    return json.loads(json.dumps(_adapter(kind).dump_python(value)))
+
+
+def from_json(data: Any, kind: Any) -> Any:
+    """Reads plain JSON values into the dataclass (or union) `kind`.
+
+    Raises:
+      AutomeshError: naming the path of the first offending key.
+    """
+    try:
+        return _adapter(kind).validate_json(json.dumps(data), strict=True, extra="forbid")
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"])
+        raise AutomeshError(f"`{path}`: {first['msg']}, got {first.get('input')!r}") from None

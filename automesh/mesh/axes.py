@@ -1,0 +1,172 @@
+"""The two central nouns, `MeshAxis` and `Plan`, and the text form of a mesh."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from automesh.errors import UsageError
+
+Scalar = bool | int | float | str
+DEFAULT_AXES = ("dp", "fsdp", "ep", "tp", "sp")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PART = re.compile(r"(dcn\.)?([A-Za-z_][A-Za-z0-9_]*):(-?\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAxis:
+    """One named axis of a mesh, split into the part inside a granule and the part between granules.
+
+    Attributes:
+      name: an identifier.
+      ici: devices along the axis inside one granule (slice or node), at least 1.
+      dcn: granules along the axis, at least 1.
+    """
+
+    name: str
+    ici: int = 1
+    dcn: int = 1
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise UsageError(
+                f"`{self.name}` is not a mesh axis name",
+                hint="use letters, digits and underscores, starting with a letter",
+            )
+        if self.ici < 1 or self.dcn < 1:
+            raise UsageError(
+                f"axis `{self.name}` has size ici={self.ici}, dcn={self.dcn}; both must be at least 1"
+            )
+
+    @property
+    def size(self) -> int:
+        """Devices along the axis: `ici * dcn`."""
+        return self.ici * self.dcn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One candidate: the sizes of every mesh axis, the step's knobs, the compiler's options.
+
+    Attributes:
+      axes: all axes of the space in its order, those of size 1 included.
+      knobs: keyword arguments for `build`, in the order of the space.
+      compiler_options: options for `compile`, in the order of the space; options left at the compiler's
+        default are absent.
+    """
+
+    axes: tuple[MeshAxis, ...]
+    knobs: tuple[tuple[str, Scalar], ...] = ()
+    compiler_options: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(axis.size for axis in self.axes)
+
+    @property
+    def num_granules(self) -> int:
+        return math.prod(axis.dcn for axis in self.axes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axis name -> `ici * dcn`."""
+        return {axis.name: axis.size for axis in self.axes}
+
+    @property
+    def mesh(self) -> str:
+        """The canonical text of the axes alone, as `format_mesh` prints it."""
+        return format_mesh(self.axes)
+
+    def __str__(self) -> str:
+        settings = [f"{name}={value}" for name, value in (*self.knobs, *self.compiler_options)]
+        return " ".join([self.mesh, *settings])
+
+
+def format_mesh(axes: Sequence[MeshAxis]) -> str:
+    """Prints axes canonically: `dcn.` parts first, the order of the axes kept, sizes of 1 left out.
+
+    >>> format_mesh([MeshAxis(name="dp", dcn=2), MeshAxis(name="tp", ici=4)])
+    'dcn.dp:2,tp:4'
+    >>> format_mesh([MeshAxis(name="dp"), MeshAxis(name="tp")])
+    'dp:1'
+    """
+    dcn = [f"dcn.{axis.name}:{axis.dcn}" for axis in axes if axis.dcn > 1]
+    ici = [f"{axis.name}:{axis.ici}" for axis in axes if axis.ici > 1]
+    return ",".join(dcn + ici) or f"{axes[0].name}:1"
+
+
+def parse_mesh(
+    text: str,
+    names: Sequence[str] = DEFAULT_AXES,
+    *,
+    num_devices: int | None = None,
+    num_granules: int = 1,
+) -> tuple[MeshAxis, ...]:
+    """Reads the text form of a mesh, in any order of its parts.
+
+    Args:
+      text: for example `dp:2,tp:4`, `dcn.dp:2,fsdp:-1`.
+      names: all axes of the mesh, in order; those not in `text` get size 1.
+      num_devices: what one `-1` is inferred from, and what the sizes are checked against; None checks nothing.
+      num_granules: granules among the devices: the product that the `dcn.` parts must have.
+
+    Raises:
+      UsageError: malformed text, an unknown or repeated axis, two `-1`, sizes that do not give `num_devices`.
+
+    >>> format_mesh(parse_mesh("tp:4,dp:-1", num_devices=8))
+    'dp:2,tp:4'
+    """
+    parts = {"ici": dict.fromkeys(names, 1), "dcn": dict.fromkeys(names, 1)}
+    seen: set[tuple[str, str]] = set()
+    for piece in text.split(","):
+        match = _PART.fullmatch(piece.strip())
+        if match is None:
+            raise UsageError(
+                f"`{piece.strip()}` in mesh `{text}` is not of the form `axis:size` or `dcn.axis:size`",
+                hint="write for example `dp:2,tp:4` or `dcn.dp:2,fsdp:8`",
+            )
+        network, name, size = "dcn" if match[1] else "ici", match[2], int(match[3])
+        if name not in parts[network]:
+            raise UsageError(
+                f"mesh `{text}` names the axis `{name}`, which is none of: {', '.join(names)}",
+                hint="rename the axis, or list it under [axes] of the search space",
+            )
+        if (network, name) in seen:
+            raise UsageError(f"mesh `{text}` gives the size of `{piece.split(':')[0].strip()}` twice")
+        if size < 1 and size != -1:
+            raise UsageError(f"mesh `{text}` gives `{name}` the size {size}; sizes are at least 1, or -1")
+        seen.add((network, name))
+        parts[network][name] = size
+    return _infer(text, parts, num_devices=num_devices, num_granules=num_granules)
+
+
+def _infer(
+    text: str, parts: Mapping[str, dict[str, int]], *, num_devices: int | None, num_granules: int
+) -> tuple[MeshAxis, ...]:
+    unknown = [(network, name) for network, sizes in parts.items() for name, size in sizes.items() if size == -1]
+    if len(unknown) > 1:
+        raise UsageError(f"mesh `{text}` leaves {len(unknown)} sizes to be inferred; at most one may be -1")
+    if unknown and num_devices is None:
+        raise UsageError(f"mesh `{text}` has a -1, but the number of devices is not known here")
+    if num_devices is not None:
+        wanted = {"ici": num_devices // num_granules, "dcn": num_granules}
+        for network, name in unknown:
+            others = -math.prod(parts[network].values())
+            if wanted[network] % others:
+                raise UsageError(
+                    f"the -1 of `{name}` in mesh `{text}` cannot be inferred: "
+                    f"{wanted[network]} is not a multiple of {others}"
+                )
+            parts[network][name] = wanted[network] // others
+        for network, sizes in parts.items():
+            got = math.prod(sizes.values())
+            if got != wanted[network]:
+                what = "devices in each granule" if num_granules > 1 else "devices"
+                what = "granules (slices or nodes)" if network == "dcn" else what
+                raise UsageError(
+                    f"the sizes of mesh `{text}` multiply to {got}, but there are {wanted[network]} {what}",
+                    hint="let one size be -1 to have it inferred",
+                )
+    return tuple(MeshAxis(name=name, ici=parts["ici"][name], dcn=parts["dcn"][name]) for name in parts["ici"])

@@ -1,0 +1,158 @@
+"""What can become of a plan, as values: every rung of the search returns one of these, never None or inf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """Collectives of one kind over one set of mesh axes, per step and per device.
+
+    Attributes:
+      kind: all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute, collective-broadcast.
+      axes: mesh axes that the groups span, in the order of the mesh; empty if they fit no axes.
+      group_size: devices in one group.
+      count: executions per step, loops multiplied.
+      payload_bytes: bytes of the full (gathered or unreduced) array of one group, summed over `count`.
+      wire_bytes: bytes that one device sends, by the ring algorithm, summed over `count`.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    count: int
+    payload_bytes: int
+    wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What one device does in one step of a compiled program, loops multiplied.
+
+    Attributes:
+      flops: floating-point operations of matrix multiplications and convolutions.
+      hbm_bytes: bytes read and written by top-level instructions and fusions.
+      collectives: one entry per kind and set of axes.
+      uncounted: what could not be counted (custom calls, loops of unknown length), in words.
+    """
+
+    flops: int
+    hbm_bytes: int
+    collectives: tuple[Collective, ...]
+    uncounted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes on one device as the compiler states them; `peak_bytes` is what must fit."""
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temporary_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuledOut:
+    """Not legal: `rule` names the constraint (stable, for counting), `detail` the numbers."""
+
+    rule: str
+    detail: str
+    kind: Literal["ruled_out"] = "ruled_out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """The compiler accepted the plan.
+
+    Attributes:
+      fingerprint: hash of the lowered program, equal for programs that differ in axis names alone.
+      step_s: time of a step predicted from `counts`, seconds.
+      compile_s: seconds spent lowering and compiling; 0 when the result was taken over.
+      same_as: text of the plan with the same program whose result this is; empty if compiled itself.
+    """
+
+    fingerprint: str
+    memory: Memory
+    counts: Counts
+    step_s: float
+    compile_s: float
+    same_as: str = ""
+    kind: Literal["compiled"] = "compiled"
+
+
+Numerics = Literal["agree", "differ", "unverified", "reference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The plan ran.
+
+    Attributes:
+      step_s: median over rounds of the time of one step, seconds.
+      interval_s: 95 % interval of `step_s` from resampling rounds.
+      rounds_s: one time per round, seconds per step, in order.
+      losses: scalar outputs of the first steps, in order.
+      numerics: how `losses` compare with the reference's; only `agree` and `reference` may become a rule.
+      numerics_detail: which step and figures disagree; empty if they agree.
+      values: `synthetic` if the arguments were made up, `user` if they came from `init` or real arrays.
+      raced_out: True if the sequential test stopped the plan as slower before the last round.
+      confirmed: True if measured again in fresh processes.
+      peak_bytes: measured peak on one device where the backend reports it, else the compiler's.
+    """
+
+    step_s: float
+    interval_s: tuple[float, float]
+    rounds_s: tuple[float, ...]
+    losses: tuple[float, ...]
+    numerics: Numerics
+    numerics_detail: str
+    values: Literal["synthetic", "user"]
+    raced_out: bool
+    confirmed: bool
+    peak_bytes: int
+    kind: Literal["measured"] = "measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """Needs more memory than there is: `needed_bytes` is at least what was seen when it was stopped."""
+
+    stage: str
+    needed_bytes: int
+    limit_bytes: int
+    detail: str
+    kind: Literal["out_of_memory"] = "out_of_memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Raised, crashed, or returned something that is not a step.
+
+    Attributes:
+      stage: what the worker was doing: start, load, build, lower, compile, materialize, run.
+      reason: one sentence for the table.
+      log_tail: the last lines of the worker's output or of the traceback.
+    """
+
+    stage: str
+    reason: str
+    log_tail: str = ""
+    kind: Literal["failed"] = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut:
+    """Stopped after `limit_s` seconds."""
+
+    stage: str
+    limit_s: float
+    log_tail: str = ""
+    kind: Literal["timed_out"] = "timed_out"
+
+
+Failure = OutOfMemory | Failed | TimedOut
+Outcome = RuledOut | Compiled | Measured | OutOfMemory | Failed | TimedOut

@@ -1,0 +1,122 @@
+"""What the parent and a worker tell each other about the user's program (no jax)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from automesh.mesh.axes import Scalar
+from automesh.outcomes import Counts, Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What the user pointed at.
+
+    Attributes:
+      kind: a script's path, an importable module, or a file with a cloudpickled callable.
+      location: absolute path, or dotted module name.
+      function: name of the build function inside it (unused for a pickle).
+      argv: the script's own arguments, without its name.
+    """
+
+    kind: Literal["script", "module", "pickle"]
+    location: str
+    function: str = "build"
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One attached device as jax reports it; `coords` is empty and `slice_index` 0 where there are none."""
+
+    id: int
+    platform: str
+    kind: str
+    process_index: int
+    slice_index: int
+    coords: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What the first job of every search learns.
+
+    Attributes:
+      devices: all devices, in jax's order.
+      process_count: jax processes of the job; only 1 is served.
+      device_memory_bytes: what one device can hold, 0 where the backend does not say (CPU).
+      knobs: `build`'s keyword parameters after the mesh, with their defaults.
+      takes_any_knob: True if `build` has `**kwargs`.
+      facts: named integers that constraints may refer to, sorted by name.
+      used_axes: mesh axes that any sharding or manual region of the step names.
+      axis_types: one of auto, explicit, manual per axis; empty means Auto.
+      baseline: the workload's own mesh in text form; empty if it has none.
+      tokens_per_step: 0 if the workload does not say.
+      has_init: True if `init` gives real initial arguments.
+      argument_bytes: bytes of all arguments, unsharded.
+      fingerprint: of the program on the all-ones mesh at default knobs.
+      source_hash: hash of the script and of the modules beside it that it imported.
+      versions: of python, automesh, jax, jaxlib, and libtpu or the CUDA plugin where installed.
+      environment: XLA, LIBTPU and NCCL environment variables that are set.
+    """
+
+    devices: tuple[Device, ...]
+    process_count: int
+    device_memory_bytes: int
+    knobs: tuple[tuple[str, Scalar], ...]
+    takes_any_knob: bool
+    facts: tuple[tuple[str, int], ...]
+    used_axes: tuple[str, ...]
+    axis_types: tuple[str, ...]
+    baseline: str
+    tokens_per_step: int
+    has_init: bool
+    argument_bytes: int
+    fingerprint: str
+    source_hash: str
+    versions: tuple[tuple[str, str], ...]
+    environment: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """The program was lowered and, being a duplicate of a known one, not compiled."""
+
+    fingerprint: str
+    kind: Literal["lowered"] = "lowered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileAnswer:
+    """What one compile tells. `compile_s` covers build, lowering and compilation."""
+
+    fingerprint: str
+    memory: Memory
+    counts: Counts
+    compile_s: float
+    kind: Literal["compile_answer"] = "compile_answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisitAnswer:
+    """What one visit to a finalist tells.
+
+    Attributes:
+      samples_s: seconds per step, one per sample of `steps` chained steps with one synchronization.
+      losses: scalar float outputs of the first steps from the initial state, in order (all scalars of step 1,
+        then of step 2, ...).
+      loss_dtype: the coarsest float type that takes part in the step: float64, float32, bfloat16, float16 ...
+      values: where the arguments came from.
+      setup_s: seconds spent before the first sample (build, compile or cache, materialize, warm up).
+      peak_bytes: measured peak of one device, 0 where the backend does not report it.
+      fingerprint: of the program that ran.
+    """
+
+    samples_s: tuple[float, ...]
+    losses: tuple[float, ...]
+    loss_dtype: str
+    values: Literal["synthetic", "user"]
+    setup_s: float
+    peak_bytes: int
+    fingerprint: str

@@ -1,0 +1,73 @@
+"""The jobs that a worker does (no jax). Answers are the nouns of `automesh.program.nouns`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from automesh.mesh.axes import Plan
+from automesh.program.nouns import Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The process environment of a worker; a change of it needs a new process.
+
+    Attributes:
+      platforms: value of JAX_PLATFORMS, never empty.
+      cpu_devices: virtual CPU devices, 0 to leave jax's own number.
+      variables: further environment variables, sorted by name.
+    """
+
+    platforms: str
+    cpu_devices: int = 0
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectJob:
+    """Answer: `Inspection`."""
+
+    entry: Entry
+    axis_names: tuple[str, ...]
+    kind: Literal["inspect"] = "inspect"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileJob:
+    """Answer: `CompileAnswer`, or `Lowered` if the parent answered `{"go": false}` to the event
+    `{"event": "lowered", "fingerprint": ...}`, which the worker sends before it compiles."""
+
+    entry: Entry
+    plan: Plan
+    axis_types: tuple[str, ...]
+    facts: tuple[tuple[str, int], ...]
+    cache_dir: str
+    kind: Literal["compile"] = "compile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisitJob:
+    """Answer: `VisitAnswer`. The worker keeps the executables of plans that it has visited, but only one
+    plan's arrays: state is rebuilt at every visit.
+
+    Attributes:
+      steps: chained steps per sample; 0 measures nothing and only records losses.
+      samples: samples to take.
+      loss_steps: how many first steps to record the losses of.
+      warmup_s: run steps for at least this long before the first sample.
+    """
+
+    entry: Entry
+    plan: Plan
+    axis_types: tuple[str, ...]
+    facts: tuple[tuple[str, int], ...]
+    cache_dir: str
+    steps: int
+    samples: int
+    loss_steps: int
+    warmup_s: float = 0.0
+    kind: Literal["visit"] = "visit"
+
+
+Job = InspectJob | CompileJob | VisitJob
