@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class AutomeshError(Exception):
     """A problem that the user can mend; the command line prints it without a traceback and exits with 2.
@@ -30,3 +33,9 @@ class NoFeasibleMesh(AutomeshError):
 
 class Interrupted(AutomeshError):
     """Ctrl-C: the study is left resumable: exit code 130."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` (did you mean `x`?)` with the most similar known name; empty if none is similar."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean `{close[0]}`?)" if close else ""

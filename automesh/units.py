@@ -1,4 +1,4 @@
-"""Formatting and parsing of bytes, seconds and counts; nothing else in the package formats a number."""
+"""Formatting and parsing of bytes, seconds and counts; nothing else formats a number."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from automesh.errors import UsageError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
 _DURATION_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_SIZE_BYTES = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1024), ("b", 1000), ("i", 1024), ("ib", 1024))
+}
 
 
 def parse_duration(text: str) -> float:
@@ -22,8 +29,28 @@ def parse_duration(text: str) -> float:
     match = _DURATION.fullmatch(text.strip().lower())
     seconds = float(match[1]) * _DURATION_S[match[2]] if match else 0.0
     if seconds <= 0:
-        raise UsageError(f"`{text}` is not a duration", hint="write for example `90s`, `10m` or `1.5h`")
+        raise UsageError(
+            f"`{text}` is not a duration", hint="write for example `90s`, `10m` or `1.5h`"
+        )
     return seconds
+
+
+def parse_bytes(text: str) -> int:
+    """Reads `512MiB`, `8GiB`, `1.5TB`, `1000000` into bytes.
+
+    Raises:
+      UsageError: not a size, or zero.
+
+    >>> parse_bytes("8GiB")
+    8589934592
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _SIZE_BYTES[(match[2] or "").lower()]) if match else 0
+    if size <= 0:
+        raise UsageError(
+            f"`{text}` is not a size of memory", hint="write for example `8GiB` or `512MiB`"
+        )
+    return size
 
 
 def format_seconds(seconds: float) -> str:
@@ -63,6 +90,16 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
+def format_change(ratio: float) -> str:
+    """A ratio as a signed change in per cent.
+
+    >>> format_change(1.098), format_change(0.9)
+    ('+9.8 %', '-10.0 %')
+    """
+    # Rounded first, so that a hair below 1 is not a negative zero.
+    return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f} %"
+
+
 def format_wait(seconds: float) -> str:
     """A remaining time as people say it.
 
@@ -74,6 +111,31 @@ def format_wait(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 0):.0f} s"
 
 
+def format_percent(fraction: float) -> str:
+    """One decimal below ten percent, none above.
+
+    >>> format_percent(0.0123), format_percent(0.17)
+    ('1.2 %', '17 %')
+    """
+    percent = 100 * fraction
+    return f"{percent:.1f} %" if abs(percent) < 9.95 else f"{percent:.0f} %"
+
+
+def format_factor(factor: float) -> str:
+    """How many times faster or slower.
+
+    >>> format_factor(1.312), format_factor(24.3)
+    ('1.31x', '24.3x')
+    """
+    return f"{_three_digits(factor)}x"
+
+
 def _three_digits(value: float) -> str:
     magnitude = abs(value)
-    return f"{value:.2f}" if magnitude < 9.995 else f"{value:.1f}" if magnitude < 99.95 else f"{value:.0f}"
+    return (
+        f"{value:.2f}"
+        if magnitude < 9.995
+        else f"{value:.1f}"
+        if magnitude < 99.95
+        else f"{value:.0f}"
+    )

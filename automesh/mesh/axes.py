@@ -37,7 +37,8 @@ class MeshAxis:
             )
         if self.ici < 1 or self.dcn < 1:
             raise UsageError(
-                f"axis `{self.name}` has size ici={self.ici}, dcn={self.dcn}; both must be at least 1"
+                f"axis `{self.name}` has size ici={self.ici}, dcn={self.dcn}; "
+                "both must be at least 1"
             )
 
     @property
@@ -53,8 +54,8 @@ class Plan:
     Attributes:
       axes: all axes of the space in its order, those of size 1 included.
       knobs: keyword arguments for `build`, in the order of the space.
-      compiler_options: options for `compile`, in the order of the space; options left at the compiler's
-        default are absent.
+      compiler_options: options for `compile`, in the order of the space; those left at the
+        compiler's default are absent.
     """
 
     axes: tuple[MeshAxis, ...]
@@ -109,11 +110,13 @@ def parse_mesh(
     Args:
       text: for example `dp:2,tp:4`, `dcn.dp:2,fsdp:-1`.
       names: all axes of the mesh, in order; those not in `text` get size 1.
-      num_devices: what one `-1` is inferred from, and what the sizes are checked against; None checks nothing.
+      num_devices: what one `-1` is inferred from, and what the sizes are checked against; None
+        checks nothing.
       num_granules: granules among the devices: the product that the `dcn.` parts must have.
 
     Raises:
-      UsageError: malformed text, an unknown or repeated axis, two `-1`, sizes that do not give `num_devices`.
+      UsageError: malformed text, an unknown or repeated axis, two `-1`, or sizes that do not
+        give `num_devices`.
 
     >>> format_mesh(parse_mesh("tp:4,dp:-1", num_devices=8))
     'dp:2,tp:4'
@@ -124,7 +127,8 @@ def parse_mesh(
         match = _PART.fullmatch(piece.strip())
         if match is None:
             raise UsageError(
-                f"`{piece.strip()}` in mesh `{text}` is not of the form `axis:size` or `dcn.axis:size`",
+                f"`{piece.strip()}` in mesh `{text}` is not of the form `axis:size` "
+                "or `dcn.axis:size`",
                 hint="write for example `dp:2,tp:4` or `dcn.dp:2,fsdp:8`",
             )
         network, name, size = "dcn" if match[1] else "ici", match[2], int(match[3])
@@ -134,9 +138,12 @@ def parse_mesh(
                 hint="rename the axis, or list it under [axes] of the search space",
             )
         if (network, name) in seen:
-            raise UsageError(f"mesh `{text}` gives the size of `{piece.split(':')[0].strip()}` twice")
+            axis = piece.split(":")[0].strip()
+            raise UsageError(f"mesh `{text}` gives the size of `{axis}` twice")
         if size < 1 and size != -1:
-            raise UsageError(f"mesh `{text}` gives `{name}` the size {size}; sizes are at least 1, or -1")
+            raise UsageError(
+                f"mesh `{text}` gives `{name}` the size {size}; sizes are at least 1, or -1"
+            )
         seen.add((network, name))
         parts[network][name] = size
     return _infer(text, parts, num_devices=num_devices, num_granules=num_granules)
@@ -145,9 +152,16 @@ def parse_mesh(
 def _infer(
     text: str, parts: Mapping[str, dict[str, int]], *, num_devices: int | None, num_granules: int
 ) -> tuple[MeshAxis, ...]:
-    unknown = [(network, name) for network, sizes in parts.items() for name, size in sizes.items() if size == -1]
+    unknown = [
+        (network, name)
+        for network, sizes in parts.items()
+        for name, size in sizes.items()
+        if size == -1
+    ]
     if len(unknown) > 1:
-        raise UsageError(f"mesh `{text}` leaves {len(unknown)} sizes to be inferred; at most one may be -1")
+        raise UsageError(
+            f"mesh `{text}` leaves {len(unknown)} sizes to be inferred; at most one may be -1"
+        )
     if unknown and num_devices is None:
         raise UsageError(f"mesh `{text}` has a -1, but the number of devices is not known here")
     if num_devices is not None:
@@ -166,7 +180,10 @@ def _infer(
                 what = "devices in each granule" if num_granules > 1 else "devices"
                 what = "granules (slices or nodes)" if network == "dcn" else what
                 raise UsageError(
-                    f"the sizes of mesh `{text}` multiply to {got}, but there are {wanted[network]} {what}",
+                    f"the sizes of mesh `{text}` multiply to {got}, "
+                    f"but there are {wanted[network]} {what}",
                     hint="let one size be -1 to have it inferred",
                 )
-    return tuple(MeshAxis(name=name, ici=parts["ici"][name], dcn=parts["dcn"][name]) for name in parts["ici"])
+    return tuple(
+        MeshAxis(name=name, ici=parts["ici"][name], dcn=parts["dcn"][name]) for name in parts["ici"]
+    )

@@ -28,7 +28,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One attached device as jax reports it; `coords` is empty and `slice_index` 0 where there are none."""
+    """One attached device as jax reports it; `coords` is empty and `slice_index` 0 where there are
+    none."""
 
     id: int
     platform: str
@@ -104,11 +105,13 @@ class VisitAnswer:
 
     Attributes:
       samples_s: seconds per step, one per sample of `steps` chained steps with one synchronization.
-      losses: scalar float outputs of the first steps from the initial state, in order (all scalars of step 1,
-        then of step 2, ...).
-      loss_dtype: the coarsest float type that takes part in the step: float64, float32, bfloat16, float16 ...
+      losses: scalar float outputs of the first steps from the initial state, in order (all scalars
+        of step 1, then of step 2, ...).
+      loss_dtype: the coarsest float type that takes part in the step: float64, float32, bfloat16,
+        float16 ...
       values: where the arguments came from.
-      setup_s: seconds spent before the first sample (build, compile or cache, materialize, warm up).
+      setup_s: seconds spent before the first sample (build, compile or cache, materialize, warm
+        up).
       peak_bytes: measured peak of one device, 0 where the backend does not report it.
       fingerprint: of the program that ran.
     """

@@ -1,0 +1,241 @@
+"""The Python API: `search`, `load`, `show`, and the `Result` that they give."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from automesh.errors import UsageError
+from automesh.mesh.config import MeshConfig
+from automesh.mesh.config import Rules
+from automesh.mesh.rules_file import read_rules
+from automesh.program.nouns import Entry
+from automesh.program.payload import pickle_entry
+from automesh.results.result import SearchResult
+from automesh.search.entry import parse_entry
+from automesh.search.request import SearchRequest
+from automesh.units import parse_duration
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from automesh.results.progress import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a search found.
+
+    Attributes:
+      found: the full record: every candidate with its evidence, the funnel, notices.
+    """
+
+    found: SearchResult
+
+    @property
+    def interrupted(self) -> bool:
+        return self.found.interrupted
+
+    @property
+    def best(self) -> MeshConfig:
+        """The winner, ready for `create_device_mesh()`, with its knobs and compiler options.
+
+        Raises:
+          NoFeasibleMesh: nothing was measured and confirmed; the message says why.
+        """
+        return self.require_best()
+
+    def require_best(self) -> MeshConfig:
+        """As `best`, for callers to whom raising is the point."""
+        from automesh.results.rule import config_of
+
+        return config_of(self.found)
+
+    def table(self, *, top: int = 8, width: int | None = None) -> str:
+        """The result as text that fits the terminal (or `width` columns)."""
+        from automesh.results.table import render
+
+        columns = width or shutil.get_terminal_size().columns
+        return render(self.found, top=top, width=max(columns, 40), colour=_colour())
+
+    def dataframe(self) -> pd.DataFrame:
+        """Every candidate as a row."""
+        from automesh.results.csv_export import dataframe
+
+        return dataframe(self.found)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON values; what `--json` prints."""
+        from automesh.results.json_export import to_json
+
+        return to_json(self.found)
+
+    def save_rules(self, path: str | Path = "mesh_rules.toml") -> Path:
+        """Merges the winner's rule into a rule file, keeping everything else that is in it.
+
+        Raises:
+          NoFeasibleMesh: there is no winner to write.
+          UsageError: the file is broken or cannot be written; it is left as it was.
+        """
+        from automesh.results.rule import save_rule
+
+        return save_rule(self.found, Path(path))
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def search(
+    build: str | Path | Callable[..., Any],
+    *,
+    target: str = "local",
+    space: str | Path = "auto",
+    budget: str = "10m",
+    top: int = 8,
+    baseline: str = "",
+    args: Sequence[str] = (),
+    rules: str | Path | None = None,
+    results: str | Path = "results",
+    storage: str = "",
+    workers: int = 0,
+    timeout: str = "5m",
+    dry_run: bool = False,
+    new: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Searches the fastest mesh for a training step; the same call resumes an unfinished search.
+
+    Args:
+      build: `train.py`, `train.py:make_step`, `package.module:function`, or the function itself.
+      target: `local` (the attached devices) or `cpu:N` (virtual).
+      space: a shipped search space (`auto`, `dense_lm`, `moe_lm`, `long_context`) or a TOML file.
+      budget: time for the search, as `90s`, `10m`, `1.5h`.
+      top: finalists to measure.
+      baseline: the mesh in use today, such as `dp:8`; by default the workload's own.
+      args: the script's own arguments.
+      rules: rule file to merge the winner into; by default beside the script, for a function none.
+      results: folder for the study.
+      storage: Optuna storage URL or journal file; by default SQLite in the study's folder.
+      progress: where to report to; by default nowhere.
+
+    Raises:
+      UsageError: bad arguments, files or code of the user's.
+      NoFeasibleMesh: no mesh is legal.
+    """
+    request = make_request(
+        build,
+        args=args,
+        target=target,
+        space=str(space),
+        budget_s=parse_duration(budget),
+        top=top,
+        baseline=baseline,
+        rules=Path(rules) if rules is not None else None,
+        results=Path(results),
+        storage=storage,
+        workers=workers,
+        timeout_s=parse_duration(timeout),
+        memory_limit_bytes=0,
+        dry_run=dry_run,
+        new=new,
+    )
+    from automesh.results.progress import Silent
+
+    return run(request, progress or Silent())
+
+
+def make_request(
+    build: str | Path | Callable[..., Any],
+    *,
+    args: Sequence[str],
+    target: str,
+    space: str,
+    budget_s: float,
+    top: int,
+    baseline: str,
+    rules: Path | None,
+    results: Path,
+    storage: str,
+    workers: int,
+    timeout_s: float,
+    memory_limit_bytes: int,
+    dry_run: bool,
+    new: bool,
+) -> SearchRequest:
+    """Checks the arguments of a search that need no worker."""
+    if top < 1:
+        raise UsageError(f"`top` is {top}; at least one finalist must be measured")
+    entry = _entry_of(build, args)
+    if rules is None and entry.kind == "script":
+        rules = Path(entry.location).parent / "mesh_rules.toml"
+    elif rules is None and entry.kind == "module":
+        rules = Path("mesh_rules.toml")
+    return SearchRequest(
+        entry=entry,
+        target=target,
+        space=space,
+        budget_s=budget_s,
+        top=top,
+        baseline=baseline,
+        rules=str(rules.absolute()) if rules is not None else "",
+        results=results.absolute(),
+        storage=storage,
+        workers=workers,
+        timeout_s=timeout_s,
+        memory_limit_bytes=memory_limit_bytes,
+        dry_run=dry_run,
+        new=new,
+    )
+
+
+def _entry_of(build: str | Path | Callable[..., Any], args: Sequence[str]) -> Entry:
+    if isinstance(build, str | Path):
+        return parse_entry(str(build), args)
+    folder = Path(tempfile.mkdtemp(prefix="automesh-"))
+    return pickle_entry(build, folder / "build.pickle")
+
+
+def run(request: SearchRequest, progress: Progress) -> Result:
+    """Runs a checked request to its end, or to Ctrl-C: the result then says `interrupted`."""
+    from automesh.search.run import run_search
+
+    return Result(found=run_search(request, progress))
+
+
+def show(
+    study: Path | None = None, *, results: Path = Path("results"), storage: str = ""
+) -> Result:
+    """Reads a study without running anything.
+
+    Args:
+      study: its folder; by default the one that changed last under `results`.
+
+    Raises:
+      UsageError: there is none, or it cannot be read.
+    """
+    from automesh.search.run import read_result
+
+    return Result(found=read_result(study, results=results, storage=storage))
+
+
+def load(path: str | Path = "mesh_rules.toml") -> Rules:
+    """Reads a rule file; `load(path).select("tpu-v5p-128")` gives the `MeshConfig` for a selector.
+
+    Raises:
+      UsageError: no such file, or it is not a valid rule file.
+    """
+    return read_rules(Path(path))
+
+
+def progress_on_stderr() -> Progress:
+    """Bars on a terminal, plain lines in a pipe or a log."""
+    from automesh.results.progress import open_progress
+
+    return open_progress(sys.stderr)

@@ -1,0 +1,1 @@
+"""Seconds from counts (no jax)."""

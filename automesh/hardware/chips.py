@@ -1,0 +1,118 @@
+"""The chip table: peak speeds of one jax device, each row with its sources in `data/chips.json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.mesh.strict import check_tree, parse_tree, read_text
+
+_TABLE = Path(__file__).parent / "data" / "chips.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """One jax device: half a chip where a chip is two devices (TPU v2, v3, 7x).
+
+    Attributes:
+      name: as its maker calls it.
+      slug: as target names call it: `v5p`, `v5litepod`, `h100`.
+      platform: cpu, gpu or tpu.
+      peak_flops_per_s: dense FLOP/s by number type.
+      hbm_bytes: memory; 0 if the row does not say.
+      link_bytes_per_s: one way over one ICI link, or over all of a GPU's NVLink.
+      link_latency_s: of one hop.
+      dcn_bytes_per_s: one way, the device's share of its host's network cards.
+      counted_per_device: what the number in a target name counts per device (v4, v5p: two cores).
+      rough: True for a stand-in that is good for ordering plans and nothing else.
+      source: where the figures come from.
+    """
+
+    name: str
+    slug: str
+    platform: str
+    peak_flops_per_s: tuple[tuple[str, float], ...]
+    hbm_bytes: int
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float
+    link_latency_s: float
+    dcn_bytes_per_s: float
+    counted_per_device: int
+    rough: bool
+    source: str
+
+    @property
+    def flops_per_s(self) -> float:
+        """Dense bfloat16 FLOP/s, the number that MFU is counted against."""
+        return dict(self.peak_flops_per_s)["bf16"]
+
+
+def chip_for(device_kind: str, platform: str) -> Chip:
+    """The chip that jax calls `device_kind`; for an unlisted one a stand-in, see `Chip.rough`.
+
+    Raises:
+      UsageError: a platform other than cpu, gpu and tpu.
+    """
+    listed = [(row, chip) for row, chip in _table() if chip.platform == platform]
+    if not listed:
+        raise UsageError(
+            f"nothing is known about devices of the platform `{platform}`",
+            hint="search on cpu, gpu or tpu devices",
+        )
+    for kinds, chip in listed:
+        if device_kind in kinds:
+            return chip
+    return next(chip for _, chip in listed if chip.rough)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    name: str
+    slug: str
+    counted_per_device: int
+    platform: str
+    device_kinds: list[str]
+    devices_per_chip: int
+    flops_per_s: dict[str, float]
+    hbm_bytes: int
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float
+    link_latency_s: float
+    dcn_bytes_per_s: float
+    rough: bool
+    confidence: str
+    sources: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    meta: dict[str, str | dict[str, str]]
+    sources: dict[str, str]
+    chips: list[_Row]
+
+
+@cache
+def _table() -> tuple[tuple[tuple[str, ...], Chip], ...]:
+    table = check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
+    return tuple((tuple(row.device_kinds), _chip(row)) for row in table.chips)
+
+
+def _chip(row: _Row) -> Chip:
+    share = row.devices_per_chip
+    return Chip(
+        name=row.name,
+        slug=row.slug,
+        platform=row.platform,
+        peak_flops_per_s=tuple((kind, flops / share) for kind, flops in row.flops_per_s.items()),
+        hbm_bytes=row.hbm_bytes // share,
+        hbm_bytes_per_s=row.hbm_bytes_per_s / share,
+        # The two devices of a chip share its links.
+        link_bytes_per_s=row.link_bytes_per_s / share,
+        link_latency_s=row.link_latency_s,
+        dcn_bytes_per_s=row.dcn_bytes_per_s / share,
+        counted_per_device=row.counted_per_device,
+        rough=row.rough,
+        source="; ".join(f"{what}: {source}" for what, source in row.sources.items()),
+    )

@@ -1,0 +1,26 @@
+"""Whether a launcher started this process as one of several: a search runs in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Variable that counts the processes, and variable that says which one this is.
+_LAUNCHERS = (
+    ("SLURM_NTASKS", "SLURM_PROCID"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("JAX_NUM_PROCESSES", ""),
+)
+
+
+def running_under_several_processes(environ: Mapping[str, str]) -> str:
+    """Why this process seems to be one of several, for example `SLURM_NTASKS=8`; empty if alone."""
+    for count, index in _LAUNCHERS:
+        number = environ.get(count, "")
+        if number.isdecimal() and int(number) > 1 and (not index or index in environ):
+            return f"{count}={number}"
+    if environ.get("JAX_COORDINATOR_ADDRESS"):
+        return f"JAX_COORDINATOR_ADDRESS={environ['JAX_COORDINATOR_ADDRESS']}"
+    hosts = [host for host in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host.strip()]
+    if len(hosts) > 1:
+        return f"TPU_WORKER_HOSTNAMES names {len(hosts)} hosts"
+    return ""

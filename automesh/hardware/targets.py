@@ -1,0 +1,140 @@
+"""What a search is aimed at: the attached devices, or virtual ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from automesh.errors import UsageError, did_you_mean
+from automesh.hardware.chips import chip_for
+
+MAX_CPU_DEVICES = 4096
+_CPU = re.compile(r"cpu:([0-9]+)")
+_ABSENT = re.compile(
+    r"(tpu|gpu|neuron)-.*|v[0-9]+[a-z]*(litepod)?[-:].*|(a100|h100|h200|g?b[23]00|mi300x).*"
+)
+_UNDERSTOOD = "`local` (the attached devices) or `cpu:N` (N virtual CPU devices)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Devices to search for.
+
+    Attributes:
+      name: as the user wrote it.
+      selector: name that a rule is written for; empty for `local` until the devices are inspected
+        (see `local_selector`).
+      platforms: value of JAX_PLATFORMS for the workers, never empty.
+      cpu_devices: virtual CPU devices; 0 leaves jax's own number.
+      notices: what the user should know, one sentence each.
+    """
+
+    name: str
+    selector: str
+    platforms: str
+    cpu_devices: int = 0
+    notices: tuple[str, ...] = ()
+
+
+def parse_target(name: str, environ: Mapping[str, str]) -> Target:
+    """Reads the name of a target.
+
+    Args:
+      environ: environment variables; JAX_PLATFORMS decides what `local` is, if it is set.
+
+    Raises:
+      UsageError: an unknown name, or devices that are not here.
+    """
+    text = name.strip()
+    if text == "local":
+        return _local(environ)
+    match = _CPU.fullmatch(text)
+    if match and 1 <= int(match[1]) <= MAX_CPU_DEVICES:
+        count = int(match[1])
+        return Target(name=name, selector=f"cpu-{count}", platforms="cpu", cpu_devices=count)
+    if match:
+        raise UsageError(
+            f"target `{name}` asks for {match[1]} devices; 1 to {MAX_CPU_DEVICES} are possible",
+            hint="write for example `cpu:8`",
+        )
+    if text.startswith("cpu"):
+        raise UsageError(
+            f"target `{name}` does not say how many virtual devices",
+            hint="write for example `cpu:8`",
+        )
+    if _ABSENT.fullmatch(text):
+        raise UsageError(
+            f"target `{name}` names devices to compile for without having them, but this version "
+            "searches attached and virtual devices only",
+            hint="run it there with `--target local`, or try the search here with `--target cpu:8`",
+        )
+    raise UsageError(
+        f"`{name}` is not a target{did_you_mean(text, ['local', 'cpu:8'])}",
+        hint=f"use {_UNDERSTOOD}",
+    )
+
+
+def local_selector(platform: str, device_kind: str, count: int, num_slices: int = 1) -> str:
+    """The name that people use for attached devices.
+
+    Args:
+      device_kind: as jax reports it.
+      count: all devices, of all slices.
+
+    >>> local_selector("cpu", "cpu", 8), local_selector("tpu", "TPU v5 lite", 512, 2)
+    ('cpu-8', 'tpu-v5litepod-256-2')
+    """
+    if platform == "cpu":
+        return f"cpu-{count}"
+    chip = chip_for(device_kind, platform)
+    slug = _slug(device_kind) if chip.rough else chip.slug
+    if platform != "tpu":
+        return f"{platform}-{slug}-{count}"
+    each = f"tpu-{slug}-{count // num_slices * chip.counted_per_device}"
+    return f"{each}-{num_slices}" if num_slices > 1 else each
+
+
+def _slug(device_kind: str) -> str:
+    words = re.sub(r"[^a-z0-9.]+", "-", device_kind.lower()).strip("-")
+    return re.sub(r"^(nvidia|amd|tpu)-", "", words)
+
+
+def _local(environ: Mapping[str, str]) -> Target:
+    asked = environ.get("JAX_PLATFORMS", "").strip()
+    platforms, notices = (asked, ()) if asked else _attached()
+    return Target(name="local", selector="", platforms=platforms, notices=notices)
+
+
+def _attached() -> tuple[str, tuple[str, ...]]:
+    """Value of JAX_PLATFORMS for what is plugged in here, without importing jax."""
+    chips = [*Path("/dev").glob("accel*"), *Path("/dev/vfio").glob("[0-9]*")]
+    present = (
+        ("tpu", "TPU", bool(chips), ("libtpu",), "jax[tpu]"),
+        (
+            "cuda",
+            "NVIDIA GPU",
+            Path("/dev/nvidia0").exists(),
+            ("jax_cuda12_plugin", "jax_cuda13_plugin"),
+            "jax[cuda12]",
+        ),
+        (
+            "rocm",
+            "AMD GPU",
+            Path("/dev/kfd").exists(),
+            ("jax_rocm60_plugin", "jax_rocm7_plugin"),
+            "jax[rocm]",
+        ),
+    )
+    notices: list[str] = []
+    for platform, device, is_there, plugins, package in present:
+        if is_there and any(importlib.util.find_spec(plugin) for plugin in plugins):
+            return platform, tuple(notices)
+        # A /dev/vfio group alone may belong to any passed-through device.
+        if is_there and (platform != "tpu" or any(Path("/dev").glob("accel*"))):
+            notices.append(
+                f"this machine seems to have a {device} that jax cannot use: install `{package}`"
+            )
+    return "cpu", tuple(notices)

@@ -1,0 +1,16 @@
+"""Compiled XLA programs as values: read, counted, told apart. No jax."""
+
+from automesh.hlo.count import count
+from automesh.hlo.fingerprint import module_fingerprint
+from automesh.hlo.nouns import Computation, Instruction, Module, Shape
+from automesh.hlo.read import read_module
+
+__all__ = [
+    "Computation",
+    "Instruction",
+    "Module",
+    "Shape",
+    "count",
+    "module_fingerprint",
+    "read_module",
+]

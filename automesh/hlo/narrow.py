@@ -1,0 +1,141 @@
+"""Undoes the widening of collectives: XLA's CPU compiler runs 16-bit ones in 32 bits.
+
+Two marks prove it. An all-reduce or reduce-scatter that XLA's AllReducePromotion pass widened calls
+a reduction whose name ends in `_promoted`. Float normalization puts a conversion on both sides of
+any other: if every value comes from a narrower type and goes to that type again, nothing wider was
+ever meant to move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from automesh.hlo.nouns import Computation, Instruction, Module, Shape
+from automesh.hlo.trace import Place, origin
+from automesh.hlo.traffic import users_of
+
+_MOVES = frozenset(
+    {
+        "bitcast",
+        "copy",
+        "reshape",
+        "transpose",
+        "slice",
+        "dynamic-slice",
+        "broadcast",
+        "reverse",
+        "concatenate",
+    }
+)
+_REDUCING = ("all-reduce", "reduce-scatter")
+_PROMOTED = "_promoted"
+_WIDE, _PROMOTABLE_BITS = 32, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrow:
+    """The width that one operand of a collective had before promotion.
+
+    Attributes:
+      bits: per element; 0 if it was not promoted.
+      unproven: in words, if it may have been.
+    """
+
+    bits: int = 0
+    unproven: str = ""
+
+
+def narrowed_bits(
+    module: Module, computation: Computation, collective: Instruction, index: int
+) -> Narrow:
+    """Says how wide operand `index` of `collective` was before promotion."""
+    operand = computation.instructions[collective.operands[index]]
+    if operand.shape.element_bits != _WIDE:
+        return Narrow()
+    if collective.opcode.removesuffix("-start") in _REDUCING:
+        reducer = module.computations[collective.called[0]].name
+        return Narrow(bits=_PROMOTABLE_BITS) if reducer.endswith(_PROMOTED) else Narrow()
+    before = _widened_from(module, Place(computation=computation, instruction=operand))
+    if before is None:
+        return Narrow()
+    after = {
+        _narrowed_to(module, computation, user) for user in _takers(computation, collective, index)
+    }
+    if after == {before.element_type}:
+        return Narrow(bits=before.element_bits)
+    kind = collective.opcode.removesuffix("-start")
+    return Narrow(
+        unproven=f"{kind} of values widened from {before.element_type} counted as "
+        f"{operand.shape.element_type}"
+    )
+
+
+def _widened_from(module: Module, place: Place) -> Shape | None:
+    """The narrower float type that all values at `place` come from, moved about at most."""
+    place = origin(module, place)
+    opcode = place.instruction.opcode
+    if opcode == "convert":
+        source, result = place.operand(0).instruction.shape, place.instruction.shape
+        if not _is_float(source) or source.element_bits >= result.element_bits:
+            return None
+        return source
+    if opcode == "concatenate":
+        sources = [_widened_from(module, operand) for operand in place.operands()]
+        types = {source.element_type if source else "" for source in sources}
+        return sources[0] if len(types) == 1 else None
+    return _widened_from(module, place.operand(0)) if opcode in _MOVES else None
+
+
+def _takers(
+    computation: Computation, collective: Instruction, index: int
+) -> list[tuple[Instruction, Instruction]]:
+    """Pairs of result `index` of `collective` and an instruction that takes it."""
+    users = users_of(computation)
+    results = [collective]
+    if collective.opcode.endswith("-start"):
+        results = users[collective.id]
+    members: list[Instruction] = []
+    for result in results:
+        if result.shape.element_type == "tuple":
+            members += [
+                user
+                for user in users[result.id]
+                if user.opcode == "get-tuple-element" and user.tuple_index == index
+            ]
+        else:
+            members.append(result)
+    return [(member, user) for member in members for user in users[member.id]]
+
+
+def _narrowed_to(
+    module: Module, computation: Computation, taken: tuple[Instruction, Instruction]
+) -> str:
+    """The type that the instruction converts the value to before any arithmetic, or empty."""
+    value, user = taken
+    if user.opcode == "convert":
+        narrower = user.shape.element_bits < value.shape.element_bits and _is_float(user.shape)
+        return user.shape.element_type if narrower else ""
+    if user.opcode in ("fusion", "call"):
+        body = module.computations[user.called[0]]
+        numbers = [number for number, operand in enumerate(user.operands) if operand == value.id]
+        parameters = [p for p in body.parameters().values() if p.parameter in numbers]
+        return _agreed(module, body, parameters)
+    if user.opcode in _MOVES and (user.opcode == "concatenate" or user.operands[0] == value.id):
+        return _agreed(module, computation, [user])
+    return ""
+
+
+def _agreed(module: Module, computation: Computation, values: list[Instruction]) -> str:
+    users = users_of(computation)
+    if any(value.id == computation.root for value in values):
+        return ""
+    types = {
+        _narrowed_to(module, computation, (value, user))
+        for value in values
+        for user in users[value.id]
+    }
+    return types.pop() if len(types) == 1 else ""
+
+
+def _is_float(shape: Shape) -> bool:
+    return shape.element_type.startswith(("f", "bf"))

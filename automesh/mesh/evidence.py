@@ -1,0 +1,108 @@
+"""`Evidence`: what a rule rests on, and whether it still holds here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+# Variables with these prefixes change what the compiler or the network does.
+ENVIRONMENT_PREFIXES = ("XLA_", "LIBTPU_", "NCCL_")
+_VIRTUAL_DEVICES = "--xla_force_host_platform_device_count="
+# Neither makes a step faster or slower.
+_IGNORED_VERSIONS = ("automesh", "python")
+
+
+class StaleEvidenceWarning(UserWarning):
+    """A rule was found under other versions or another environment than the present ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerUp:
+    """The second best plan, and its step time over the winner's; no plan if `plan` is empty."""
+
+    plan: str = ""
+    slower: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known of a rule's plan; a field that is not known keeps its default.
+
+    Attributes:
+      kind: what `step_s` comes from; `none` for a rule written by hand.
+      step_s: seconds per step; 0 if unknown.
+      interval_s: low and high end of the 95 % interval of `step_s`; empty unless measured.
+      hbm_bytes: peak on one device; 0 if unknown.
+      mfu: model FLOPs utilization from 0 to 1; 0 if unknown.
+      tried: number of plans by what became of them, such as `compiled` or `measured`.
+      study: where the trials are.
+      made: UTC time in ISO 8601.
+      values: where the arguments came from.
+      reference: whose losses the plan's were compared with.
+      versions: of the packages that made the program.
+      environment: XLA, LIBTPU and NCCL variables that were set.
+    """
+
+    kind: Literal["measured", "compiled", "estimated", "none"]
+    step_s: float = 0.0
+    interval_s: tuple[float, ...] = ()
+    hbm_bytes: int = 0
+    mfu: float = 0.0
+    runner_up: RunnerUp = RunnerUp()
+    tried: tuple[tuple[str, int], ...] = ()
+    study: str = ""
+    made: str = ""
+    values: Literal["synthetic", "user", ""] = ""
+    reference: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+NO_EVIDENCE = Evidence(kind="none")
+
+
+def relevant_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change what a program does, without the number of virtual devices."""
+    found: dict[str, str] = {}
+    for name in sorted(environ):
+        if name.startswith(ENVIRONMENT_PREFIXES):
+            words = environ[name].split() if name == "XLA_FLAGS" else [environ[name]]
+            value = " ".join(word for word in words if not word.startswith(_VIRTUAL_DEVICES))
+            if value:
+                found[name] = value
+    return found
+
+
+def differences(evidence: Evidence, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """How versions and environment differ from the evidence's, one phrase each.
+
+    Versions are those of the installed packages: nothing is imported.
+    """
+    if evidence.kind == "none":
+        return ()
+    names = [(name, was) for name, was in evidence.versions if name not in _IGNORED_VERSIONS]
+    found = [
+        f"{name} {was} then, {now or 'not installed'} now"
+        for name, was in names
+        if (now := _installed(name)) != was
+    ]
+    then, now = relevant_environment(dict(evidence.environment)), relevant_environment(environ)
+    found += [
+        f"{name}={then.get(name, '')!r} then, {now.get(name, '')!r} now"
+        for name in _sorted_union(then, now)
+        if then.get(name) != now.get(name)
+    ]
+    return tuple(found)
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _sorted_union(first: Iterable[str], second: Iterable[str]) -> list[str]:
+    return sorted({*first, *second})

@@ -1,0 +1,190 @@
+"""`mesh_rules.toml` (or `.json`): read, and merged into without losing what people wrote there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from tomlkit.exceptions import TOMLKitError
+
+from automesh.errors import UsageError
+from automesh.mesh.config import Rules
+from automesh.mesh.rules import MeshRule, escape, first_match
+from automesh.mesh.rules_text import count_rules, merged_text, new_text
+from automesh.mesh.rules_tree import rules_from_tree, tree_of_rules
+from automesh.mesh.shape import HybridMeshShape
+from automesh.mesh.strict import parse_tree, read_text
+
+LOCK_WAIT_S = 60.0
+
+
+def read_rules(path: Path | str) -> Rules:
+    """Reads a rules file: JSON if its name ends in `.json`, else TOML.
+
+    Raises:
+      UsageError: unreadable, or wrong; names the file, the key, what was expected and what was got.
+    """
+    path = Path(path)
+    return rules_from_tree(parse_tree(read_text(path), source=path), source=path)
+
+
+def format_rules(rules: Rules, *, as_json: bool = False) -> str:
+    """The text of a new rules file, which is read back as an equal value."""
+    if as_json:
+        return json.dumps(tree_of_rules(rules), indent=2, ensure_ascii=False) + "\n"
+    return new_text(rules)
+
+
+def check_mergeable(path: Path, axes: tuple[str, ...]) -> None:
+    """Makes sure, before a long search, that `merge_rule` will not fail.
+
+    Raises:
+      UsageError: the file is broken, has other axes, or cannot be written.
+    """
+    path = path.resolve()
+    if path.exists():
+        _check_axes(read_rules(path), axes, path)
+    existing = path if path.exists() else path.parent
+    if not path.parent.is_dir():
+        raise UsageError(f"the folder of `{path}` does not exist", hint="make it, or use --rules")
+    if not (os.access(existing, os.W_OK) and os.access(path.parent, os.W_OK)):
+        raise UsageError(f"`{path}` cannot be written", hint="choose another file with --rules")
+
+
+def merge_rule(
+    path: Path,
+    rule: MeshRule,
+    *,
+    selector: str,
+    axes: tuple[str, ...],
+    batch_axes: tuple[str, ...] = (),
+) -> Rules:
+    """Puts a rule where it decides for `selector`, and keeps everything else in the file.
+
+    An existing rule for exactly `selector` is replaced. The rule goes before the first one that
+    matches `selector`, or to the end. Safe with other writers, and against a kill at any time.
+
+    Args:
+      rule: its sizes in the order of `axes`.
+      axes: of the search; the file may have more, in the same order.
+      batch_axes: for a file that does not exist yet.
+
+    Returns:
+      What the file now says.
+
+    Raises:
+      UsageError: the file is broken (and is left alone), has other axes, or cannot be written.
+    """
+    path = path.resolve()
+    # flock: the kernel releases it when its holder is killed.
+    lock = FileLock(str(path.with_name(f".{path.name}.lock")))
+    try:
+        with lock.acquire(timeout=LOCK_WAIT_S):
+            return _merge(path, rule, selector, axes, batch_axes)
+    except Timeout:
+        raise UsageError(
+            f"another process has kept `{path}` locked for {LOCK_WAIT_S:.0f} s"
+        ) from None
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(
+            f"`{path}` cannot be written: {reason}", hint="choose another file with --rules"
+        ) from None
+
+
+def _merge(
+    path: Path,
+    rule: MeshRule,
+    selector: str,
+    axes: tuple[str, ...],
+    batch_axes: tuple[str, ...],
+) -> Rules:
+    as_json = path.suffix == ".json"
+    if not path.exists():
+        merged = Rules(axes=axes, batch_axes=batch_axes, rules=(rule,))
+        _write(path, format_rules(merged, as_json=as_json))
+        return merged
+    text = read_text(path)
+    before = rules_from_tree(parse_tree(text, source=path), source=path)
+    _check_axes(before, axes, path)
+    rule = _on_axes(rule, axes, before.axes)
+    kept = list(before.rules)
+    position = first_match(kept, selector)
+    exact = [index for index, old in enumerate(kept) if old.match in _exact(selector)]
+    replaced = exact[0] if exact else -1
+    if exact:
+        del kept[replaced]
+    kept.insert(position, rule)
+    merged = replace(before, rules=tuple(kept))
+    if as_json:
+        _write(path, format_rules(merged, as_json=True))
+        return merged
+    text = _merged(text, before, rule, position, replaced)
+    if not _says(text, merged, path):
+        raise UsageError(
+            f"`{path}` is laid out in a way that a rule cannot be merged into",
+            hint="write each rule as a `[[rule]]` table, or choose another file with --rules",
+        )
+    _write(path, text)
+    return merged
+
+
+def _merged(text: str, before: Rules, rule: MeshRule, position: int, replaced: int) -> str:
+    """The new text; empty if the rules are not all written as `[[rule]]` tables."""
+    if count_rules(text) != len(before.rules):
+        return ""
+    try:
+        return merged_text(text, rule, before.axes, position=position, replaced=replaced)
+    except TOMLKitError:
+        return ""
+
+
+def _says(text: str, rules: Rules, path: Path) -> bool:
+    try:
+        return rules_from_tree(parse_tree(text, source=path), source=path) == rules
+    except UsageError:
+        return False
+
+
+def _exact(selector: str) -> tuple[str, ...]:
+    return (escape(selector), re.escape(selector))
+
+
+def _check_axes(rules: Rules, axes: tuple[str, ...], path: Path) -> None:
+    if tuple(name for name in rules.axes if name in axes) != axes:
+        raise UsageError(
+            f"`{path}` is about the axes {', '.join(rules.axes)}; "
+            f"a rule over {', '.join(axes)} does not fit",
+            hint="choose another file with --rules",
+        )
+
+
+def _on_axes(rule: MeshRule, axes: tuple[str, ...], wider: tuple[str, ...]) -> MeshRule:
+    ici = dict(zip(axes, rule.mesh_shape.ici_mesh_shape, strict=True))
+    dcn = dict(zip(axes, rule.mesh_shape.dcn_mesh_shape, strict=True))
+    shape = HybridMeshShape(
+        tuple(ici.get(name, 1) for name in wider), tuple(dcn.get(name, 1) for name in wider)
+    )
+    return replace(rule, mesh_shape=shape)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces the file in one step; only the holder of the lock may call it."""
+    # One fixed name: what a killed writer left behind is overwritten, not collected.
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    if path.exists():
+        temporary.chmod(path.stat().st_mode & 0o777)
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,185 @@
+"""The tree of a rules file (TOML or JSON), strictly read into `Rules`, and written from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from automesh.errors import UsageError, did_you_mean
+from automesh.mesh.axes import MeshAxis, Scalar
+from automesh.mesh.config import Rules
+from automesh.mesh.evidence import NO_EVIDENCE, Evidence, RunnerUp
+from automesh.mesh.rules import MeshRule
+from automesh.mesh.settings import Settings
+from automesh.mesh.shape import HybridMeshShape
+from automesh.mesh.strict import check_tree
+
+SCHEMA = 1
+_Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunnerUpTable:
+    plan: str
+    slower: _Finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EvidenceTable:
+    kind: Literal["measured", "compiled", "estimated"]
+    step_s: _Finite = 0.0
+    interval_s: Annotated[list[_Finite], Field(min_length=2, max_length=2)] | None = None
+    hbm_bytes: _Count = 0
+    mfu: _Finite = 0.0
+    runner_up: _RunnerUpTable | None = None
+    tried: dict[str, _Count] = field(default_factory=dict)
+    study: str = ""
+    made: str = ""
+    values: Literal["synthetic", "user"] | None = None
+    reference: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RuleTable:
+    match: str
+    ici: dict[str, int]
+    dcn: dict[str, int] = field(default_factory=dict)
+    knobs: dict[str, Scalar] = field(default_factory=dict)
+    compiler_options: dict[str, Scalar] = field(default_factory=dict)
+    evidence: _EvidenceTable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RulesTable:
+    schema: int
+    axes: list[str]
+    batch_axes: list[str] = field(default_factory=list)
+    rule: list[_RuleTable] = field(default_factory=list)
+
+
+def rules_from_tree(tree: Mapping[str, Any], *, source: Path) -> Rules:
+    """Reads the tree of a rules file.
+
+    Raises:
+      UsageError: names the file, the key, what was expected and what was got.
+    """
+    _check_schema(tree.get("schema", SCHEMA), source)
+    table = check_tree(tree, _RulesTable, source=source)
+    try:
+        for name in table.axes:
+            MeshAxis(name=name)  # Checks the name.
+        rules = tuple(
+            _rule(rule, table.axes, f"rule[{index}]") for index, rule in enumerate(table.rule)
+        )
+        return Rules(axes=tuple(table.axes), batch_axes=tuple(table.batch_axes), rules=rules)
+    except UsageError as error:
+        raise UsageError(f"`{source}`: {error.message}", hint=error.hint) from None
+
+
+def tree_of_rules(rules: Rules) -> dict[str, Any]:
+    """The tree that `rules_from_tree` reads back as an equal value."""
+    return {
+        "schema": SCHEMA,
+        "axes": list(rules.axes),
+        "batch_axes": list(rules.batch_axes),
+        "rule": [tree_of_rule(rule, rules.axes) for rule in rules.rules],
+    }
+
+
+def tree_of_rule(rule: MeshRule, axes: tuple[str, ...]) -> dict[str, Any]:
+    """One entry under `rule`; sizes of 1 and evidence that is not known are left out."""
+    shape = rule.mesh_shape
+    tree: dict[str, Any] = {
+        "match": rule.match,
+        "ici": {name: size for name, size in zip(axes, shape.ici_mesh_shape) if size != 1},
+        "dcn": {name: size for name, size in zip(axes, shape.dcn_mesh_shape) if size != 1},
+        "knobs": dict(rule.knobs),
+        "compiler_options": dict(rule.compiler_options),
+    }
+    if rule.evidence.kind != "none":
+        tree["evidence"] = _tree_of_evidence(rule.evidence)
+    return tree
+
+
+def _tree_of_evidence(evidence: Evidence) -> dict[str, Any]:
+    runner_up = evidence.runner_up
+    tree: dict[str, Any] = {
+        "kind": evidence.kind,
+        "step_s": evidence.step_s,
+        "interval_s": list(evidence.interval_s),
+        "hbm_bytes": evidence.hbm_bytes,
+        "mfu": evidence.mfu,
+        "runner_up": {"plan": runner_up.plan, "slower": runner_up.slower} if runner_up.plan else {},
+        "tried": dict(evidence.tried),
+        "study": evidence.study,
+        "made": evidence.made,
+        "values": evidence.values,
+        "reference": evidence.reference,
+        "versions": dict(evidence.versions),
+        "environment": dict(evidence.environment),
+    }
+    return {key: value for key, value in tree.items() if value}
+
+
+def _check_schema(schema: object, source: Path) -> None:
+    if schema == SCHEMA or not isinstance(schema, int):
+        return  # A wrong type is told with the other keys.
+    if schema > SCHEMA:
+        raise UsageError(
+            f"`{source}` has schema {schema}, newer than {SCHEMA}, which this automesh reads",
+            hint="update automesh",
+        )
+    raise UsageError(f"`{source}` has schema {schema}; there is none before {SCHEMA}")
+
+
+def _rule(table: _RuleTable, axes: list[str], where: str) -> MeshRule:
+    try:
+        shape = HybridMeshShape(
+            _sizes(table.ici, axes, f"{where}.ici"), _sizes(table.dcn, axes, f"{where}.dcn")
+        )
+        return MeshRule(
+            match=table.match,
+            mesh_shape=shape,
+            knobs=Settings(table.knobs),
+            compiler_options=Settings(table.compiler_options),
+            evidence=_evidence(table.evidence) if table.evidence else NO_EVIDENCE,
+        )
+    except UsageError as error:
+        message = error.message if where in error.message else f"`{where}`: {error.message}"
+        raise UsageError(message, hint=error.hint) from None
+
+
+def _sizes(table: Mapping[str, int], axes: list[str], where: str) -> tuple[int, ...]:
+    for name in table:
+        if name not in axes:
+            meant = did_you_mean(name, axes) or f"; axes are {', '.join(axes)}"
+            raise UsageError(f"`{where}.{name}` is not one of the file's axes{meant}")
+    return tuple(table.get(name, 1) for name in axes)
+
+
+def _evidence(table: _EvidenceTable) -> Evidence:
+    runner_up = table.runner_up
+    return Evidence(
+        kind=table.kind,
+        step_s=table.step_s,
+        interval_s=tuple(table.interval_s or ()),
+        hbm_bytes=table.hbm_bytes,
+        mfu=table.mfu,
+        runner_up=RunnerUp(plan=runner_up.plan, slower=runner_up.slower)
+        if runner_up
+        else RunnerUp(),
+        tried=tuple(table.tried.items()),
+        study=table.study,
+        made=table.made,
+        values=table.values or "",
+        reference=table.reference,
+        versions=tuple(table.versions.items()),
+        environment=tuple(table.environment.items()),
+    )

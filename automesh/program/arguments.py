@@ -1,0 +1,157 @@
+"""Synthetic arguments: made on the devices, sharded, the same global values on every mesh (jax)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from automesh.program.stepping import is_ref, leaf_shape
+
+# Whole numbers run from 1 to this: small enough to index any real vocabulary.
+_LARGEST_INTEGER = 7
+_SCALAR_EXPONENT = -6  # Scalars are learning rates and the like.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One array to be made.
+
+    Attributes:
+      index: its place among all leaves; seeds its values.
+      dtype: may be a PRNG key type.
+      positive: True if its values must be positive.
+      sharding: where it goes.
+    """
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: Any
+    positive: bool
+    sharding: jax.sharding.Sharding
+
+
+def plan_leaves(
+    tree: Any, shardings: Any, positive: Sequence[bool], mesh: Mesh
+) -> tuple[Leaf, ...]:
+    """Describes every array of `tree`.
+
+    Args:
+      tree: (args, kwargs) as the compiled step takes them.
+      shardings: of its inputs, in the same structure; None for an input that the program does not
+        use.
+      positive: per leaf.
+      mesh: where leaves go that nothing says more about: replicated over it.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    placed = structure.flatten_up_to(shardings)
+    return tuple(
+        Leaf(
+            index=index,
+            shape=leaf_shape(leaf),
+            dtype=leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf),
+            positive=must,
+            sharding=to
+            or getattr(leaf, "sharding", None)
+            or NamedSharding(mesh, jax.sharding.PartitionSpec()),
+        )
+        for index, (leaf, to, must) in enumerate(zip(leaves, placed, positive, strict=True))
+    )
+
+
+def maker(leaves: Sequence[Leaf]) -> Callable[[], list[jax.Array]]:
+    """A function that makes the arrays, compiled once: one program for each set of devices."""
+    groups: dict[Any, list[int]] = {}
+    for position, leaf in enumerate(leaves):
+        groups.setdefault(frozenset(leaf.sharding.device_set), []).append(position)
+    programs = [(members, _program([leaves[k] for k in members])) for members in groups.values()]
+
+    def make() -> list[jax.Array]:
+        made: dict[int, jax.Array] = {}
+        for members, program in programs:
+            made.update(zip(members, program(), strict=True))
+        return [made[position] for position in range(len(leaves))]
+
+    return make
+
+
+def _program(leaves: Sequence[Leaf]) -> Callable[[], list[jax.Array]]:
+    def synthetic() -> list[jax.Array]:
+        return [
+            values(leaf.index, leaf.shape, leaf.dtype, positive=leaf.positive) for leaf in leaves
+        ]
+
+    return jax.jit(synthetic, out_shardings=[leaf.sharding for leaf in leaves])
+
+
+def values(seed: int, shape: tuple[int, ...], dtype: Any, *, positive: bool) -> jax.Array:
+    """Values that depend on `seed` and on the global position alone.
+
+    Floats have the size that keeps sums over the second-last dimension near 1 (1/sqrt(fan-in), as
+    weights are initialized): magnitudes are 1/4 to 2 of it, or 1 to 2 where all are positive;
+    scalars are positive, 1/64 to 1/32. Integers are 1 to 7, a scalar 1; booleans are True.
+    """
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        implementation = dtype._impl  # pyright: ignore[reportPrivateUsage]
+        bits = _hash(seed, (*shape, *implementation.key_shape))
+        return jax.random.wrap_key_data(bits, impl=implementation.name)
+    if dtype == np.bool_:
+        return jnp.ones(shape, dtype)
+    bits = _hash(seed, shape)
+    if jnp.issubdtype(dtype, jnp.integer):
+        largest = min(_LARGEST_INTEGER, int(jnp.iinfo(dtype).max))
+        number = bits % np.uint32(largest) + np.uint32(1) if shape else jnp.ones(shape, np.uint32)
+        return number.astype(dtype)
+    scale = _scale(shape, dtype)
+    # Whole numbers below 2**23 times powers of two: exact until the last conversion, however it is
+    # compiled.
+    twenty = bits >> 12
+    if positive or not shape:
+        number = (twenty + np.uint32(2**20)).astype(np.float32) * np.float32(2.0**-20)
+    else:
+        magnitude = (twenty * np.uint32(7) + np.uint32(2**20)).astype(np.float32) * np.float32(
+            2.0**-22
+        )
+        number = jnp.where((bits & 1).astype(bool), magnitude, -magnitude)
+    return (number * scale).astype(dtype)
+
+
+def _scale(shape: tuple[int, ...], dtype: Any) -> np.float32:
+    """A power of two: multiplying by it is exact."""
+    if not shape:
+        return np.float32(2.0**_SCALAR_EXPONENT)
+    fan_in = shape[-2] if len(shape) > 1 else 1
+    exponent = -round(math.log2(max(fan_in, 1)) / 2)
+    smallest = jnp.finfo(dtype).minexp if jnp.issubdtype(dtype, jnp.floating) else -126
+    return np.float32(2.0 ** min(max(exponent, smallest + 4, -24), 0))
+
+
+def _hash(seed: int, shape: tuple[int, ...]) -> jax.Array:
+    """32 well-mixed bits per element (Chris Wellons' lowbias32 over the flat position)."""
+    flat = jnp.full(shape, np.uint32((seed * 0x9E3779B9 + 0x7F4A7C15) % 2**32), np.uint32)
+    stride = 1
+    for dimension in reversed(range(len(shape))):
+        position = jax.lax.broadcasted_iota(np.uint32, shape, dimension)
+        flat = flat + position * np.uint32(stride % 2**32)
+        stride *= shape[dimension]
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        flat = (flat ^ (flat >> shift)) * np.uint32(factor)
+    return flat ^ (flat >> 16)
+
+
+def as_arguments(tree: Any, arrays: Sequence[jax.Array]) -> Any:
+    """Puts arrays into the structure of `tree`, wrapped in fresh references where it has
+    references."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure.unflatten(
+        [
+            jax.new_ref(array) if is_ref(leaf) else array
+            for leaf, array in zip(leaves, arrays, strict=True)
+        ]
+    )

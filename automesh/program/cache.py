@@ -1,0 +1,80 @@
+"""JAX's persistent compilation cache, so that a visit finds what the compile rung compiled (jax).
+
+JAX writes entries in place and never replaces one: an entry torn by a kill would be recompiled,
+with a warning, for ever. So entries that cannot be read are removed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+_UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']*)'")
+
+
+def use(directory: str) -> None:
+    """Sends every compilation of this process, however short, through the cache in `directory`."""
+    if _directory() != directory:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        # jax opens its cache once and keeps to it.
+        compilation_cache.reset_cache()
+        jax.config.update("jax_compilation_cache_dir", directory)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _directory() -> str | None:
+    config: Any = jax.config
+    return config.jax_compilation_cache_dir
+
+
+@contextmanager
+def repaired() -> Generator[None]:
+    """Removes the entries that jax could not read while the body compiled; passes other warnings
+    on."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        if match := _UNREADABLE.search(str(warning.message)):
+            _remove_torn(match[1])
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+
+
+def _remove_torn(name: str) -> None:
+    directory = _directory()
+    if directory is None:
+        return
+    for entry in Path(directory).glob(f"{name}-*-cache"):
+        if not _readable(entry):
+            # The next compilation writes it anew; another process may have removed it already.
+            entry.unlink(missing_ok=True)
+
+
+def _readable(entry: Path) -> bool:
+    decompress = _decompress()
+    if decompress is None:
+        return False
+    try:
+        decompress(entry.read_bytes())
+    # Which exception depends on the compression library in use.
+    except Exception:  # noqa: BLE001
+        return False
+    return True
+
+
+def _decompress() -> Callable[[bytes], Any] | None:
+    """jax's own, private function; without it every entry of that name counts as torn."""
+    module = importlib.import_module("jax._src.compilation_cache")
+    return getattr(module, "decompress_executable", None)

@@ -1,0 +1,149 @@
+"""All that touches compiled executables: compiling, memory, the program in HLO (jax)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from automesh.errors import AutomeshError
+from automesh.hlo import count, read_module
+from automesh.mesh.axes import Scalar
+from automesh.outcomes import Counts, Failed, Memory, OutOfMemory
+from automesh.program import cache
+from automesh.program.refused import Refused
+
+_SIZE = r"([\d.]+)\s*([KMGT]?)i?B?"
+# What XLA prints: (needed, limit) of TPUs, of older libtpu, of the allocators of GPUs and hosts.
+_NEEDED_OF_LIMIT = (
+    re.compile(rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
+    re.compile(rf"Used {_SIZE} of {_SIZE} (?:hbm|vmem)"),
+)
+_NEEDED = (
+    re.compile(rf"(?:allocate|allocating|alloc) (?:[a-z ]*?){_SIZE}(?: bytes| of|\.|$)"),
+    re.compile(rf"Out of memory[^\d]*{_SIZE}"),
+)
+_SCALE = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def compile_lowered(
+    lowered: jax.stages.Lowered, options: Sequence[tuple[str, Scalar]]
+) -> jax.stages.Compiled:
+    """Compiles with the plan's compiler options.
+
+    Raises:
+      Refused: with `OutOfMemory`, or with `Failed` for an option that this compiler does not take.
+    """
+    try:
+        with cache.repaired():
+            chosen: Any = dict(options) or None
+            return lowered.compile(compiler_options=chosen)
+    except (jax.errors.JaxRuntimeError, TypeError, ValueError) as error:
+        raise _refusal(error, options) from error
+
+
+def _refusal(error: Exception, options: Sequence[tuple[str, Scalar]]) -> Exception:
+    text = str(error)
+    if is_out_of_memory(error):
+        return Refused(out_of_memory(error, stage="compile"))
+    if match := re.search(r"No such compile option: '([^']*)'", text):
+        return Refused(Failed(stage="compile", reason=f"this compiler has no option `{match[1]}`"))
+    if match := re.search(r"While setting option (\w+), (.*)", text):
+        reason = f"the compiler option `{match[1]}` is wrong: {match[2].strip().rstrip('.')}"
+        return Refused(Failed(stage="compile", reason=reason))
+    if options and isinstance(error, (TypeError, ValueError)) and "option" in text.lower():
+        reason = f"the compiler refuses the options {dict(options)}: {text.splitlines()[0]}"
+        return Refused(Failed(stage="compile", reason=reason))
+    return error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for what jax raises when the compiler or the device has not enough memory."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def out_of_memory(error: BaseException, *, stage: str) -> OutOfMemory:
+    """Reads the bytes needed and available from the message; 0 where it does not say."""
+    text = str(error)
+    needed = limit = 0
+    for pattern in _NEEDED_OF_LIMIT:
+        if match := pattern.search(text):
+            needed, limit = _bytes(match[1], match[2]), _bytes(match[3], match[4])
+            break
+    else:
+        found = [match for pattern in _NEEDED for match in pattern.finditer(text)]
+        needed = max((_bytes(match[1], match[2]) for match in found), default=0)
+    detail = text.strip().splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
+    return OutOfMemory(stage=stage, needed_bytes=needed, limit_bytes=limit, detail=detail)
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number.rstrip(".")) * _SCALE[unit])
+
+
+def output_shardings(compiled: jax.stages.Compiled) -> Any:
+    """The shardings of the step's outputs as a tree, None where they cannot be told.
+
+    jax 0.10 lists those of updated references after them, and then fails to build the tree.
+    """
+    try:
+        return compiled.output_shardings
+    except ValueError:
+        flat = getattr(getattr(compiled, "_executable", None), "_out_shardings", None)
+        structure = compiled.out_tree
+        count = structure.num_leaves
+        return structure.unflatten(list(flat)[:count] if flat else [None] * count)
+
+
+def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
+    """Bytes on one device as the compiler states them.
+
+    Raises:
+      Refused: the backend states none.
+    """
+    stats: Any = compiled.memory_analysis()
+    if stats is None:
+        raise Refused(
+            Failed(stage="compile", reason=f"the {platform} compiler does not state memory")
+        )
+    argument, output = int(stats.argument_size_in_bytes), int(stats.output_size_in_bytes)
+    alias, temporary = int(stats.alias_size_in_bytes), int(stats.temp_size_in_bytes)
+    peak = int(getattr(stats, "peak_memory_in_bytes", 0) or 0)
+    # The CPU compiler's peak leaves temporaries out.
+    if platform == "cpu" or peak == 0:
+        peak = argument + output - alias + temporary
+    return Memory(
+        argument_bytes=argument,
+        output_bytes=output,
+        alias_bytes=alias,
+        temporary_bytes=temporary,
+        peak_bytes=peak,
+    )
+
+
+def read_counts(compiled: jax.stages.Compiled, axes: Sequence[tuple[str, int]]) -> Counts:
+    """What one device does in one step.
+
+    Args:
+      axes: names and sizes of the mesh's axes, in order.
+
+    Raises:
+      Refused: the executable holds no readable program, or not exactly one.
+    """
+    try:
+        executable: Any = compiled.runtime_executable()
+        modules: list[Any] = list(executable.hlo_modules())
+        blobs: list[bytes] = [one.as_serialized_hlo_module_proto() for one in modules]
+    except (AttributeError, jax.errors.JaxRuntimeError) as error:
+        reason = f"the compiled program cannot be read: {str(error).splitlines()[0]}"
+        raise Refused(Failed(stage="compile", reason=reason)) from error
+    if len(blobs) != 1:
+        what = "no program" if not blobs else f"{len(blobs)} programs"
+        raise Refused(Failed(stage="compile", reason=f"the executable holds {what} instead of one"))
+    try:
+        return count(read_module(blobs[0]), axes)
+    except (AutomeshError, ValueError) as error:
+        reason = f"the compiled program cannot be counted: {str(error).splitlines()[0]}"
+        raise Refused(Failed(stage="compile", reason=reason)) from error

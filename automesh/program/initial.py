@@ -1,0 +1,125 @@
+"""The workload's own initial arguments: their shardings before anything runs, and their values
+(jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from automesh.errors import UsageError
+from automesh.program.notes import in_one_line, note
+from automesh.program.stepping import is_ref, leaf_shape
+from automesh.program.workload import Workload
+
+_QUICKLY = {"cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}}
+
+
+def with_init_shardings(workload: Workload, mesh: Mesh) -> tuple[Any, ...]:
+    """The arguments, with abstract leaves that have no sharding given the one that they have out of
+    `init`.
+
+    `init` is traced and compiled for that; if it cannot be traced because it reads files or decides
+    by values, it is called for real.
+
+    Raises:
+      UsageError: what `init` gives does not fit the arguments.
+    """
+    args = tuple(workload.args)
+    if workload.init is None or not any(_unsharded(leaf) for leaf in jax.tree.leaves(args)):
+        return args
+    initial = initial_args(_init_shapes(workload, mesh), args)
+    return tuple(
+        arg
+        if start is None
+        else jax.tree.map(lambda leaf, new: _placed(leaf, new, mesh), arg, start)
+        for arg, start in zip(args, initial, strict=True)
+    )
+
+
+def _unsharded(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None
+
+
+def _placed(leaf: Any, new: Any, mesh: Mesh) -> Any:
+    sharding = getattr(new, "sharding", None)
+    # What `init` makes without regard to the mesh says nothing about where the step wants it.
+    on_mesh = sharding is not None and sharding.device_set == set(mesh.devices.flat)
+    return leaf.update(sharding=sharding) if _unsharded(leaf) and on_mesh else leaf
+
+
+def _init_shapes(workload: Workload, mesh: Mesh) -> Any:
+    init = cast("Any", workload.init)
+    try:
+        lowered = jax.jit(lambda: init(mesh)).lower()
+        # Only its shardings are wanted: let no time go into good machine code.
+        quick: Any = _QUICKLY.get(mesh.devices.flat[0].platform)
+        compiled: Any = lowered.compile(compiler_options=quick)
+    # Concretization errors of jax, refs that cannot leave a jit, errors of libraries that want real
+    # arrays.
+    except Exception as error:  # noqa: BLE001
+        note(f"`init` cannot be traced ({in_one_line(error)}); calling it for real")
+        return init(mesh)
+    return jax.tree.map(
+        lambda info, sharding: jax.ShapeDtypeStruct(
+            info.shape, info.dtype, sharding=_named(sharding, mesh)
+        ),
+        compiled.out_info,
+        compiled.output_shardings,
+    )
+
+
+def _named(sharding: Any, mesh: Mesh) -> Any:
+    if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == mesh.axis_names:
+        return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    return sharding
+
+
+def initial_args(returned: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Lines up what `init` returned with the step's arguments; None for arguments that it leaves
+    out.
+
+    Raises:
+      UsageError: too many arguments, or one of another structure, shape or type.
+    """
+    given = (
+        tuple(cast("Sequence[Any]", returned)) if type(returned) in (tuple, list) else (returned,)
+    )
+    # A single argument that is itself a tuple.
+    if (
+        args
+        and type(args[0]) is type(returned)
+        and jax.tree.structure(returned) == jax.tree.structure(args[0])
+    ):
+        given = (returned,)
+    if len(given) > len(args):
+        raise UsageError(
+            f"`init` returned {len(given)} arguments, but the step has {len(args)}",
+            hint="return the arguments in the order of `args`, as a tuple",
+        )
+    for position, (start, arg) in enumerate(zip(given, args)):
+        _check(start, arg, position)
+    return (*given, *[None] * (len(args) - len(given)))
+
+
+def _check(start: Any, arg: Any, position: int) -> None:
+    hint = "`init` must return what `args` describes"
+    if jax.tree.structure(start) != jax.tree.structure(arg):
+        raise UsageError(
+            f"argument {position} out of `init` has another structure than in `args`", hint=hint
+        )
+    described, _ = jax.tree_util.tree_flatten_with_path(arg)
+    for (path, wanted), got in zip(described, jax.tree.leaves(start), strict=True):
+        facts = [(leaf_shape(leaf), _dtype(leaf), is_ref(leaf)) for leaf in (wanted, got)]
+        if facts[0] != facts[1]:
+            texts = [f"{'Ref ' if ref else ''}{dtype}{list(shape)}" for shape, dtype, ref in facts]
+            where = jax.tree_util.keystr(path)
+            raise UsageError(
+                f"`args[{position}]{where}` is {texts[0]}, but `init` gives {texts[1]}", hint=hint
+            )
+
+
+def _dtype(leaf: Any) -> str:
+    return str(jax.dtypes.result_type(leaf)) if not hasattr(leaf, "dtype") else str(leaf.dtype)

@@ -1,0 +1,133 @@
+"""From a built workload to a lowered and a compiled step (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from automesh.mesh.axes import Scalar
+from automesh.program import carrying
+from automesh.program.building import Built
+from automesh.program.compiled import compile_lowered
+from automesh.program.contexts import entered
+from automesh.program.initial import with_init_shardings
+from automesh.program.lowered import fingerprint
+from automesh.program.stepping import Split, jitted, split_of
+
+# How often the carried state's shardings may change before we call them unsettled.
+_SETTLING_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A step, traced and lowered on one mesh.
+
+    Attributes:
+      args: positional arguments that the compiled step takes: static ones are left out.
+      kwargs: keyword arguments that it takes.
+      function: the jitted step; None if the user traced it.
+      split: which of the workload's arguments are static.
+    """
+
+    built: Built
+    function: Any
+    split: Split
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    traced: jax.stages.Traced
+    lowered: jax.stages.Lowered
+
+    @property
+    def carry(self) -> carrying.Carry:
+        return carrying.default_carry(self.args, self.traced.out_info, self.donated)
+
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        """Per leaf of (args, kwargs)."""
+        return tuple(bool(info.donated) for info in jax.tree.leaves(self.traced.args_info))
+
+    def fingerprint(self, options: Sequence[tuple[str, Scalar]]) -> str:
+        """Of the program together with the devices and `options` that it is compiled for."""
+        devices = self.built.mesh.devices.flat
+        return fingerprint(
+            self.lowered,
+            device_ids=[device.id for device in devices],
+            compiler_options=options,
+            platform=devices[0].platform,
+        )
+
+
+def lower(built: Built) -> Program:
+    """Traces and lowers the step on the mesh that it was built for, in the user's context."""
+    workload = built.workload
+    with entered(built.ambient, workload.context):
+        if built.traced is not None:
+            args, kwargs = jax.tree.map(_struct, built.traced.in_avals)
+            return Program(
+                built=built,
+                function=None,
+                split=Split(),
+                args=args,
+                kwargs=kwargs,
+                traced=built.traced,
+                lowered=built.traced.lower(),
+            )
+        workload = replace(workload, args=with_init_shardings(workload, built.mesh))
+        function = jitted(workload)
+        traced: jax.stages.Traced = function.trace(*workload.args, **workload.kwargs)
+        split = split_of(workload, function, traced)
+        args, kwargs = split.dynamic(workload.args, workload.kwargs)
+        return Program(
+            built=replace(built, workload=workload),
+            function=function,
+            split=split,
+            args=args,
+            kwargs=kwargs,
+            traced=traced,
+            lowered=traced.lower(),
+        )
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    is_ref = hasattr(aval, "inner_aval")
+    inner = aval.inner_aval if is_ref else aval
+    extra = {"is_ref": True} if is_ref else {}
+    return jax.ShapeDtypeStruct(
+        inner.shape, inner.dtype, weak_type=getattr(inner, "weak_type", False), **extra
+    )
+
+
+def compile_program(
+    program: Program, options: Sequence[tuple[str, Scalar]]
+) -> tuple[Program, jax.stages.Compiled]:
+    """Compiles the step as a training loop runs it: with its own outputs' shardings as inputs.
+
+    A jitted step whose state comes back in other shardings than it went in is compiled again by jax
+    in the second iteration; that second program is the one that counts.
+
+    Returns:
+      The program whose executable it is, and the executable.
+    """
+    compiled = compile_lowered(program.lowered, options)
+    if program.function is None or program.built.workload.advance is not None:
+        return program, compiled
+    for _ in range(_SETTLING_TRIES):
+        changed = program.carry.shardings_after(program.args, compiled)
+        if changed is None:
+            break
+        program = _with_args(program, changed)
+        compiled = compile_lowered(program.lowered, options)
+    return program, compiled
+
+
+def _with_args(program: Program, args: tuple[Any, ...]) -> Program:
+    workload = program.built.workload
+    whole = program.split.whole(args, workload.args)
+    with entered(program.built.ambient, workload.context):
+        traced: jax.stages.Traced = program.function.trace(*whole, **workload.kwargs)
+        lowered = traced.lower()
+    built = replace(program.built, workload=replace(workload, args=whole))
+    return replace(program, built=built, args=args, traced=traced, lowered=lowered)

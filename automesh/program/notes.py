@@ -1,0 +1,16 @@
+"""Remarks for the log of the worker: what was done instead of what was hoped for (no jax)."""
+
+from __future__ import annotations
+
+import sys
+
+
+def note(text: str) -> None:
+    """Writes one line to stderr, which a worker sends to its log."""
+    sys.stderr.write(f"automesh: {text}\n")
+    sys.stderr.flush()
+
+
+def in_one_line(error: BaseException) -> str:
+    """`ValueError: the first line of its message`."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,230 @@
+"""Making a compiled plan ready for visits: everything but its arrays (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from automesh.errors import UsageError
+from automesh.program import carrying
+from automesh.program.arguments import maker, plan_leaves
+from automesh.program.building import Built
+from automesh.program.contexts import entered
+from automesh.program.initial import initial_args
+from automesh.program.lowering import Program
+from automesh.program.signs import must_be_positive
+from automesh.program.stepping import Split, is_concrete, is_ref, leaf_shape
+from automesh.program.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A compiled plan that can be visited again and again. Holds none of its arrays.
+
+    Attributes:
+      workload: with its arrays made abstract; static arguments are kept.
+      shardings: per leaf of (args, kwargs), as the executable wants it; None if it does not use the
+        leaf.
+      synthetic: positions of the leaves that are made up.
+      make: makes these, in this order.
+      build_again: calls the user's `build` anew for the arrays that it makes; None if it makes
+        none.
+      donated: per leaf.
+      settled: True if the default `advance` brings state back in the shardings that the step wants.
+      values: `user` if no leaf is made up.
+      loss_dtype: the coarsest float type of the program.
+      fingerprint: of the program.
+    """
+
+    mesh: Mesh
+    ambient: Mesh | None
+    workload: Workload
+    split: Split
+    tree: Any
+    shardings: tuple[Any, ...]
+    synthetic: tuple[int, ...]
+    make: Callable[[], list[jax.Array]]
+    build_again: Callable[[], Built] | None
+    donated: tuple[bool, ...]
+    carry: carrying.Carry
+    settled: bool
+    values: Literal["synthetic", "user"]
+    compiled: jax.stages.Compiled
+    loss_dtype: str
+    fingerprint: str
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Leaves that are donated and not replaced, so that each step needs them anew."""
+        return () if self.workload.advance is not None else self.carry.lost
+
+
+def prepare(
+    program: Program,
+    compiled: jax.stages.Compiled,
+    *,
+    fingerprint: str,
+    loss_dtype: str,
+    reference_signs: Callable[[], tuple[bool, ...]],
+    build_again: Callable[[], Built],
+) -> Ready:
+    """Decides for every leaf where its values come from.
+
+    Args:
+      program: that `compiled` was compiled from.
+      reference_signs: per leaf, whether it must be positive, by the step on one device: so that the
+        values do not depend on the mesh. Called only if there are leaves to make up.
+      build_again: calls the user's `build` on the same mesh and knobs.
+
+    Raises:
+      UsageError: what `init` gives does not fit the arguments.
+    """
+    workload = program.built.workload
+    tree = (program.args, program.kwargs)
+    leaves, structure = jax.tree.flatten(tree)
+    shardings = tuple(structure.flatten_up_to(compiled.input_shardings))
+    covered = _covered_by_init(program)
+    concrete = [is_concrete(leaf) for leaf in leaves]
+    synthetic = tuple(k for k in range(len(leaves)) if not covered[k] and not concrete[k])
+    signs = _signs(program, reference_signs) if synthetic else ()
+    planned = plan_leaves(
+        tree, compiled.input_shardings, signs or [False] * len(leaves), program.built.mesh
+    )
+    arrays_of_build = any(
+        isinstance(leaf, (jax.Array, jax.Ref)) and not covered[k] for k, leaf in enumerate(leaves)
+    )
+    return Ready(
+        mesh=program.built.mesh,
+        ambient=program.built.ambient,
+        workload=_abstract(workload),
+        split=program.split,
+        tree=jax.tree.map(_struct, tree),
+        shardings=shardings,
+        synthetic=synthetic,
+        make=maker([planned[k] for k in synthetic]),
+        build_again=build_again if arrays_of_build else None,
+        donated=program.donated,
+        carry=program.carry,
+        settled=program.carry.shardings_after(program.args, compiled) is None,
+        values="synthetic" if synthetic else "user",
+        compiled=compiled,
+        loss_dtype=loss_dtype,
+        fingerprint=fingerprint,
+    )
+
+
+def _covered_by_init(program: Program) -> list[bool]:
+    """Per leaf, whether `init` gives its value: found by tracing it, or by calling it if that
+    fails."""
+    workload, args = program.built.workload, program.args
+    leaves = len(jax.tree.leaves((args, program.kwargs)))
+    if workload.init is None:
+        return [False] * leaves
+    init = workload.init
+    with entered(program.built.ambient, workload.context):
+        try:
+            shapes = jax.eval_shape(lambda: init(program.built.mesh))
+        # As in `initial`: whatever keeps it from being traced, the real call says what it gives.
+        except Exception:  # noqa: BLE001
+            shapes = init(program.built.mesh)
+    given = initial_args(shapes, args)
+    flags = [start is not None for start, arg in zip(given, args) for _ in jax.tree.leaves(arg)]
+    return flags + [False] * (leaves - len(flags))
+
+
+def _signs(program: Program, reference: Callable[[], tuple[bool, ...]]) -> tuple[bool, ...]:
+    signs = reference()
+    if len(signs) == len(jax.tree.leaves((program.args, program.kwargs))):
+        return signs
+    # A knob has changed the structure of the arguments: the plan's own trace has to tell.
+    return must_be_positive(program.traced)
+
+
+def _abstract(workload: Workload) -> Workload:
+    return replace(workload, args=jax.tree.map(_struct, workload.args), kwargs={})
+
+
+def _struct(leaf: Any) -> Any:
+    if not isinstance(leaf, (jax.Array, jax.Ref)):
+        return leaf
+    extra = {"is_ref": True} if is_ref(leaf) else {}
+    return jax.ShapeDtypeStruct(leaf_shape(leaf), leaf.dtype, sharding=leaf.sharding, **extra)
+
+
+def state(ready: Ready) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the first step, on the devices, with the same global values at every call.
+
+    Call it inside the workload's context.
+
+    Raises:
+      UsageError: `build` or `init` gives other arguments than before.
+    """
+    leaves, structure = jax.tree.flatten(ready.tree)
+    if ready.build_again is not None:
+        leaves = _built_leaves(ready, structure)
+    from_init: set[int] = set()
+    if ready.workload.init is not None:
+        given = initial_args(ready.workload.init(ready.mesh), ready.tree[0])
+        position = 0
+        for start, arg in zip(given, ready.tree[0]):
+            size = len(jax.tree.leaves(arg))
+            if start is not None:
+                leaves[position : position + size] = jax.tree.leaves(start)
+                from_init.update(range(position, position + size))
+            position += size
+        del given
+    for position, array in zip(ready.synthetic, ready.make(), strict=True):
+        leaves[position] = jax.new_ref(array) if is_ref(leaves[position]) else array
+    made = {*ready.synthetic}
+    seen: set[int] = set()
+    for position, leaf in enumerate(leaves):
+        if position not in made:
+            # What comes out of `init` is ours to donate, unless it gave the same array twice.
+            shared = position not in from_init or id(leaf) in seen
+            seen.add(id(leaf))
+            copy = shared and ready.donated[position]
+            # In place, so that no more than one leaf is there twice.
+            leaves[position] = _owned(leaf, ready.shardings[position], copy=copy)
+    return structure.unflatten(leaves)
+
+
+def _built_leaves(ready: Ready, structure: Any) -> list[Any]:
+    assert ready.build_again is not None
+    workload = ready.build_again().workload
+    leaves, again = jax.tree.flatten(ready.split.dynamic(workload.args, workload.kwargs))
+    if again != structure:
+        raise UsageError(
+            "`build` returned other arguments than the first time it was called on the same mesh",
+            hint="let what it returns depend on its parameters alone",
+        )
+    return leaves
+
+
+def _owned(leaf: Any, sharding: Any, *, copy: bool) -> Any:
+    """The user's leaf where the executable wants it; a copy if the step will overwrite it."""
+    if is_ref(leaf):
+        return jax.new_ref(_owned(leaf[...], sharding, copy=True))
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    # A moved array may still share buffers with the one that it came from.
+    placed = conform(leaf, sharding)
+    return duplicate(placed) if copy else placed
+
+
+def conform(leaf: Any, sharding: Any) -> Any:
+    """Moves an array to `sharding` unless it is there already, or nothing is asked for."""
+    if sharding is None or not isinstance(leaf, jax.Array):
+        return leaf
+    if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+        return leaf
+    return jax.device_put(leaf, sharding)
+
+
+def duplicate(array: jax.Array) -> jax.Array:
+    """A copy with buffers of its own, in the same place."""
+    return jnp.array(array, copy=True)

@@ -1,0 +1,13 @@
+"""The exception for a plan that ends in an outcome rather than in an answer (no jax)."""
+
+from __future__ import annotations
+
+from automesh.outcomes import Failure
+
+
+class Refused(Exception):  # noqa: N818 - nothing went wrong here: the compiler or the device said no
+    """Carries the finished `Failure`; the layer above hands it to the parent."""
+
+    def __init__(self, outcome: Failure) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome

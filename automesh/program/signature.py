@@ -1,0 +1,77 @@
+"""What a build function takes: the mesh, then knobs (no jax)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from automesh.errors import UsageError
+from automesh.mesh.axes import Scalar
+
+_BY_POSITION = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """Knobs are the parameters after the mesh that can be given by keyword and have a scalar
+    default."""
+
+    knobs: tuple[tuple[str, Scalar], ...]
+    takes_any_knob: bool
+
+
+def read_signature(build: Callable[..., Any]) -> Signature:
+    """Reads the knobs of `build`.
+
+    Raises:
+      UsageError: it has no parameter for the mesh, or needs more than the mesh.
+    """
+    name = getattr(build, "__name__", "build")
+    form = f'write `def {name}(mesh, remat="full"): ...`'
+    try:
+        parameters = list(inspect.signature(build).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the parameters of `{name}` cannot be read: {error}", hint=form
+        ) from error
+    if not parameters or parameters[0].kind not in _BY_POSITION:
+        raise UsageError(f"`{name}` has no parameter for the mesh", hint=form)
+    knobs: list[tuple[str, Scalar]] = []
+    takes_any_knob = False
+    for parameter in parameters[1:]:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            takes_any_knob = True
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            continue
+        elif parameter.default is inspect.Parameter.empty:
+            raise UsageError(
+                f"`{name}` needs `{parameter.name}` besides the mesh, and it has no default",
+                hint="give it a default: parameters after the mesh are knobs of the search",
+            )
+        elif parameter.kind is not inspect.Parameter.POSITIONAL_ONLY and isinstance(
+            parameter.default, (bool, int, float, str)
+        ):
+            knobs.append((parameter.name, parameter.default))
+    return Signature(knobs=tuple(knobs), takes_any_knob=takes_any_knob)
+
+
+def check_knobs(signature: Signature, knobs: tuple[tuple[str, Scalar], ...], *, name: str) -> None:
+    """Refuses knobs that the build function does not take.
+
+    Raises:
+      UsageError: naming the knob and those that there are.
+    """
+    known = [knob for knob, _ in signature.knobs]
+    for knob, _ in knobs:
+        if knob not in known and not signature.takes_any_knob:
+            there_are = ", ".join(f"`{other}`" for other in known) or "none"
+            raise UsageError(
+                f"`{name}` takes no knob `{knob}`; its knobs are: {there_are}",
+                hint="add it as a keyword parameter with a default, or remove it from the search space",
+            )

@@ -1,0 +1,164 @@
+"""Which columns the ranking has, what stands in them, and how they fit the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.cells import cell_len
+
+from automesh.mesh.axes import Plan
+from automesh.results import words
+from automesh.results.result import Candidate
+from automesh.units import format_bytes, format_count, format_seconds
+
+GAP = 2
+# Stands for a space that Rich must neither break a line at nor strip (it does both with no-break
+# spaces); a private character that no cleaned text holds, made a space again when all is drawn.
+GLUE = "\ue000"
+# What a narrow terminal does without, in this order. Mesh, knobs and step time always stay.
+_DROPPED = ("tokens/s", "bound by", "memory", "\u00b1")
+_ATOM = re.compile(r"\s*[^\s,]+,?|,")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of the ranking.
+
+    Attributes:
+      floor: least width that a column of text can live with; 0 for figures, which are never cut.
+    """
+
+    name: str
+    header: str
+    cells: tuple[str, ...]
+    justify: Literal["left", "right"] = "left"
+    floor: int = 0
+
+    @property
+    def width(self) -> int:
+        """Terminal cells that it takes unbroken."""
+        return max(cell_len(text) for text in (self.header, *self.cells))
+
+
+def ranking_columns(
+    rows: Sequence[Candidate], knobs: tuple[str, ...], *, tokens_per_step: int, width: int
+) -> list[Column]:
+    """The columns that fit into `width`, at least 40: the least important are left out first."""
+    columns = _all_columns(rows, knobs, tokens_per_step)
+    for drop in ("", *_DROPPED):
+        columns = [column for column in columns if column.name != drop]
+        if sum((column.floor or column.width) + GAP for column in columns) - GAP <= width:
+            return columns
+    # Too narrow for a column of knobs beside the mesh: they follow it in the same cell.
+    plans = tuple(" ".join([mesh_cell(row), *knob_cells(row.plan, knobs)]) for row in rows)
+    figures = [column for column in columns if not column.floor]
+    return [_text_column("mesh", "mesh", plans, most=8), *figures]
+
+
+def widths(columns: Sequence[Column], width: int) -> list[int]:
+    """Cells for each column: figures take what they need, text shares the rest from the left."""
+    sizes = [column.floor or column.width for column in columns]
+    spare = max(width - sum(sizes) - GAP * (len(columns) - 1), 0)
+    for place, column in enumerate(columns):
+        grown = min(column.width - sizes[place], spare)
+        sizes[place] += grown
+        spare -= grown
+    return sizes
+
+
+def wrapped(text: str, width: int) -> str:
+    """Breaks a mesh too long for its column after a comma; Rich alone would break anywhere."""
+    lines = [""]
+    for atom in _ATOM.findall(text):
+        if lines[-1] and cell_len(lines[-1] + atom) > width:
+            lines.append(atom.lstrip())
+        else:
+            lines[-1] += atom
+    return "\n".join(lines)
+
+
+def varying_knobs(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    """Knobs and compiler options that tell candidates apart, in the order of the space."""
+    settings = [settings_of(candidate.plan) for candidate in candidates]
+    names = dict.fromkeys(name for setting in settings for name in setting)
+    return tuple(
+        name for name in names if len({setting.get(name, "default") for setting in settings}) > 1
+    )
+
+
+def settings_of(plan: Plan) -> dict[str, str]:
+    """Knobs and compiler options by name, as text."""
+    return {name: str(value) for name, value in (*plan.knobs, *plan.compiler_options)}
+
+
+def _all_columns(
+    rows: Sequence[Candidate], knobs: tuple[str, ...], tokens_per_step: int
+) -> list[Column]:
+    predicted = [words.evidence(row) == "compiled" for row in rows]
+    seconds = [words.step_s(row) or 0.0 for row in rows]
+    columns = [_text_column("mesh", "mesh", tuple(mesh_cell(row) for row in rows), most=20)]
+    if len(knobs) == 1:
+        values = tuple(settings_of(row.plan).get(knobs[0], "default") for row in rows)
+        columns.append(_text_column("knobs", knobs[0], values, most=12))
+    elif knobs:
+        values = tuple(" ".join(knob_cells(row.plan, knobs)) for row in rows)
+        columns.append(_text_column("knobs", "knobs", values, most=16))
+    columns.append(_figures("step time", [format_seconds(one) for one in seconds], predicted))
+    spread = tuple(words.half_interval(row.outcome) for row in rows)
+    if any(spread):
+        columns.append(Column(name="\u00b1", header="", cells=spread))
+    columns.append(_figures("vs best", [words.versus_best(row) for row in rows], predicted))
+    if any(row.peak_bytes for row in rows):
+        memory = [format_bytes(row.peak_bytes) if row.peak_bytes else "" for row in rows]
+        columns.append(
+            _figures("memory", memory, [not words.peak_is_measured(row) for row in rows])
+        )
+    if any(row.bound_by for row in rows):
+        causes = [words.clean(row.bound_by, 24) for row in rows]
+        columns.append(_figures("bound by", causes, [True] * len(rows), justify="left"))
+    if tokens_per_step:
+        rates = [format_count(tokens_per_step / one) if one > 0 else "" for one in seconds]
+        columns.append(_figures("tokens/s", rates, predicted))
+    return columns
+
+
+def mesh_cell(row: Candidate) -> str:
+    """The mesh, and whether it is the script's own."""
+    return row.plan.mesh + (" (script)" if row.is_baseline else "")
+
+
+def knob_cells(plan: Plan, knobs: tuple[str, ...]) -> list[str]:
+    """`name=value` for those of `knobs` that the plan sets."""
+    settings = settings_of(plan)
+    return [f"{name}={settings[name]}" for name in knobs if name in settings]
+
+
+def _text_column(name: str, header: str, cells: tuple[str, ...], *, most: int) -> Column:
+    cells = tuple(words.clean(cell) for cell in cells)
+    column = Column(name=name, header=words.clean(header), cells=cells)
+    return Column(
+        name=name, header=column.header, cells=cells, floor=max(min(column.width, most), 1)
+    )
+
+
+def _figures(
+    name: str,
+    cells: Sequence[str],
+    predicted: Sequence[bool],
+    *,
+    justify: Literal["left", "right"] = "right",
+) -> Column:
+    """Marks with `*` what was predicted: the header where all of it was, else each such cell."""
+    said = [mark for cell, mark in zip(cells, predicted, strict=True) if cell]
+    if all(said):
+        header = f"{name} *" if said else name
+        return Column(name=name, header=header, cells=tuple(cells), justify=justify)
+    marks = [
+        (" *" if mark and cell else GLUE * 2) if any(said) else ""
+        for cell, mark in zip(cells, predicted, strict=True)
+    ]
+    marked = tuple(cell + mark for cell, mark in zip(cells, marks, strict=True))
+    return Column(name=name, header=name + GLUE * 2 * any(said), cells=marked, justify=justify)

@@ -1,0 +1,193 @@
+"""All candidates of a search as a table: `trials.csv` and a pandas DataFrame.
+
+One row per candidate, best first. Plan columns come first: `mesh`, `axis.NAME` (devices along the
+axis, both networks), `dcn.NAME` (the part between granules), `knob.NAME`, `option.NAME`. What does
+not apply is empty. Seconds, bytes and FLOPs are per step and per device.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from automesh.errors import UsageError
+from automesh.mesh.axes import Plan, Scalar
+from automesh.outcomes import Compiled, Failed, Measured, OutOfMemory, TimedOut
+from automesh.results import words
+from automesh.results.result import Candidate, SearchResult
+
+Cell = Scalar | None
+
+# Nullable types, so that a count stays a whole number in a column with gaps.
+_TYPES: Mapping[str, str] = {
+    "rank": "Int64",
+    "kind": "string",
+    "verdict": "string",
+    "is_baseline": "boolean",
+    "step_s": "Float64",
+    "step_low_s": "Float64",
+    "step_high_s": "Float64",
+    "ratio": "Float64",
+    "ratio_low": "Float64",
+    "ratio_high": "Float64",
+    "predicted_s": "Float64",
+    "tokens_per_s": "Float64",
+    "bound_by": "string",
+    "peak_bytes": "Int64",
+    "compiled_peak_bytes": "Int64",
+    "flops": "Int64",
+    "hbm_bytes": "Int64",
+    "collectives": "Int64",
+    "collective_payload_bytes": "Int64",
+    "collective_wire_bytes": "Int64",
+    "uncounted": "string",
+    "compile_s": "Float64",
+    "fingerprint": "string",
+    "same_as": "string",
+    "rounds": "Int64",
+    "raced_out": "boolean",
+    "confirmed": "boolean",
+    "values": "string",
+    "numerics": "string",
+    "stage": "string",
+    "needed_bytes": "Int64",
+    "limit_bytes": "Int64",
+    "limit_s": "Float64",
+    "reason": "string",
+}
+
+
+def dataframe(result: SearchResult) -> pd.DataFrame:
+    """One row per candidate with the columns of `trials.csv`; `rank` is empty for failures."""
+    rows: list[dict[str, Cell]] = []
+    rank = 0
+    for candidate in result.candidates:
+        rank += words.is_ranked(candidate)
+        rows.append(_row(candidate, rank, result.tokens_per_step))
+    plan_columns = dict.fromkeys(
+        ["mesh", *(f"{part}.{name}" for part in ("axis", "dcn") for name in result.axes)]
+    )
+    for prefix in ("axis.", "dcn.", "knob.", "option."):
+        plan_columns |= dict.fromkeys(
+            name for row in rows for name in row if name.startswith(prefix)
+        )
+    names = [*plan_columns, *_TYPES]
+    table = {name: _series(name, [row.get(name) for row in rows]) for name in names}
+    return pd.DataFrame(table, columns=names)
+
+
+def write_csv(result: SearchResult, path: Path) -> None:
+    """Writes `trials.csv` so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+      UsageError: the folder cannot be written.
+    """
+    text = dataframe(result).to_csv(index=False, lineterminator="\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"`{path}` cannot be written: {error.strerror}",
+        hint="name a folder that you may write to with --results",
+    )
+
+
+def _series(name: str, cells: list[Cell]) -> pd.Series:
+    kind = "Int64" if name.startswith(("axis.", "dcn.")) else _TYPES.get(name, "object")
+    if kind == "Int64" and any(isinstance(cell, int) and cell >= 2**63 for cell in cells):
+        kind = "Float64"  # FLOPs of a very large step on few devices do not fit into 64 bits
+    return pd.Series(cells, dtype=kind, name=name)
+
+
+def _row(candidate: Candidate, rank: int, tokens_per_step: int) -> dict[str, Cell]:
+    standing = candidate.standing
+    seconds = words.step_s(candidate)
+    row = _plan_cells(candidate.plan)
+    row |= {
+        "kind": candidate.outcome.kind,
+        "verdict": standing.verdict,
+        "is_baseline": candidate.is_baseline,
+        "step_s": seconds,
+        "bound_by": words.clean(candidate.bound_by) or None,
+        "peak_bytes": candidate.peak_bytes or None,
+        "reason": words.reason(candidate) or None,
+    }
+    if words.is_ranked(candidate):
+        row["rank"] = rank
+        row["ratio"] = standing.ratio
+        row["ratio_low"], row["ratio_high"] = standing.interval
+    if tokens_per_step and seconds:
+        row["tokens_per_s"] = tokens_per_step / seconds
+    compiled = words.compiled_of(candidate)
+    return row | (_compiled_cells(compiled) if compiled else {}) | _outcome_cells(candidate)
+
+
+def _plan_cells(plan: Plan) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {"mesh": plan.mesh}
+    cells |= {f"axis.{axis.name}": axis.size for axis in plan.axes}
+    cells |= {f"dcn.{axis.name}": axis.dcn for axis in plan.axes}
+    cells |= {f"knob.{name}": value for name, value in plan.knobs}
+    return cells | {f"option.{name}": value for name, value in plan.compiler_options}
+
+
+def _compiled_cells(compiled: Compiled) -> dict[str, Cell]:
+    counts = compiled.counts
+    return {
+        "predicted_s": compiled.step_s,
+        "compiled_peak_bytes": compiled.memory.peak_bytes,
+        "flops": counts.flops,
+        "hbm_bytes": counts.hbm_bytes,
+        "collectives": sum(one.count for one in counts.collectives),
+        "collective_payload_bytes": sum(one.payload_bytes for one in counts.collectives),
+        "collective_wire_bytes": sum(one.wire_bytes for one in counts.collectives),
+        "uncounted": words.clean("; ".join(counts.uncounted)) or None,
+        "compile_s": compiled.compile_s,
+        "fingerprint": compiled.fingerprint,
+        "same_as": compiled.same_as or None,
+    }
+
+
+def _outcome_cells(candidate: Candidate) -> dict[str, Cell]:
+    match candidate.outcome:
+        case Measured() as outcome:
+            return {
+                "step_low_s": outcome.interval_s[0],
+                "step_high_s": outcome.interval_s[1],
+                "rounds": len(outcome.rounds_s),
+                "raced_out": outcome.raced_out,
+                "confirmed": outcome.confirmed,
+                "values": outcome.values,
+                "numerics": outcome.numerics,
+            }
+        case OutOfMemory() as outcome:
+            return {
+                "stage": outcome.stage,
+                "needed_bytes": outcome.needed_bytes,
+                "limit_bytes": outcome.limit_bytes,
+            }
+        case TimedOut() as outcome:
+            return {"stage": outcome.stage, "limit_s": outcome.limit_s}
+        case Failed() as outcome:
+            return {"stage": outcome.stage}
+        case _:
+            return {}

@@ -1,0 +1,121 @@
+"""What `--json` prints: the whole result as plain JSON values.
+
+Schema 1. Names carry their units (`_s` seconds, `_bytes`); a figure that is not finite or not
+known is null. Keys are only ever added within a schema number.
+
+    schema, workload, target, device, device_count, axes, made, versions {name: text}, interrupted
+    best        {plan, evidence, step_s, speedup, speedup_interval, is_tie} or null; the speedup is
+                over the script's own mesh, from fresh processes, null where nothing was confirmed
+    baseline    text of the script's own plan or null
+    candidates  best first, failures last:
+                {plan, mesh, axes {name: {ici, dcn}}, knobs, compiler_options, evidence,
+                is_baseline, standing, outcome, compiled, bound_by, peak_bytes, reason};
+                evidence is measured, compiled or none; reason says why it is not in the ranking
+    funnel      counts; `ruled_out` [{rule, count}]
+    reference, verifications, stop_reason, notices, tokens_per_step, study, results_dir, rules_path,
+    command
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from automesh import jsonio
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, Outcome
+from automesh.results import words
+from automesh.results.result import Candidate, Funnel, SearchResult, Standing, Verification
+
+SCHEMA = 1
+
+
+def to_json(result: SearchResult) -> dict[str, Any]:
+    """The result as plain values that `json.dumps(..., allow_nan=False)` takes; see the module."""
+    baseline = words.baseline_of(result)
+    verifications: list[Any] = jsonio.to_json(list(result.verifications), list[Verification])
+    data: dict[str, Any] = {
+        "schema": SCHEMA,
+        "workload": result.workload,
+        "target": result.target,
+        "device": result.device,
+        "device_count": result.device_count,
+        "axes": list(result.axes),
+        "made": result.made,
+        "versions": dict(result.versions),
+        "interrupted": result.interrupted,
+        "best": _best(result),
+        "baseline": str(baseline.plan) if baseline else None,
+        "candidates": [_candidate(candidate) for candidate in result.candidates],
+        "funnel": _funnel(result.funnel),
+        "reference": result.reference,
+        "verifications": verifications,
+        "stop_reason": result.stop_reason,
+        "notices": list(result.notices),
+        "tokens_per_step": result.tokens_per_step or None,
+        "study": words.hide_password(result.study),
+        "results_dir": result.results_dir,
+        "rules_path": result.rules_path or None,
+        "command": words.hide_password(result.command),
+    }
+    return _finite(data)
+
+
+def _best(result: SearchResult) -> dict[str, Any] | None:
+    best = words.best_of(result)
+    if best is None:
+        return None
+    verification = result.verifications[-1] if result.verifications else None
+    has_gain = verification is not None and words.baseline_of(result) is not None
+    return {
+        "plan": str(best.plan),
+        "evidence": words.evidence(best),
+        "step_s": words.step_s(best),
+        "speedup": verification.speedup if verification and has_gain else None,
+        "speedup_interval": list(verification.speedup_interval)
+        if verification and has_gain
+        else None,
+        "is_tie": verification.is_tie if verification and has_gain else None,
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    compiled = words.compiled_of(candidate)
+    return {
+        "plan": str(candidate.plan),
+        **_plan(candidate.plan),
+        "evidence": words.evidence(candidate),
+        "is_baseline": candidate.is_baseline,
+        "standing": jsonio.to_json(candidate.standing, Standing),
+        "outcome": jsonio.to_json(candidate.outcome, Outcome),
+        "compiled": jsonio.to_json(compiled, Compiled) if compiled else None,
+        "bound_by": candidate.bound_by or None,
+        "peak_bytes": candidate.peak_bytes or None,
+        "reason": words.reason(candidate) or None,
+    }
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    return {
+        "mesh": plan.mesh,
+        "axes": {axis.name: {"ici": axis.ici, "dcn": axis.dcn} for axis in plan.axes},
+        "knobs": dict(plan.knobs),
+        "compiler_options": dict(plan.compiler_options),
+    }
+
+
+def _funnel(funnel: Funnel) -> dict[str, Any]:
+    data: dict[str, Any] = jsonio.to_json(funnel, Funnel)
+    data["ruled_out"] = [{"rule": rule, "count": count} for rule, count in funnel.ruled_out]
+    return data
+
+
+def _finite(value: Any) -> Any:
+    """Strict JSON has no NaN and no infinities: a loss that is one becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return value

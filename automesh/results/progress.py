@@ -1,0 +1,217 @@
+"""What a search says while it runs: the interface, and who prints it."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console
+
+from automesh.results.live import LiveProgress
+from automesh.results.phases import Clock, State, phase_text, with_phase
+from automesh.results.words import clean
+from automesh.units import format_wait
+
+_LINE_EVERY_S = 5.0
+_SIGN_OF_LIFE_S = 60.0
+
+
+class Progress(Protocol):
+    """Where a search reports to; nothing that it is told may change the search."""
+
+    def phase(
+        self,
+        name: str,
+        *,
+        total: int,
+        done: int = 0,
+        note: str = "",
+        took_s: float = 0.0,
+        lanes: int = 1,
+    ) -> None:
+        """Starts a phase or tells how far it is; phases stand in the order of their first reports.
+
+        Args:
+          name: one word: enumerate, compile, measure, confirm.
+          total: what there is to do; may change.
+          done: what is done, work of an earlier run included.
+          note: what is worth knowing beside the count, e.g. `2 failed`.
+          took_s: seconds that the trial just finished took; 0 if none was.
+          lanes: how many trials run at the same time.
+        """
+        ...
+
+    def now(self, text: str) -> None:
+        """What is being worked on; empty for nothing."""
+        ...
+
+    def best(self, text: str) -> None:
+        """The best plan so far, with what its figure rests on."""
+        ...
+
+    def notice(self, text: str) -> None:
+        """What the user should know, one sentence."""
+        ...
+
+    def log(self, text: str) -> None:
+        """A line for the record, such as where a worker's log is."""
+        ...
+
+    def tick(self) -> None:
+        """Call it at least every few seconds of waiting: a long wait then shows signs of life."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class PlainProgress:
+    """Whole lines on a stream that is no terminal.
+
+    A line for the start and the end of each phase, for finished trials at most every five seconds,
+    and for every notice; while nothing finishes, one line a minute.
+
+    Args:
+      stream: where to, usually stderr.
+      clock: monotonic seconds.
+    """
+
+    def __init__(self, stream: TextIO, *, clock: Clock = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._state = State(started_s=clock())
+        self._printed_s = -math.inf
+
+    def phase(
+        self,
+        name: str,
+        *,
+        total: int,
+        done: int = 0,
+        note: str = "",
+        took_s: float = 0.0,
+        lanes: int = 1,
+    ) -> None:
+        """See `Progress.phase`."""
+        now_s = self._clock()
+        before = next((one for one in self._state.phases if one.name == name), None)
+        self._state = with_phase(
+            self._state,
+            name,
+            total=total,
+            done=done,
+            note=note,
+            took_s=took_s,
+            lanes=lanes,
+            now_s=now_s,
+        )
+        phase = next(one for one in self._state.phases if one.name == name)
+        is_edge = before is None or (phase.is_finished and not before.is_finished)
+        has_news = before is not None and phase.done != before.done
+        if is_edge or (has_news and now_s - self._printed_s >= _LINE_EVERY_S):
+            self._print(phase_text(phase, self._state, now_s))
+
+    def now(self, text: str) -> None:
+        """See `Progress.now`; said only when nothing has finished for a minute."""
+        self._state = replace(self._state, now=clean(text))
+        self.tick()
+
+    def best(self, text: str) -> None:
+        """See `Progress.best`; said with the next line of the phase."""
+        self._state = replace(self._state, best=clean(text))
+
+    def notice(self, text: str) -> None:
+        """See `Progress.notice`."""
+        self._print(f"note: {clean(text)}")
+
+    def log(self, text: str) -> None:
+        """See `Progress.log`."""
+        self._print(clean(text))
+
+    def tick(self) -> None:
+        """See `Progress.tick`."""
+        now_s = self._clock()
+        running = [phase for phase in self._state.phases if not phase.is_finished]
+        if running and now_s - self._printed_s >= _SIGN_OF_LIFE_S:
+            elapsed = format_wait(now_s - self._state.started_s)
+            doing = f", now {self._state.now}" if self._state.now else ""
+            text = phase_text(running[-1], self._state, now_s)
+            self._print(f"{text}{doing}, {elapsed} elapsed")
+
+    def _print(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+        self._printed_s = self._clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stream.flush()
+
+
+class Silent:
+    """Says nothing: for a search that is called from Python."""
+
+    def phase(
+        self,
+        name: str,
+        *,
+        total: int,
+        done: int = 0,
+        note: str = "",
+        took_s: float = 0.0,
+        lanes: int = 1,
+    ) -> None:
+        """See `Progress.phase`."""
+
+    def now(self, text: str) -> None:
+        """See `Progress.now`."""
+
+    def best(self, text: str) -> None:
+        """See `Progress.best`."""
+
+    def notice(self, text: str) -> None:
+        """See `Progress.notice`."""
+
+    def log(self, text: str) -> None:
+        """See `Progress.log`."""
+
+    def tick(self) -> None:
+        """See `Progress.tick`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def open_progress(stream: TextIO, *, clock: Clock = time.monotonic) -> Progress:
+    """A live display if `stream` is a terminal that can redraw, else plain lines.
+
+    Returns:
+      A context manager: enter it before the first report, leave it before the result is printed.
+    """
+    console = Console(file=stream, markup=False, emoji=False, highlight=False)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveProgress(console, clock=clock)
+    return PlainProgress(stream, clock=clock)

@@ -1,0 +1,128 @@
+"""The nouns of a finished (or interrupted) search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, Outcome
+
+Verdict = Literal["best", "tie", "slower", "not_measured", "excluded", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A candidate against the best one.
+
+    Attributes:
+      verdict: `tie` if the difference is inside the noise; `excluded` if it ran but may not
+        become a rule (numerics differ or unverified); `not_measured` if it was compiled only.
+      ratio: step time over the best's: measured over measured, else compiled over compiled; 1 if
+        unknown.
+      interval: 95 % interval of `ratio`; (ratio, ratio) where there is none.
+    """
+
+    verdict: Verdict
+    ratio: float = 1.0
+    interval: tuple[float, float] = (1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One plan with the strongest evidence that there is for it.
+
+    Attributes:
+      outcome: Measured before Compiled before a failure.
+      bound_by: largest cause of the predicted time, e.g. `compute`, `memory`, `tp`; empty if not
+        compiled.
+      peak_bytes: per device, from the device where it says, else from the compiler; 0 if unknown.
+      is_baseline: True for the script's own mesh.
+      compiled: what the compiler said of a plan that went further than that; None if it never
+        compiled, or if `outcome` itself is `Compiled`.
+    """
+
+    plan: Plan
+    outcome: Outcome
+    standing: Standing
+    bound_by: str = ""
+    peak_bytes: int = 0
+    is_baseline: bool = False
+    compiled: Compiled | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Funnel:
+    """How many plans got how far. `ruled_out` counts by rule, most frequent first.
+
+    enumerated = sum(ruled_out) + legal;
+    legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting.
+    """
+
+    enumerated: int
+    ruled_out: tuple[tuple[str, int], ...]
+    legal: int
+    compiled: int
+    duplicates: int
+    out_of_memory: int
+    failed: int
+    timed_out: int
+    waiting: int
+    measured: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The winner (and baseline) measured again in fresh processes: the figures that are exported.
+
+    Attributes:
+      speedup: baseline time over winner time; 1 if there is no baseline.
+      speedup_interval: 95 % interval; (1, 1) if there is no baseline.
+      is_tie: True if the winner's advantage over the baseline is inside the noise.
+    """
+
+    processes: int
+    speedup: float
+    speedup_interval: tuple[float, float]
+    is_tie: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """Everything that a search found out, ready to be shown.
+
+    Attributes:
+      workload: name of the script or function.
+      target: the selector that a rule is written for, e.g. `cpu-8`.
+      platform: cpu, gpu or tpu.
+      device: what one device is, in jax's words.
+      candidates: best first; failures last.
+      reference: whose losses the others are compared with, in words.
+      verifications: empty while nothing is confirmed, else one.
+      stop_reason: why the search ended, one or two sentences.
+      notices: what the user should know, one sentence each.
+      study: path or URL that holds the trials.
+      rules_path: where the rule was written; empty if none was.
+      command: what to run to go on or look again.
+    """
+
+    workload: str
+    target: str
+    platform: str
+    device: str
+    device_count: int
+    axes: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    funnel: Funnel
+    reference: str
+    verifications: tuple[Verification, ...]
+    stop_reason: str
+    notices: tuple[str, ...]
+    tokens_per_step: int
+    study: str
+    results_dir: str
+    rules_path: str
+    command: str
+    made: str
+    versions: tuple[tuple[str, str], ...]
+    interrupted: bool = False

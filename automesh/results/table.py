@@ -1,0 +1,195 @@
+"""A search on the terminal: the ranking, the plans that fell out and why, the answer in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from io import StringIO
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from automesh.outcomes import Measured
+from automesh.results import words
+from automesh.results.columns import (
+    GAP,
+    GLUE,
+    Column,
+    knob_cells,
+    mesh_cell,
+    ranking_columns,
+    varying_knobs,
+    widths,
+    wrapped,
+)
+from automesh.results.result import Candidate, SearchResult
+from automesh.units import format_count
+
+MIN_WIDTH = 40
+_LABEL_WIDTH = 9
+_NUMBER_AND_WORD = re.compile(r"(?<=\d) (?=[A-Za-z%])")
+_STYLES = {"best": "bold green", "tie": "green", "not_measured": "dim"}
+
+
+def render(result: SearchResult, *, top: int, width: int, colour: bool) -> str:
+    """Draws the result of a search.
+
+    Args:
+      top: rows of the ranking, and of the plans that fell out; the script's mesh is always shown.
+      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
+      colour: write colours as ANSI codes; the text is the same without them.
+
+    Returns:
+      Lines that end in a line feed.
+    """
+    width = max(width, MIN_WIDTH)
+    ranked = [one for one in result.candidates if words.is_ranked(one)]
+    own = [one for one in ranked if one.is_baseline or not words.is_duplicate(one)]
+    fallen = [one for one in result.candidates if not words.is_ranked(one)]
+    shown, dropped = _first(own, top), _first(fallen, top)
+    knobs = varying_knobs(result.candidates)
+    parts: list[RenderableType] = [Text(_glued(_title(result)))]
+    if shown:
+        columns = ranking_columns(shown, knobs, tokens_per_step=result.tokens_per_step, width=width)
+        parts += [Text(), _ranking(shown, columns, width)]
+        notes = _marks(shown, columns)
+        if len(own) > len(shown):
+            notes.append(
+                ("", f"and {words.count(len(own) - len(shown), 'more plan')} behind these")
+            )
+        if len(ranked) > len(own):
+            same = words.count(len(ranked) - len(own), "plan")
+            notes.append(("", f"and {same} with a program that another plan has"))
+        parts.append(_footnotes(notes))
+    if dropped:
+        parts += [Text(), _fallen(dropped, knobs, width, more=len(fallen) - len(dropped))]
+    parts += [Text(), _summary(result)]
+    return _draw(parts, width=width, colour=colour)
+
+
+def _first(candidates: Sequence[Candidate], top: int) -> list[Candidate]:
+    head = list(candidates[:top])
+    return head + [one for one in candidates[top:] if one.is_baseline]
+
+
+def _title(result: SearchResult) -> str:
+    tokens = result.tokens_per_step
+    text = words.title(result) + (f", {format_count(tokens)} tokens/step" if tokens else "")
+    return text + (", interrupted" if result.interrupted else "")
+
+
+def _draw(parts: Iterable[RenderableType], *, width: int, colour: bool) -> str:
+    # Whether this is a terminal, and NO_COLOR, is for the caller to judge: `colour` alone decides.
+    out = StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=colour,
+        force_jupyter=False,
+        force_interactive=False,
+        color_system="standard" if colour else None,
+        no_color=not colour,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        _environ={},
+    )
+    for part in parts:
+        console.print(part)
+    lines = out.getvalue().replace(GLUE, " ").split("\n")[:-1]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _glued(text: str) -> str:
+    """Keeps a number and the word after it on one line."""
+    return _NUMBER_AND_WORD.sub(GLUE, text)
+
+
+def _ranking(rows: Sequence[Candidate], columns: Sequence[Column], width: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    sizes = widths(columns, width)
+    for column, size in zip(columns, sizes, strict=True):
+        table.add_column(
+            Text(column.header),
+            justify=column.justify,
+            width=size,
+            no_wrap=not column.floor,
+            overflow="fold",
+        )
+    for index, row in enumerate(rows):
+        cells = (
+            Text(wrapped(column.cells[index], size) if column.floor else column.cells[index])
+            for column, size in zip(columns, sizes, strict=True)
+        )
+        table.add_row(*cells, style=_STYLES.get(row.standing.verdict, ""))
+    return table
+
+
+def _marks(rows: Sequence[Candidate], columns: Sequence[Column]) -> list[tuple[str, str]]:
+    """What the marks in the columns that are shown mean."""
+    notes: list[tuple[str, str]] = []
+    names = {column.name for column in columns}
+    measured = [row.outcome for row in rows if isinstance(row.outcome, Measured)]
+    if "\u00b1" in names:
+        notes.append(("\u00b1", "measured, with half of the 95 % interval"))
+    elif measured:
+        notes.append(("", "step times without a mark are measured"))
+    if any(outcome.values == "synthetic" for outcome in measured):
+        notes.append(("", "measured on made-up arguments: the script has no `init`"))
+    if any("*" in text for column in columns for text in (column.header, *column.cells)):
+        notes.append(("*", "predicted from the compiled program, not measured"))
+    return notes
+
+
+def _footnotes(notes: Sequence[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for mark, note in notes:
+        grid.add_row(Text(mark), Text(note))
+    return grid
+
+
+def _fallen(rows: Sequence[Candidate], knobs: tuple[str, ...], width: int, *, more: int) -> Table:
+    plans = [" ".join([mesh_cell(row), *knob_cells(row.plan, knobs)]) for row in rows]
+    plans = [words.clean(plan) for plan in plans]
+    size = min(max(cell_len(plan) for plan in plans), width * 2 // 5)
+    grid = Table.grid(padding=(0, GAP, 0, 0))
+    grid.add_column(width=size, overflow="fold")
+    grid.add_column(overflow="fold")
+    for plan, row in zip(plans, rows, strict=True):
+        why = words.clean(words.reason(row), 240)
+        grid.add_row(Text(wrapped(plan, size)), Text(_glued(why), style="red"))
+    if more:
+        grid.add_row(Text(), Text(f"and {more} more of these in trials.csv"))
+    return grid
+
+
+def _summary(result: SearchResult) -> Table:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=_LABEL_WIDTH, style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in summary_lines(result):
+        grid.add_row(Text(label), Text(_glued(text)))
+    return grid
+
+
+def summary_lines(result: SearchResult) -> list[tuple[str, str]]:
+    """The answer in words: a label and a sentence each, empty ones left out."""
+    rule = f"{result.rules_path} (rule for {result.target})" if result.rules_path else ""
+    lines = [
+        ("best", words.best_sentence(result)),
+        ("tried", words.funnel_sentence(result.funnel)),
+        ("ruled out", words.ruled_out_sentence(result.funnel)),
+        ("numerics", words.numerics_sentence(result)),
+        ("stopped", result.stop_reason),
+        *(("note", notice) for notice in result.notices),
+        ("saved", rule),
+        ("" if rule else "saved", words.hide_password(result.study)),
+        ("next", words.hide_password(result.command)),
+    ]
+    return [(label, words.clean(text)) for label, text in lines if text]

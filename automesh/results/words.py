@@ -1,0 +1,292 @@
+"""How a result is put into words: pure functions from nouns to sentences and cells."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import Literal
+
+from automesh.outcomes import (
+    Compiled,
+    Counts,
+    Failed,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    RuledOut,
+    TimedOut,
+)
+from automesh.results.result import Candidate, Funnel, SearchResult, Verification
+from automesh.units import (
+    format_bytes,
+    format_factor,
+    format_percent,
+    format_seconds,
+    format_wait,
+)
+
+Evidence = Literal["measured", "compiled", "none"]
+
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)", re.DOTALL)
+_PASSWORD = re.compile(r"(://[^:/@\s]*):[^/\s]*@")
+_DOING = {
+    "start": "starting",
+    "load": "loading the script",
+    "build": "building",
+    "lower": "lowering",
+    "compile": "compiling",
+    "materialize": "making its arguments",
+    "run": "running",
+}
+
+
+def clean(text: str, limit: int = 0) -> str:
+    """Makes foreign text safe for one line of a terminal: no escape codes, controls or line ends.
+
+    Args:
+      limit: cut at a word after about this many characters; 0 keeps all.
+    """
+    text = _ESCAPE.sub("", text).replace("\u2026", "...")
+    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    if limit and len(text) > limit:
+        return textwrap.shorten(text[: limit + 1], limit, placeholder=" ...")
+    return text
+
+
+def hide_password(url: str) -> str:
+    """Replaces the password in a storage URL; anything else is left as it is.
+
+    >>> hide_password("postgresql://me:secret@host/db")
+    'postgresql://me:***@host/db'
+    """
+    return _PASSWORD.sub(r"\1:***@", url)
+
+
+def evidence(candidate: Candidate) -> Evidence:
+    """What the candidate's step time rests on."""
+    match candidate.outcome:
+        case Measured():
+            return "measured"
+        case Compiled():
+            return "compiled"
+        case _:
+            return "none"
+
+
+def is_ranked(candidate: Candidate) -> bool:
+    """True for a plan with a place in the ranking: it has a time, and nothing speaks against it."""
+    has_time = isinstance(candidate.outcome, Measured | Compiled)
+    return has_time and candidate.standing.verdict not in ("excluded", "failed")
+
+
+def is_duplicate(candidate: Candidate) -> bool:
+    """True for a plan whose program is another plan's: it has no figures of its own."""
+    return isinstance(candidate.outcome, Compiled) and bool(candidate.outcome.same_as)
+
+
+def compiled_of(candidate: Candidate) -> Compiled | None:
+    """What the compiler said, whichever field holds it."""
+    return candidate.outcome if isinstance(candidate.outcome, Compiled) else candidate.compiled
+
+
+def counts_of(candidate: Candidate) -> Counts | None:
+    """What a device does in one step, if the plan was compiled."""
+    compiled = compiled_of(candidate)
+    return compiled.counts if compiled else None
+
+
+def peak_is_measured(candidate: Candidate) -> bool:
+    """True only if the peak is known to come from the device, not from the compiler."""
+    compiled = compiled_of(candidate)
+    return (
+        isinstance(candidate.outcome, Measured)
+        and compiled is not None
+        and candidate.peak_bytes != compiled.memory.peak_bytes
+    )
+
+
+def step_s(candidate: Candidate) -> float | None:
+    """Seconds of one step, measured or predicted; None where there is neither."""
+    outcome = candidate.outcome
+    return outcome.step_s if isinstance(outcome, Measured | Compiled) else None
+
+
+def half_interval(outcome: Outcome) -> str:
+    """`±1.2 %`: the larger half of the 95 % interval; empty where none is known.
+
+    An interval of no width comes from a single round: it would claim a certainty that nobody has.
+    """
+    if not isinstance(outcome, Measured) or outcome.step_s <= 0:
+        return ""
+    low, high = outcome.interval_s
+    half = max(high - outcome.step_s, outcome.step_s - low)
+    return f"±{format_percent(half / outcome.step_s)}" if half > 0 else ""
+
+
+def versus_best(candidate: Candidate) -> str:
+    """`best`, `tie`, `+6.0 %` or `2.40x`; empty where it has no place in the ranking."""
+    standing = candidate.standing
+    if not is_ranked(candidate):
+        return ""
+    if standing.verdict in ("best", "tie"):
+        return standing.verdict
+    slower = standing.ratio - 1
+    if slower >= 1:
+        return format_factor(standing.ratio)
+    return f"{'+' if slower >= 0 else '-'}{format_percent(abs(slower))}"
+
+
+def reason(candidate: Candidate) -> str:
+    """Why a plan is not in the ranking, in one line; empty if it is."""
+    match candidate.outcome:
+        case OutOfMemory() as outcome:
+            return _out_of_memory(outcome)
+        case Failed(stage=stage, reason=text):
+            return f"failed in {clean(stage)}: {clean(text) or 'no reason was given'}"
+        case TimedOut(stage=stage, limit_s=limit_s):
+            doing = _DOING.get(stage, f"in {clean(stage)}")
+            return f"timed out after {format_wait(limit_s)} while {doing}"
+        case RuledOut(rule=rule, detail=detail):
+            return f"ruled out by {clean(rule)}" + (f": {clean(detail)}" if detail else "")
+        case Measured(numerics="differ" | "unverified" as numerics, numerics_detail=detail):
+            return f"numerics {numerics}" + (f": {clean(detail)}" if detail else "")
+        case Measured() | Compiled():
+            verdict = candidate.standing.verdict
+            return "may not become a rule" if verdict in ("excluded", "failed") else ""
+
+
+def _out_of_memory(outcome: OutOfMemory) -> str:
+    where = _DOING.get(outcome.stage, clean(outcome.stage))
+    if outcome.needed_bytes and outcome.limit_bytes:
+        needs = f"needs {format_bytes(outcome.needed_bytes)} of {format_bytes(outcome.limit_bytes)}"
+    elif outcome.needed_bytes:
+        needs = f"needs {format_bytes(outcome.needed_bytes)}"
+    else:
+        needs = clean(outcome.detail) or "the amount is not known"
+    return f"out of memory: {needs}" + (f" (while {where})" if where else "")
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """`1 plan`, `2 plans`; `many` is the plural where it is not made with an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def funnel_sentence(funnel: Funnel) -> str:
+    """How many plans got how far; outside the brackets the parts add up to the whole.
+
+    For example `315 plans: 120 compiled (9 measured, 20 duplicates), 180 ruled out, 15 failed`.
+    """
+    ran = [(funnel.measured, "measured"), (funnel.duplicates, "duplicates")]
+    inside = ", ".join(f"{number} {what}" for number, what in ran if number)
+    parts = [
+        (funnel.compiled + funnel.duplicates, "compiled" + (f" ({inside})" if inside else "")),
+        (sum(number for _, number in funnel.ruled_out), "ruled out"),
+        (funnel.out_of_memory, "out of memory"),
+        (funnel.failed, "failed"),
+        (funnel.timed_out, "timed out"),
+        (funnel.waiting, "not reached"),
+    ]
+    said = ", ".join(f"{number} {what}" for number, what in parts if number)
+    return f"{count(funnel.enumerated, 'plan')}{': ' if said else ''}{said}"
+
+
+def ruled_out_sentence(funnel: Funnel, most: int = 4) -> str:
+    """The rules that cost most plans, with their counts; empty if none did."""
+    shown = [f"{clean(rule)} ({number})" for rule, number in funnel.ruled_out[:most]]
+    rest = funnel.ruled_out[most:]
+    if rest:
+        total = sum(number for _, number in rest)
+        shown.append(f"{count(len(rest), 'other rule')} ({total})")
+    return ", ".join(shown)
+
+
+def numerics_sentence(result: SearchResult) -> str:
+    """Whose losses the others were compared with, and how many disagree; empty if nothing ran."""
+    ran = [one.outcome for one in result.candidates if isinstance(one.outcome, Measured)]
+    if not ran:
+        return ""
+    differ = sum(outcome.numerics == "differ" for outcome in ran)
+    unverified = sum(outcome.numerics == "unverified" for outcome in ran)
+    text = f"losses compared with those of {clean(result.reference) or 'no other plan'}"
+    verdicts = [(differ, "differs" if differ == 1 else "differ"), (unverified, "unverified")]
+    said = ", ".join(f"{number} {what}" for number, what in verdicts if number)
+    return f"{text}: {said or 'all agree'}"
+
+
+def title(result: SearchResult) -> str:
+    """What was searched, for what."""
+    devices = f"{result.device_count} x {clean(result.device)}" if result.device else ""
+    devices = devices or count(result.device_count, "device")
+    return f"{clean(result.workload)} on {clean(result.target)} ({devices})"
+
+
+def best_of(result: SearchResult) -> Candidate | None:
+    """The winner: the candidate whose verdict is `best`."""
+    winners = (
+        one for one in result.candidates if one.standing.verdict == "best" and is_ranked(one)
+    )
+    return next(winners, None)
+
+
+def baseline_of(result: SearchResult) -> Candidate | None:
+    """The candidate that is the script's own mesh."""
+    return next((one for one in result.candidates if one.is_baseline), None)
+
+
+def best_sentence(result: SearchResult) -> str:
+    """The answer: the plan, its time and what that rests on, the gain over the script's mesh."""
+    best = best_of(result)
+    if best is None:
+        return "none: no plan may become a rule"
+    parts = [str(best.plan), _time_and_evidence(best, result.verifications)]
+    gain = _gain(best, baseline_of(result), result.verifications)
+    return clean(", ".join(part for part in (*parts, gain) if part))
+
+
+def _time_and_evidence(best: Candidate, verifications: Sequence[Verification]) -> str:
+    match best.outcome:
+        case Measured(step_s=seconds, confirmed=confirmed):
+            if not confirmed:
+                return f"{format_seconds(seconds)} measured, not yet confirmed in fresh processes"
+            fresh = sum(one.processes for one in verifications)
+            where = f"in {count(fresh, 'fresh process', 'fresh processes')}"
+            return f"{format_seconds(seconds)} measured {where if fresh else 'again'}"
+        case Compiled(step_s=seconds):
+            return f"{format_seconds(seconds)} predicted from the compiled program, not measured"
+        case _:
+            return ""
+
+
+def _gain(
+    best: Candidate, baseline: Candidate | None, verifications: Sequence[Verification]
+) -> str:
+    if baseline is None:
+        return ""
+    if best.is_baseline:
+        return "the script's own mesh"
+    whose = f"the script's {baseline.plan.mesh}"
+    if baseline.plan.mesh == best.plan.mesh:
+        whose = f"the script's {baseline.plan}"
+    if not is_ranked(baseline):
+        return f"while {whose} gives no time ({reason(baseline)})"
+    if verifications:
+        last = verifications[-1]
+        return _compared(last.speedup, last.speedup_interval, is_tie=last.is_tie, whose=whose)
+    if evidence(best) != evidence(baseline):
+        return ""
+    standing = baseline.standing
+    is_tie = standing.verdict == "tie"
+    said = _compared(standing.ratio, standing.interval, is_tie=is_tie, whose=whose)
+    return said if evidence(best) == "measured" else f"predicted {said}"
+
+
+def _compared(speedup: float, interval: tuple[float, float], *, is_tie: bool, whose: str) -> str:
+    low, high = interval
+    if speedup < 1 and not is_tie:
+        speedup, low, high = (1 / max(one, 1e-9) for one in (speedup, high, low))
+        verb = f"{format_factor(speedup)} slower than"
+    else:
+        verb = "tie with" if is_tie else f"{format_factor(speedup)} faster than"
+    span = f" ({format_factor(low)} to {format_factor(high)})" if low < high else ""
+    return f"{verb} {whose}{span}"

@@ -1,0 +1,1 @@
+"""The search: the ladder of rungs, its study, its statistics (no jax)."""

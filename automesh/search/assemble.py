@@ -1,0 +1,89 @@
+"""A study's trials and notes as one result: what `search` prints at its end and `show` at any time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from automesh.hardware import chip_for
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, Failed, Measured, Outcome, OutOfMemory, TimedOut
+from automesh.results.result import Funnel, SearchResult
+from automesh.search.notebook import Header, Notebook
+from automesh.search.ranking import rank
+from automesh.search.rung import Rung
+from automesh.search.study import Study
+
+
+def assemble(study: Study, header: Header) -> SearchResult:
+    """Reads everything that a study knows for the script and versions of its header."""
+    notebook = Notebook(study=study, source_hash=header.source_hash, versions=header.versions)
+    compiled = _outcomes(notebook, study.compile)
+    measured = _outcomes(notebook, study.measure)
+    decision, footer = notebook.decision(), notebook.footer()
+    if decision is not None:
+        measured |= dict(decision.confirmed)
+    candidates = rank(
+        compiled=compiled,
+        measured=measured,
+        comparisons=() if decision is None else decision.race.comparisons,
+        baseline=header.baseline,
+        chip=chip_for(header.device_kind, header.platform),
+        winner=() if decision is None else (decision.winner,),
+    )
+    stale = sum(1 for trial in study.compile.trials() if not notebook.is_current(trial))
+    notices = list(header.notices)
+    if stale:
+        trials = "1 trial" if stale == 1 else f"{stale} trials"
+        notices.append(f"{trials} of an older script or other versions kept, not ranked")
+    return SearchResult(
+        workload=header.workload,
+        target=header.target,
+        platform=header.platform,
+        device=header.device_kind,
+        device_count=header.device_count,
+        axes=header.axes,
+        candidates=candidates,
+        funnel=_funnel(header, compiled, measured),
+        reference=notebook.reference(),
+        verifications=() if decision is None else (decision.verification,),
+        stop_reason="the search has not ended yet" if footer is None else footer.stop_reason,
+        notices=tuple(notices),
+        tokens_per_step=header.tokens_per_step,
+        study=header.location,
+        results_dir=header.results_dir,
+        rules_path="" if footer is None else footer.rules_path,
+        command=header.command,
+        made="" if footer is None else footer.made,
+        versions=header.versions,
+        interrupted=footer is not None and footer.interrupted,
+    )
+
+
+def _outcomes(notebook: Notebook, rung: Rung) -> dict[Plan, Outcome]:
+    return {
+        trial.plan: trial.outcome
+        for trial in rung.trials()
+        if trial.outcome is not None and notebook.is_current(trial)
+    }
+
+
+def _funnel(
+    header: Header, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]
+) -> Funnel:
+    kinds = Counter(type(outcome) for outcome in compiled.values())
+    duplicates = sum(
+        1 for outcome in compiled.values() if isinstance(outcome, Compiled) and outcome.same_as
+    )
+    return Funnel(
+        enumerated=header.enumerated,
+        ruled_out=header.ruled_out,
+        legal=header.plans,
+        compiled=kinds[Compiled] - duplicates,
+        duplicates=duplicates,
+        out_of_memory=kinds[OutOfMemory],
+        failed=kinds[Failed],
+        timed_out=kinds[TimedOut],
+        waiting=max(header.plans - len(compiled), 0),
+        measured=sum(1 for outcome in measured.values() if isinstance(outcome, Measured)),
+    )

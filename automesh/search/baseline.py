@@ -1,0 +1,55 @@
+"""The script's own mesh: the yardstick of every "1.3x faster"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from automesh.errors import UsageError, did_you_mean
+from automesh.mesh.axes import Plan, Scalar, parse_mesh
+
+_WORDS: dict[str, bool] = {"true": True, "false": False}
+
+
+def parse_plan(
+    text: str,
+    *,
+    names: Sequence[str],
+    num_devices: int,
+    num_granules: int,
+    knobs: Mapping[str, Scalar],
+    varied: Sequence[str],
+) -> Plan:
+    """Reads a mesh that knobs may follow: `dp:8`, `fsdp:-1 remat=full microbatches=2`.
+
+    Args:
+      names: all mesh axes in order.
+      knobs: every knob of `build` with its default.
+      varied: knobs of the search space, in its order: the plan states these whatever the text says.
+
+    Raises:
+      UsageError: no mesh, an unknown axis or knob, sizes that do not fit the devices, a value of another type.
+    """
+    mesh, *settings = text.split()
+    values: dict[str, Scalar] = {name: knobs[name] for name in varied if name in knobs}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or name not in knobs:
+            raise UsageError(
+                f"`{setting}` in the baseline `{text}` does not set a knob of `build`{did_you_mean(name, knobs)}",
+                hint="write `knob=value`; the knobs are: " + (", ".join(knobs) or "none"),
+            )
+        values[name] = _parse_value(name, value, knobs[name])
+    axes = parse_mesh(mesh, names, num_devices=num_devices, num_granules=num_granules)
+    return Plan(axes=axes, knobs=tuple(values.items()))
+
+
+def _parse_value(name: str, text: str, default: Scalar) -> Scalar:
+    kind = type(default)
+    try:
+        if kind is bool:
+            return _WORDS[text.lower()]
+        return kind(text)
+    except (KeyError, ValueError):
+        raise UsageError(
+            f"the baseline sets `{name}` to `{text}`, which is not of the type {kind.__name__} of its default `{default}`"
+        ) from None

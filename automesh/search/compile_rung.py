@@ -1,0 +1,234 @@
+"""The compile rung: every legal plan through the compiler, best first, shared with whoever has the storage open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from automesh.cost.roofline import predict
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, Failed, Failure, Outcome, OutOfMemory, TimedOut
+from automesh.program.nouns import CompileAnswer, Lowered
+from automesh.results.progress import Progress
+from automesh.search.notebook import Notebook
+from automesh.search.preparation import Preparation
+from automesh.search.rung import Rung
+from automesh.search.study import Study, Trial
+from automesh.units import format_bytes, format_seconds
+from automesh.worker.messages import CompileJob
+from automesh.worker.pool import Pool
+from automesh.worker.protocol import Answer
+
+POLL_S = 0.5
+GRACE_S = (
+    20.0  # what a compile in progress may take past the deadline before it is left for the next run
+)
+
+
+@dataclass(slots=True)
+class CompileRung:
+    """Runs the compile rung of one search.
+
+    Attributes:
+      plans: what to compile, in order.
+      workers: compiles side by side.
+      deadline_s: on `clock`; no compile is started after it, but the first always is.
+    """
+
+    preparation: Preparation
+    notebook: Notebook
+    study: Study
+    pool: Pool
+    progress: Progress
+    plans: Sequence[Plan]
+    workers: int
+    deadline_s: float
+    clock: Callable[[], float] = time.monotonic
+    _rung: Rung = field(init=False)
+    _done: dict[Plan, Outcome] = field(init=False, default_factory=dict)
+    _known: dict[str, tuple[str, Outcome]] = field(init=False, default_factory=dict)
+    _running: dict[int, tuple[Trial, float]] = field(init=False, default_factory=dict)
+    _programs: dict[str, int] = field(init=False, default_factory=dict)
+    _waiting: dict[str, list[Trial]] = field(init=False, default_factory=dict)
+    _read: list[Trial] = field(init=False, default_factory=list)
+    _retries: list[Trial] = field(init=False, default_factory=list)
+    _started: int = field(init=False, default=0)
+    _took_s: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self._rung = self.study.compile
+
+    def run(self) -> Mapping[Plan, Outcome]:
+        """Compiles until all plans are done or the deadline has passed.
+
+        Returns:
+          The outcome of every finished plan that matches the script as it is now.
+        """
+        while True:
+            self._reload()
+            if all(plan in self._done for plan in self.plans):
+                break
+            late_s = self.clock() - self.deadline_s
+            if late_s > 0 and self._started and (not self._running or late_s > GRACE_S):
+                break
+            if late_s <= 0 or not self._started:
+                self._lead()
+                self._start()
+            self.study.heartbeat()
+            if not self._running:
+                time.sleep(POLL_S)  # others on this storage compile what is left
+            for finished in self.pool.wait(POLL_S):
+                self._record(finished.ticket, finished.result)
+            self.progress.tick()
+        return {plan: self._done[plan] for plan in self.plans if plan in self._done}
+
+    def _reload(self) -> None:
+        """Takes over what other searches on this storage, or earlier runs, have finished."""
+        self._read = self._rung.trials()
+        for trial in self._read:
+            if trial.outcome is None:
+                continue
+            if self.notebook.is_current(trial):
+                self._done[trial.plan] = trial.outcome
+            if trial.versions == self.preparation.provenance and trial.fingerprint:
+                self._remember(trial.fingerprint, str(trial.plan), trial.outcome)
+        self._show()
+
+    def _remember(self, fingerprint: str, plan: str, outcome: Outcome) -> None:
+        # A program that ran out of memory will again; one whose worker died may have had bad luck.
+        if isinstance(outcome, (Compiled, OutOfMemory)):
+            self._known.setdefault(fingerprint, (plan, outcome))
+
+    def _lead(self) -> None:
+        """Only the holder of the lease puts plans into the queue, a few more than the workers can take."""
+        if not self.study.lead():
+            return
+        self._rung.adopt_expired()
+        mine = [trial for trial in self._read if self.notebook.is_current(trial)]
+        open_plans = {trial.plan for trial in mine if trial.is_open}
+        wanted = [p for p in self.plans if p not in self._done and p not in open_plans]
+        room = 2 * self.workers - sum(1 for trial in mine if trial.state == "waiting")
+        if wanted and room > 0:
+            self._rung.enqueue(wanted[:room])
+
+    def _start(self) -> None:
+        while self._retries and len(self._running) < self.workers:
+            self._submit(self._retries.pop())
+        while len(self._running) < self.workers:
+            trial = self._rung.claim()
+            if trial is None:
+                return
+            self._submit(trial)
+
+    def _submit(self, trial: Trial) -> None:
+        inspection = self.preparation.inspection
+        job = CompileJob(
+            entry=self.preparation.entry,
+            plan=trial.plan,
+            axis_types=inspection.axis_types,
+            facts=inspection.facts,
+            cache_dir=str(self.preparation.cache_dir),
+        )
+        ticket = self.pool.submit(
+            job, self.preparation.timeout_s, on_event=lambda event: self._on_event(trial, event)
+        )
+        self._running[ticket] = (trial, self.clock())
+        self._started += 1
+        self.progress.now(f"{trial.plan}, compiling")
+
+    def _on_event(self, trial: Trial, event: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Answers the worker that has lowered a plan: compile it, or leave it, being a known program."""
+        fingerprint = str(event.get("fingerprint", ""))
+        if not fingerprint:
+            return None
+        if fingerprint in self._known or fingerprint in self._programs:
+            return {"go": False}
+        self._programs[fingerprint] = trial.storage_id
+        return {"go": True}
+
+    def _record(self, ticket: int, result: Answer | Failure) -> None:
+        trial, began_s = self._running.pop(ticket)
+        self._took_s = self.clock() - began_s
+        if isinstance(result, Lowered):
+            if result.fingerprint in self._known:
+                self._take_over(trial, result.fingerprint)
+            else:
+                self._waiting.setdefault(result.fingerprint, []).append(trial)
+            return
+        if isinstance(result, CompileAnswer):
+            fingerprint, outcome = result.fingerprint, self._priced(result)
+        elif isinstance(result, (Failed, TimedOut, OutOfMemory)):
+            compiling = [key for key, owner in self._programs.items() if owner == trial.storage_id]
+            fingerprint, outcome = (compiling or [""])[0], result
+        else:
+            raise TypeError(f"a compile job was answered with {type(result).__name__}")
+        self._programs.pop(fingerprint, None)
+        self._finish(trial, outcome, fingerprint)
+        if fingerprint:
+            self._remember(fingerprint, str(trial.plan), outcome)
+            self._release_waiting(fingerprint)
+
+    def _priced(self, answer: CompileAnswer) -> Outcome:
+        limit = self.preparation.device_memory_bytes
+        if limit and answer.memory.peak_bytes > limit:
+            return OutOfMemory(
+                stage="compile",
+                needed_bytes=answer.memory.peak_bytes,
+                limit_bytes=limit,
+                detail=f"the compiler needs {format_bytes(answer.memory.peak_bytes)} on each device, "
+                f"which has {format_bytes(limit)}",
+            )
+        return Compiled(
+            fingerprint=answer.fingerprint,
+            memory=answer.memory,
+            counts=answer.counts,
+            step_s=predict(answer.counts, self.preparation.chip).step_s,
+            compile_s=answer.compile_s,
+        )
+
+    def _release_waiting(self, fingerprint: str) -> None:
+        for trial in self._waiting.pop(fingerprint, []):
+            if fingerprint in self._known:
+                self._take_over(trial, fingerprint)
+            else:
+                self._retries.append(trial)
+
+    def _take_over(self, trial: Trial, fingerprint: str) -> None:
+        plan, outcome = self._known[fingerprint]
+        if isinstance(outcome, Compiled):
+            # Priced again: the chip table may have changed since a stale trial was written.
+            step_s = predict(outcome.counts, self.preparation.chip).step_s
+            outcome = replace(
+                outcome, compile_s=0.0, step_s=step_s, same_as=outcome.same_as or plan
+            )
+        self._finish(trial, outcome, fingerprint)
+
+    def _finish(self, trial: Trial, outcome: Outcome, fingerprint: str) -> None:
+        self._rung.finish(trial, outcome, fingerprint=fingerprint)
+        self._done[trial.plan] = outcome
+
+    def _show(self) -> None:
+        outcomes = [self._done[plan] for plan in self.plans if plan in self._done]
+        failed = sum(1 for outcome in outcomes if not isinstance(outcome, Compiled))
+        self.progress.phase(
+            "compile",
+            total=len(self.plans),
+            done=len(outcomes),
+            note=f"{failed} failed" if failed else "",
+            took_s=self._took_s,
+            lanes=self.workers,
+        )
+        self._took_s = 0.0
+        best = min(
+            (
+                (outcome.step_s, plan)
+                for plan, outcome in self._done.items()
+                if isinstance(outcome, Compiled)
+            ),
+            key=lambda pair: (pair[0], str(pair[1])),
+            default=None,
+        )
+        if best is not None:
+            self.progress.best(f"{best[1]}, {format_seconds(best[0])} predicted")

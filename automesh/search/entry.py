@@ -1,0 +1,56 @@
+"""What the user typed after `search`, turned into an `Entry`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.program.nouns import Entry
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*")
+
+
+def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
+    """Reads `train.py`, `train.py:make_step` or `pkg.module:fn`.
+
+    Raises:
+      UsageError: no such script, a folder, or neither a script nor a module.
+    """
+    location, colon, function = text.rpartition(":")
+    if not colon:
+        location, function = text, "build"
+    if not _FUNCTION.fullmatch(function):
+        raise UsageError(
+            f"`{function}` in `{text}` is not the name of a function",
+            hint="write `train.py`, `train.py:make_step` or `package.module:function`",
+        )
+    path = Path(location).expanduser()
+    if path.is_dir():
+        raise UsageError(
+            f"`{location}` is a folder, not a script",
+            hint=f"name the script in it: `{location}/train.py`",
+        )
+    if path.is_file():
+        return Entry(
+            kind="script", location=str(path.resolve()), function=function, argv=tuple(argv)
+        )
+    if colon and _MODULE.fullmatch(location):
+        return Entry(kind="module", location=location, function=function, argv=tuple(argv))
+    raise UsageError(f"there is no script `{location}`", hint=_suggestion(path))
+
+
+def _suggestion(path: Path) -> str:
+    try:
+        scripts = [entry.name for entry in path.parent.iterdir() if entry.suffix == ".py"]
+    except OSError:
+        return f"the folder `{path.parent}` does not exist either"
+    close = difflib.get_close_matches(path.name, scripts, n=1)
+    if close:
+        return f"did you mean `{path.parent / close[0]}`?"
+    return (
+        "give the path of a Python file with a function `build(mesh)`, or `package.module:function`"
+    )

@@ -1,0 +1,175 @@
+"""Who works on what: holds that end when their owner dies or falls silent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+LEASE_S = 30.0
+"""A hold that was not renewed for this long, by the storage's clock, may be taken over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """One opened study in one process.
+
+    Attributes:
+      host: the host's name, for people.
+      machine: hash of the host's name, boot and pid namespace; pids compare only where it is equal.
+      pid: process id.
+      start: when the process started, in a form that only compares for equality: pids are reused.
+      token: tells two studies opened in one process apart.
+    """
+
+    host: str
+    machine: str
+    pid: int
+    start: str
+    token: str
+
+
+def this_owner() -> Owner:
+    """A new owner for this process."""
+    pid = os.getpid()
+    return Owner(
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=pid,
+        start=_process_start(pid),
+        token=uuid.uuid4().hex[:12],
+    )
+
+
+def is_dead(owner: Owner) -> bool:
+    """True only if certain: the owner lived on this machine, and its process is gone or a zombie."""
+    return owner.machine == _machine() and _process_start(owner.pid) != owner.start
+
+
+def _machine() -> str:
+    parts = [socket.gethostname()]
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    if boot.exists():
+        # Two containers may share a name; a pid says nothing outside of its own namespace and boot.
+        parts += [boot.read_text().strip(), str(namespace.readlink())]
+    else:
+        parts.append(platform.platform())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _process_start(pid: int) -> str:
+    """When the process started, empty if there is no such process or it is a zombie."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return ""
+        stat = Path(f"/proc/{pid}/stat")
+        if stat.exists():
+            # Ticks since boot (field 22): psutil's create_time moves when the clock is set.
+            return stat.read_text().rpartition(")")[2].split()[19]
+        return str(process.create_time())
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """One row: `owner` has `key` since it last said so at `renewed_s` (the storage's clock).
+
+    `version` grows with every change and is what a compare-and-set compares.
+    """
+
+    key: str
+    owner: Owner
+    renewed_s: float
+    version: int
+
+
+class Holds(Protocol):
+    """A small shared table of holds; every change is one atomic compare-and-set."""
+
+    def now(self) -> float:
+        """Seconds by the clock that all who share the storage see: clocks of hosts may differ."""
+        ...
+
+    def get(self, key: str) -> Hold | None: ...
+
+    def under(self, prefix: str) -> dict[str, Hold]:
+        """All holds whose key starts with `prefix`."""
+        ...
+
+    def swap(self, key: str, old: Hold | None, owner: Owner | None) -> bool:
+        """Gives `key` to `owner` (None: to nobody) if it still is as in `old`; else False."""
+        ...
+
+    def renew(self, owner: Owner) -> None:
+        """Restarts the clock of everything that `owner` still has."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def expired(hold: Hold, now_s: float) -> bool:
+    """Whether anyone may take it over: its process is dead, or was silent for `LEASE_S`."""
+    return is_dead(hold.owner) or now_s - hold.renewed_s > LEASE_S
+
+
+def take(holds: Holds, key: str, owner: Owner) -> bool:
+    """Takes `key` if nobody has it or its owner is gone; True also if `owner` has it already."""
+    hold = holds.get(key)
+    if hold is not None and hold.owner != owner and not expired(hold, holds.now()):
+        return False
+    return holds.swap(key, hold, owner)
+
+
+def release(holds: Holds, key: str, owner: Owner) -> None:
+    """Gives `key` back; does nothing if somebody else has it by now."""
+    # Again if a renewal came in between.
+    while (hold := holds.get(key)) is not None and hold.owner == owner:
+        if holds.swap(key, hold, None):
+            return
+
+
+class Lease:
+    """The right to enqueue and to measure in one study: at most one process has it.
+
+    It ends `LEASE_S` after the last `renew`, or at once when its process is found dead.
+    """
+
+    def __init__(self, holds: Holds, key: str, owner: Owner) -> None:
+        self._holds = holds
+        self._key = key
+        self._owner = owner
+
+    def acquire(self) -> bool:
+        """Takes the lease if it is free or expired; True if this process has it now."""
+        return take(self._holds, self._key, self._owner)
+
+    def held(self) -> bool:
+        """Whether this process has the lease, asked of the storage."""
+        hold = self._holds.get(self._key)
+        return hold is not None and hold.owner == self._owner
+
+    def renew(self) -> bool:
+        """Keeps the lease and all claims of this process alive; call it every few seconds.
+
+        Returns:
+          Whether the lease is still this process's: False once another has taken it over.
+        """
+        self._holds.renew(self._owner)
+        return self.held()
+
+    def holder(self) -> Owner | None:
+        """Who has it, None if nobody or somebody who is gone."""
+        hold = self._holds.get(self._key)
+        return None if hold is None or expired(hold, self._holds.now()) else hold.owner
+
+    def release(self) -> None:
+        release(self._holds, self._key, self._owner)

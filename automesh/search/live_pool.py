@@ -1,0 +1,40 @@
+"""A pool seen by the race: blocking calls that keep the study's lease and the display alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.program.nouns import VisitAnswer
+from automesh.results.progress import Progress
+from automesh.search.study import Study
+from automesh.worker.messages import VisitJob
+from automesh.worker.pool import Pool
+
+_PULSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePool:
+    """Runs visits one at a time; a visit may take longer than a lease lives without a heartbeat."""
+
+    pool: Pool
+    study: Study
+    progress: Progress
+
+    def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
+        """Does one visit; see `VisitPool`."""
+        ticket = self.pool.submit(job, timeout_s)
+        while True:
+            for finished in self.pool.wait(_PULSE_S):
+                if finished.ticket != ticket:
+                    continue
+                if isinstance(finished.result, (VisitAnswer, Failed, TimedOut, OutOfMemory)):
+                    return finished.result
+                raise TypeError(f"a visit was answered with {type(finished.result).__name__}")
+            self.study.heartbeat()
+            self.progress.tick()
+
+    def recycle(self) -> None:
+        """Lets the next visit start in a fresh process."""
+        self.pool.recycle()

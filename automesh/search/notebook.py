@@ -1,0 +1,111 @@
+"""What a study remembers besides its trials: its header, the reference, the decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from automesh.jsonio import from_json, to_json
+from automesh.mesh.axes import Plan
+from automesh.search.study import Study, Trial
+from automesh.search.verdict import Decision
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a search knew when it started; with the trials it is all that `show` needs.
+
+    Attributes:
+      plans: how many plans there were to compile, the baseline included.
+      ruled_out: how many plans each rule rejected.
+      location: where the trials are, for people.
+    """
+
+    workload: str
+    target: str
+    platform: str
+    device_kind: str
+    device_count: int
+    axes: tuple[str, ...]
+    enumerated: int
+    plans: int
+    ruled_out: tuple[tuple[str, int], ...]
+    baseline: tuple[Plan, ...]
+    notices: tuple[str, ...]
+    tokens_per_step: int
+    location: str
+    results_dir: str
+    command: str
+    source_hash: str
+    versions: Pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """How the last run ended.
+
+    Attributes:
+      made: UTC time, ISO 8601.
+    """
+
+    stop_reason: str
+    rules_path: str
+    interrupted: bool
+    made: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notebook:
+    """Typed notes of one study; those of an older script or other versions are not read."""
+
+    study: Study
+    source_hash: str
+    versions: Pairs
+
+    def is_current(self, trial: Trial) -> bool:
+        """Whether a trial belongs to the script and the versions as they are now."""
+        return trial.matches(self.source_hash, self.versions)
+
+    def note_header(self, header: Header) -> None:
+        self.study.note("header", to_json(header, Header))
+
+    def note_footer(self, footer: Footer) -> None:
+        self._note("footer", to_json(footer, Footer))
+
+    def footer(self) -> Footer | None:
+        found = self._noted("footer")
+        return None if found is None else from_json(found, Footer)
+
+    def note_reference(self, name: str) -> None:
+        self._note("reference", name)
+
+    def reference(self) -> str:
+        return str(self._noted("reference") or "")
+
+    def note_decision(self, decision: Decision) -> None:
+        self._note("decision", to_json(decision, Decision))
+
+    def decision(self) -> Decision | None:
+        found = self._noted("decision")
+        return None if found is None else from_json(found, Decision)
+
+    def _note(self, key: str, value: Any) -> None:
+        mine = {"source_hash": self.source_hash, "versions": dict(self.versions), "value": value}
+        self.study.note(key, mine)
+
+    def _noted(self, key: str) -> Any:
+        found = self.study.noted(key) or {}
+        mine = (self.source_hash, dict(self.versions))
+        return (
+            found.get("value")
+            if (found.get("source_hash"), found.get("versions")) == mine
+            else None
+        )
+
+
+def read_header(study: Study) -> Header | None:
+    """The header that the last search left in a study; None if none got that far."""
+    found = study.noted("header")
+    return None if found is None else from_json(found, Header)

@@ -1,0 +1,197 @@
+"""Before the first trial: what the script is, what the devices are, which plans are legal."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from automesh.errors import UsageError
+from automesh.hardware import Chip, Target, chip_for, local_selector
+from automesh.mesh.axes import Plan
+from automesh.mesh.granules import granules_of
+from automesh.outcomes import Failed, OutOfMemory, TimedOut
+from automesh.program.nouns import Entry, Inspection
+from automesh.results.progress import Progress
+from automesh.search.baseline import parse_plan
+from automesh.search.identity import study_name
+from automesh.search.request import SearchRequest
+from automesh.space.legal import Enumeration, find_legal
+from automesh.space.settings import StepFacts
+from automesh.space.space import SearchSpace
+from automesh.worker.messages import InspectJob, Surroundings
+from automesh.worker.pool import Pool
+
+Versions = tuple[tuple[str, str], ...]
+_NEEDED_BYTES = (
+    2 * 2**30
+)  # what a compile of a middling step takes; decides how many run side by side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """Everything that the rungs need to know.
+
+    Attributes:
+      baseline: the script's own plan, or nothing.
+      name: of the study.
+      folder: of the study.
+      device_memory_bytes: what one device can hold; 0 where nobody says (CPU).
+      provenance: versions and environment; trials made with others are stale.
+    """
+
+    entry: Entry
+    selector: str
+    name: str
+    folder: Path
+    inspection: Inspection
+    enumeration: Enumeration
+    baseline: tuple[Plan, ...]
+    chip: Chip
+    device_memory_bytes: int
+    provenance: Versions
+    num_granules: int
+    timeout_s: float
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where jax keeps compiled programs, so that the measure rung need not compile again."""
+        return self.folder / "cache"
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans to compile: the baseline, then the legal ones."""
+        return tuple(dict.fromkeys([*self.baseline, *self.enumeration.legal]))
+
+
+def surroundings_of(target: Target) -> Surroundings:
+    """The environment in which workers serve a target."""
+    return Surroundings(platforms=target.platforms, cpu_devices=target.cpu_devices)
+
+
+def memory_share_bytes(workers: int) -> int:
+    """What one of several workers may take: its part of nine tenths of what is free now."""
+    return max(int(0.9 * psutil.virtual_memory().available / workers), 2**28)
+
+
+def count_workers(target: Target, wanted: int) -> int:
+    """How many compile side by side: one per core that memory allows, one on an attached accelerator."""
+    if target.platforms != "cpu":
+        return 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    fitting = int(psutil.virtual_memory().available // _NEEDED_BYTES)
+    return wanted or max(1, min(cores, fitting))
+
+
+def inspect(
+    pool: Pool, request: SearchRequest, space: SearchSpace, progress: Progress
+) -> Inspection:
+    """Asks a worker what the script and the devices are.
+
+    Raises:
+      UsageError: the script or its `build` cannot be used, or there are several processes.
+    """
+    progress.now(f"looking at {request.entry.location}")
+    answer = pool.run(InspectJob(entry=request.entry, axis_names=space.names), request.timeout_s)
+    if not isinstance(answer, Inspection):
+        raise _inspection_error(answer)
+    if answer.process_count > 1:
+        raise UsageError(
+            f"jax was started with {answer.process_count} processes, but a search runs in one",
+            hint="run the search on one host, without a launcher",
+        )
+    return answer
+
+
+def _inspection_error(answer: object) -> UsageError:
+    match answer:
+        case TimedOut():
+            reason, tail = f"`build` did not return within {answer.limit_s:.0f} s", answer.log_tail
+        case OutOfMemory():
+            reason, tail = f"the script ran out of memory: {answer.detail}", ""
+        case Failed():
+            reason, tail = answer.reason, answer.log_tail.strip()
+        case _:
+            raise TypeError(f"an inspection was answered with {type(answer).__name__}")
+    message, _, hint = reason.partition("\nhint: ")
+    if tail and not hint:
+        hint = f"the end of its output was:\n{tail}"
+    return UsageError(message, hint=hint)
+
+
+def prepare(
+    request: SearchRequest,
+    target: Target,
+    space: SearchSpace,
+    inspection: Inspection,
+    progress: Progress,
+) -> Preparation:
+    """Enumerates the plans and names the study.
+
+    Raises:
+      UsageError: the space or the baseline does not fit the script or the devices.
+      NoFeasibleMesh: no plan is legal.
+    """
+    devices = inspection.devices
+    num_granules = len(granules_of(devices))
+    first = devices[0]
+    chip = chip_for(first.kind, first.platform)
+    enumeration = find_legal(
+        space,
+        StepFacts(
+            facts=inspection.facts,
+            used_axes=inspection.used_axes,
+            knobs=inspection.knobs,
+            takes_any_knob=inspection.takes_any_knob,
+        ),
+        num_devices=len(devices),
+        num_granules=num_granules,
+        platform=first.platform,
+    )
+    for notice in (*target.notices, *enumeration.notices):
+        progress.notice(notice)
+    slices = len({device.slice_index for device in devices})
+    selector = target.selector or local_selector(first.platform, first.kind, len(devices), slices)
+    text = request.baseline or inspection.baseline
+    baseline = (
+        (
+            parse_plan(
+                text,
+                names=space.names,
+                num_devices=len(devices),
+                num_granules=num_granules,
+                knobs=dict(inspection.knobs),
+                varied=[name for name, _ in enumeration.legal[0].knobs],
+            ),
+        )
+        if text
+        else ()
+    )
+    name = study_name(request.entry, selector=selector, axes=space.names, scope=request.results)
+    folder = _study_folder(request.results, name, new=request.new)
+    return Preparation(
+        entry=request.entry,
+        selector=selector,
+        name=folder.name,
+        folder=folder,
+        inspection=inspection,
+        enumeration=enumeration,
+        baseline=baseline,
+        chip=chip,
+        device_memory_bytes=inspection.device_memory_bytes,
+        provenance=tuple(sorted((*inspection.versions, *inspection.environment))),
+        num_granules=num_granules,
+        timeout_s=request.timeout_s,
+    )
+
+
+def _study_folder(results: Path, name: str, *, new: bool) -> Path:
+    """The newest study of this name, or the next free one: `name`, `name-2`, `name-3`."""
+    number, folder = 1, results / name
+    while (following := results / f"{name}-{number + 1}").exists():
+        number, folder = number + 1, following
+    return following if new and folder.exists() else folder

@@ -1,0 +1,154 @@
+"""From trials to ranked candidates: a pure function, so that recorded studies can be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from automesh.cost.roofline import predict
+from automesh.hardware import Chip
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, Measured, Outcome
+from automesh.results.result import Candidate, Standing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The race's verdict on one finalist against the winner; `ratio` is its time over the winner's."""
+
+    plan: Plan
+    verdict: str
+    ratio: float
+    interval: tuple[float, float]
+
+
+def may_be_exported(outcome: Outcome | None) -> bool:
+    """Whether a measured plan computes what the reference computes."""
+    return isinstance(outcome, Measured) and outcome.numerics in ("agree", "reference")
+
+
+def promising(
+    compiled: Mapping[Plan, Outcome], *, first: Sequence[Plan], limit: int
+) -> tuple[Plan, ...]:
+    """The plans to measure: `first` as they are, then the `limit` fastest by prediction, one per program.
+
+    Args:
+      compiled: outcome of the compile rung by plan.
+      first: plans to measure in any case (the baseline), if they compiled.
+    """
+    chosen: dict[str, Plan] = {}
+    for plan in first:
+        outcome = compiled.get(plan)
+        if isinstance(outcome, Compiled):
+            chosen[outcome.fingerprint] = plan
+    limit += len(chosen)
+    ranked = sorted(
+        (
+            (outcome.step_s, bool(outcome.same_as), str(plan), plan, outcome)
+            for plan, outcome in compiled.items()
+            if isinstance(outcome, Compiled)
+        ),
+        key=lambda item: item[:3],
+    )
+    for _, _, _, plan, outcome in ranked:
+        if len(chosen) >= limit:
+            break
+        chosen.setdefault(outcome.fingerprint, plan)
+    return tuple(chosen.values())
+
+
+def rank(
+    *,
+    compiled: Mapping[Plan, Outcome],
+    measured: Mapping[Plan, Outcome],
+    comparisons: Sequence[Comparison],
+    baseline: Sequence[Plan],
+    chip: Chip,
+    winner: Sequence[Plan],
+) -> tuple[Candidate, ...]:
+    """Orders every plan that was tried: exportable measurements, other measurements, predictions, failures.
+
+    Args:
+      comparisons: the race's verdicts; a measured plan without one is compared by its interval alone.
+      baseline: the script's own plan, or nothing.
+      winner: the plan that is exported, or nothing; it comes first.
+    """
+    verdicts = {comparison.plan: comparison for comparison in comparisons}
+    best_s = _best_seconds(measured, winner)
+    best_predicted_s = min(
+        (outcome.step_s for outcome in compiled.values() if isinstance(outcome, Compiled)),
+        default=0.0,
+    )
+    rows: list[tuple[tuple[int, float, str], Candidate]] = []
+    for plan in dict.fromkeys([*compiled, *measured]):
+        outcome = measured.get(plan) or compiled[plan]
+        prediction = compiled.get(plan)
+        candidate = Candidate(
+            plan=plan,
+            outcome=outcome,
+            standing=_standing(plan, outcome, verdicts, winner, best_s, best_predicted_s),
+            bound_by=predict(prediction.counts, chip).bound_by
+            if isinstance(prediction, Compiled)
+            else "",
+            peak_bytes=_peak(outcome, prediction),
+            compiled=prediction if isinstance(prediction, Compiled) else None,
+            is_baseline=plan in baseline,
+        )
+        rows.append((_order(candidate, plan in winner), candidate))
+    return tuple(candidate for _, candidate in sorted(rows, key=lambda row: row[0]))
+
+
+def _best_seconds(measured: Mapping[Plan, Outcome], winner: Sequence[Plan]) -> float:
+    eligible = winner or [plan for plan, outcome in measured.items() if may_be_exported(outcome)]
+    times = [
+        outcome.step_s for plan in eligible if isinstance(outcome := measured.get(plan), Measured)
+    ]
+    return min(times, default=0.0)
+
+
+def _standing(
+    plan: Plan,
+    outcome: Outcome,
+    verdicts: Mapping[Plan, Comparison],
+    winner: Sequence[Plan],
+    best_s: float,
+    best_predicted_s: float,
+) -> Standing:
+    if isinstance(outcome, Compiled):
+        ratio = outcome.step_s / best_predicted_s if best_predicted_s else 1.0
+        return Standing(verdict="not_measured", ratio=ratio, interval=(ratio, ratio))
+    if not isinstance(outcome, Measured):
+        return Standing(verdict="failed")
+    ratio = outcome.step_s / best_s if best_s else 1.0
+    low, high = (bound / best_s if best_s else 1.0 for bound in outcome.interval_s)
+    if not may_be_exported(outcome):
+        return Standing(verdict="excluded", ratio=ratio, interval=(low, high))
+    if plan in winner:
+        return Standing(verdict="best")
+    if plan in verdicts:
+        known = verdicts[plan]
+        return Standing(
+            verdict="slower" if known.verdict == "slower" else "tie",
+            ratio=known.ratio,
+            interval=known.interval,
+        )
+    if not winner and outcome.step_s == best_s:
+        return Standing(verdict="best")
+    return Standing(verdict="slower" if low > 1.0 else "tie", ratio=ratio, interval=(low, high))
+
+
+def _peak(outcome: Outcome, prediction: Outcome | None) -> int:
+    if isinstance(outcome, Measured) and outcome.peak_bytes:
+        return outcome.peak_bytes
+    return prediction.memory.peak_bytes if isinstance(prediction, Compiled) else 0
+
+
+def _order(candidate: Candidate, is_winner: bool) -> tuple[int, float, str]:
+    outcome, text = candidate.outcome, str(candidate.plan)
+    if is_winner:
+        return (0, 0.0, text)
+    if isinstance(outcome, Measured):
+        return (1 if may_be_exported(outcome) else 2, candidate.standing.ratio, text)
+    if isinstance(outcome, Compiled):
+        return (3, outcome.step_s, text)
+    return (4, 0.0, text)

@@ -1,0 +1,92 @@
+"""Whose losses the finalists must reproduce, and whether they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Numerics
+from automesh.program.nouns import VisitAnswer
+from automesh.search.numerics import Agreement, compare_losses
+from automesh.search.visits import Calibration, Subject, VisitPool, VisitRules, record_losses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The losses that others are compared with.
+
+    Attributes:
+      name: whose they are, in words.
+      plan: the plan itself; nothing where none could be had.
+      losses: scalar outputs of the first steps, in order.
+    """
+
+    name: str
+    plan: tuple[Plan, ...]
+    losses: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Checks:
+    """How each plan's losses compare with the reference's."""
+
+    _found: dict[Plan, tuple[Numerics, str]] = field(
+        default_factory=dict[Plan, tuple[Numerics, str]]
+    )
+
+    def note(self, plan: Plan, numerics: Numerics, detail: str) -> None:
+        self._found[plan] = (numerics, detail)
+
+    def of(self, plan: Plan) -> tuple[Numerics, str]:
+        return self._found[plan]
+
+    def agrees(self, plan: Plan) -> bool:
+        return self._found[plan][0] in ("agree", "reference")
+
+
+def find_reference(
+    pool: VisitPool,
+    subject: Subject,
+    *,
+    baseline: Sequence[Calibration],
+    plans: Sequence[Plan],
+    rules: VisitRules,
+) -> Reference:
+    """The baseline's losses, else those of the step on one device, else those of the first dp plan.
+
+    Args:
+      baseline: the baseline's first visit, if there is a baseline and it ran.
+      plans: all legal plans; the first has the default knobs.
+    """
+    for calibration in baseline:
+        return Reference(
+            name=f"the baseline {calibration.plan}",
+            plan=(calibration.plan,),
+            losses=calibration.first.losses,
+        )
+    single = replace(plans[0], axes=tuple(replace(axis, ici=1, dcn=1) for axis in plans[0].axes))
+    parallel = [plan for plan in plans if _is_data_parallel(plan)]
+    candidates = [("the step on one device", single)]
+    candidates += [(f"the data-parallel plan {plan}", plan) for plan in parallel[:1]]
+    for name, plan in candidates:
+        answer = record_losses(pool, subject, plan, rules=rules)
+        if isinstance(answer, VisitAnswer):
+            return Reference(name=name, plan=(plan,), losses=answer.losses)
+    return Reference(
+        name="none: neither one device nor data parallelism could run the step", plan=(), losses=()
+    )
+
+
+def check(reference: Reference, plan: Plan, answer: VisitAnswer) -> tuple[Numerics, str]:
+    """How a plan's losses compare with the reference's: the verdict and a sentence if they do not agree."""
+    found: Agreement = compare_losses(reference.losses, answer.losses, answer.loss_dtype)
+    if found.verdict == "agree" and plan in reference.plan:
+        return "reference", ""
+    if not reference.plan:
+        return "unverified", f"there is no reference ({reference.name})"
+    return found.verdict, found.detail
+
+
+def _is_data_parallel(plan: Plan) -> bool:
+    return plan.sizes.get("dp", plan.axes[0].size) == plan.num_devices

@@ -1,0 +1,299 @@
+"""One search from its request to its result: prepare, compile, measure, write."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.hardware import parse_target, running_under_several_processes
+from automesh.program.nouns import Inspection
+from automesh.results.csv_export import write_csv
+from automesh.results.progress import Progress
+from automesh.results.result import Funnel, SearchResult
+from automesh.results.rule import save_rule
+from automesh.search.assemble import assemble
+from automesh.search.compile_rung import CompileRung
+from automesh.search.identity import workload_name
+from automesh.search.live_pool import LivePool
+from automesh.search.measure_rung import MeasureRung
+from automesh.search.notebook import Footer, Header, Notebook, read_header
+from automesh.search.preparation import (
+    Preparation,
+    count_workers,
+    inspect,
+    memory_share_bytes,
+    prepare,
+    surroundings_of,
+)
+from automesh.search.request import SearchRequest
+from automesh.search.study import Study, open_study, parse_storage
+from automesh.search.visits import VisitRules
+from automesh.space.spec import read_space
+from automesh.units import format_wait
+from automesh.worker.pool import Pool
+
+COMPILE_SHARE = 0.6  # of the budget; what compiling leaves of it goes to measuring
+
+
+def run_search(
+    request: SearchRequest, progress: Progress, *, clock: Callable[[], float] = time.monotonic
+) -> SearchResult:
+    """Searches until the budget is spent or nothing is left to try.
+
+    Raises:
+      UsageError: bad input.
+      NoFeasibleMesh: no plan is legal.
+    """
+    several = running_under_several_processes(os.environ)
+    if several:
+        raise UsageError(
+            f"this is one of several processes ({several}), but a search runs in a single one",
+            hint="run the search on one host, without the launcher",
+        )
+    target = parse_target(request.target, os.environ)
+    space = read_space(request.space)
+    workers = count_workers(target, request.workers)
+    logs = _make_folder(request.results) / ".inspect"
+    limit = request.memory_limit_bytes or memory_share_bytes(1)
+    surroundings = surroundings_of(target)
+    with Pool(
+        size=1, surroundings=surroundings, log_dir=logs, memory_limit_bytes=limit
+    ) as inspecting:
+        inspection = inspect(inspecting, request, space, progress)
+        preparation = prepare(request, target, space, inspection, progress)
+    if request.dry_run:
+        return _enumerated_only(request, preparation)
+    _make_folder(preparation.folder)
+    storage = parse_storage(request.storage, preparation.folder)
+    with (
+        open_study(
+            storage,
+            preparation.name,
+            source_hash=inspection.source_hash,
+            versions=preparation.provenance,
+        ) as study,
+        Pool(
+            size=workers,
+            surroundings=surroundings,
+            log_dir=preparation.folder / "logs",
+            memory_limit_bytes=request.memory_limit_bytes or memory_share_bytes(workers),
+        ) as pool,
+    ):
+        search = _Search(
+            request=request,
+            preparation=preparation,
+            study=study,
+            pool=pool,
+            progress=progress,
+            workers=workers,
+            clock=clock,
+        )
+        return search.run()
+
+
+def read_result(study: Path | None, *, results: Path, storage: str) -> SearchResult:
+    """Reads what a study holds, without running anything.
+
+    Raises:
+      UsageError: there is no such study, or it cannot be read.
+    """
+    folder = _newest(results) if study is None else study
+    place = parse_storage(storage, folder)
+    if place.kind != "server" and not Path(place.location).is_file():
+        raise UsageError(
+            f"there is no study in `{folder}`",
+            hint="give the folder of a study, as `search` printed it, or its --storage",
+        )
+    with open_study(place, folder.resolve().name) as opened:
+        header = read_header(opened)
+        if header is None:
+            raise UsageError(
+                f"the study in `{folder}` holds nothing yet", hint="run its search first"
+            )
+        return assemble(opened, header)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    request: SearchRequest
+    preparation: Preparation
+    study: Study
+    pool: Pool
+    progress: Progress
+    workers: int
+    clock: Callable[[], float]
+
+    def run(self) -> SearchResult:
+        header = _header(self.request, self.preparation, self.study)
+        notebook = Notebook(
+            study=self.study, source_hash=header.source_hash, versions=header.versions
+        )
+        self.study.compile.adopt_expired()
+        notebook.note_header(header)
+        started_s = self.clock()
+        interrupted = False
+        try:
+            self._climb(notebook, started_s)
+        except KeyboardInterrupt:
+            # Whatever is in flight is given back when the study closes; the table shows the rest.
+            interrupted = True
+            self.pool.close()
+        footer = Footer(
+            stop_reason=self._stop_reason(header, interrupted, started_s),
+            rules_path="",
+            interrupted=interrupted,
+            made=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        notebook.note_footer(footer)
+        result = assemble(self.study, header)
+        if result.verifications and self.request.rules and not interrupted:
+            path = save_rule(result, Path(self.request.rules))
+            notebook.note_footer(_with_rules(footer, str(path)))
+            result = assemble(self.study, header)
+        write_csv(result, self.preparation.folder / "trials.csv")
+        return result
+
+    def _climb(self, notebook: Notebook, started_s: float) -> None:
+        budget_s = self.request.budget_s
+        compiled = CompileRung(
+            preparation=self.preparation,
+            notebook=notebook,
+            study=self.study,
+            pool=self.pool,
+            progress=self.progress,
+            plans=self.preparation.plans,
+            workers=self.workers,
+            deadline_s=started_s + COMPILE_SHARE * budget_s,
+            clock=self.clock,
+        ).run()
+        # Compile workers share the machine's memory and cores with what is measured: they go first.
+        self.pool.recycle()
+        MeasureRung(
+            preparation=self.preparation,
+            study=self.study,
+            notebook=notebook,
+            pool=LivePool(pool=self.pool, study=self.study, progress=self.progress),
+            progress=self.progress,
+            compiled=compiled,
+            top=self.request.top,
+            deadline_s=started_s + budget_s,
+            rules=VisitRules(timeout_s=self.request.timeout_s),
+            clock=self.clock,
+        ).run()
+
+    def _stop_reason(self, header: Header, interrupted: bool, started_s: float) -> str:
+        if interrupted:
+            return "interrupted"
+        result = assemble(self.study, header)
+        if result.funnel.waiting:
+            spent = format_wait(self.request.budget_s)
+            return f"the budget of {spent} was spent before all plans were compiled"
+        if not result.verifications:
+            return "every plan was compiled, and nothing that was measured may be exported"
+        decision = result.verifications[0]
+        return (
+            "every legal plan was compiled and the most promising were measured; "
+            f"the winner was measured again in {decision.processes} fresh processes"
+        )
+
+
+def _header(request: SearchRequest, preparation: Preparation, study: Study) -> Header:
+    enumeration, inspection = preparation.enumeration, preparation.inspection
+    first = inspection.devices[0]
+    extra = len(preparation.plans) - len(enumeration.legal)  # a baseline outside of the space
+    return Header(
+        workload=workload_name(request.entry),
+        target=preparation.selector,
+        platform=first.platform,
+        device_kind=first.kind,
+        device_count=len(inspection.devices),
+        axes=tuple(axis.name for axis in enumeration.legal[0].axes),
+        enumerated=enumeration.num_plans + extra,
+        plans=len(preparation.plans),
+        ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
+        baseline=preparation.baseline,
+        notices=enumeration.notices,
+        tokens_per_step=inspection.tokens_per_step,
+        location=study.storage.text,
+        results_dir=str(preparation.folder),
+        command=shlex.join(["automesh", *sys.argv[1:]]),
+        source_hash=inspection.source_hash,
+        versions=preparation.provenance,
+    )
+
+
+def _with_rules(footer: Footer, path: str) -> Footer:
+    return Footer(
+        stop_reason=footer.stop_reason,
+        rules_path=path,
+        interrupted=footer.interrupted,
+        made=footer.made,
+    )
+
+
+def _enumerated_only(request: SearchRequest, preparation: Preparation) -> SearchResult:
+    enumeration = preparation.enumeration
+    ruled_out = tuple((one.rule, one.count) for one in enumeration.rejections)
+    inspection: Inspection = preparation.inspection
+    return SearchResult(
+        workload=workload_name(request.entry),
+        target=preparation.selector,
+        platform=inspection.devices[0].platform,
+        device=inspection.devices[0].kind,
+        device_count=len(inspection.devices),
+        axes=tuple(axis.name for axis in enumeration.legal[0].axes),
+        candidates=(),
+        funnel=Funnel(
+            enumerated=enumeration.num_plans,
+            ruled_out=ruled_out,
+            legal=len(enumeration.legal),
+            compiled=0,
+            duplicates=0,
+            out_of_memory=0,
+            failed=0,
+            timed_out=0,
+            waiting=len(enumeration.legal),
+            measured=0,
+        ),
+        reference="",
+        verifications=(),
+        stop_reason="dry run: nothing was compiled or measured",
+        notices=enumeration.notices,
+        tokens_per_step=inspection.tokens_per_step,
+        study="",
+        results_dir="",
+        rules_path="",
+        command="",
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=preparation.provenance,
+    )
+
+
+def _make_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise UsageError(
+            f"`{folder}` cannot be written: {error.strerror}",
+            hint="choose another folder with --results",
+        ) from None
+    return folder
+
+
+def _newest(results: Path) -> Path:
+    studies = [path.parent for path in results.glob("*/study.db")]
+    if not studies:
+        raise UsageError(
+            f"there is no study under `{results}`",
+            hint="run `automesh search SCRIPT` first, or give the study's folder",
+        )
+    return max(studies, key=lambda folder: (folder / "study.db").stat().st_mtime)

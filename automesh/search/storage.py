@@ -1,0 +1,88 @@
+"""Where a study is kept: the `--storage` argument, read and checked without opening anything."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from automesh.errors import UsageError
+from automesh.results.words import hide_password
+
+_SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
+_JOURNAL_SUFFIXES = (".journal", ".log")
+_SQLITE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9]*)(\+[A-Za-z0-9]+)?:")
+_HINT = (
+    "use `postgresql+psycopg://user@host/database`, `mysql+pymysql://user@host/database`, "
+    "`sqlite:///file.db`, or a journal file such as `/shared/study.journal`"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """A place for studies.
+
+    Attributes:
+      kind: a SQLite file, a database server, or a journal file.
+      location: absolute path of the file, or the server's URL as SQLAlchemy reads it.
+    """
+
+    kind: Literal["sqlite", "server", "journal"]
+    location: str
+
+    @property
+    def text(self) -> str:
+        """For messages and tables: the location, any password replaced."""
+        return hide_password(self.location)
+
+
+def parse_storage(text: str, folder: Path) -> Storage:
+    """Reads `--storage`; empty means `study.db` in `folder`.
+
+    `journal:FILE`, `*.journal` or `*.log` is a journal; `sqlite:///FILE`, `*.db`, `*.sqlite` or
+    `*.sqlite3` is SQLite. A journal is for a file system that several hosts share, where SQLite's
+    write-ahead log does not work.
+
+    Raises:
+      UsageError: neither a database URL of a known kind nor a file with a known ending.
+    """
+    text = text.strip()
+    if not text:
+        return Storage(kind="sqlite", location=str((folder / "study.db").absolute()))
+    match = _SCHEME.match(text)
+    scheme = match[1].lower() if match else ""
+    if match is not None and scheme in _SERVERS:
+        return Storage(kind="server", location=_server_url(text, match))
+    if scheme in ("sqlite", "journal"):
+        path = _file_of(text)
+        if not path.name or path.name == ":memory:":
+            raise UsageError(f"storage `{text}` names no file", hint=_HINT)
+        kind = "sqlite" if scheme == "sqlite" else "journal"
+        return Storage(kind=kind, location=str(path.absolute()))
+    suffix = Path(text).suffix
+    if not scheme and suffix in _JOURNAL_SUFFIXES:
+        return Storage(kind="journal", location=str(Path(text).expanduser().absolute()))
+    if not scheme and suffix in _SQLITE_SUFFIXES:
+        return Storage(kind="sqlite", location=str(Path(text).expanduser().absolute()))
+    raise UsageError(
+        f"`{hide_password(text)}` is not a storage that a study can be kept in", hint=_HINT
+    )
+
+
+def _server_url(text: str, match: re.Match[str]) -> str:
+    rest = text[match.end() :]
+    if not rest.startswith("//") or not rest.strip("/"):
+        raise UsageError(f"storage `{hide_password(text)}` names no server", hint=_HINT)
+    if match[1].lower() in ("postgresql", "postgres") and match[2] is None:
+        return f"postgresql+psycopg:{rest}"  # the driver that the `postgres` extra installs
+    return text
+
+
+def _file_of(text: str) -> Path:
+    """The path in `kind:///relative`, `kind:////absolute` (as SQLAlchemy has it) or `kind:path`."""
+    scheme, _, rest = text.partition(":")
+    if rest.startswith("//"):
+        rest = rest[3:] if scheme.startswith("sqlite") else rest[2:]
+    return Path(rest.partition("?")[0]).expanduser()

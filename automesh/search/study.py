@@ -1,0 +1,147 @@
+"""A search's memory: the studies `compile` and `measure`, shared by all who open the storage."""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from automesh.errors import UsageError
+from automesh.search.lease import Lease, Owner, this_owner
+from automesh.search.storage import Storage, parse_storage
+from automesh.search.trials import Round, Trial
+
+if TYPE_CHECKING:
+    from automesh.search.backend import Backend
+    from automesh.search.rung import Rung
+
+__all__ = ["Owner", "Round", "Storage", "Study", "Trial", "open_study", "parse_storage"]
+
+
+def open_study(
+    storage: Storage,
+    name: str,
+    *,
+    source_hash: str = "",
+    versions: tuple[tuple[str, str], ...] = (),
+) -> Study:
+    """Opens the study `name` in `storage`, and makes it if there is none.
+
+    Args:
+      source_hash: of the script as it is now; only trials with the same one are claimed.
+      versions: of everything whose change makes figures stale; likewise.
+
+    Raises:
+      UsageError: the storage cannot be used, or a newer automesh made the study.
+    """
+    # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
+    from automesh.search.backend import explained, open_backend
+    from automesh.search.rung import Rung
+
+    backend = open_backend(storage)
+    owner = this_owner()
+    lease = Lease(backend.holds, f"{name}/lease", owner)
+    try:
+        with explained(storage):
+            compiles, measures = (
+                Rung(
+                    backend,
+                    name,
+                    rung,
+                    owner=owner,
+                    lease=lease,
+                    source_hash=source_hash,
+                    versions=versions,
+                )
+                for rung in ("compile", "measure")
+            )
+    except BaseException:
+        backend.close()
+        raise
+    return Study(backend, name, owner=owner, lease=lease, compiles=compiles, measures=measures)
+
+
+class Study:
+    """The open study of one search in one process; a context manager, to be used from one thread.
+
+    Attributes:
+      name: of the search; Optuna's studies are `<name>/compile` and `<name>/measure`.
+      storage: where it is kept.
+      owner: what this process is known as to the others.
+      compile: the rung of compiled plans.
+      measure: the rung of measured plans.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        *,
+        owner: Owner,
+        lease: Lease,
+        compiles: Rung,
+        measures: Rung,
+    ) -> None:
+        self.name = name
+        self.storage = backend.storage
+        self.owner = owner
+        self.compile = compiles
+        self.measure = measures
+        self._backend = backend
+        self._lease = lease
+
+    def lead(self) -> bool:
+        """Whether this process enqueues and measures: takes the lease if nobody else has it."""
+        with self._backend.explained():
+            return self._lease.acquire()
+
+    def leader(self) -> Owner | None:
+        """Who has the lease; None if nobody."""
+        with self._backend.explained():
+            return self._lease.holder()
+
+    def heartbeat(self) -> bool:
+        """Keeps the lease and the claims of this process; call it every few seconds.
+
+        Returns:
+          Whether this process has the lease.
+        """
+        with self._backend.explained():
+            return self._lease.renew()
+
+    def note(self, key: str, value: Any) -> None:
+        """Keeps a JSON value in the study, beside its trials; the last note of a key counts."""
+        with self._backend.explained():
+            self.compile.optuna_study.set_user_attr(f"automesh.{key}", json.dumps(value))
+
+    def noted(self, key: str) -> Any:
+        """What was last noted under `key`; None if nothing was."""
+        with self._backend.explained():
+            text = self.compile.optuna_study.user_attrs.get(f"automesh.{key}")
+        return None if text is None else json.loads(text)
+
+    def close(self) -> None:
+        """Gives everything back that is not finished, for the next search to go on with."""
+        try:
+            self.compile.give_all_back()
+            self.measure.give_all_back()
+            with self._backend.explained():
+                self._lease.release()
+        finally:
+            self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except UsageError:
+            # If the storage is gone, what failed first says so; otherwise this is news.
+            if error is None:
+                raise

@@ -1,0 +1,1 @@
+"""Which plans a search may try: axes, constraints and knobs -> legal plans, and why not others."""

@@ -1,0 +1,88 @@
+"""One condition that a plan must meet, as one noun: for thousands of meshes at once, or for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.space.space import AxisRange, Relation
+
+Sizes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A relation between a product of axes and integer knobs, and a number.
+
+    Attributes:
+      name: stable, for counting: `tp max 16`, `dp*fsdp divides batch`,
+        `axis ep unused by the step`.
+      fact: name of the fact that `bound` is the value of; empty if the space gives the number.
+    """
+
+    name: str
+    factors: tuple[str, ...]
+    relation: Relation
+    bound: int
+    fact: str = ""
+
+    def holds(self, values: Mapping[str, Sizes]) -> NDArray[np.bool_]:
+        """Which of the rows of `values` (name -> sizes, all of one shape) meet the rule."""
+        product = np.prod([values[name] for name in self.factors], axis=0)
+        match self.relation:
+            case "size":
+                return product == self.bound
+            case "max":
+                return product <= self.bound
+            case "min":
+                return product >= self.bound
+            case "divides":
+                return self.bound % product == 0
+
+    def detail(self, values: Mapping[str, int]) -> str:
+        """The numbers of one plan that the rule rejects."""
+        product = int(np.prod([values[name] for name in self.factors]))
+        bound = f"{self.fact} = {self.bound}" if self.fact else str(self.bound)
+        wanted = {
+            "size": f"must be {bound}",
+            "max": f"at most {bound} is allowed",
+            "min": f"at least {bound} is asked for",
+            "divides": f"does not divide {bound}",
+        }[self.relation]
+        return f"{'*'.join(self.factors)} is {product}, {wanted}"
+
+
+def rules_of_axes(axes: Sequence[AxisRange], used_axes: Sequence[str]) -> list[Rule]:
+    """The rules that the step's use of the axes and the axes' own bounds make, in that order."""
+    rules = [
+        Rule(
+            name=f"axis {axis.name} unused by the step",
+            factors=(axis.name,),
+            relation="size",
+            bound=1,
+        )
+        for axis in axes
+        if axis.name not in used_axes
+    ]
+    for axis in axes:
+        bounds: list[tuple[Relation, int]] = []
+        if axis.minimum == axis.maximum:
+            bounds.append(("size", axis.minimum))
+        else:
+            if axis.minimum > 1:
+                bounds.append(("min", axis.minimum))
+            if axis.maximum:
+                bounds.append(("max", axis.maximum))
+        rules += [
+            Rule(
+                name=f"{axis.name} {relation} {bound}",
+                factors=(axis.name,),
+                relation=relation,
+                bound=bound,
+            )
+            for relation, bound in bounds
+        ]
+    return rules

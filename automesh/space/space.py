@@ -1,0 +1,86 @@
+"""The nouns of a search space, as its TOML file states them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from automesh.errors import UsageError
+from automesh.mesh.axes import Scalar
+
+Relation = Literal["size", "max", "min", "divides"]
+DEFAULT_OPTION = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisRange:
+    """What sizes one mesh axis may take; the bounds hold for `ici * dcn`.
+
+    Attributes:
+      maximum: 0 for no bound.
+      dcn: True if the axis may span granules.
+    """
+
+    name: str
+    minimum: int = 1
+    maximum: int = 0
+    dcn: bool = False
+
+    def __post_init__(self) -> None:
+        if self.maximum and self.minimum > self.maximum:
+            raise UsageError(
+                f"axis `{self.name}` must be at least {self.minimum} and at most {self.maximum}, "
+                "which no size is",
+                hint="swap `min` and `max`, or drop one of them",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """One condition on a product of axes and integer knobs.
+
+    Attributes:
+      factors: names of axes and of integer knobs.
+      bound: an integer, or the name of one of the workload's facts.
+    """
+
+    factors: tuple[str, ...]
+    relation: Literal["divides", "max", "min"]
+    bound: int | str
+
+    def __str__(self) -> str:
+        return f"{'*'.join(self.factors)} {self.relation} {self.bound}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One setting and the values to try, in the order of the file."""
+
+    name: str
+    values: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """Everything that a search may vary.
+
+    Attributes:
+      name: shipped name, or the path of the user's file.
+      shipped: True for a space that comes with automesh: what a workload lacks is dropped with a
+        notice there, and is an error in a user's own space.
+      names: all axes of the mesh in order; those without a range have size 1.
+      axes: the axes that vary, in the order of `names`.
+      compiler_options: options by platform; the value `default` leaves the option out.
+    """
+
+    name: str
+    shipped: bool
+    names: tuple[str, ...]
+    axes: tuple[AxisRange, ...]
+    constraints: tuple[Constraint, ...] = ()
+    knobs: tuple[Knob, ...] = ()
+    compiler_options: tuple[tuple[str, tuple[Knob, ...]], ...] = ()
+
+    def options_for(self, platform: str) -> tuple[Knob, ...]:
+        """The compiler options of one platform (cpu, gpu or tpu)."""
+        return dict(self.compiler_options).get(platform, ())

@@ -1,0 +1,174 @@
+"""Reads a search space from its TOML file, found by path or by the name of a shipped one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+import automesh
+from automesh.errors import UsageError, did_you_mean
+from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, Scalar
+from automesh.mesh.strict import check_tree, parse_tree, read_text
+from automesh.space.space import AxisRange, Constraint, Knob, SearchSpace
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_Positive = Annotated[int, Field(ge=1)]
+_Values = Annotated[list[Scalar], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AxisTable:
+    min: _Positive | None = None
+    max: _Positive | None = None
+    size: _Positive | None = None
+    dcn: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ConstraintTable:
+    divides: _Positive | str | None = None
+    max: _Positive | str | None = None
+    min: _Positive | str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SpaceTable:
+    axes: dict[str, _AxisTable]
+    constraints: dict[str, _ConstraintTable] = field(default_factory=dict)
+    knobs: dict[str, _Values] = field(default_factory=dict)
+    compiler_options: dict[str, dict[str, _Values]] = field(default_factory=dict)
+
+
+def read_space(name: str) -> SearchSpace:
+    """Reads the space `name`: a shipped one (`auto`, `dense_lm`, ...) or the path of a TOML file.
+
+    Raises:
+      UsageError: no such space; or what is wrong in the file, with the path of the key.
+    """
+    path, shipped = _locate(name)
+    table = check_tree(parse_tree(read_text(path), source=path), _SpaceTable, source=path)
+    try:
+        return _space(table, name=name, shipped=shipped)
+    except UsageError as error:
+        raise UsageError(f"`{path}`: {error.message}", hint=error.hint) from None
+
+
+def shipped_spaces() -> dict[str, Path]:
+    """Name -> file of every space that comes with automesh, installed or in a checkout."""
+    package = Path(automesh.__file__).parent
+    installed = package / "search_spaces"
+    folder = installed if installed.is_dir() else package.parent / "search_spaces"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def _locate(name: str) -> tuple[Path, bool]:
+    shipped = shipped_spaces()
+    if name in shipped:
+        return shipped[name], True
+    path = Path(name)
+    if path.is_file():
+        return path, path.resolve() in {file.resolve() for file in shipped.values()}
+    if path.suffix == ".toml" or "/" in name:
+        raise UsageError(f"there is no search space file `{name}`")
+    raise UsageError(
+        f"there is no search space `{name}`{did_you_mean(name, shipped)}",
+        hint=f"use {', '.join(shipped) or 'a TOML file'}, or the path of a TOML file",
+    )
+
+
+def _space(table: _SpaceTable, *, name: str, shipped: bool) -> SearchSpace:
+    if not table.axes:
+        raise UsageError("`axes` must not be empty", hint="write for example `dp = { dcn = true }`")
+    axes = [_axis(axis, bounds) for axis, bounds in table.axes.items()]
+    names = _all_names([axis.name for axis in axes])
+    axes.sort(key=lambda axis: names.index(axis.name))
+    clash = [knob for knob in table.knobs if knob in names]
+    if clash:
+        raise UsageError(f"`knobs.{clash[0]}` has the name of a mesh axis", hint="rename one")
+    options: list[tuple[str, tuple[Knob, ...]]] = []
+    for platform, knobs in table.compiler_options.items():
+        if platform not in PLATFORMS:
+            meant = did_you_mean(platform, PLATFORMS)
+            raise UsageError(
+                f"`compiler_options.{platform}` is not a platform{meant}",
+                hint=f"use {', '.join(PLATFORMS)}",
+            )
+        options.append((platform, _knobs(knobs.items(), where=f"compiler_options.{platform}")))
+    return SearchSpace(
+        name=name,
+        shipped=shipped,
+        names=names,
+        axes=tuple(axes),
+        constraints=tuple(
+            constraint
+            for product, conditions in table.constraints.items()
+            for constraint in _constraints(product, conditions)
+        ),
+        knobs=_knobs(table.knobs.items(), where="knobs"),
+        compiler_options=tuple(options),
+    )
+
+
+def _axis(name: str, table: _AxisTable) -> AxisRange:
+    MeshAxis(name=name)  # Checks the name.
+    if table.size is not None:
+        if table.min is not None or table.max is not None:
+            raise UsageError(
+                f"`axes.{name}` has both `size` and a bound; `size` alone fixes the axis"
+            )
+        return AxisRange(name=name, minimum=table.size, maximum=table.size, dcn=table.dcn)
+    return AxisRange(name=name, minimum=table.min or 1, maximum=table.max or 0, dcn=table.dcn)
+
+
+def _all_names(listed: Sequence[str]) -> tuple[str, ...]:
+    """Default axes that a space leaves out exist with size 1; with names of one's own, none do."""
+    if not set(listed) <= set(DEFAULT_AXES):
+        return tuple(listed)
+    if list(listed) == [name for name in DEFAULT_AXES if name in listed]:
+        return DEFAULT_AXES
+    return (*listed, *(name for name in DEFAULT_AXES if name not in listed))
+
+
+def _constraints(product: str, table: _ConstraintTable) -> list[Constraint]:
+    factors = tuple(factor.strip() for factor in product.split("*"))
+    where = f"constraints.{product}"
+    for factor in factors:
+        if not _NAME.fullmatch(factor):
+            raise UsageError(
+                f"`{where}` is not a product of axes and knobs",
+                hint='write for example `"dp*fsdp" = { divides = "batch" }`',
+            )
+    found: list[Constraint] = []
+    if table.divides is not None:
+        found.append(Constraint(factors=factors, relation="divides", bound=table.divides))
+    if table.max is not None:
+        found.append(Constraint(factors=factors, relation="max", bound=table.max))
+    if table.min is not None:
+        found.append(Constraint(factors=factors, relation="min", bound=table.min))
+    if not found:
+        raise UsageError(f"`{where}` says nothing", hint="give it `divides`, `max` or `min`")
+    both = table.min is not None and table.max is not None
+    if both and isinstance(table.min, int) and isinstance(table.max, int) and table.min > table.max:
+        raise UsageError(
+            f"`{where}` has min {table.min} above max {table.max}, which nothing meets"
+        )
+    return found
+
+
+def _knobs(items: Iterable[tuple[str, Sequence[Scalar]]], *, where: str) -> tuple[Knob, ...]:
+    knobs: list[Knob] = []
+    for name, values in items:
+        kinds = [(type(value), value) for value in values]
+        if len(set(kinds)) < len(kinds):
+            raise UsageError(f"`{where}.{name}` lists a value twice")
+        if any(isinstance(value, float) and not math.isfinite(value) for value in values):
+            raise UsageError(f"`{where}.{name}` lists a number that is not finite")
+        knobs.append(Knob(name=name, values=tuple(values)))
+    return tuple(knobs)

@@ -1,0 +1,136 @@
+"""Words for what went wrong in a worker: one sentence, and the user's part of a traceback."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from automesh.errors import AutomeshError
+from automesh.outcomes import Failed, Failure, OutOfMemory
+from automesh.worker.failures import OutcomeError
+
+_DOING = {
+    "start": "starting",
+    "load": "loading the script",
+    "build": "building the step",
+    "lower": "lowering the step",
+    "compile": "compiling",
+    "materialize": "making the arguments",
+    "run": "running the step",
+}
+_OURS = str(Path(__file__).parent.parent)
+_REASON_CHARS = 200
+_TAIL_LINES = 40
+_TAIL_CHARS = 6000
+
+
+def doing(stage: str) -> str:
+    """What a worker does in a stage: `compiling`."""
+    return _DOING.get(stage, stage)
+
+
+def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int) -> Failure:
+    """What an exception that ended a job means.
+
+    Args:
+      error: anything, `SystemExit` and `KeyboardInterrupt` included.
+      stage: where it was raised.
+      function: name of the user's build function.
+      limit_bytes: memory that the worker may hold.
+    """
+    match error:
+        case OutcomeError():
+            return error.outcome
+        case AutomeshError():
+            reason = f"{error.message}; {error.hint}" if error.hint else error.message
+            return Failed(stage=stage, reason=reason)
+        case MemoryError():
+            detail = (
+                _sentence(error) if str(error) else f"Python ran out of memory while {doing(stage)}"
+            )
+            return OutOfMemory(
+                stage=stage, needed_bytes=peak_bytes(), limit_bytes=limit_bytes, detail=detail
+            )
+        case SystemExit():
+            # What it printed before (argparse does) says more than a traceback: the parent adds it.
+            return Failed(stage=stage, reason=f"the script called sys.exit({_argument(error)})")
+        case _:
+            reason = f"{_raised(stage, function)} {_sentence(error)}"
+            return Failed(stage=stage, reason=reason, log_tail=user_traceback(error))
+
+
+def ended(code: int | None, stage: str) -> str:
+    """The sentence for a worker that ended without an answer; `code` is negative for a signal."""
+    if code is None:
+        return f"the worker was lost while {doing(stage)}"
+    if code >= 0:
+        return f"the worker exited with code {code} while {doing(stage)}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"the worker was killed by {name} while {doing(stage)}"
+
+
+def user_traceback(error: BaseException) -> str:
+    """The end of the traceback, without the frames of automesh and of the import machinery."""
+    report = traceback.TracebackException.from_exception(error, compact=True)
+    _drop_our_frames(report, seen=set())
+    lines = "".join(report.format()).rstrip().splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARS:]
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _raised(stage: str, function: str) -> str:
+    match stage:
+        case "start":
+            return "the worker could not start:"
+        case "load":
+            return "the script raised"
+        case "build":
+            return f"`{function}` raised"
+        case "run":
+            return "the step raised"
+        case _:
+            return f"{doing(stage)} raised"
+
+
+def _sentence(error: BaseException) -> str:
+    """`ValueError: the first line of its message`."""
+    name = type(error).__name__
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001 - the user's __str__ may do anything
+        lines = ["(its message cannot be printed)"]
+    text = f"{name}: {lines[0].strip()}" if lines else name
+    return text if len(text) <= _REASON_CHARS else text[: _REASON_CHARS - 3] + "..."
+
+
+def _argument(error: SystemExit) -> str:
+    if error.code is None:
+        return ""
+    text = repr(error.code)
+    return text if len(text) <= _REASON_CHARS else text[: _REASON_CHARS - 3] + "..."
+
+
+def _drop_our_frames(report: traceback.TracebackException, seen: set[int]) -> None:
+    if id(report) in seen:
+        return
+    seen.add(id(report))
+    theirs = [
+        frame
+        for frame in report.stack
+        if not frame.filename.startswith((_OURS, "<frozen importlib", "<frozen runpy"))
+    ]
+    report.stack = traceback.StackSummary.from_list(theirs)
+    for other in (report.__cause__, report.__context__):
+        if other is not None:
+            _drop_our_frames(other, seen)

@@ -1,0 +1,331 @@
+"""The processes between the parent and a worker: they outlive neither, and leave nothing behind.
+
+    parent -> deputy -> guardian -> worker -> whatever the user's script starts
+
+Run as a script with nothing of automesh imported, so that it starts in milliseconds and stays
+small. The guardian
+* collects the worker's output into a log file of bounded size,
+* kills the worker with all its descendants when the parent asks (by closing the leash), when the
+  parent dies, when the worker dies, or when they hold more memory than they may,
+* reports on the leash, as one line of JSON, how the worker ended.
+The deputy, from which it was forked, sleeps, and does the killing if the guardian cannot; so any of
+the four may be killed at any time. The kernel helps: guardian and deputy are subreapers, so that no
+descendant gets away from them, whatever it did, and the worker is killed when the guardian dies.
+Known limit: who kills guardian and deputy within a tenth of a second kills the worker too, but not
+what the script had put into the background.
+macOS has neither help: there a double-forked child escapes, and a worker whose guardian was killed
+is found by the deputy only while it is still their descendant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+TICK_S = 0.05
+SCAN_S = 1.0  # New descendants are looked for this often; it costs a walk over all processes.
+DEPUTY_TICK_S = 0.25
+OBEY_LIMIT_S = 0.5  # A guardian that has not obeyed the leash by then is stopped or stuck.
+KILL_LIMIT_S = 5.0  # A process in uninterruptible sleep may not die: give up then.
+CHUNK_BYTES = 2**20
+HEAD_BYTES = 2**20
+TAIL_BYTES = 2**20
+LOG_LIMIT_BYTES = 4 * 2**20
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
+_F_SETPIPE_SZ = 1031  # linux/fcntl.h
+_LIKELY_VICTIM = "900"  # Of 1000: out of memory, the kernel should kill the worker, not the shell.
+_IGNORED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_LINUX = sys.platform == "linux"
+
+
+class BoundedLog:
+    """A log file that keeps its beginning and its end when more is written than it may hold."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a+b", buffering=0)
+        self._left_out_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+            size = os.fstat(self._file.fileno()).st_size
+            if size > LOG_LIMIT_BYTES:
+                self._compact(size)
+        except OSError:  # The disk is full: a lost log is no reason to lose the job.
+            self._left_out_bytes += len(data)
+
+    def _compact(self, size: int) -> None:
+        self._file.seek(size - TAIL_BYTES)
+        tail = self._file.read(TAIL_BYTES)
+        self._left_out_bytes += size - HEAD_BYTES - TAIL_BYTES
+        self._file.truncate(HEAD_BYTES)
+        self._file.write(b"\n[... about %d bytes left out ...]\n" % self._left_out_bytes + tail)
+
+
+class Memory:
+    """Watches how much memory the descendants of this process hold together."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.peak_bytes = 0
+        self._self = psutil.Process()
+        self._known: list[psutil.Process] = []
+        self._next_scan = 0.0
+
+    def exceeds(self) -> bool:
+        """Takes one look; True if the limit is passed."""
+        now = time.monotonic()
+        if now >= self._next_scan:
+            self._known = self._self.children(recursive=True)
+            # With very many processes the walk is slow: never spend more than 2 % of a core on it.
+            self._next_scan = time.monotonic() + max(SCAN_S, 50 * (time.monotonic() - now))
+        held = sum(_resident_bytes(process) for process in self._known)
+        if held > self.limit_bytes and len(self._known) > 1:
+            # Forked processes share pages, which the plain sum counts several times.
+            held = sum(_proportional_bytes(process) for process in self._known)
+        self.peak_bytes = max(self.peak_bytes, held)
+        return held > self.limit_bytes
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.Error:  # Gone, or not ours to look at.
+        return 0
+
+
+def _proportional_bytes(process: psutil.Process) -> int:
+    try:
+        full = process.memory_full_info()
+    except psutil.Error:
+        return 0
+    return getattr(full, "pss", full.uss)
+
+
+def _kernel_kills() -> int:
+    """How many processes the kernel's out-of-memory killer has ended since the machine started."""
+    if not _LINUX:
+        return 0
+    for line in Path("/proc/vmstat").read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return 0
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def _prepare_worker(guardian: int) -> None:
+    """Runs in the worker between fork and exec."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_DFL)
+    if not _LINUX:
+        return
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guardian:  # It died before the line above took effect.
+        os._exit(1)
+    # Some sandboxes forbid it; it only matters when memory runs out.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_LIKELY_VICTIM)
+
+
+class Guardian:
+    """One worker and what happens to it."""
+
+    def __init__(
+        self, *, deputy: int, leash: socket.socket, log: BoundedLog, memory: Memory
+    ) -> None:
+        self._deputy = deputy
+        self._leash = leash
+        self._log = log
+        self._memory = memory
+        self._kernel_kills = _kernel_kills()
+        self._output, self._output_in = os.pipe()
+        os.set_blocking(self._output, False)
+        if _LINUX:
+            with contextlib.suppress(OSError):  # A smaller pipe is only slower.
+                fcntl.fcntl(self._output, _F_SETPIPE_SZ, CHUNK_BYTES)
+        self._worker = 0
+        self._status: int | None = None
+
+    def start(self, command: list[str], control: int) -> None:
+        guardian = os.getpid()
+        worker = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output_in,
+            stderr=self._output_in,
+            pass_fds=(control,),
+            preexec_fn=lambda: _prepare_worker(guardian),
+        )
+        self._worker = worker.pid
+        os.close(control)
+        os.close(self._output_in)
+
+    def watch(self, alarm: int) -> bool:
+        """Waits until there is a reason to end; True if that is the memory limit."""
+        selector = selectors.DefaultSelector()
+        for fd in (self._leash, self._output, alarm):
+            selector.register(fd, selectors.EVENT_READ)
+        next_look = 0.0
+        while True:
+            ready = {key.fd for key, _ in selector.select(TICK_S)}
+            if self._output in ready and not self._pump():
+                selector.unregister(self._output)
+            if alarm in ready:
+                os.read(alarm, 4096)
+                self._reap()
+            if self._status is not None or self._leash.fileno() in ready:
+                return False
+            now = time.monotonic()
+            if now < next_look:
+                continue
+            if os.getppid() != self._deputy:
+                return False
+            if self._memory.exceeds():
+                return True
+            # A look at the pages of a very large worker is slow.
+            next_look = time.monotonic() + max(TICK_S, 10 * (time.monotonic() - now))
+
+    def end(self, *, over_limit: bool) -> None:
+        """Kills what is left, writes the last of the log, reports."""
+        code = self._status  # None if the end is our doing.
+        kill_descendants()
+        while self._pump():
+            pass
+        report = {
+            "code": code,
+            "over_limit": over_limit,
+            "peak_bytes": self._memory.peak_bytes,
+            "kernel_killed": code == -signal.SIGKILL and _kernel_kills() > self._kernel_kills,
+        }
+        with contextlib.suppress(OSError):  # The parent may be gone.
+            self._leash.sendall(json.dumps(report).encode() + b"\n")
+
+    def _pump(self) -> bool:
+        """Moves output into the log; False if there is nothing now, or never again."""
+        try:
+            data = os.read(self._output, CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._log.write(data)
+        return bool(data)
+
+    def _reap(self) -> None:
+        self._status = reap().get(self._worker, self._status)
+
+
+def reap() -> dict[int, int]:
+    """Takes notice of all children that have ended: their exit codes, negative for signals."""
+    codes: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    return codes
+
+
+def kill_descendants() -> None:
+    """Kills everything below this process, again and again until nothing is left."""
+    me = psutil.Process()
+    deadline = time.monotonic() + KILL_LIMIT_S
+    while time.monotonic() < deadline:
+        reap()
+        left = me.children(recursive=True)
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(psutil.Error):  # Gone already.
+                process.kill()
+        time.sleep(TICK_S / 10)
+
+
+def stand_by(*, parent: int, leash: socket.socket, pulse: int, guardian: int) -> NoReturn:
+    """The deputy's life: sleeps until the guardian has ended, and does its work if it failed.
+
+    Args:
+      parent: pid of the process that started us.
+      leash: at its end when the parent wants everything killed.
+      pulse: pipe that ends with the guardian.
+      guardian: its pid.
+    """
+    give_up = float("inf")
+    code = -signal.SIGSTOP  # It does not obey.
+    while time.monotonic() < give_up:
+        waiting = [pulse, leash.fileno()] if give_up == float("inf") else [pulse]
+        ready = select.select(waiting, [], [], DEPUTY_TICK_S)[0]
+        if pulse in ready:
+            code = os.waitstatus_to_exitcode(os.waitpid(guardian, 0)[1])
+            break
+        if leash.fileno() in ready or os.getppid() != parent:
+            give_up = min(give_up, time.monotonic() + OBEY_LIMIT_S)
+    if code != 0:
+        kill_descendants()
+    os._exit(0)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Arguments: parent's pid, descriptors of leash and channel, limit in bytes, log, command."""
+    parent, leash_fd, control, limit_bytes = (int(argument) for argument in arguments[:4])
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    os.set_inheritable(leash_fd, False)
+    leash = socket.socket(fileno=leash_fd)
+    pulse, pulse_in = os.pipe()
+    deputy = os.getpid()
+    _adopt_orphans()
+    if guardian := os.fork():
+        os.close(pulse_in)
+        os.close(control)
+        stand_by(parent=parent, leash=leash, pulse=pulse, guardian=guardian)
+    os.close(pulse)
+    _adopt_orphans()
+    os.setsid()  # A signal that the script sends to its own group must not reach the deputy.
+    alarm, alarm_in = os.pipe()
+    for fd in (alarm, alarm_in):
+        os.set_blocking(fd, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(alarm_in, warn_on_full_buffer=False)
+
+    log, memory = BoundedLog(Path(arguments[4])), Memory(limit_bytes)
+    self = Guardian(deputy=deputy, leash=leash, log=log, memory=memory)
+    self.start(arguments[5:], control)
+    self.end(over_limit=self.watch(alarm))
+    os._exit(0)
+
+
+def _adopt_orphans() -> None:
+    """Makes the kernel give us the descendants whose parents end; not inherited by forks."""
+    if _LINUX:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

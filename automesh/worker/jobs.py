@@ -1,0 +1,265 @@
+"""What a worker can do with the user's program: inspect it, compile a plan of it, visit a plan
+(jax)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.program import cache, describing
+from automesh.program.building import Built, build_on, check_facts, read_facts
+from automesh.program.compiled import is_out_of_memory, out_of_memory, read_counts, read_memory
+from automesh.program.load import load_entry
+from automesh.program.lowered import loss_dtype, sharded_axes
+from automesh.program.lowering import Program, compile_program, lower
+from automesh.program.manual import axes_talked_over
+from automesh.program.notes import in_one_line, note
+from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
+from automesh.program.preparing import Ready, prepare
+from automesh.program.refused import Refused
+from automesh.program.signature import Signature, check_knobs, read_signature
+from automesh.program.signs import must_be_positive
+from automesh.program.stepping import leaf_shape
+from automesh.program.visiting import visit
+from automesh.worker.failures import OutcomeError
+from automesh.worker.messages import CompileJob, InspectJob, Job, VisitJob
+
+Event = dict[str, Any]
+Emit = Callable[[Event], Event]
+Answer = Inspection | CompileAnswer | Lowered | VisitAnswer
+_Step = tuple[Entry, Plan, tuple[str, ...]]
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What a worker remembers between jobs: loaded scripts, and plans that are ready; no arrays.
+
+    Attributes:
+      signs: per script and axis types, which leaves must be positive.
+    """
+
+    loaded: dict[Entry, Callable[..., Any]] = field(default_factory=dict[Entry, Callable[..., Any]])
+    ready: dict[_Step, Ready] = field(default_factory=dict[_Step, Ready])
+    signs: dict[Any, tuple[bool, ...]] = field(default_factory=dict[Any, tuple[bool, ...]])
+
+
+_MEMORY = _Memory()
+
+
+def handle(job: Job, emit: Emit) -> Answer:
+    """Does one job.
+
+    Args:
+      emit: sends an event to the parent and returns its reply.
+
+    Raises:
+      OutcomeError: the plan ended in a failure that is an outcome, such as `OutOfMemory`.
+      UsageError: the user's code breaks the contract.
+      Exception: whatever the user's code raises.
+    """
+    stages = _Stages(emit)
+    try:
+        match job:
+            case InspectJob():
+                return _inspect(job, stages)
+            case CompileJob():
+                return _compile(job, stages, emit)
+            case VisitJob():
+                return _visit(job, stages)
+    except Refused as refused:
+        raise OutcomeError(refused.outcome) from refused
+    except jax.errors.JaxRuntimeError as error:
+        if is_out_of_memory(error):
+            raise OutcomeError(out_of_memory(error, stage=stages.current)) from error
+        raise
+
+
+class _Stages:
+    """Tells the parent what the job is doing, and remembers it."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self.current = "start"
+
+    def enter(self, stage: str) -> None:
+        self.current = stage
+        self._emit({"event": "stage", "stage": stage})
+
+
+def _load(entry: Entry, stages: _Stages) -> tuple[Callable[..., Any], Signature]:
+    stages.enter("load")
+    if entry not in _MEMORY.loaded:
+        _MEMORY.loaded[entry] = load_entry(entry)
+    build = _MEMORY.loaded[entry]
+    return build, read_signature(build)
+
+
+def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
+    build, signature = _load(job.entry, stages)
+    stages.enter("build")
+    built = build_on(build, _ones(job.axis_names))
+    stages.enter("lower")
+    program = lower(built)
+    workload = built.workload
+    return Inspection(
+        devices=describing.devices(),
+        process_count=jax.process_count(),
+        device_memory_bytes=describing.device_memory_bytes(),
+        knobs=signature.knobs,
+        takes_any_knob=signature.takes_any_knob,
+        facts=read_facts(workload),
+        used_axes=_used(build, job.axis_names, built.axis_types),
+        axis_types=built.axis_types,
+        baseline=workload.baseline or "",
+        tokens_per_step=workload.tokens_per_step,
+        has_init=workload.init is not None,
+        argument_bytes=_argument_bytes(program),
+        fingerprint=program.fingerprint(()),
+        source_hash=describing.source_hash(job.entry),
+        versions=describing.versions(),
+        environment=describing.environment(),
+    )
+
+
+def _ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
+    return tuple(MeshAxis(name=name) for name in names)
+
+
+def _used(
+    build: Callable[..., Any], names: tuple[str, ...], axis_types: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The axes that the step names when they are larger than 1: some scripts leave out the rest."""
+    devices = len(jax.devices())
+    size = next((p for p in range(2, devices + 1) if devices % p == 0), 1)
+    return tuple(name for name in names if _names(build, names, name, size, axis_types))
+
+
+def _names(
+    build: Callable[..., Any],
+    names: tuple[str, ...],
+    name: str,
+    size: int,
+    axis_types: tuple[str, ...],
+) -> bool:
+    axes = tuple(MeshAxis(name=other, ici=size if other == name else 1) for other in names)
+    try:
+        program = lower(build_on(build, axes, axis_types=axis_types))
+    # The user's code may refuse this one size for any reason; the axis is not ruled out by that.
+    except Exception as error:  # noqa: BLE001
+        note(f"`{name}:{size}` cannot be lowered ({in_one_line(error)}); taking `{name}` as used")
+        return True
+    return name in sharded_axes(program.lowered, names) or name in axes_talked_over(program.traced)
+
+
+def _argument_bytes(program: Program) -> int:
+    leaves = jax.tree.leaves((program.args, program.kwargs))
+    total = 0
+    for leaf in leaves:
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
+        elements = 1
+        for dimension in leaf_shape(leaf):
+            elements *= dimension
+        total += elements * dtype.itemsize
+    return total
+
+
+def _build(job: CompileJob | VisitJob, build: Callable[..., Any], signature: Signature) -> Built:
+    check_knobs(signature, job.plan.knobs, name=job.entry.function)
+    built = build_on(build, job.plan.axes, axis_types=job.axis_types, knobs=job.plan.knobs)
+    defaults = dict(signature.knobs)
+    # Facts may depend on knobs, and were read at their defaults.
+    if all(name in defaults and defaults[name] == value for name, value in job.plan.knobs):
+        check_facts(job.facts, read_facts(built.workload), mesh=job.plan.mesh)
+    return built
+
+
+def _compile(job: CompileJob, stages: _Stages, emit: Emit) -> CompileAnswer | Lowered:
+    begin = time.perf_counter()
+    cache.use(job.cache_dir)
+    build, signature = _load(job.entry, stages)
+    stages.enter("build")
+    built = _build(job, build, signature)
+    stages.enter("lower")
+    program = lower(built)
+    fingerprint = program.fingerprint(job.plan.compiler_options)
+    begun = time.perf_counter()
+    reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
+    waited = time.perf_counter() - begun
+    if not reply["go"]:
+        return Lowered(fingerprint=fingerprint)
+    stages.enter("compile")
+    _, compiled = compile_program(program, job.plan.compiler_options)
+    return CompileAnswer(
+        fingerprint=fingerprint,
+        memory=read_memory(compiled, platform=_platform(built)),
+        counts=read_counts(compiled, list(job.plan.sizes.items())),
+        compile_s=time.perf_counter() - begin - waited,
+    )
+
+
+def _platform(built: Built) -> str:
+    return built.mesh.devices.flat[0].platform
+
+
+def _visit(job: VisitJob, stages: _Stages) -> VisitAnswer:
+    since_s = time.perf_counter()
+    cache.use(job.cache_dir)
+    ready = _ready(job, stages)
+    stages.enter("materialize")
+    seen = visit(
+        ready,
+        steps=job.steps,
+        samples=job.samples,
+        loss_steps=job.loss_steps,
+        warmup_s=job.warmup_s,
+        since_s=since_s,
+        started=lambda: stages.enter("run"),
+    )
+    return VisitAnswer(
+        samples_s=seen.samples_s,
+        losses=seen.losses,
+        loss_dtype=ready.loss_dtype,
+        values=ready.values,
+        setup_s=seen.setup_s,
+        peak_bytes=seen.peak_bytes,
+        fingerprint=ready.fingerprint,
+    )
+
+
+def _ready(job: VisitJob, stages: _Stages) -> Ready:
+    key = (job.entry, job.plan, job.axis_types)
+    if key in _MEMORY.ready:
+        return _MEMORY.ready[key]
+    build, signature = _load(job.entry, stages)
+    stages.enter("build")
+    built = _build(job, build, signature)
+    stages.enter("lower")
+    program = lower(built)
+    fingerprint = program.fingerprint(job.plan.compiler_options)
+    coarsest = loss_dtype(program.lowered)
+    stages.enter("compile")
+    program, compiled = compile_program(program, job.plan.compiler_options)
+    ready = prepare(
+        program,
+        compiled,
+        fingerprint=fingerprint,
+        loss_dtype=coarsest,
+        reference_signs=lambda: _signs(job, build),
+        build_again=lambda: _build(job, build, signature),
+    )
+    _MEMORY.ready[key] = ready
+    return ready
+
+
+def _signs(job: VisitJob, build: Callable[..., Any]) -> tuple[bool, ...]:
+    names = tuple(axis.name for axis in job.plan.axes)
+    key = (job.entry, names, job.axis_types)
+    if key not in _MEMORY.signs:
+        built = build_on(build, _ones(names), axis_types=job.axis_types)
+        _MEMORY.signs[key] = must_be_positive(lower(built).traced)
+    return _MEMORY.signs[key]

@@ -1,0 +1,391 @@
+"""A pool of worker processes that survives whatever they do (no jax).
+
+Everything happens in the caller's thread, inside `wait` and `run`: no threads, no signal handlers.
+Ctrl-C interrupts either at once, and `close` then kills all processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from automesh.errors import AutomeshError
+from automesh.outcomes import Failed, Failure, TimedOut
+from automesh.worker import protocol
+from automesh.worker.messages import Job, Surroundings
+from automesh.worker.process import Process
+from automesh.worker.protocol import Answer
+from automesh.worker.wire import Message, WireError
+
+OnEvent = Callable[[dict[str, Any]], dict[str, Any] | None]
+
+START_LIMIT_S = 120.0  # Importing jax takes seconds, on a busy machine or a network disk many.
+_KILL_LIMIT_S = 1.5  # The guardian needs milliseconds, its deputy half a second.
+_CLOSE_LIMIT_S = 1.0
+_KEPT_LOGS = 64  # 4 MB each at most.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A job that is done, in whatever way.
+
+    Attributes:
+      ticket: what `submit` gave for it.
+      job: the job.
+      result: the noun that its kind of job is answered with, or why there is none.
+    """
+
+    ticket: int
+    job: Job
+    result: Answer | Failure
+
+
+@dataclass(slots=True, kw_only=True)
+class _Task:
+    ticket: int
+    job: Job
+    timeout_s: float
+    on_event: OnEvent | None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Worker:
+    """A process and what the pool knows of it. While `task` is None it is idle.
+
+    Attributes:
+      deadline: time of the clock when the running job, or the killing, has taken too long.
+      accepted: True once the process has begun with its task.
+      served: jobs that it has finished.
+      verdict: outcome of the task, settled before the process has ended; may lack its log tail.
+      dying: True once it was told to end.
+    """
+
+    process: Process
+    generation: int
+    task: _Task | None = None
+    stage: str = "start"
+    deadline: float = 0.0
+    accepted: bool = False
+    served: int = 0
+    verdict: Answer | Failure | None = None
+    dying: bool = False
+
+
+class Pool:
+    """Up to `size` worker processes, started when there are jobs, used again until they end.
+
+    Use it as a context manager, or call `close`; if this process dies, so do the workers.
+
+    Args:
+      size: processes at the same time; 1 for an attached accelerator, which serves only one.
+      surroundings: the environment of the workers.
+      log_dir: made if missing; one file of at most 4 MB per process.
+      memory_limit_bytes: for each worker together with the processes that it starts.
+      handler: module with a function `handle(job, emit)` that does the jobs in the worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        surroundings: Surroundings,
+        log_dir: Path,
+        memory_limit_bytes: int,
+        handler: str = "automesh.worker.jobs",
+    ) -> None:
+        if size < 1 or memory_limit_bytes < 1:
+            raise ValueError("a pool needs a size and a memory limit of at least 1")
+        self._size = size
+        self._surroundings = surroundings
+        self._log_dir = log_dir.absolute()
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._memory_limit_bytes = memory_limit_bytes
+        self._handler = handler
+        self._selector = selectors.DefaultSelector()
+        self._tickets = itertools.count(1)
+        self._log_numbers = itertools.count(1)
+        self._old_logs: deque[Path] = deque()
+        self._queue: deque[_Task] = deque()
+        self._workers: list[_Worker] = []
+        self._finished: deque[Finished] = deque()
+        self._generation = 0
+        self._listened = time.monotonic()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs submitted whose result no `wait` or `run` has given yet."""
+        running = sum(worker.task is not None for worker in self._workers)
+        return len(self._queue) + running + len(self._finished)
+
+    def submit(self, job: Job, timeout_s: float, on_event: OnEvent | None = None) -> int:
+        """Puts a job into the queue and gives its ticket.
+
+        Args:
+          job: what to do.
+          timeout_s: seconds from its start in the worker; starting a process has its own limit.
+          on_event: called inside `wait` with each event of the job; what it returns is the reply
+            to an event that asks for one. What it raises comes out of `wait`, and the job fails.
+        """
+        task = _Task(ticket=next(self._tickets), job=job, timeout_s=timeout_s, on_event=on_event)
+        self._queue.append(task)
+        self._assign()
+        return task.ticket
+
+    def wait(self, timeout_s: float | None = None) -> list[Finished]:
+        """Waits for finished jobs; gives all there are, [] after `timeout_s` or if none is left."""
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while not self._finished and self.unfinished:
+            self._turn(deadline)
+            if time.monotonic() >= deadline:
+                break
+        finished = list(self._finished)
+        self._finished.clear()
+        return finished
+
+    def run(self, job: Job, timeout_s: float, on_event: OnEvent | None = None) -> Answer | Failure:
+        """Does one job and waits for it; other jobs go on meanwhile."""
+        ticket = self.submit(job, timeout_s, on_event)
+        while True:
+            for finished in self._finished:
+                if finished.ticket == ticket:
+                    self._finished.remove(finished)
+                    return finished.result
+            self._turn(float("inf"))
+
+    def recycle(self, surroundings: Surroundings | None = None) -> None:
+        """Lets all jobs from now on run in new processes, with new surroundings if given."""
+        self._generation += 1
+        self._surroundings = surroundings or self._surroundings
+        for worker in self._workers:
+            if worker.task is None:
+                self._kill(worker)
+
+    def close(self) -> None:
+        """Kills all workers with everything they started, and drops all jobs, in under a second."""
+        self._queue.clear()
+        for worker in self._workers:
+            self._kill(worker)
+        self._turn_until_empty(_CLOSE_LIMIT_S)
+        for worker in self._workers:
+            worker.process.kill_deputy()
+        self._turn_until_empty(_CLOSE_LIMIT_S)
+        self._finished.clear()
+        self._selector.close()
+
+    def _turn_until_empty(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while self._workers and time.monotonic() < deadline:
+            self._turn(deadline)
+
+    def _excuse(self) -> None:
+        """Gives jobs back the time in which nobody listened to them: their events had to wait."""
+        away_s = time.monotonic() - self._listened
+        self._listened += away_s
+        for worker in self._workers:
+            worker.deadline += away_s
+
+    def _turn(self, deadline: float) -> None:
+        """Waits until something happens or `deadline` has passed, and deals with all that did."""
+        self._excuse()
+        limits = [w.deadline for w in self._workers if w.task is not None or w.dying]
+        patience_s = min([deadline, *limits]) - time.monotonic()
+        ready = self._selector.select(max(0.0, patience_s) if patience_s < float("inf") else None)
+        self._listened = time.monotonic()
+        for key, events in ready:
+            worker, part = key.data
+            if worker not in self._workers:  # Its end was dealt with in this same round.
+                continue
+            if part == "leash":
+                self._read_leash(worker)
+            else:
+                self._read_channel(worker, events)
+        self._excuse()
+        for worker in self._workers:
+            self._check_deadline(worker)
+        self._assign()
+
+    def _assign(self) -> None:
+        """Gives queued jobs to idle workers of this generation, and starts workers for others."""
+        for worker in self._workers:
+            if worker.task is None and not worker.dying and self._queue:
+                self._give(worker, self._queue.popleft())
+        while self._queue and len(self._workers) < self._size:
+            task = self._queue.popleft()
+            try:
+                worker = self._start()
+            except OSError as error:
+                reason = f"the worker could not be started: {error}"
+                self._finish(task, Failed(stage="start", reason=reason))
+                continue
+            self._give(worker, task)
+
+    def _start(self) -> _Worker:
+        log = self._log_dir / f"worker-{os.getpid()}-{next(self._log_numbers):04}.log"
+        process = Process(
+            surroundings=self._surroundings,
+            log=log,
+            memory_limit_bytes=self._memory_limit_bytes,
+            handler=self._handler,
+        )
+        worker = _Worker(process=process, generation=self._generation)
+        self._workers.append(worker)
+        self._selector.register(process.leash, selectors.EVENT_READ, (worker, "leash"))
+        self._selector.register(process.channel, selectors.EVENT_READ, (worker, "channel"))
+        return worker
+
+    def _give(self, worker: _Worker, task: _Task) -> None:
+        worker.task = task
+        worker.stage = "start"
+        worker.accepted = False
+        worker.deadline = time.monotonic() + START_LIMIT_S
+        self._send(worker, protocol.job_message(task.job, protocol.label(task.job)))
+
+    def _send(self, worker: _Worker, message: Message) -> None:
+        worker.process.channel.send(message)
+        self._watch_channel(worker)
+
+    def _watch_channel(self, worker: _Worker) -> None:
+        channel = worker.process.channel
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
+        if channel in self._selector.get_map():
+            self._selector.modify(channel, events, (worker, "channel"))
+
+    def _read_channel(self, worker: _Worker, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            worker.process.channel.flush()
+            self._watch_channel(worker)
+        if not events & selectors.EVENT_READ or worker.dying:
+            return
+        try:
+            messages = worker.process.channel.receive()
+        except WireError as error:
+            self._condemn(worker, f"the worker's message cannot be read: {error}")
+            return
+        if worker.process.channel.ended:  # If this is the end of the process, the leash says so.
+            self._ignore_channel(worker)
+        for message in messages:
+            self._obey(worker, message)
+
+    def _obey(self, worker: _Worker, message: Message) -> None:
+        """Acts on one message from a worker."""
+        task = worker.task
+        if task is None or worker.dying:
+            return
+        if "accepted" in message:
+            worker.accepted = True
+            worker.deadline = time.monotonic() + task.timeout_s
+            return
+        if "event" in message:
+            self._tell(worker, task, message)
+            return
+        try:
+            result = protocol.read_result(task.job, message)
+        except AutomeshError as error:
+            self._condemn(worker, f"the worker's message is not understood: {error}")
+            return
+        self._settle(worker, result, retire=bool(message.get("retire")))
+
+    def _tell(self, worker: _Worker, task: _Task, event: Message) -> None:
+        if event["event"] == "stage":
+            worker.stage = str(event["stage"])
+        try:
+            reply = task.on_event(event) if task.on_event else None
+        except BaseException:
+            self._condemn(worker, "the search failed while it dealt with an event of this job")
+            raise
+        if event.get("reply"):
+            self._send(worker, {"reply": reply or {}})
+
+    def _settle(self, worker: _Worker, result: Answer | Failure, *, retire: bool) -> None:
+        """Ends the task of a worker that lives on; of one that retires, its death ends the task."""
+        assert worker.task is not None
+        if retire:
+            worker.verdict = result
+            self._kill(worker)
+            return
+        self._finish(worker.task, result)
+        worker.task = None
+        worker.served += 1
+        if worker.generation != self._generation:
+            self._kill(worker)
+
+    def _condemn(self, worker: _Worker, reason: str) -> None:
+        worker.verdict = Failed(stage=worker.stage, reason=reason)
+        self._kill(worker)
+
+    def _kill(self, worker: _Worker) -> None:
+        if not worker.dying:
+            worker.dying = True
+            worker.deadline = time.monotonic() + _KILL_LIMIT_S
+            self._ignore_channel(worker)
+            worker.process.kill()
+
+    def _ignore_channel(self, worker: _Worker) -> None:
+        if worker.process.channel in self._selector.get_map():
+            self._selector.unregister(worker.process.channel)
+
+    def _check_deadline(self, worker: _Worker) -> None:
+        if time.monotonic() < worker.deadline:
+            return
+        if worker.dying:
+            worker.process.kill_deputy()
+            worker.deadline = time.monotonic() + _KILL_LIMIT_S
+        elif worker.task is not None:
+            limit_s = worker.task.timeout_s if worker.accepted else START_LIMIT_S
+            worker.verdict = TimedOut(stage=worker.stage, limit_s=limit_s)
+            self._kill(worker)
+
+    def _read_leash(self, worker: _Worker) -> None:
+        """Notices the end of a worker; its last words may still be in the channel."""
+        if not worker.process.has_ended():
+            return
+        if worker.process.channel in self._selector.get_map():
+            self._read_channel(worker, selectors.EVENT_READ)
+        self._workers.remove(worker)
+        self._ignore_channel(worker)
+        self._selector.unregister(worker.process.leash)
+        ending = worker.process.bury()
+        self._bury_log(worker.process.log)
+        task = worker.task
+        if task is None:
+            return
+        if worker.verdict is None and worker.served and not worker.accepted:
+            # It died of an earlier job, for instance of a thread that this had left running.
+            self._queue.appendleft(task)
+            return
+        verdict = worker.verdict or ending.outcome(
+            stage=worker.stage, memory_limit_bytes=self._memory_limit_bytes
+        )
+        self._finish(task, _with_log(verdict, worker.process))
+
+    def _bury_log(self, log: Path) -> None:
+        self._old_logs.append(log)
+        if len(self._old_logs) > _KEPT_LOGS:
+            self._old_logs.popleft().unlink(missing_ok=True)
+
+    def _finish(self, task: _Task, result: Answer | Failure) -> None:
+        self._finished.append(Finished(ticket=task.ticket, job=task.job, result=result))
+
+
+def _with_log(result: Answer | Failure, process: Process) -> Answer | Failure:
+    """Adds the log's tail to a failure that has none."""
+    match result:
+        case Failed(log_tail=""):
+            return Failed(stage=result.stage, reason=result.reason, log_tail=process.log_tail())
+        case TimedOut(log_tail=""):
+            return TimedOut(stage=result.stage, limit_s=result.limit_s, log_tail=process.log_tail())
+        case _:
+            return result

@@ -1,0 +1,169 @@
+"""The parent's hold on one worker process and its guardian."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from automesh.outcomes import Failed, Failure, OutOfMemory
+from automesh.worker import blame, protocol
+from automesh.worker.environment import environment
+from automesh.worker.messages import Surroundings
+from automesh.worker.wire import ParentEnd
+
+_GUARDIAN = Path(__file__).with_name("guardian.py")
+_TAIL_BYTES = 2**16
+_TAIL_LINES = 40
+_TAIL_CHARS = 6000
+_HEADING = re.compile(rb"^--- .* ---\n", re.MULTILINE)
+_UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\n\t -~\u00a0-\U0010ffff]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a worker process ended.
+
+    Attributes:
+      code: its exit code, negative for a signal; None if nobody saw it end.
+      over_limit: True if it was killed for the memory that it held.
+      kernel_killed: True if the kernel's out-of-memory killer took it.
+      peak_bytes: the most memory that it and its descendants were seen to hold.
+    """
+
+    code: int | None
+    over_limit: bool = False
+    kernel_killed: bool = False
+    peak_bytes: int = 0
+
+    def outcome(self, *, stage: str, memory_limit_bytes: int) -> Failure:
+        """What it means for the job that the worker was doing, in `stage`."""
+        if self.over_limit or self.kernel_killed:
+            by, doing = "the kernel" if self.kernel_killed else "automesh", blame.doing(stage)
+            return OutOfMemory(
+                stage=stage,
+                needed_bytes=self.peak_bytes,
+                limit_bytes=memory_limit_bytes,
+                detail=f"killed by {by} for the host memory that it held while {doing}",
+            )
+        if self.code == protocol.CHANNEL_LOST:
+            return Failed(stage=stage, reason="the script closed the worker's control channel")
+        return Failed(stage=stage, reason=blame.ended(self.code, stage))
+
+
+class Process:
+    """A worker process under its guardian, in a session of their own: Ctrl-C does not reach them.
+
+    Args:
+      surroundings: the environment to start it in.
+      log: file for its output.
+      memory_limit_bytes: for the worker and its descendants together.
+      handler: module that does the jobs.
+
+    Raises:
+      OSError: the system does not let us start another process.
+    """
+
+    def __init__(
+        self, *, surroundings: Surroundings, log: Path, memory_limit_bytes: int, handler: str
+    ) -> None:
+        self.log = log
+        self._report = b""
+        with log.open("ab") as own_output:
+            self._start(own_output, surroundings, memory_limit_bytes, handler)
+
+    def _start(
+        self,
+        own_output: BinaryIO,
+        surroundings: Surroundings,
+        memory_limit_bytes: int,
+        handler: str,
+    ) -> None:
+        channel, control = socket.socketpair()
+        self.leash, leash_end = socket.socketpair()
+        with control, leash_end:
+            command = _command(leash_end, control, memory_limit_bytes, self.log, handler)
+            try:
+                self._deputy = subprocess.Popen(
+                    command,
+                    env=environment(os.environ, surroundings),
+                    stdin=subprocess.DEVNULL,
+                    stdout=own_output,
+                    stderr=own_output,
+                    pass_fds=(leash_end.fileno(), control.fileno()),
+                    start_new_session=True,
+                )
+            except BaseException:
+                channel.close()
+                self.leash.close()
+                raise
+        self.leash.setblocking(False)
+        self.channel = ParentEnd(channel)
+
+    def kill(self) -> None:
+        """Asks the guardian to kill everything; the leash ends when that is done."""
+        try:
+            self.leash.shutdown(socket.SHUT_WR)
+        except OSError:  # The guardian is gone already.
+            return
+
+    def kill_deputy(self) -> None:
+        """For a deputy that is itself stopped or stuck: the guardian then does all the killing."""
+        self._deputy.kill()
+
+    def has_ended(self) -> bool:
+        """Reads the leash: True once it is at its end, when everything is gone."""
+        try:
+            data = self.leash.recv(4096)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        self._report += data
+        return not data
+
+    def bury(self) -> Ending:
+        """Frees everything after `has_ended`, and says how the worker ended."""
+        self._deputy.wait()
+        self.leash.close()
+        self.channel.close()
+        if not self._report.endswith(b"\n"):  # The guardian was killed, and the deputy took over.
+            return Ending(code=None)
+        report: dict[str, Any] = json.loads(self._report)
+        return Ending(
+            code=report["code"],
+            over_limit=report["over_limit"],
+            kernel_killed=report["kernel_killed"],
+            peak_bytes=report["peak_bytes"],
+        )
+
+    def log_tail(self) -> str:
+        """The last lines that the worker printed in its last job, without control characters."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+                data = file.read()
+        except OSError as error:
+            return f"(the log cannot be read: {error})"
+        last_job = _HEADING.split(data)[-1].decode(errors="replace")
+        # Of a progress bar, what it showed last.
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in last_job.rstrip().split("\n")]
+        text = "\n".join(lines[-_TAIL_LINES:])
+        return _UNPRINTABLE.sub("", text)[-_TAIL_CHARS:]
+
+
+def _command(
+    leash: socket.socket, control: socket.socket, memory_limit_bytes: int, log: Path, handler: str
+) -> list[str]:
+    # -P: a `signal.py` or `json.py` in the user's working directory must not replace Python's.
+    python = [sys.executable, "-P"]
+    limit, channel = str(memory_limit_bytes), str(control.fileno())
+    worker = [*python, "-m", "automesh.worker.child", channel, limit, handler]
+    guard = [str(_GUARDIAN), str(os.getpid()), str(leash.fileno()), channel, limit]
+    return [*python, *guard, str(log), *worker]

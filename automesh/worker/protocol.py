@@ -1,0 +1,78 @@
+"""What the messages between parent and worker say.
+
+Parent to worker: `{"job": ..., "label": ...}` and `{"reply": {...}}`.
+Worker to parent: `{"accepted": true}`, `{"event": ...}` with `"reply": true` if it waits for one,
+`{"answer": ...}`, `{"failure": ..., "retire": bool}`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from automesh.errors import AutomeshError
+from automesh.jsonio import from_json, to_json
+from automesh.outcomes import Failure
+from automesh.program.nouns import CompileAnswer, Inspection, Lowered, VisitAnswer
+from automesh.worker.messages import Job
+from automesh.worker.wire import Message
+
+Answer = Inspection | CompileAnswer | Lowered | VisitAnswer
+
+CHANNEL_LOST = (
+    74  # The worker's exit code (EX_IOERR of sysexits.h) when user code closed the channel.
+)
+
+_ANSWERS: dict[str, Any] = {
+    "inspect": Inspection,
+    "compile": CompileAnswer | Lowered,
+    "visit": VisitAnswer,
+}
+
+
+def job_message(job: Job, label: str) -> Message:
+    """The order to do a job; `label` heads its part of the log."""
+    return {"job": to_json(job, Job), "label": label}
+
+
+def read_job(message: Message) -> Job:
+    """The job of an order.
+
+    Raises:
+      AutomeshError: the message is not one.
+    """
+    return from_json(message.get("job"), Job)
+
+
+def answer_message(job: Job, answer: object) -> Message:
+    """The answer to a job.
+
+    Raises:
+      AutomeshError: `answer` is not the noun that this kind of job is answered with.
+    """
+    kind = _ANSWERS[job.kind]
+    if not isinstance(answer, kind):
+        raise AutomeshError(f"a job of kind {job.kind} was answered with a {type(answer).__name__}")
+    data = to_json(answer, kind)
+    from_json(data, kind)  # A wrong type deep inside must fail here, where the job can be blamed.
+    return {"answer": data}
+
+
+def failure_message(outcome: Failure, *, retire: bool) -> Message:
+    """The failure of a job; `retire` asks for a new process before the next job."""
+    return {"failure": to_json(outcome, Failure), "retire": retire}
+
+
+def read_result(job: Job, message: Message) -> Answer | Failure:
+    """The answer or the failure in the last message of a job.
+
+    Raises:
+      AutomeshError: it holds neither, or an answer to another kind of job.
+    """
+    if "failure" in message:
+        return from_json(message["failure"], Failure)
+    return from_json(message.get("answer"), _ANSWERS[job.kind])
+
+
+def label(job: Job) -> str:
+    """A few words for the log: `compile dp:2,tp:4 remat=full`."""
+    return job.kind if job.kind == "inspect" else f"{job.kind} {job.plan}"

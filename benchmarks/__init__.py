@@ -1,0 +1,1 @@
+"""Programs that measure automesh itself; each prints JSON on its last line."""

@@ -1,0 +1,264 @@
+"""How often a race is wrong: identical finalists called different, a slower one not found.
+
+Races of five, run by the package's own driver through a real worker process on virtual CPU devices.
+Half of the races have five identical finalists, in the other half one does 10 % more of the same
+work. The last line on stdout is JSON; progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from scipy import stats
+
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.outcomes import Failure
+from automesh.program.nouns import Entry, Inspection, VisitAnswer
+from automesh.search.measure import RaceReport, run_race
+from automesh.search.racing import Race, RaceRules
+from automesh.search.visits import Calibration, Subject, VisitRules, calibrate
+from automesh.units import format_change, format_percent, format_seconds, format_wait
+from automesh.worker.messages import InspectJob, Job, Surroundings, VisitJob
+from automesh.worker.pool import Pool
+
+FINALISTS = 5
+DEVICES = 2
+RACES_PER_PROCESS = 4  # a process has luck of its own (addresses): races should not all share it
+# Shorter samples than a search takes, so that 80 races take minutes: noisier, hence harder.
+RULES = VisitRules(sample_s=0.01, warmup_s=0.005, loss_steps=1, timeout_s=120.0)
+
+SCRIPT = '''\
+"""A train step of `20 + extra` equal matrix products; `copy` changes nothing."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+WIDTH, ROWS = 128, 256
+
+
+def build(mesh, copy=0, extra=0):
+    rows = NamedSharding(mesh, PartitionSpec("dp"))
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def step(weights, batch):
+        def layer(x, _):
+            return jnp.tanh(x @ weights), None
+
+        x, _ = jax.lax.scan(layer, batch, length=20 + extra)
+        loss = jnp.mean(x**2)
+        return weights * (1.0 - 1e-6 * loss), loss
+
+    weights = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=whole)
+    batch = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=rows)
+    return step, (weights, batch)
+'''
+EXTRA = 2  # of 20 equal products: 10 % more work by construction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitors:
+    """A pool that is only asked for visits."""
+
+    pool: Pool
+
+    def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
+        """See `VisitPool`."""
+        answer = ask(self.pool, job, timeout_s)
+        assert not isinstance(answer, Inspection)
+        return answer
+
+    def recycle(self) -> None:
+        """See `VisitPool`."""
+        self.pool.recycle()
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What the races showed.
+
+    Attributes:
+      slower: finalists wrongly called slower, one number per race of identical ones.
+      found: whether the slower one was called slower, and no other, one per race that had it.
+      rounds: rounds until the end, one per race.
+      loser_rounds: rounds until the slower one was out.
+      ratios: how much slower the slower one was measured.
+      noise: relative spread of a finalist's rounds about those of its rivals.
+    """
+
+    slower: list[int] = field(default_factory=list[int])
+    found: list[bool] = field(default_factory=list[bool])
+    rounds: list[int] = field(default_factory=list[int])
+    loser_rounds: list[int] = field(default_factory=list[int])
+    ratios: list[float] = field(default_factory=list[float])
+    noise: list[float] = field(default_factory=list[float])
+
+
+def ask(pool: Pool, job: Job, timeout_s: float) -> Inspection | VisitAnswer | Failure:
+    """One job; a kind of answer that was not asked for is a bug."""
+    answer = pool.run(job, timeout_s)
+    if not isinstance(answer, Inspection | VisitAnswer | Failure):
+        raise TypeError(f"a {job.kind} job was answered with a {type(answer).__name__}")
+    return answer
+
+
+def plan(copy: int, extra: int) -> Plan:
+    """A finalist: the same mesh, a copy of the same program, or one with more work."""
+    axis = MeshAxis(name="dp", ici=DEVICES)
+    return Plan(axes=(axis,), knobs=(("copy", copy), ("extra", extra)))
+
+
+def inspect(pool: Pool, directory: Path) -> Subject:
+    """Writes the script and reads what a visit to it needs."""
+    script = directory / "train.py"
+    script.write_text(SCRIPT)
+    entry = Entry(kind="script", location=str(script))
+    found = ask(pool, InspectJob(entry=entry, axis_names=("dp",)), 120.0)
+    if not isinstance(found, Inspection):
+        raise SystemExit(f"the benchmark's own script cannot be inspected: {found}")
+    cache = directory / "cache"
+    return Subject(
+        entry=entry, axis_types=found.axis_types, facts=found.facts, cache_dir=str(cache)
+    )
+
+
+def calibrated(visitors: Visitors, subject: Subject, plans: list[Plan]) -> dict[Plan, Calibration]:
+    """First visits in a fresh process."""
+    visitors.recycle()
+    found: dict[Plan, Calibration] = {}
+    for one in plans:
+        calibration = calibrate(visitors, subject, one, rules=RULES, clock=time.monotonic)
+        if not isinstance(calibration, Calibration):
+            raise SystemExit(f"the benchmark's own step failed: {calibration}")
+        found[one] = calibration
+    return found
+
+
+def race(
+    visitors: Visitors, subject: Subject, calibrations: dict[Plan, Calibration], seed: int
+) -> RaceReport:
+    """One race over the calibrated plans."""
+
+    def fail(one: Plan, failure: Failure) -> None:
+        raise SystemExit(f"the benchmark's own step `{one}` failed: {failure}")
+
+    return run_race(
+        visitors,
+        subject,
+        Race(tuple(calibrations), rules=RaceRules(), seed=seed),
+        calibrations,
+        rules=RULES,
+        deadline_s=time.monotonic() + 600.0,
+        clock=time.monotonic,
+        on_round=lambda *_: None,
+        on_failure=fail,
+    )
+
+
+def count(tally: Tally, report: RaceReport, slow: Plan | None) -> None:
+    """Adds a race to the tally; `slow` is the finalist with more work, if there is one."""
+    called = {one.finalist for one in report.standings if one.verdict == "slower"}
+    tally.rounds.append(max(len(one.rounds_s) for one in report.standings))
+    for one in report.standings:
+        if one.verdict == "tie" and report.winner is not None:
+            ratios = [a / b for a, b in zip(one.rounds_s, report.winner.rounds_s)]
+            # Of a ratio of two: each has its share of the variance.
+            tally.noise.append(1.4826 * stats.median_abs_deviation(ratios) / 2**0.5)
+    if slow is None:
+        tally.slower.append(len(called))
+        return
+    tally.found.append(slow in called)
+    loser = next(one for one in report.standings if one.finalist == slow)
+    if slow in called and loser.to_winner is not None:
+        tally.loser_rounds.append(len(loser.rounds_s))
+        tally.ratios.append(loser.to_winner.value)
+
+
+def summary(tally: Tally, seconds: float) -> dict[str, float | int]:
+    """The figures; comparisons are finalists of races of identical ones."""
+    comparisons = FINALISTS * len(tally.slower)
+    wrong = sum(tally.slower)
+    upper = stats.binomtest(wrong, comparisons).proportion_ci(method="wilson").high
+    return {
+        "races_identical": len(tally.slower),
+        "races_with_slower": len(tally.found),
+        "comparisons": comparisons,
+        "wrongly_different": wrong,
+        "races_wrong": sum(number > 0 for number in tally.slower),
+        "rounds_mean": round(statistics.mean(tally.rounds), 1),
+        "rounds_until_found_mean": round(statistics.mean(tally.loser_rounds or [0]), 1),
+        "slower_measured": round(statistics.median(tally.ratios or [0.0]), 4),
+        "round_noise": round(statistics.median(tally.noise or [0.0]), 4),
+        "seconds": round(seconds),
+        "false_positive_upper": round(float(upper), 4),
+        "false_positive_rate": round(wrong / comparisons, 4),
+        "detection_rate": round(statistics.mean(tally.found), 4),
+    }
+
+
+def say(text: str) -> None:
+    """Progress, for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(
+    races: Annotated[int, typer.Option(min=1, help="Races of each of the two sorts.")] = 40,
+    seed: Annotated[int, typer.Option(help="Of all shuffling.")] = 0,
+) -> None:
+    """Runs races of identical finalists and races with one 10 % slower, and counts the errors."""
+    began_s, tally, luck = time.monotonic(), Tally(), random.Random(seed)
+    everyone = [plan(copy, 0) for copy in range(FINALISTS)]
+    slow = plan(0, EXTRA)
+    with tempfile.TemporaryDirectory() as directory:
+        surroundings = Surroundings(platforms="cpu", cpu_devices=DEVICES)
+        with Pool(
+            size=1,
+            surroundings=surroundings,
+            log_dir=Path(directory) / "logs",
+            memory_limit_bytes=4 * 2**30,
+        ) as pool:
+            visitors, subject = Visitors(pool=pool), inspect(pool, Path(directory))
+            known: dict[Plan, Calibration] = {}
+            for number in range(2 * races):
+                if number % RACES_PER_PROCESS == 0:
+                    known = calibrated(visitors, subject, [*everyone, slow])
+                entrants = list(everyone)
+                if number % 2:
+                    entrants[luck.randrange(FINALISTS)] = slow
+                chosen = {one: known[one] for one in entrants}
+                report = race(visitors, subject, chosen, luck.randrange(2**31))
+                count(tally, report, slow if number % 2 else None)
+                tell(number, races, tally, report, time.monotonic() - began_s)
+    print(json.dumps(summary(tally, time.monotonic() - began_s)))
+
+
+def tell(number: int, races: int, tally: Tally, report: RaceReport, spent_s: float) -> None:
+    """One line per race."""
+    winner = report.winner
+    assert winner is not None
+    what = "one slower" if number % 2 else "identical "
+    if number % 2:
+        ratio = format_change(tally.ratios[-1]) if tally.found[-1] else ""
+        verdict = f"found {ratio}" if tally.found[-1] else "not found"
+    else:
+        verdict = f"{tally.slower[-1]} wrong"
+    left_s = spent_s / (number + 1) * (2 * races - number - 1)
+    say(
+        f"{number + 1:3}/{2 * races} {what} {verdict:14} {tally.rounds[-1]:2} rounds, "
+        f"{report.ended}, {format_seconds(winner.step_s)}, "
+        f"noise {format_percent(tally.noise[-1]) if tally.noise else '?'}, "
+        f"{format_wait(left_s)} left"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""What the three example scripts share: the text, a decoder, AdamW and the training loop."""

@@ -1,0 +1,53 @@
+"""Where arrays lie on the mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Dimension = str | tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the activations of one example are split.
+
+    Attributes:
+      mesh: a mesh with the axes dp, fsdp, ep, tp and sp, in any order and of any sizes.
+      rows: mesh axes that split the rows of a batch.
+      sequence: mesh axis that splits each row along its length, or None.
+    """
+
+    mesh: Mesh
+    rows: tuple[str, ...] = ("dp", "fsdp")
+    sequence: str | None = "sp"
+
+    def sharding(self, *dimensions: Dimension) -> NamedSharding:
+        """The sharding that splits each dimension over the mesh axes named for it."""
+        return NamedSharding(self.mesh, PartitionSpec(*dimensions))
+
+    def pin(self, array: jax.Array, *dimensions: Dimension) -> jax.Array:
+        """Has the compiler split `array` in this way at this point of the program."""
+        return jax.lax.with_sharding_constraint(array, self.sharding(*dimensions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One trained array before it exists.
+
+    Attributes:
+      shape: its dimensions; weights of the layers have the number of layers in front.
+      split: for each dimension, the mesh axis that splits it at rest.
+      scale: standard deviation of its initial values; 0 for the scale of a norm, which starts at 1.
+    """
+
+    shape: tuple[int, ...]
+    split: tuple[Dimension, ...]
+    scale: float
+
+    def initial(self, key: jax.Array) -> jax.Array:
+        if not self.scale:
+            return jax.numpy.ones(self.shape)
+        return self.scale * jax.random.normal(key, self.shape)

@@ -1,0 +1,165 @@
+"""The training step around a loss, the arguments of the scripts, and the loop."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+import automesh
+from lm import adamw, text
+from lm.layout import Layout, Weight
+
+AXES = ("dp", "fsdp", "ep", "tp", "sp")
+Loss = Callable[[Any, dict[str, jax.Array]], jax.Array]
+
+
+def arguments(sizes: Iterable[str]) -> argparse.Namespace:
+    """The command line; `build` reads it too, so arguments of other programs are skipped."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--size", choices=tuple(sizes), default="tiny", help="preset of the model")
+    parser.add_argument("--steps", type=int, default=30, help="training steps")
+    parser.add_argument("--rules", type=Path, help="default: mesh_rules.toml beside the script")
+    parser.add_argument("--target", help="what to look up in the rules; default on CPUs: cpu-N")
+    parser.add_argument("--devices", type=int, help="train on this many virtual CPU devices")
+    return parser.parse_known_args()[0]
+
+
+def abstract_state(plan: Any, layout: Layout) -> adamw.State:
+    """Shapes and shardings of the parameters and of the optimizer's state; nothing is allocated."""
+
+    def abstract(weight: Weight) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(
+            weight.shape, jnp.float32, sharding=layout.sharding(*weight.split)
+        )
+
+    params = jax.tree.map(abstract, plan)
+    count = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.sharding())
+    return adamw.State(params=params, mean=params, square=params, count=count)
+
+
+def abstract_batch(rows: int, length: int, layout: Layout) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and shardings of one batch."""
+    sharding = layout.sharding(layout.rows, layout.sequence)
+    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding)
+    return {"inputs": tokens, "targets": tokens}
+
+
+def initial_state(plan: Any, state: adamw.State) -> adamw.State:
+    """The real state, made on the devices where the abstract one says; equal on every mesh."""
+    weights, structure = jax.tree.flatten(plan)
+
+    def make(key: jax.Array) -> adamw.State:
+        keys = jax.random.split(key, len(weights))
+        params = [weight.initial(key) for weight, key in zip(weights, keys, strict=True)]
+        return adamw.start(jax.tree.unflatten(structure, params))
+
+    return jax.jit(make, out_shardings=shardings(state))(jax.random.key(0))
+
+
+def initial_batch(batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """The first batch of the text."""
+    return jax.device_put(next(text.batches(*batch["inputs"].shape)), shardings(batch))
+
+
+def shardings(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def make_step(
+    loss: Loss, state: adamw.State, layout: Layout, *, microbatches: int, optimizer: adamw.AdamW
+) -> Callable[..., tuple[adamw.State, dict[str, jax.Array]]]:
+    """The jitted step `(state, batch) -> (state, metrics)`; it takes over the memory of `state`.
+
+    Args:
+      loss: of parameters and a batch.
+      state: the abstract state; the new one has its shardings.
+      layout: of the activations.
+      microbatches: parts of the batch whose gradients are computed one after the other.
+      optimizer: its hyperparameters.
+    """
+
+    def value_and_gradients(params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        # Each device keeps the gradients of its own part of the parameters (a reduce-scatter).
+        return value, jax.lax.with_sharding_constraint(gradients, shardings(state.params))
+
+    def step(
+        state: adamw.State, batch: dict[str, jax.Array]
+    ) -> tuple[adamw.State, dict[str, jax.Array]]:
+        if microbatches == 1:
+            value, gradients = value_and_gradients(state.params, batch)
+        else:
+            parts = jax.tree.map(lambda rows: _cut(rows, microbatches, layout), batch)
+
+            def add(total: Any, part: dict[str, jax.Array]) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, total, value_and_gradients(state.params, part)), None
+
+            zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+            total, _ = jax.lax.scan(add, zeros, parts)
+            value, gradients = jax.tree.map(lambda x: x / microbatches, total)
+        return adamw.update(state, gradients, optimizer), {"loss": value}
+
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings(state), None))
+
+
+def _cut(rows: jax.Array, microbatches: int, layout: Layout) -> jax.Array:
+    """[rows, length] -> [microbatches, rows / microbatches, length], no row leaving its device.
+
+    Each device holds neighbouring rows, so every microbatch takes each `microbatches`-th of them.
+    """
+    cut = rows.reshape(-1, microbatches, rows.shape[1]).swapaxes(0, 1)
+    return layout.pin(cut, None, layout.rows, layout.sequence)
+
+
+def train(build: Callable[..., automesh.Workload], script: str, sizes: Iterable[str]) -> None:
+    """Trains on the mesh that the rules name for these devices, and prints the losses."""
+    options = arguments(sizes)
+    if options.devices:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", options.devices)
+    rules = options.rules or Path(script).parent / "mesh_rules.toml"
+    mesh, knobs, compiler_options = chosen_mesh(rules, options)
+
+    workload = build(mesh, **knobs)
+    state, batch = workload.args
+    step = workload.step.lower(state, batch).compile(compiler_options=compiler_options)
+    rows, length = batch["inputs"].shape
+    where = shardings(batch)
+    state, _ = workload.init(mesh)
+    for number, batch in zip(range(1, options.steps + 1), text.batches(rows, length)):
+        begun = time.perf_counter()
+        state, metrics = step(state, jax.device_put(batch, where))
+        loss = float(metrics["loss"])
+        print(f"step {number:4d}  loss {loss:.4f}  {time.perf_counter() - begun:.3f} s", flush=True)
+
+
+def chosen_mesh(
+    rules: Path, options: argparse.Namespace
+) -> tuple[Mesh, dict[str, Any], dict[str, Any]]:
+    """The mesh, knobs and compiler options that `automesh search` found for these devices."""
+    devices = jax.devices()
+    if not rules.exists() and not options.rules:
+        print(f"no {rules.name} beside the script: falling back to dp:{len(devices)}")
+        shape = (len(devices), 1, 1, 1, 1)
+        return Mesh(np.array(devices).reshape(shape), AXES), {}, {}
+    target = options.target or (f"cpu-{len(devices)}" if devices[0].platform == "cpu" else None)
+    if target is None:
+        sys.exit(
+            f"say with --target which rule of {rules} to use, for example --target tpu-v5p-128"
+        )
+    try:
+        config = automesh.load(rules).select(target)
+    except automesh.UsageError as error:
+        sys.exit(f"error: {error}")
+    mesh, knobs = config.create_device_mesh(), dict(config.knobs)
+    print(f"{rules} has for {target}: {dict(mesh.shape)}, knobs {knobs}")
+    return mesh, knobs, dict(config.compiler_options)

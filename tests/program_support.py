@@ -1,0 +1,101 @@
+"""Doing jobs in the test's own process: real jax on the first of its virtual devices."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from automesh.mesh.axes import DEFAULT_AXES, Plan, parse_mesh
+from automesh.program.nouns import Entry, Inspection
+from automesh.worker import jobs
+from automesh.worker.messages import CompileJob, InspectJob, VisitJob
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def script(path, function="build", argv=()):
+    return Entry(kind="script", location=str(path), function=function, argv=tuple(argv))
+
+
+class Worker:
+    """Sends jobs about one script, as a parent would."""
+
+    def __init__(self, entry, cache_dir, names=DEFAULT_AXES):
+        self.entry, self.names, self.cache_dir = entry, tuple(names), str(cache_dir)
+        self.events = []
+        self.go = True
+        self._inspection = None
+
+    def inspect(self) -> Inspection:
+        if self._inspection is None:
+            job = InspectJob(entry=self.entry, axis_names=self.names)
+            self._inspection = jobs.handle(job, self._emit)
+        return self._inspection
+
+    def compile(self, mesh, knobs=(), options=()):
+        return jobs.handle(
+            CompileJob(plan=self.plan(mesh, knobs, options), **self._common()), self._emit
+        )
+
+    def visit(self, mesh, knobs=(), options=(), steps=0, samples=0, loss_steps=3, warmup_s=0.0):
+        plan = self.plan(mesh, knobs, options)
+        job = VisitJob(
+            plan=plan,
+            steps=steps,
+            samples=samples,
+            loss_steps=loss_steps,
+            warmup_s=warmup_s,
+            **self._common(),
+        )
+        return jobs.handle(job, self._emit)
+
+    def plan(self, mesh, knobs=(), options=()):
+        axes = parse_mesh(mesh, self.names)
+        return Plan(axes=axes, knobs=tuple(knobs), compiler_options=tuple(options))
+
+    def _common(self):
+        seen = self.inspect()
+        return {
+            "entry": self.entry,
+            "axis_types": seen.axis_types,
+            "facts": seen.facts,
+            "cache_dir": self.cache_dir,
+        }
+
+    def _emit(self, event):
+        self.events.append(event)
+        return {"go": self.go} if event.get("reply") else {}
+
+    def stages(self):
+        return [event["stage"] for event in self.events if event["event"] == "stage"]
+
+
+def forget_scripts(before_modules):
+    """Drops what jobs and imports of scripts have left in this process."""
+    jobs._MEMORY.loaded.clear()
+    jobs._MEMORY.ready.clear()
+    jobs._MEMORY.signs.clear()
+    for name in set(sys.modules) - before_modules:
+        where = getattr(sys.modules[name], "__file__", None) or ""
+        if "site-packages" not in where and "automesh/" not in where and "/lib/python" not in where:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def own_process(monkeypatch, tmp_path):
+    """Undoes what loading a script does to the process; stays in an empty directory meanwhile."""
+    import jax
+
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    directory = jax.config.jax_compilation_cache_dir
+    yield tmp_path
+    forget_scripts(before)
+    if jax.config.jax_compilation_cache_dir != directory:
+        jax.config.update("jax_compilation_cache_dir", directory)
+        from jax.experimental.compilation_cache import compilation_cache
+
+        compilation_cache.reset_cache()

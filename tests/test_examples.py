@@ -1,0 +1,134 @@
+"""The example scripts compute the same on every mesh, learn, and say what a search needs."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from tests.example_runs import EXAMPLES, NAMES, arguments, build, module, run
+
+# Every axis that the script uses above 1, every value of the knobs, a size that is no power of two.
+MESHES = [
+    ("dense_lm", {"fsdp": 2, "tp": 2, "sp": 2}, {"remat": "none", "microbatches": 2}, 30),
+    ("dense_lm", {"dp": 2, "fsdp": 3, "tp": 2}, {"remat": "dots"}, 4),
+    ("moe_lm", {"fsdp": 2, "ep": 2, "tp": 2}, {"remat": "dots", "microbatches": 2}, 30),
+    ("moe_lm", {"dp": 3, "ep": 4}, {"remat": "none"}, 4),
+    ("long_context", {"fsdp": 2, "tp": 2, "sp": 2}, {"remat": "dots", "microbatches": 2}, 30),
+    ("long_context", {"dp": 2, "sp": 4}, {"remat": "none"}, 4),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "knobs", "steps"), MESHES)
+def test_losses_equal_those_of_one_device(name, sizes, knobs, steps):
+    alone = run(name)
+    shared = run(name, tuple(sizes.items()), tuple(knobs.items()), steps)
+    np.testing.assert_allclose(shared.losses, alone.losses[:steps], rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_learns_in_30_steps(name):
+    losses = run(name).losses
+    assert losses[-1] < 3.2 < math.log(256) < losses[0]
+
+
+@pytest.mark.parametrize(("name", "sizes", "knobs", "steps"), MESHES)
+def test_collectives_are_those_of_the_axes(name, sizes, knobs, steps):
+    shared = run(name, tuple(sizes.items()), tuple(knobs.items()), steps).collectives
+    assert ("all-to-all" in shared) == ("ep" in sizes)
+    assert ("collective-permute" in shared) == (name == "long_context" and "sp" in sizes)
+    assert not run(name).collectives
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "billions"),
+    [
+        # Llama 3.2 1B has 1.24 billion: its head is its embedding, here they are two.
+        ("dense_lm", "1b", 1.50),
+        ("dense_lm", "8b", 8.03),
+        ("dense_lm", "70b", 70.55),
+        ("moe_lm", "8x7b", 46.70),
+        ("long_context", "8b-128k", 8.03),
+        ("long_context", "70b-128k", 70.55),
+    ],
+)
+def test_large_presets_are_lowered_without_allocating(name, size, billions):
+    before = len(jax.live_arrays())
+    workload = build(name, {"fsdp": 2, "tp": 4}, size=size)
+    lowered = workload.step.lower(*workload.args)
+    state, _ = workload.args
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
+    assert round(parameters / 1e9, 2) == billions
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(workload.args))
+    assert "sdy.sharding" in lowered.as_text()
+    assert len(jax.live_arrays()) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_facts_do_not_depend_on_the_mesh(name):
+    alone, shared = build(name, {}), build(name, {"fsdp": 2, "tp": 2})
+    assert alone.facts == shared.facts
+    assert alone.tokens_per_step == alone.facts["batch"] * alone.facts["seq"] > 0
+
+
+def test_unknown_remat_is_refused():
+    workload = build("dense_lm", {}, remat="sometimes")
+    with pytest.raises(ValueError, match="none, dots, full"):
+        workload.step.lower(*workload.args)
+
+
+RULES = """
+schema = 1
+axes = ["dp", "fsdp", "ep", "tp", "sp"]
+batch_axes = ["dp", "fsdp"]
+[[rule]]
+match = "cpu-16"
+ici = { fsdp = 8, sp = 2 }
+knobs = { remat = "none", microbatches = 2 }
+"""
+
+
+def test_script_trains_on_the_mesh_of_the_rules(tmp_path, capsys):
+    rules = tmp_path / "mesh_rules.toml"
+    rules.write_text(RULES)
+    dense = module("dense_lm")
+    with arguments("dense_lm", "--steps", "3", "--rules", str(rules)):
+        module("lm.training").train(dense.build, dense.__file__, dense.SIZES)
+    said = capsys.readouterr().out
+    assert "'fsdp': 8" in said and "'sp': 2" in said and "'microbatches': 2" in said
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", said)]
+    assert losses == pytest.approx(run("dense_lm").losses[:3], abs=1e-4)
+
+
+def test_script_says_why_no_rule_applies(tmp_path):
+    rules = tmp_path / "mesh_rules.toml"
+    rules.write_text(RULES)
+    dense = module("dense_lm")
+    words = ("--rules", str(rules), "--target", "tpu-v5p-128")
+    with arguments("dense_lm", *words), pytest.raises(SystemExit, match="tpu-v5p-128"):
+        module("lm.training").train(dense.build, dense.__file__, dense.SIZES)
+
+
+def test_script_without_rules_says_what_it_falls_back_to(tmp_path, capsys):
+    dense = module("dense_lm")
+    with arguments("dense_lm", "--steps", "0"):
+        module("lm.training").train(dense.build, str(tmp_path / "dense_lm.py"), dense.SIZES)
+    assert "falling back to dp:16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_build_takes_the_knobs_of_its_space(name):
+    parameters = list(inspect.signature(module(name).build).parameters.values())
+    assert [parameter.name for parameter in parameters] == ["mesh", "remat", "microbatches"]
+    assert all(parameter.default is not parameter.empty for parameter in parameters[1:])
+
+
+def test_text_is_ascii_and_of_the_stated_size():
+    text = (EXAMPLES / "data" / "paradise_lost.txt").read_bytes()
+    assert 300_000 < len(text) < 500_000
+    assert text.isascii()
+    assert b"Of Mans First Disobedience" in text[:200]

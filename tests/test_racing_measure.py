@@ -1,0 +1,405 @@
+"""Visits, the race's driver and the confirmation, against a pool that plays a machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.program.nouns import Entry, VisitAnswer
+from automesh.search.confirm import Confirmation, Figure, confirm
+from automesh.search.measure import RaceReport, run_race
+from automesh.search.racing import Race, RaceRules
+from automesh.search.visits import (
+    Calibration,
+    Subject,
+    VisitRules,
+    calibrate,
+    record_losses,
+    visit,
+    visit_job,
+)
+from automesh.worker.messages import VisitJob
+
+SUBJECT = Subject(
+    entry=Entry(kind="script", location="/train.py"),
+    axis_types=("auto",),
+    facts=(("batch", 8),),
+    cache_dir="/cache",
+)
+RULES = VisitRules()
+CRASH = Failed(stage="run", reason="the worker died of signal 11")
+REFUSED = Failed(stage="build", reason="ValueError: no")
+NO_MEMORY = OutOfMemory(stage="run", needed_bytes=2, limit_bytes=1, detail="")
+
+
+def plan(size: int) -> Plan:
+    return Plan(axes=(MeshAxis(name="dp", ici=size),))
+
+
+A, B, C = plan(1), plan(2), plan(4)
+
+
+@dataclass(kw_only=True)
+class FakePool:
+    """Plays a machine on a clock of its own.
+
+    Attributes:
+      step_s: true seconds per step of each plan.
+      overhead_s: what each sample costs beyond its steps.
+      setup_s: what each visit costs before its first sample.
+      compile_s: what comes on top at the first visit in a process.
+      script: failures or odd answers by plan and number of the visit to it, from 0.
+      hangs: visits by plan and number that end only with their timeout.
+    """
+
+    step_s: dict[Plan, float]
+    overhead_s: float = 0.0
+    setup_s: float = 0.1
+    compile_s: float = 2.0
+    noise: float = 0.005
+    script: dict[tuple[Plan, int], Failure | VisitAnswer] = field(default_factory=dict)
+    hangs: set[tuple[Plan, int]] = field(default_factory=set)
+    now_s: float = 0.0
+    jobs: list[VisitJob] = field(default_factory=list)
+    processes: int = 1
+    built: set[Plan] = field(default_factory=set)
+    fingerprint: str = "f"
+    luck: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def visits_to(self, plan: Plan) -> int:
+        return sum(job.plan == plan for job in self.jobs)
+
+    def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
+        key = (job.plan, self.visits_to(job.plan))
+        self.jobs.append(job)
+        if key in self.hangs:
+            self.now_s += timeout_s
+            return TimedOut(stage="run", limit_s=timeout_s)
+        setup_s = self.setup_s + (0.0 if job.plan in self.built else self.compile_s)
+        self.built.add(job.plan)
+        self.now_s += setup_s
+        if key in self.script:
+            return self.script[key]
+        step_s = self.step_s[job.plan]
+        samples: list[float] = []
+        for _ in range(job.samples):
+            noisy_s = step_s * (1 + self.luck.uniform(-self.noise, self.noise))
+            samples.append(noisy_s + self.overhead_s / job.steps)
+            self.now_s += samples[-1] * job.steps
+        return VisitAnswer(
+            samples_s=tuple(samples),
+            losses=tuple(3.0 - 0.1 * step for step in range(job.loss_steps)),
+            loss_dtype="float32",
+            values="synthetic",
+            setup_s=setup_s,
+            peak_bytes=0,
+            fingerprint=self.fingerprint,
+        )
+
+    def recycle(self) -> None:
+        self.processes += 1
+        self.built.clear()
+
+
+def calibrated(pool: FakePool, *plans: Plan) -> dict[Plan, Calibration]:
+    found: dict[Plan, Calibration] = {}
+    for one in plans:
+        calibration = calibrate(pool, SUBJECT, one, rules=RULES, clock=pool.clock)
+        assert isinstance(calibration, Calibration)
+        found[one] = calibration
+    return found
+
+
+def race_of(
+    pool: FakePool,
+    race: Race[Plan],
+    calibrations: dict[Plan, Calibration],
+    *,
+    deadline_s: float = 1e9,
+    on_round: Callable[[Plan, int, float], None] = lambda plan, index, value_s: None,
+) -> RaceReport:
+    return run_race(
+        pool,
+        SUBJECT,
+        race,
+        calibrations,
+        rules=RULES,
+        deadline_s=deadline_s,
+        clock=pool.clock,
+        on_round=on_round,
+        on_failure=lambda plan, failure: None,
+    )
+
+
+def verdicts(report: RaceReport) -> list[str]:
+    return [standing.verdict for standing in report.standings]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "overhead_s", "samples"),
+    [(10e-6, 1e-3, 3), (1e-3, 1e-4, 3), (0.02, 1e-4, 3), (0.3, 0.0, 3), (4.0, 0.0, 1)],
+)
+def test_a_sample_lasts_long_enough(step_s: float, overhead_s: float, samples: int) -> None:
+    pool = FakePool(step_s={A: step_s}, overhead_s=overhead_s)
+    found = calibrated(pool, A)[A]
+    sample_s = found.steps * step_s + overhead_s
+    assert sample_s >= 0.75 * RULES.sample_s
+    assert found.steps == 1 or sample_s <= 2 * RULES.sample_s
+    assert found.samples == samples
+    assert found.first.losses == (3.0, 2.9, 2.8)
+    assert [job.loss_steps for job in pool.jobs] == [3] + [0] * (len(pool.jobs) - 1)
+    assert all(job.facts == SUBJECT.facts and job.cache_dir == "/cache" for job in pool.jobs)
+
+
+def test_a_visit_is_expected_to_take_what_it_takes_without_compiling() -> None:
+    short = calibrated(FakePool(step_s={A: 1e-3}, noise=0.0), A)[A]
+    assert short.visit_s == pytest.approx(0.1 + 3 * 0.05)
+    # Known after the first visit, and so is not how long the next takes to set up.
+    long = calibrated(FakePool(step_s={A: 0.3}, noise=0.0), A)[A]
+    assert long.visit_s == pytest.approx(3 * 0.3)
+    longest = calibrated(FakePool(step_s={A: 4.0}, noise=0.0), A)[A]
+    assert longest.visit_s == pytest.approx(4.0)
+
+
+def test_calibrating_what_fails_gives_the_failure() -> None:
+    pool = FakePool(step_s={A: 1.0}, script={(A, 0): REFUSED})
+    assert calibrate(pool, SUBJECT, A, rules=RULES, clock=pool.clock) == REFUSED
+    assert len(pool.jobs) == 1
+
+
+def test_losses_are_recorded_without_timing() -> None:
+    pool = FakePool(step_s={A: 1.0})
+    answer = record_losses(pool, SUBJECT, A, rules=RULES)
+    assert isinstance(answer, VisitAnswer)
+    assert answer.losses == (3.0, 2.9, 2.8)
+    assert answer.samples_s == ()
+    assert (pool.jobs[0].steps, pool.jobs[0].samples) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "visits", "processes"),
+    [(CRASH, 2, 2), (NO_MEMORY, 2, 2), (REFUSED, 1, 1), (TimedOut(stage="run", limit_s=1), 1, 1)],
+)
+def test_what_may_pass_is_tried_again_in_a_fresh_process(
+    first: Failure, visits: int, processes: int
+) -> None:
+    pool = FakePool(step_s={A: 0.1}, script={(A, 0): first})
+    job = visit_job(SUBJECT, A, steps=1, samples=1, loss_steps=0, warmup_s=0.0)
+    answer = visit(pool, job, 10.0)
+    assert len(pool.jobs) == visits
+    assert pool.processes == processes
+    assert isinstance(answer, VisitAnswer) if visits == 2 else answer == first
+
+
+@pytest.mark.parametrize("samples_s", [(), (0.0, 1.0, 1.0), (float("nan"),) * 3])
+def test_impossible_times_are_a_failure(samples_s: tuple[float, ...]) -> None:
+    pool = FakePool(step_s={A: 0.1})
+    honest = pool.run(visit_job(SUBJECT, A, steps=1, samples=3, loss_steps=0, warmup_s=0), 1.0)
+    assert isinstance(honest, VisitAnswer)
+    odd = VisitAnswer(
+        samples_s=samples_s,
+        losses=(),
+        loss_dtype="float32",
+        values="user",
+        setup_s=0.0,
+        peak_bytes=0,
+        fingerprint="f",
+    )
+    pool.script = {(A, 1): odd, (A, 2): odd}
+    answer = calibrate(pool, SUBJECT, A, rules=RULES, clock=pool.clock)
+    assert isinstance(answer, Failed)
+    assert answer.reason.startswith("3 step times were asked for, and ")
+
+
+def test_a_race_finds_the_slower_one_and_stores_every_round() -> None:
+    pool = FakePool(step_s={A: 0.01, B: 0.011, C: 0.01})
+    stored: dict[Plan, list[float]] = {A: [], B: [], C: []}
+
+    def store(plan: Plan, index: int, value_s: float) -> None:
+        assert index == len(stored[plan])
+        stored[plan].append(value_s)
+
+    race = Race((A, B, C), rules=RaceRules(), seed=0)
+    report = race_of(pool, race, calibrated(pool, A, B, C), on_round=store)
+    assert report.ended == "equivalent"
+    assert report.sentence == "all that were left are equally fast"
+    assert verdicts(report)[1] == "slower"
+    assert sorted(verdicts(report)) == ["slower", "tie", "winner"]
+    assert {one.finalist: list(one.rounds_s) for one in report.standings} == stored
+    assert report.winner is not None
+    assert report.winner.step_s == pytest.approx(0.01, rel=0.01)
+    assert report.failures == ()
+
+
+def test_a_crash_costs_one_visit_and_two_in_a_row_the_place() -> None:
+    pool = FakePool(step_s={A: 0.01, B: 0.01, C: 0.01})
+    calibrations = calibrated(pool, A, B, C)
+    pool.script = {
+        (B, pool.visits_to(B) + 2): CRASH,
+        (C, pool.visits_to(C) + 1): CRASH,
+        (C, pool.visits_to(C) + 2): NO_MEMORY,
+    }
+    report = race_of(pool, Race((A, B, C), rules=RaceRules(), seed=0), calibrations)
+    assert verdicts(report)[2] == "left"
+    assert len(report.standings[2].rounds_s) == 1
+    assert report.failures == ((C, NO_MEMORY),)
+    assert sorted(verdicts(report)[:2]) == ["tie", "winner"]
+    assert pool.processes == 3
+
+
+def test_when_all_fail_there_is_no_winner() -> None:
+    pool = FakePool(step_s={A: 0.01, B: 0.01})
+    calibrations = calibrated(pool, A, B)
+    pool.script = {(one, number): REFUSED for one in (A, B) for number in range(9)}
+    report = race_of(pool, Race((A, B), rules=RaceRules(), seed=0), calibrations)
+    assert report.ended == "none left"
+    assert report.winner is None
+    assert len(report.failures) == 2
+
+
+def test_a_script_changed_in_the_middle_is_noticed() -> None:
+    pool = FakePool(step_s={A: 0.01})
+    calibrations = calibrated(pool, A)
+    pool.fingerprint = "g"
+    report = race_of(pool, Race((A,), rules=RaceRules(), seed=0), calibrations)
+    ((_, failure),) = report.failures
+    assert isinstance(failure, Failed)
+    assert "changed" in failure.reason
+
+
+def test_no_round_begins_that_would_not_end_in_time() -> None:
+    pool = FakePool(step_s={A: 0.3, B: 0.3}, noise=0.05)
+    calibrations = calibrated(pool, A, B)
+    deadline_s = pool.now_s + 7.5  # a visit takes 1 s
+    race = Race((A, B), rules=RaceRules(), seed=0)
+    report = race_of(pool, race, calibrations, deadline_s=deadline_s)
+    assert report.ended == "deadline"
+    assert report.sentence == "the time was used up before the race was decided"
+    assert pool.now_s <= deadline_s
+    assert [len(one.rounds_s) for one in report.standings] == [3, 3]
+    assert sorted(verdicts(report)) == ["tie", "winner"]
+
+
+def test_a_visit_that_hangs_at_the_deadline_is_not_the_finalists_fault() -> None:
+    pool = FakePool(step_s={A: 1.0, B: 1.0})
+    calibrations = calibrated(pool, A, B)
+    pool.hangs = {(A, pool.visits_to(A) + 1)}
+    race = Race((A, B), rules=RaceRules(), seed=0)
+    deadline_s = pool.now_s + 20.0
+    report = race_of(pool, race, calibrations, deadline_s=deadline_s)
+    assert report.ended == "deadline"
+    assert report.failures == ()
+    assert pool.now_s <= deadline_s + 1e-6
+    assert race.survivors == (A, B)
+
+
+def test_a_visit_that_hangs_with_time_to_spare_is() -> None:
+    pool = FakePool(step_s={A: 1.0, B: 1.0})
+    calibrations = calibrated(pool, A, B)
+    pool.hangs = {(A, pool.visits_to(A) + 1)}
+    report = race_of(pool, Race((A, B), rules=RaceRules(), seed=0), calibrations)
+    assert report.failures == ((A, TimedOut(stage="run", limit_s=RULES.timeout_s)),)
+    assert verdicts(report) == ["left", "winner"]
+
+
+def test_a_stopped_race_is_resumed_from_what_was_stored() -> None:
+    def fresh() -> tuple[FakePool, dict[Plan, Calibration]]:
+        pool = FakePool(step_s={A: 1.0, B: 1.3, C: 1.0}, noise=0.0)
+        return pool, calibrated(pool, A, B, C)
+
+    pool, calibrations = fresh()
+    whole = race_of(pool, Race((A, B, C), rules=RaceRules(), seed=5), calibrations)
+    pool, calibrations = fresh()
+    stored: dict[Plan, list[float]] = {A: [], B: [], C: []}
+
+    def store(plan: Plan, index: int, value_s: float) -> None:
+        stored[plan].append(value_s)
+        if sum(map(len, stored.values())) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        race_of(pool, Race((A, B, C), rules=RaceRules(), seed=5), calibrations, on_round=store)
+    before = len(pool.jobs)
+    resumed = Race((A, B, C), rules=RaceRules(), seed=5, rounds=stored)
+    report = race_of(pool, resumed, calibrations)
+    total = sum(len(one.rounds_s) for one in report.standings)
+    assert len(pool.jobs) - before == total - 5
+    assert verdicts(report) == verdicts(whole)
+    assert report.ended == whole.ended
+
+
+def confirmation(
+    pool: FakePool, winner: Plan, baseline: Plan | None, *, deadline_s: float = 1e9
+) -> Confirmation:
+    calibrations = calibrated(pool, *{winner, baseline or winner})
+    return confirm(
+        pool,
+        SUBJECT,
+        calibrations[winner],
+        None if baseline is None else calibrations[baseline],
+        rules=RULES,
+        processes=5,
+        seed=0,
+        deadline_s=deadline_s,
+        clock=pool.clock,
+        on_round=lambda plan, index, value_s: None,
+    )
+
+
+def test_winner_and_baseline_are_confirmed_in_fresh_processes_in_changing_order() -> None:
+    pool = FakePool(step_s={A: 0.1, B: 0.13})
+    found = confirmation(pool, A, B)
+    assert isinstance(found.winner, Figure)
+    assert isinstance(found.baseline, Figure)
+    assert found.ended == "all processes"
+    assert pool.processes == 6
+    assert len(found.winner.rounds_s) == len(found.baseline.rounds_s) == 5
+    assert found.winner.interval_s[0] <= found.winner.step_s <= found.winner.interval_s[1]
+    assert found.to_winner is not None
+    assert found.to_winner.low <= found.to_winner.value <= found.to_winner.high
+    assert found.to_winner.value == pytest.approx(1.3, rel=0.01)
+    last = [job.plan for job in pool.jobs[-10:]]
+    assert {tuple(last[i : i + 2]) for i in range(0, 10, 2)} == {(A, B), (B, A)}
+
+
+@pytest.mark.parametrize("baseline", [None, A])
+def test_a_winner_that_is_the_baseline_is_visited_once_per_process(baseline: Plan | None) -> None:
+    pool = FakePool(step_s={A: 0.1})
+    found = confirmation(pool, A, baseline)
+    assert isinstance(found.winner, Figure)
+    assert found.baseline == (None if baseline is None else found.winner)
+    assert found.to_winner is None
+    assert len(found.winner.rounds_s) == 5
+
+
+def test_a_winner_that_fails_again_is_not_confirmed() -> None:
+    pool = FakePool(step_s={A: 0.1, B: 0.1}, script={(A, n): CRASH for n in range(1, 20)})
+    found = confirmation(pool, A, B)
+    assert found.winner == CRASH
+    assert found.ended == "failed"
+
+
+def test_a_baseline_that_fails_leaves_the_winner_confirmed() -> None:
+    pool = FakePool(step_s={A: 0.1, B: 0.1}, script={(B, n): CRASH for n in range(2, 20)})
+    found = confirmation(pool, A, B)
+    assert isinstance(found.winner, Figure)
+    assert found.baseline == CRASH
+    assert found.to_winner is None
+    assert found.ended == "all processes"
+
+
+def test_too_little_time_confirms_nothing() -> None:
+    pool = FakePool(step_s={A: 1.0, B: 1.0})
+    found = confirmation(pool, A, B, deadline_s=15.0)
+    assert found.ended == "deadline"
+    assert found.winner is None
+    assert found.baseline is None
+    assert pool.now_s <= 15.0 + 3 * 3.1

@@ -1,0 +1,91 @@
+"""Losses compared with a reference's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from automesh.search.numerics import Agreement, compare_losses, loss_tolerance
+
+DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float4_e2m1fn")
+REFERENCE = (5.545, 5.541, 5.538)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_within_the_tolerance_agrees_and_beyond_differs(dtype: str) -> None:
+    tolerance = loss_tolerance(dtype)
+    near = [loss * (1 + 0.9 * tolerance) for loss in REFERENCE]
+    far = [*REFERENCE[:2], REFERENCE[2] * (1 + 1.2 * tolerance)]
+    assert compare_losses(REFERENCE, near, dtype) == Agreement(verdict="agree")
+    assert compare_losses(REFERENCE, far, dtype).verdict == "differ"
+
+
+def test_the_narrower_the_type_the_wider_the_tolerance() -> None:
+    tolerances = [loss_tolerance(dtype) for dtype in ("float64", "float32", "float16", "bfloat16")]
+    assert tolerances == sorted(tolerances)
+    assert loss_tolerance("bfloat16") < loss_tolerance("float8_e5m2")
+    # A loss rounded to the type may land on the neighbouring value.
+    assert loss_tolerance("bfloat16") >= 2**-7
+    assert loss_tolerance("float16") >= 2**-10
+
+
+def test_the_sentence_names_the_worst_scalar_and_the_figures() -> None:
+    found = compare_losses(REFERENCE, (5.545, 5.9, 5.6), "float32")
+    assert found.detail == (
+        "scalar 2 of 3 is 5.9 here and 5.541 on the reference: 6.1e-02 apart, "
+        "1e-04 allowed for float32"
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_loss_verifies_nothing(bad: float) -> None:
+    here = compare_losses(REFERENCE, (5.545, bad, 5.538), "float32")
+    assert here == Agreement(verdict="unverified", detail=f"scalar 2 is {bad} here")
+    there = compare_losses((bad, 1.0), (1.0, 1.0), "float32")
+    assert there == Agreement(verdict="unverified", detail=f"scalar 1 is {bad} on the reference")
+
+
+def test_another_number_of_scalars_differs_and_none_verifies_nothing() -> None:
+    fewer = compare_losses(REFERENCE, REFERENCE[:2], "float32")
+    assert fewer.verdict == "differ"
+    assert fewer.detail == "the step returns 2 scalars here, 3 on the reference"
+    assert compare_losses((), (), "float32").verdict == "unverified"
+
+
+def test_a_scalar_near_zero_is_compared_at_the_scale_of_the_others() -> None:
+    assert compare_losses((5.0, 0.0), (5.0, 1e-7), "float32").verdict == "agree"
+    assert compare_losses((5.0, 0.0), (5.0, 1e-3), "float32").verdict == "differ"
+    assert compare_losses((0.0, 0.0), (0.0, 0.0), "float32").verdict == "agree"
+    assert compare_losses((0.0,), (1e-9,), "float32").verdict == "differ"
+    assert compare_losses((1e-6,), (1.1e-6,), "float32").verdict == "differ"
+
+
+def test_what_is_no_float_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="`int8` is not a float type"):
+        compare_losses(REFERENCE, REFERENCE, "int8")
+
+
+losses = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6)
+
+
+@given(losses, st.sampled_from(DTYPES), st.floats(1e-3, 1e3))
+def test_equal_losses_agree_and_the_unit_does_not_matter(
+    reference: list[float], dtype: str, scale: float
+) -> None:
+    assert compare_losses(reference, reference, dtype) == Agreement(verdict="agree")
+    moved = [value + 0.5 for value in reference]
+    plain = compare_losses(reference, moved, dtype).verdict
+    scaled = compare_losses([v * scale for v in reference], [v * scale for v in moved], dtype)
+    assert scaled.verdict == plain
+
+
+@given(losses, losses, st.sampled_from(DTYPES))
+def test_two_plans_agree_or_differ_as_finite_numbers_do(
+    one: list[float], other: list[float], dtype: str
+) -> None:
+    found = compare_losses(one, other, dtype)
+    assert found.verdict in ("agree", "differ")
+    assert bool(found.detail) == (found.verdict == "differ")

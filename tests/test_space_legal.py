@@ -1,0 +1,241 @@
+"""Rules, knobs, compiler options and notices: what is legal and how the rest is explained."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from automesh.errors import NoFeasibleMesh, UsageError
+from automesh.mesh.axes import Plan, parse_mesh
+from automesh.space.legal import find_legal
+from automesh.space.settings import StepFacts
+from automesh.space.space import AxisRange, Constraint, Knob, SearchSpace
+
+NAMES = ("dp", "tp")
+
+
+def space_of(*, shipped=False, names=NAMES, **parts):
+    axes = parts.pop("axes", tuple(AxisRange(name=name) for name in names))
+    return SearchSpace(name="mine.toml", shipped=shipped, names=names, axes=axes, **parts)
+
+
+def constraint(product, relation, bound):
+    return Constraint(factors=tuple(product.split("*")), relation=relation, bound=bound)
+
+
+def legal(space, num_devices=8, platform="cpu", **step):
+    return find_legal(
+        space, StepFacts(**{"used_axes": NAMES, **step}), num_devices=num_devices, platform=platform
+    )
+
+
+def texts(found):
+    return [str(plan) for plan in found.legal]
+
+
+def test_the_first_axis_is_largest_first():
+    assert texts(legal(space_of())) == ["dp:8", "dp:4,tp:2", "dp:2,tp:4", "tp:8"]
+
+
+def test_axes_without_a_range_have_size_one():
+    space = space_of(names=("dp", "fsdp", "tp"), axes=(AxisRange(name="dp"), AxisRange(name="tp")))
+    found = legal(space, num_devices=2)
+    assert [plan.sizes for plan in found.legal] == [
+        {"dp": 2, "fsdp": 1, "tp": 1},
+        {"dp": 1, "fsdp": 1, "tp": 2},
+    ]
+
+
+def test_default_knobs_come_first_then_single_changes():
+    space = space_of(
+        axes=(AxisRange(name="dp"),),
+        knobs=(
+            Knob(name="remat", values=("none", "dots", "full")),
+            Knob(name="microbatches", values=(1, 2)),
+        ),
+    )
+    found = legal(space, knobs=(("remat", "full"), ("microbatches", 2)))
+    order = [dict(plan.knobs) for plan in found.legal]
+    changed = [(knobs["remat"] != "full") + (knobs["microbatches"] != 2) for knobs in order]
+    assert order[0] == {"remat": "full", "microbatches": 2}
+    assert changed == sorted(changed)
+    assert len(order) == 6
+    assert all(list(knobs) == ["remat", "microbatches"] for knobs in order)
+
+
+def test_true_is_not_taken_for_one():
+    space = space_of(axes=(AxisRange(name="dp"),), knobs=(Knob(name="k", values=(1, True)),))
+    first = legal(space, knobs=(("k", True),)).legal[0]
+    assert first.knobs[0][1] is True
+
+
+def test_compiler_options_are_knobs_of_one_platform():
+    option = Knob(name="xla_windowed_einsum", values=("default", 1000))
+    space = space_of(axes=(AxisRange(name="dp"),), compiler_options=(("tpu", (option,)),))
+    assert texts(legal(space)) == ["dp:8"]
+    on_tpu = legal(space, platform="tpu")
+    assert [plan.compiler_options for plan in on_tpu.legal] == [
+        (),
+        (("xla_windowed_einsum", 1000),),
+    ]
+
+
+def test_each_rejected_plan_is_counted_under_the_first_rule_it_breaks():
+    space = space_of(
+        names=("dp", "ep", "tp"),
+        axes=(AxisRange(name="dp"), AxisRange(name="ep"), AxisRange(name="tp", maximum=2)),
+        constraints=(constraint("dp", "divides", "batch"),),
+    )
+    found = legal(space, num_devices=8, facts=(("batch", 4),))
+    assert texts(found) == ["dp:4,tp:2"]
+    assert {(one.rule, one.count) for one in found.rejections} == {
+        # 10 ways to write 8 over three axes, 4 of them with ep:1.
+        ("axis ep unused by the step", 6),
+        ("tp max 2", 2),
+        ("dp divides batch", 1),
+    }
+    assert found.num_plans == 10
+    details = {one.rule: (str(one.example), one.detail) for one in found.rejections}
+    assert details["dp divides batch"] == ("dp:8", "dp is 8, does not divide batch = 4")
+    assert details["tp max 2"] == ("dp:2,tp:4", "tp is 4, at most 2 is allowed")
+
+
+def test_constraints_may_hold_integer_knobs():
+    space = space_of(
+        axes=(AxisRange(name="dp"),),
+        constraints=(constraint("dp*microbatches", "divides", "batch"),),
+        knobs=(Knob(name="microbatches", values=(1, 2, 4)),),
+    )
+    found = legal(space, facts=(("batch", 16),), knobs=(("microbatches", 1),))
+    assert texts(found) == ["dp:8 microbatches=1", "dp:8 microbatches=2"]
+    assert [(one.rule, one.count) for one in found.rejections] == [
+        ("dp*microbatches divides batch", 1)
+    ]
+
+
+def test_a_knob_left_alone_counts_with_its_default():
+    space = space_of(constraints=(constraint("dp*microbatches", "divides", 8),))
+    found = legal(space, knobs=(("microbatches", 2),))
+    assert texts(found) == ["dp:4,tp:2", "dp:2,tp:4", "tp:8"]
+    plan = Plan(axes=parse_mesh("dp:8", NAMES))
+    assert [one.detail for one in found.reasons_against(plan)] == [
+        "dp*microbatches is 16, does not divide 8"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("relation", "bound", "expected"),
+    [
+        ("max", 2, {1, 2}),
+        ("min", 4, {4, 8}),
+        ("max", "layers", {1, 2, 4}),
+        ("divides", 12, {1, 2, 4}),
+    ],
+)
+def test_relations(relation, bound, expected):
+    space = space_of(constraints=(constraint("tp", relation, bound),))
+    found = legal(space, facts=(("layers", 4),))
+    assert {plan.sizes["tp"] for plan in found.legal} == expected
+
+
+def test_a_shipped_space_leaves_out_what_does_not_apply_and_says_so():
+    space = space_of(
+        shipped=True,
+        constraints=(constraint("tp", "divides", "num_kv_heads"),),
+        knobs=(Knob(name="remat", values=("none", "full")),),
+    )
+    found = legal(space, facts=(("num_heads", 8),), knobs=(("rematt", "x"),))
+    assert len(found.legal) == 4
+    assert found.notices == (
+        "knob `remat` left out: `build` does not take it",
+        "constraint `tp divides num_kv_heads` left out: it refers to the fact `num_kv_heads`, "
+        "which the workload does not state (did you mean `num_heads`?)",
+    )
+
+
+def test_a_build_with_any_keyword_takes_every_knob():
+    space = space_of(knobs=(Knob(name="remat", values=("none", "full")),))
+    assert len(legal(space, takes_any_knob=True).legal) == 8
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (
+            {"knobs": (Knob(name="remta", values=("none",)),)},
+            "the search space `mine.toml` has the knob `remta`, which `build` does not take "
+            "(did you mean `remat`?)",
+        ),
+        (
+            {"constraints": (constraint("tp", "divides", "num_heds"),)},
+            "the constraint `tp divides num_heds` of the search space `mine.toml` refers to the "
+            "fact `num_heds`, which the workload does not state (did you mean `num_heads`?)",
+        ),
+        (
+            {"constraints": (constraint("tpp", "max", 4),)},
+            "names `tpp`, which is neither an axis nor a knob of `build` (did you mean `tp`?)",
+        ),
+        (
+            {"constraints": (constraint("tp*remat", "max", 4),)},
+            "needs positive integers, but the knob `remat` takes ['full']",
+        ),
+        (
+            {"constraints": (constraint("tp", "divides", "zero"),)},
+            "the constraint `tp divides zero` needs a positive number, but zero is 0",
+        ),
+    ],
+)
+def test_in_a_space_of_ones_own_the_same_is_an_error(parts, said):
+    with pytest.raises(UsageError) as caught:
+        legal(space_of(**parts), facts=(("num_heads", 8), ("zero", 0)), knobs=(("remat", "full"),))
+    assert said in caught.value.message
+
+
+def test_nothing_legal_says_which_rules_did_it():
+    space = space_of(
+        axes=(AxisRange(name="dp", maximum=2), AxisRange(name="tp", maximum=2)),
+    )
+    with pytest.raises(NoFeasibleMesh) as caught:
+        legal(space, num_devices=8)
+    assert caught.value.message == (
+        "of 4 meshes on 8 devices none is legal; ruled out: "
+        "2 by `dp max 2` (dp is 8, at most 2 is allowed), "
+        "2 by `tp max 2` (tp is 4, at most 2 is allowed)"
+    )
+
+
+def test_a_step_that_shards_nothing_fits_one_device_only():
+    with pytest.raises(NoFeasibleMesh, match="axis dp unused by the step"):
+        legal(space_of(), used_axes=())
+    assert texts(legal(space_of(), num_devices=1, used_axes=())) == ["dp:1"]
+
+
+def test_bounds_that_no_size_meets_are_refused_at_once():
+    with pytest.raises(UsageError, match="at least 4 and at most 2, which no size is"):
+        AxisRange(name="dp", minimum=4, maximum=2)
+
+
+def test_a_combination_of_too_many_knobs_is_refused():
+    knobs = tuple(Knob(name=f"k{i}", values=tuple(range(10))) for i in range(6))
+    with pytest.raises(UsageError, match="combine in 1000000 ways"):
+        legal(space_of(knobs=knobs), takes_any_knob=True)
+
+
+@pytest.mark.parametrize("num_devices", [24, 96, 384])
+def test_device_counts_that_are_no_powers_of_two(num_devices):
+    names = ("dp", "fsdp", "tp")
+    space = space_of(
+        names=names,
+        constraints=(constraint("tp", "divides", 8), constraint("dp*fsdp", "divides", 96)),
+    )
+    found = legal(space, num_devices=num_devices, used_axes=names)
+    sizes = range(1, num_devices + 1)
+    by_hand = [
+        (dp, fsdp, num_devices // (dp * fsdp))
+        for dp, fsdp in itertools.product(sizes, sizes)
+        if num_devices % (dp * fsdp) == 0
+        and 8 % (num_devices // (dp * fsdp)) == 0
+        and 96 % (dp * fsdp) == 0
+    ]
+    assert sorted(tuple(plan.sizes.values()) for plan in found.legal) == sorted(by_hand)
