@@ -1,4 +1,4 @@
-"""Every error that a user sees: one sentence that says what was wrong, and a hint that says what to do."""
+"""Every error that a user sees: a sentence that says what was wrong, a hint what to do."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 
 class AutomeshError(Exception):
-    """A problem that the user can mend; the command line prints it without a traceback and exits with 2.
+    """A problem that the user can mend: printed without a traceback, exit code 2.
 
     Args:
-      message: one sentence: what was wrong, what was got, what was expected. No full stop at the end.
+      message: one sentence: what was wrong, what was got, what was expected. No full stop at the
+        end.
       hint: one sentence: what to do about it. Empty if the message says it all.
     """
 

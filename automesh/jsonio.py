@@ -1,4 +1,4 @@
-"""Strict JSON for our dataclasses: an unknown, missing or mistyped key is an error, never a default."""
+"""Strict JSON for our dataclasses: an unknown, missing or mistyped key is an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def to_json(value: Any, kind: Any) -> Any:
-    """Turns a dataclass (or a union of them) into plain JSON values; NaN and infinities stay floats."""
+    """Turns a dataclass (or a union of them) into plain JSON values; NaN stays a float."""
     # By way of Python objects: pydantic's own JSON mode turns a NaN loss into null.
     return json.loads(json.dumps(_adapter(kind).dump_python(value)))
 

@@ -1,4 +1,4 @@
-"""What can become of a plan, as values: every rung of the search returns one of these, never None or inf."""
+"""What can become of a plan, as values: every rung returns one of these, never None or inf."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ class Collective:
     """Collectives of one kind over one set of mesh axes, per step and per device.
 
     Attributes:
-      kind: all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute, collective-broadcast.
+      kind: all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute,
+        collective-broadcast.
       axes: mesh axes that the groups span, in the order of the mesh; empty if they fit no axes.
       group_size: devices in one group.
       count: executions per step, loops multiplied.
-      payload_bytes: bytes of the full (gathered or unreduced) array of one group, summed over `count`.
+      payload_bytes: bytes of the full (gathered or unreduced) array of one group, summed over
+        `count`.
       wire_bytes: bytes that one device sends, by the ring algorithm, summed over `count`.
     """
 
@@ -72,7 +74,8 @@ class Compiled:
       fingerprint: hash of the lowered program, equal for programs that differ in axis names alone.
       step_s: time of a step predicted from `counts`, seconds.
       compile_s: seconds spent lowering and compiling; 0 when the result was taken over.
-      same_as: text of the plan with the same program whose result this is; empty if compiled itself.
+      same_as: text of the plan with the same program whose result this is; empty if compiled
+        itself.
     """
 
     fingerprint: str
@@ -96,9 +99,11 @@ class Measured:
       interval_s: 95 % interval of `step_s` from resampling rounds.
       rounds_s: one time per round, seconds per step, in order.
       losses: scalar outputs of the first steps, in order.
-      numerics: how `losses` compare with the reference's; only `agree` and `reference` may become a rule.
+      numerics: how `losses` compare with the reference's; only `agree` and `reference` may become a
+        rule.
       numerics_detail: which step and figures disagree; empty if they agree.
-      values: `synthetic` if the arguments were made up, `user` if they came from `init` or real arrays.
+      values: `synthetic` if the arguments were made up, `user` if they came from `init` or real
+        arrays.
       raced_out: True if the sequential test stopped the plan as slower before the last round.
       confirmed: True if measured again in fresh processes.
       peak_bytes: measured peak on one device where the backend reports it, else the compiler's.
@@ -119,7 +124,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """Needs more memory than there is: `needed_bytes` is at least what was seen when it was stopped."""
+    """Needs more memory than there is: at least `needed_bytes`, seen when it was stopped."""
 
     stage: str
     needed_bytes: int

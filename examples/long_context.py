@@ -111,6 +111,8 @@ class Ring:
         return (jax.lax.axis_index("sp") - number) % self.devices * piece.shape[2]
 
     def onward(self, tree: Any) -> Any:
+        if self.devices == 1:
+            return tree
         to = [(device, (device + 1) % self.devices) for device in range(self.devices)]
         return jax.tree.map(lambda array: jax.lax.ppermute(array, "sp", to), tree)
 

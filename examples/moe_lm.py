@@ -59,7 +59,7 @@ class Experts:
 
 SIZES = {
     "tiny": Preset(
-        model=replace(presets.TINY, d_ff=96),
+        model=replace(presets.TINY, d_ff=48),
         rows=48,
         length=48,
         chunk=48,

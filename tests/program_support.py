@@ -74,7 +74,7 @@ def forget_scripts(before_modules):
     """Drops what jobs and imports of scripts have left in this process."""
     jobs._MEMORY.loaded.clear()
     jobs._MEMORY.ready.clear()
-    jobs._MEMORY.signs.clear()
+    jobs._MEMORY.domains.clear()
     for name in set(sys.modules) - before_modules:
         where = getattr(sys.modules[name], "__file__", None) or ""
         if "site-packages" not in where and "automesh/" not in where and "/lib/python" not in where:

@@ -76,7 +76,6 @@ def work(storage: Storage, todo: Sequence[Plan], journal: Path, seed: int) -> No
                     time.sleep(0.05)
                 continue
             time.sleep(dice.uniform(0, 0.004))
-            study.compile.note_fingerprint(trial, f"program-{trial.number}")
             step_s = dice.uniform(0.1, 1.0)
             if study.compile.finish(trial, compiled(step_s)) == "stored":
                 _note(journal, f"{trial.number} {step_s}")

@@ -15,25 +15,24 @@ from tests.example_runs import EXAMPLES, NAMES, arguments, build, module, run
 # Every axis that the script uses above 1, every value of the knobs, a size that is no power of two.
 MESHES = [
     ("dense_lm", {"fsdp": 2, "tp": 2, "sp": 2}, {"remat": "none", "microbatches": 2}, 30),
-    ("dense_lm", {"dp": 2, "fsdp": 3, "tp": 2}, {"remat": "dots"}, 4),
+    ("dense_lm", {"dp": 2, "fsdp": 3, "tp": 2}, {"remat": "dots"}, 2),
     ("moe_lm", {"fsdp": 2, "ep": 2, "tp": 2}, {"remat": "dots", "microbatches": 2}, 30),
-    ("moe_lm", {"dp": 3, "ep": 4}, {"remat": "none"}, 4),
+    ("moe_lm", {"dp": 3, "ep": 4}, {"remat": "none"}, 2),
     ("long_context", {"fsdp": 2, "tp": 2, "sp": 2}, {"remat": "dots", "microbatches": 2}, 30),
-    ("long_context", {"dp": 2, "sp": 4}, {"remat": "none"}, 4),
+    ("long_context", {"dp": 2, "sp": 4}, {"remat": "none"}, 2),
 ]
+
+
+ALONE = 10  # steps on one device
 
 
 @pytest.mark.parametrize(("name", "sizes", "knobs", "steps"), MESHES)
 def test_losses_equal_those_of_one_device(name, sizes, knobs, steps):
-    alone = run(name)
-    shared = run(name, tuple(sizes.items()), tuple(knobs.items()), steps)
-    np.testing.assert_allclose(shared.losses, alone.losses[:steps], rtol=2e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_learns_in_30_steps(name):
-    losses = run(name).losses
-    assert losses[-1] < 3.2 < math.log(256) < losses[0]
+    alone = run(name, steps=ALONE).losses
+    shared = run(name, tuple(sizes.items()), tuple(knobs.items()), steps).losses
+    compared = min(ALONE, steps)
+    np.testing.assert_allclose(shared[:compared], alone[:compared], rtol=2e-5)
+    assert steps < 30 or shared[-1] < 3.2 < math.log(256) < shared[0]
 
 
 @pytest.mark.parametrize(("name", "sizes", "knobs", "steps"), MESHES)
@@ -41,7 +40,7 @@ def test_collectives_are_those_of_the_axes(name, sizes, knobs, steps):
     shared = run(name, tuple(sizes.items()), tuple(knobs.items()), steps).collectives
     assert ("all-to-all" in shared) == ("ep" in sizes)
     assert ("collective-permute" in shared) == (name == "long_context" and "sp" in sizes)
-    assert not run(name).collectives
+    assert run(name, steps=ALONE).collectives <= {"all-reduce"}  # over groups of one
 
 
 @pytest.mark.parametrize(
@@ -96,12 +95,12 @@ def test_script_trains_on_the_mesh_of_the_rules(tmp_path, capsys):
     rules = tmp_path / "mesh_rules.toml"
     rules.write_text(RULES)
     dense = module("dense_lm")
-    with arguments("dense_lm", "--steps", "3", "--rules", str(rules)):
+    with arguments("dense_lm", "--steps", "2", "--rules", str(rules)):
         module("lm.training").train(dense.build, dense.__file__, dense.SIZES)
     said = capsys.readouterr().out
     assert "'fsdp': 8" in said and "'sp': 2" in said and "'microbatches': 2" in said
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", said)]
-    assert losses == pytest.approx(run("dense_lm").losses[:3], abs=1e-4)
+    assert losses == pytest.approx(run("dense_lm", steps=ALONE).losses[:2], abs=1e-4)
 
 
 def test_script_says_why_no_rule_applies(tmp_path):
@@ -114,9 +113,12 @@ def test_script_says_why_no_rule_applies(tmp_path):
 
 
 def test_script_without_rules_says_what_it_falls_back_to(tmp_path, capsys):
-    dense = module("dense_lm")
-    with arguments("dense_lm", "--steps", "0"):
-        module("lm.training").train(dense.build, str(tmp_path / "dense_lm.py"), dense.SIZES)
+    training = module("lm.training")
+    with arguments("dense_lm"):
+        options = training.arguments(["tiny"])
+    mesh, knobs, compiler_options = training.chosen_mesh(tmp_path / "mesh_rules.toml", options)
+    assert mesh.shape == {"dp": 16, "fsdp": 1, "ep": 1, "tp": 1, "sp": 1}
+    assert knobs == compiler_options == {}
     assert "falling back to dp:16" in capsys.readouterr().out
 
 

@@ -92,8 +92,8 @@ def test_experts_take_no_more_than_their_capacity_first_come_first_served():
 def test_tokens_do_overflow_the_experts_of_the_tiny_preset():
     moe = module("moe_lm")
     experts = moe.EXPERTS["tiny"]
-    x = jax.random.normal(jax.random.key(0), (48, 48, 96))
-    router = jax.random.normal(jax.random.key(1), (96, 8)) / 96**0.5
+    x = jax.random.normal(jax.random.key(0), (48, 48, 48))
+    router = jax.random.normal(jax.random.key(1), (48, 8)) / 48**0.5
     capacity = experts.capacity(48)
     slot = np.asarray(moe.route(x, router, experts, capacity).slot)
     kept = slot < experts.total * capacity

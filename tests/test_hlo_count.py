@@ -229,6 +229,34 @@ def test_trip_count_from_start_step_and_limit(
     assert (known.trips, known.source) == (trips, source)
 
 
+def test_a_condition_runs_once_more_than_the_body() -> None:
+    text = """HloModule m
+cond {
+  s = (s32[], f32[8,8]{1,0}) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  x = f32[8,8]{1,0} get-tuple-element(s), index=1
+  d = f32[8,8]{1,0} dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  limit = s32[] constant(5)
+  ROOT c = pred[] compare(i, limit), direction=LT
+}
+body {
+  s = (s32[], f32[8,8]{1,0}) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  x = f32[8,8]{1,0} get-tuple-element(s), index=1
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  ROOT t = (s32[], f32[8,8]{1,0}) tuple(next, x)
+}
+ENTRY e {
+  zero = s32[] constant(0)
+  x = f32[8,8]{1,0} parameter(0)
+  t = (s32[], f32[8,8]{1,0}) tuple(zero, x)
+  ROOT w = (s32[], f32[8,8]{1,0}) while(t), condition=cond, body=body
+}"""
+    counts = count(read_module(from_text(text)), ONE)
+    assert (counts.flops, counts.uncounted) == ((5 + 1) * (2 * 8 * 8 * 8), ())
+
+
 def test_assumed_trips_are_named() -> None:
     text = LOOP.format(
         limit=10, compare="i, limit", direction="LT", step=1, op="add", start="parameter(0)"

@@ -1,6 +1,6 @@
 """From what the user typed to a build function, and what a user is told when there is none."""
 
-import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,7 +42,8 @@ def test_helper_that_imports_the_script_back_gets_the_same_module(own_process):
     written(own_process, "def config():\n    import circular\n    return circular\n", "helper_b.py")
     path = written(
         own_process,
-        "import sys, helper_b\ndef build(mesh): return helper_b.config() is sys.modules[__name__]\n",
+        "import sys, helper_b\n"
+        "def build(mesh): return helper_b.config() is sys.modules[__name__]\n",
         "circular.py",
     )
     assert load_entry(script(path))(None)
@@ -95,7 +96,7 @@ BAD_SCRIPTS = {
         "build",
         "importing `{path}` failed at {path}:2: KeyError: 'model'\n"
         "hint: make it importable without side effects; put what trains under "
-        "`if __name__ == '__main__':`",
+        "`if __name__ == ...`",
     ),
     "missing package": (
         "import no_such_package_anywhere\n",
@@ -103,7 +104,7 @@ BAD_SCRIPTS = {
         "importing `{path}` failed at {path}:1: ModuleNotFoundError: "
         "No module named 'no_such_package_anywhere'\n"
         "hint: make it importable without side effects; put what trains under "
-        "`if __name__ == '__main__':`",
+        "`if __name__ == ...`",
     ),
 }
 
@@ -136,7 +137,7 @@ def test_missing_module_is_told_apart_from_a_module_that_misses_something(own_pr
     with pytest.raises(UsageError, match=r"there is no module `absent\.steps` \(`absent` was not"):
         load_entry(Entry(kind="module", location="absent.steps"))
     with pytest.raises(
-        UsageError, match="importing `half_here` failed at .*half_here.py:1: Module"
+        UsageError, match=r"importing `half_here` failed at .*half_here\.py:1: Module"
     ):
         load_entry(Entry(kind="module", location="half_here"))
 
@@ -151,7 +152,7 @@ SIGNATURES = {
     "def build(): ...": "`build` has no parameter for the mesh",
     "def build(*, mesh): ...": "`build` has no parameter for the mesh",
     "def build(**knobs): ...": "`build` has no parameter for the mesh",
-    "def build(mesh, config): ...": "`build` needs `config` besides the mesh, and it has no default",
+    "def build(mesh, size): ...": "`build` needs `size` besides the mesh, and it has no default",
     "def build(mesh, *, lr): ...": "`build` needs `lr` besides the mesh, and it has no default",
 }
 
@@ -232,4 +233,4 @@ def test_loading_does_not_import_jax():
         "import sys, automesh, automesh.program.load, automesh.program.workload, "
         "automesh.program.signature, automesh.program.payload; sys.exit('jax' in sys.modules)"
     )
-    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

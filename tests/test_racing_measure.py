@@ -145,7 +145,7 @@ def verdicts(report: RaceReport) -> list[str]:
 
 @pytest.mark.parametrize(
     ("step_s", "overhead_s", "samples"),
-    [(10e-6, 1e-3, 3), (1e-3, 1e-4, 3), (0.02, 1e-4, 3), (0.3, 0.0, 3), (4.0, 0.0, 1)],
+    [(2.5e-3, 5e-3, 3), (5e-3, 1e-4, 3), (0.02, 1e-4, 3), (0.3, 0.0, 3), (4.0, 0.0, 1)],
 )
 def test_a_sample_lasts_long_enough(step_s: float, overhead_s: float, samples: int) -> None:
     pool = FakePool(step_s={A: step_s}, overhead_s=overhead_s)
@@ -159,8 +159,14 @@ def test_a_sample_lasts_long_enough(step_s: float, overhead_s: float, samples: i
     assert all(job.facts == SUBJECT.facts and job.cache_dir == "/cache" for job in pool.jobs)
 
 
+def test_the_chain_of_very_short_steps_is_not_longer_than_the_client_can_hold() -> None:
+    pool = FakePool(step_s={A: 10e-6}, overhead_s=1e-4)
+    assert calibrated(pool, A)[A].steps == RULES.most_steps <= 32
+    assert len(pool.jobs) == 2
+
+
 def test_a_visit_is_expected_to_take_what_it_takes_without_compiling() -> None:
-    short = calibrated(FakePool(step_s={A: 1e-3}, noise=0.0), A)[A]
+    short = calibrated(FakePool(step_s={A: 5e-3}, noise=0.0), A)[A]
     assert short.visit_s == pytest.approx(0.1 + 3 * 0.05)
     # Known after the first visit, and so is not how long the next takes to set up.
     long = calibrated(FakePool(step_s={A: 0.3}, noise=0.0), A)[A]

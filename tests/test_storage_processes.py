@@ -13,6 +13,9 @@ import pytest
 from automesh.search.storage import Storage
 from tests.storage_cases import BACKENDS, opened, plans, work
 
+# Opening takes a second or less on an idle machine; waiting for the dead would take 30 s or more.
+STALE_S = 10.0
+
 pytest_plugins = ("tests.storage_fixtures",)
 
 
@@ -34,6 +37,7 @@ def openings(journal: Path) -> list[tuple[float, str]]:
     return [(float(line[1]), line[2]) for line in lines if line[0] == "open"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BACKENDS, indirect=True)
 def test_four_processes_share_the_work(
     storage: Storage, processes: ForkServerContext, tmp_path: Path
@@ -54,9 +58,10 @@ def test_four_processes_share_the_work(
     assert len({one.owner for one in trials}) > 1, "one process did everything"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BACKENDS, indirect=True)
 def test_twenty_kills(storage: Storage, processes: ForkServerContext, tmp_path: Path) -> None:
-    todo, journal, dice = plans(100), tmp_path / "results", random.Random(0)
+    todo, journal, dice = plans(60), tmp_path / "results", random.Random(0)
     journal.touch()
     for kill in range(20):
         before = len(openings(journal))
@@ -64,6 +69,7 @@ def test_twenty_kills(storage: Storage, processes: ForkServerContext, tmp_path: 
         process.start()
         while kill % 4 and len(openings(journal)) == before:
             # Three in four are killed at work, one while it opens the storage or makes the tables.
+            assert process.is_alive()
             time.sleep(0.005)
         process.join(dice.uniform(0.0, 0.25))
         process.kill()
@@ -72,7 +78,7 @@ def test_twenty_kills(storage: Storage, processes: ForkServerContext, tmp_path: 
     with opened(storage) as study:
         assert study.lead(), "the lease of a killed process was still good"
         study.compile.adopt_expired()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < STALE_S
         kept = {one.number: one for one in study.compile.trials() if not one.is_open}
         assert not [one for one in study.compile.trials() if one.state == "running"]
     for number, step_s in results(journal):
@@ -80,7 +86,7 @@ def test_twenty_kills(storage: Storage, processes: ForkServerContext, tmp_path: 
     work(storage, todo, journal, 99)
     stored = results(journal)
     assert len(stored) == len({number for number, _ in stored}), "a finished trial was repeated"
-    assert max(seconds for seconds, _ in openings(journal)) < 2, "waited for a stale lock"
+    assert max(seconds for seconds, _ in openings(journal)) < STALE_S, "waited for a stale lock"
     assert {leads for _, leads in openings(journal)} == {"True"}
     with opened(storage) as study:
         trials = study.compile.trials()

@@ -7,6 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
+from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.search import lease
@@ -288,6 +289,18 @@ def test_studies_in_one_storage_do_not_mix(study: Study, storage: Storage) -> No
         study.compile.enqueue(plans(1))
         assert second.compile.trials() == []
         assert second.compile.claim() is None
+
+
+def test_reading_makes_nothing(study: Study, storage: Storage) -> None:
+    study.note("header", {"plans": 3})
+    with open_study(storage, study.name, create=False) as seen:
+        assert seen.noted("header") == {"plans": 3}
+        assert seen.noted("footer") is None
+        assert seen.leader() is None
+    with pytest.raises(UsageError) as caught:
+        open_study(storage, "other", create=False)
+    assert "there is no study `other` in " in caught.value.message
+    assert caught.value.hint.endswith("the studies there are: `lm-cpu-8-1234`")
 
 
 def test_what_optuna_sees(study: Study) -> None:

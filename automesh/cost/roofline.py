@@ -1,6 +1,7 @@
 """A first prediction of a step's time from what its compiled program does.
 
-Rank by it, do not believe it: compute and memory overlap perfectly, collectives overlap with nothing, and every
+Rank by it, do not believe it: compute and memory overlap perfectly, collectives overlap with
+  nothing, and every
 mesh axis has one link of the chip's speed.
 """
 
@@ -28,7 +29,7 @@ class StepTime:
 
     @property
     def step_s(self) -> float:
-        """The larger of compute and memory, plus all collectives: the roofline with no overlap of the network."""
+        """The larger of compute and memory, plus all collectives: the network overlaps nothing."""
         return max(self.compute_s, self.memory_s) + sum(seconds for _, seconds in self.network_s)
 
     @property

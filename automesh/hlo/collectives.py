@@ -20,7 +20,7 @@ _KINDS = frozenset(
         "collective-broadcast",
     }
 )
-# The array of a group is this much of what one device holds before: the group's size, or once.
+# Before these, each device of a group holds one part of the full array; before others, all of it.
 _SHARDED_BEFORE = frozenset({"all-gather", "all-to-all", "ragged-all-to-all"})
 
 
@@ -96,12 +96,8 @@ def _held_bytes(
     operands = computation.operands(instruction)
     if kind == "ragged-all-to-all":  # Input, output, offsets and sizes.
         return operands[0].shape.bytes, f"how much `{instruction.name}` sends depends on the data"
-    if (
-        kind == "collective-permute"
-        and len(operands) == 4
-        and operands[2].shape.element_type == "s32"
-    ):
-        operands = operands[:1]  # In place: input, output and their offsets.
+    if kind == "collective-permute" and not operands[-1].shape.dims:
+        operands = operands[:1]  # In place: input, output and the offsets in both.
     total, unproven = 0, ""
     for index, operand in enumerate(operands):
         narrow = narrowed_bits(module, computation, instruction, index)

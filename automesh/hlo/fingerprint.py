@@ -36,8 +36,7 @@ def module_fingerprint(module: Module) -> str:
     """Hashes what a program does, whatever its names, ids, channel numbers and metadata.
 
     Device groups are compared decoded, so their encoding does not matter either. The order of
-    instructions
-    does: it is the schedule.
+    instructions does: it is the schedule.
     """
     known: dict[int, str] = {}
 

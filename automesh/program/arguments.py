@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from automesh.program.signs import Domain
 from automesh.program.stepping import is_ref, leaf_shape
 
-# Whole numbers run from 1 to this: small enough to index any real vocabulary.
+# Integers that index nothing that we can see run from 1 to this.
 _LARGEST_INTEGER = 7
 _SCALAR_EXPONENT = -6  # Scalars are learning rates and the like.
 
@@ -26,19 +27,19 @@ class Leaf:
     Attributes:
       index: its place among all leaves; seeds its values.
       dtype: may be a PRNG key type.
-      positive: True if its values must be positive.
+      domain: what its values may be.
       sharding: where it goes.
     """
 
     index: int
     shape: tuple[int, ...]
     dtype: Any
-    positive: bool
+    domain: Domain
     sharding: jax.sharding.Sharding
 
 
 def plan_leaves(
-    tree: Any, shardings: Any, positive: Sequence[bool], mesh: Mesh
+    tree: Any, shardings: Any, domains: Sequence[Domain], mesh: Mesh
 ) -> tuple[Leaf, ...]:
     """Describes every array of `tree`.
 
@@ -46,7 +47,7 @@ def plan_leaves(
       tree: (args, kwargs) as the compiled step takes them.
       shardings: of its inputs, in the same structure; None for an input that the program does not
         use.
-      positive: per leaf.
+      domains: per leaf.
       mesh: where leaves go that nothing says more about: replicated over it.
     """
     leaves, structure = jax.tree.flatten(tree)
@@ -56,12 +57,12 @@ def plan_leaves(
             index=index,
             shape=leaf_shape(leaf),
             dtype=leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf),
-            positive=must,
+            domain=domain,
             sharding=to
             or getattr(leaf, "sharding", None)
             or NamedSharding(mesh, jax.sharding.PartitionSpec()),
         )
-        for index, (leaf, to, must) in enumerate(zip(leaves, placed, positive, strict=True))
+        for index, (leaf, to, domain) in enumerate(zip(leaves, placed, domains, strict=True))
     )
 
 
@@ -83,14 +84,12 @@ def maker(leaves: Sequence[Leaf]) -> Callable[[], list[jax.Array]]:
 
 def _program(leaves: Sequence[Leaf]) -> Callable[[], list[jax.Array]]:
     def synthetic() -> list[jax.Array]:
-        return [
-            values(leaf.index, leaf.shape, leaf.dtype, positive=leaf.positive) for leaf in leaves
-        ]
+        return [values(leaf.index, leaf.shape, leaf.dtype, leaf.domain) for leaf in leaves]
 
     return jax.jit(synthetic, out_shardings=[leaf.sharding for leaf in leaves])
 
 
-def values(seed: int, shape: tuple[int, ...], dtype: Any, *, positive: bool) -> jax.Array:
+def values(seed: int, shape: tuple[int, ...], dtype: Any, domain: Domain) -> jax.Array:
     """Values that depend on `seed` and on the global position alone.
 
     Floats have the size that keeps sums over the second-last dimension near 1 (1/sqrt(fan-in), as
@@ -105,14 +104,15 @@ def values(seed: int, shape: tuple[int, ...], dtype: Any, *, positive: bool) -> 
         return jnp.ones(shape, dtype)
     bits = _hash(seed, shape)
     if jnp.issubdtype(dtype, jnp.integer):
-        largest = min(_LARGEST_INTEGER, int(jnp.iinfo(dtype).max))
+        bound = _LARGEST_INTEGER + 1 if domain.below is None else domain.below
+        largest = max(min(bound - 1, int(jnp.iinfo(dtype).max), 2**31), 1)
         number = bits % np.uint32(largest) + np.uint32(1) if shape else jnp.ones(shape, np.uint32)
         return number.astype(dtype)
     scale = _scale(shape, dtype)
     # Whole numbers below 2**23 times powers of two: exact until the last conversion, however it is
     # compiled.
     twenty = bits >> 12
-    if positive or not shape:
+    if domain.positive or not shape:
         number = (twenty + np.uint32(2**20)).astype(np.float32) * np.float32(2.0**-20)
     else:
         magnitude = (twenty * np.uint32(7) + np.uint32(2**20)).astype(np.float32) * np.float32(

@@ -68,7 +68,8 @@ def build_on(
         built = _call(build, axes, wanted, knobs)
         if built.axis_types != wanted:
             raise UsageError(
-                f"the workload asks for the axis types {wanted}, and for {built.axis_types} once it has them",
+                f"the workload asks for the axis types {wanted}, "
+                f"and for {built.axis_types} once it has them",
                 hint="let `Workload(axis_types=...)` not depend on the mesh that `build` is given",
             )
     return built
@@ -224,12 +225,14 @@ def _axis_types(wanted: Any, names: tuple[str, ...]) -> tuple[str, ...]:
         return (_axis_type(wanted),) * len(names)
     if not isinstance(wanted, (tuple, list)):
         raise UsageError(
-            f"`axis_types` is a {type(wanted).__name__}; give one type for all axes, or one per axis"
+            f"`axis_types` is a {type(wanted).__name__}",
+            hint="give one type for all axes, or one per axis",
         )
     types = tuple(_axis_type(one) for one in cast("Sequence[Any]", wanted))
     if types and len(types) != len(names):
         raise UsageError(
-            f"`axis_types` has {len(types)} entries, but the mesh has {len(names)} axes: {', '.join(names)}",
+            f"`axis_types` has {len(types)} entries, "
+            f"but the mesh has {len(names)} axes: {', '.join(names)}",
             hint='give one for all axes, as in `axis_types="explicit"`',
         )
     return types

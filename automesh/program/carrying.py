@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from automesh.program.compiled import output_shardings
-from automesh.program.stepping import is_ref, leaf_shape
+from automesh.program.stepping import is_concrete, is_ref, leaf_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,8 @@ class Carry:
             if now.is_equivalent_to(before, len(leaf_shape(leaf))):
                 return leaf
             changed = True
+            if is_concrete(leaf):
+                return jax.device_put(leaf, now)
             return jax.ShapeDtypeStruct(leaf_shape(leaf), leaf.dtype, sharding=now)
 
         new = list(args)

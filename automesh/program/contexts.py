@@ -67,7 +67,8 @@ def _fresh(context: Any) -> AbstractContextManager[Any]:
         if isinstance(made, AbstractContextManager):
             return made
         raise UsageError(
-            f"the workload's `context` returned a {type(made).__name__}, which is no context manager",
+            f"the workload's `context` returned a {type(made).__name__}, "
+            "which is no context manager",
             hint="return what you would write after `with`",
         )
     if isinstance(context, AbstractContextManager):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -12,25 +12,30 @@ from jax.sharding import Mesh, NamedSharding
 from automesh.errors import UsageError
 from automesh.program.notes import in_one_line, note
 from automesh.program.stepping import is_ref, leaf_shape
-from automesh.program.workload import Workload
 
+Init = Callable[[Any], Any]
+
+_LARGEST_CONSTANTS = 2**26
 _QUICKLY = {"cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}}
 
 
-def with_init_shardings(workload: Workload, mesh: Mesh) -> tuple[Any, ...]:
-    """The arguments, with abstract leaves that have no sharding given the one that they have out of
-    `init`.
+def with_init_shardings(init: Init | None, args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
+    """The arguments, with abstract leaves that have no sharding given the one out of `init`.
 
-    `init` is traced and compiled for that; if it cannot be traced because it reads files or decides
-    by values, it is called for real.
+    `init` is traced and compiled for that; if it cannot be traced because it decides by values,
+    or holds arrays too large to be constants of a program, it is called for real.
+
+    Args:
+      init: the workload's.
+      args: positional arguments without the static ones.
+      mesh: that the step was built for.
 
     Raises:
       UsageError: what `init` gives does not fit the arguments.
     """
-    args = tuple(workload.args)
-    if workload.init is None or not any(_unsharded(leaf) for leaf in jax.tree.leaves(args)):
+    if init is None or not any(_unsharded(leaf) for leaf in jax.tree.leaves(args)):
         return args
-    initial = initial_args(_init_shapes(workload, mesh), args)
+    initial = initial_args(_init_shapes(init, mesh), args)
     return tuple(
         arg
         if start is None
@@ -50,18 +55,20 @@ def _placed(leaf: Any, new: Any, mesh: Mesh) -> Any:
     return leaf.update(sharding=sharding) if _unsharded(leaf) and on_mesh else leaf
 
 
-def _init_shapes(workload: Workload, mesh: Mesh) -> Any:
-    init = cast("Any", workload.init)
+def _init_shapes(init: Init, mesh: Mesh) -> Any:
     try:
-        lowered = jax.jit(lambda: init(mesh)).lower()
-        # Only its shardings are wanted: let no time go into good machine code.
-        quick: Any = _QUICKLY.get(mesh.devices.flat[0].platform)
-        compiled: Any = lowered.compile(compiler_options=quick)
-    # Concretization errors of jax, refs that cannot leave a jit, errors of libraries that want real
-    # arrays.
+        traced = jax.jit(lambda: init(mesh)).trace()
+        lowered = None if _constant_bytes(traced) > _LARGEST_CONSTANTS else traced.lower()
+    # It decides by values, it returns references, a library in it wants real arrays ...
     except Exception as error:  # noqa: BLE001
         note(f"`init` cannot be traced ({in_one_line(error)}); calling it for real")
         return init(mesh)
+    if lowered is None:
+        note("`init` holds large arrays; calling it for real")
+        return init(mesh)
+    # Only its shardings are wanted: let no time go into good machine code.
+    quick: Any = _QUICKLY.get(mesh.devices.flat[0].platform)
+    compiled: Any = lowered.compile(compiler_options=quick)
     return jax.tree.map(
         lambda info, sharding: jax.ShapeDtypeStruct(
             info.shape, info.dtype, sharding=_named(sharding, mesh)
@@ -69,6 +76,11 @@ def _init_shapes(workload: Workload, mesh: Mesh) -> Any:
         compiled.out_info,
         compiled.output_shardings,
     )
+
+
+def _constant_bytes(traced: jax.stages.Traced) -> int:
+    closed: Any = traced.jaxpr
+    return sum(int(getattr(constant, "nbytes", 0)) for constant in closed.consts)
 
 
 def _named(sharding: Any, mesh: Mesh) -> Any:
@@ -97,7 +109,7 @@ def initial_args(returned: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     if len(given) > len(args):
         raise UsageError(
             f"`init` returned {len(given)} arguments, but the step has {len(args)}",
-            hint="return the arguments in the order of `args`, as a tuple",
+            hint="return the positional arguments in order, as a tuple, without static ones",
         )
     for position, (start, arg) in enumerate(zip(given, args)):
         _check(start, arg, position)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import importlib.util
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -77,7 +76,7 @@ def _load_script(entry: Entry) -> ModuleType:
 
 def _load_module(entry: Entry) -> ModuleType:
     sys.argv = [entry.location, *entry.argv]
-    _put_first(os.getcwd())
+    _put_first(str(Path.cwd()))
     try:
         return importlib.import_module(entry.location)
     except ModuleNotFoundError as error:
@@ -113,7 +112,7 @@ def _import_error(location: str, error: Exception) -> UsageError:
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return UsageError(
         f"importing `{location}` failed{place}: {reason}",
-        hint="make it importable without side effects; put what trains under `if __name__ == '__main__':`",
+        hint="make it importable without side effects; put what trains under `if __name__ == ...`",
     )
 
 

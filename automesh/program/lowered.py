@@ -32,7 +32,7 @@ _SDY = (
 # says.
 _METADATA = ("stablehlo.mesh", "jax.result_info")
 _CONTRACTIONS = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution")
-_FLOAT = re.compile(r"\b(f64|f32|f16|bf16|f8E\w+|f4E\w+)\b")
+_FLOAT = re.compile(r"(?<=[x<])(f64|f32|f16|bf16|f8E\w+|f4E\w+)(?=[>,])")
 _FLOAT_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _MANTISSA_BITS = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}
 

@@ -15,7 +15,7 @@ from automesh.program.compiled import compile_lowered
 from automesh.program.contexts import entered
 from automesh.program.initial import with_init_shardings
 from automesh.program.lowered import fingerprint
-from automesh.program.stepping import Split, jitted, split_of
+from automesh.program.stepping import Split, jitted, split_of, static_by_description
 
 # How often the carried state's shardings may change before we call them unsettled.
 _SETTLING_TRIES = 3
@@ -75,8 +75,11 @@ def lower(built: Built) -> Program:
                 traced=built.traced,
                 lowered=built.traced.lower(),
             )
-        workload = replace(workload, args=with_init_shardings(workload, built.mesh))
         function = jitted(workload)
+        static = static_by_description(workload, function)
+        dynamic, _ = static.dynamic(workload.args, {})
+        placed = with_init_shardings(workload.init, dynamic, built.mesh)
+        workload = replace(workload, args=static.whole(placed, workload.args))
         traced: jax.stages.Traced = function.trace(*workload.args, **workload.kwargs)
         split = split_of(workload, function, traced)
         args, kwargs = split.dynamic(workload.args, workload.kwargs)

@@ -40,6 +40,17 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """What jax finds here, without any script; the attributes are those of `Inspection`."""
+
+    devices: tuple[Device, ...]
+    process_count: int
+    device_memory_bytes: int
+    versions: tuple[tuple[str, str], ...]
+    environment: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     """What the first job of every search learns.
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from automesh.errors import UsageError
@@ -17,7 +18,7 @@ from automesh.program.building import Built
 from automesh.program.contexts import entered
 from automesh.program.initial import initial_args
 from automesh.program.lowering import Program
-from automesh.program.signs import must_be_positive
+from automesh.program.signs import Domain, domains
 from automesh.program.stepping import Split, is_concrete, is_ref, leaf_shape
 from automesh.program.workload import Workload
 
@@ -70,14 +71,14 @@ def prepare(
     *,
     fingerprint: str,
     loss_dtype: str,
-    reference_signs: Callable[[], tuple[bool, ...]],
+    reference_domains: Callable[[], tuple[Domain, ...]],
     build_again: Callable[[], Built],
 ) -> Ready:
     """Decides for every leaf where its values come from.
 
     Args:
       program: that `compiled` was compiled from.
-      reference_signs: per leaf, whether it must be positive, by the step on one device: so that the
+      reference_domains: per leaf, what its values may be, by the step on one device: so that the
         values do not depend on the mesh. Called only if there are leaves to make up.
       build_again: calls the user's `build` on the same mesh and knobs.
 
@@ -91,10 +92,8 @@ def prepare(
     covered = _covered_by_init(program)
     concrete = [is_concrete(leaf) for leaf in leaves]
     synthetic = tuple(k for k in range(len(leaves)) if not covered[k] and not concrete[k])
-    signs = _signs(program, reference_signs) if synthetic else ()
-    planned = plan_leaves(
-        tree, compiled.input_shardings, signs or [False] * len(leaves), program.built.mesh
-    )
+    safe = _domains(program, reference_domains) if synthetic else [Domain()] * len(leaves)
+    planned = plan_leaves(tree, compiled.input_shardings, safe, program.built.mesh)
     arrays_of_build = any(
         isinstance(leaf, (jax.Array, jax.Ref)) and not covered[k] for k, leaf in enumerate(leaves)
     )
@@ -137,12 +136,12 @@ def _covered_by_init(program: Program) -> list[bool]:
     return flags + [False] * (leaves - len(flags))
 
 
-def _signs(program: Program, reference: Callable[[], tuple[bool, ...]]) -> tuple[bool, ...]:
-    signs = reference()
-    if len(signs) == len(jax.tree.leaves((program.args, program.kwargs))):
-        return signs
+def _domains(program: Program, reference: Callable[[], tuple[Domain, ...]]) -> tuple[Domain, ...]:
+    found = reference()
+    if len(found) == len(jax.tree.leaves((program.args, program.kwargs))):
+        return found
     # A knob has changed the structure of the arguments: the plan's own trace has to tell.
-    return must_be_positive(program.traced)
+    return domains(program.traced)
 
 
 def _abstract(workload: Workload) -> Workload:
@@ -209,6 +208,8 @@ def _owned(leaf: Any, sharding: Any, *, copy: bool) -> Any:
     """The user's leaf where the executable wants it; a copy if the step will overwrite it."""
     if is_ref(leaf):
         return jax.new_ref(_owned(leaf[...], sharding, copy=True))
+    if isinstance(leaf, (np.ndarray, np.generic)) and sharding is not None:
+        return jax.device_put(leaf, sharding)
     if not isinstance(leaf, jax.Array):
         return leaf
     # A moved array may still share buffers with the one that it came from.

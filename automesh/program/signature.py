@@ -73,5 +73,5 @@ def check_knobs(signature: Signature, knobs: tuple[tuple[str, Scalar], ...], *, 
             there_are = ", ".join(f"`{other}`" for other in known) or "none"
             raise UsageError(
                 f"`{name}` takes no knob `{knob}`; its knobs are: {there_are}",
-                hint="add it as a keyword parameter with a default, or remove it from the search space",
+                hint="add it as a keyword with a default, or remove it from the search space",
             )

@@ -84,7 +84,8 @@ def jitted(workload: Workload) -> Any:
             hash(value)
         except TypeError as error:
             raise UsageError(
-                f"a static argument of the step is a {type(value).__name__}, which cannot be hashed",
+                f"a static argument of the step is a {type(value).__name__}, "
+                "which cannot be hashed",
                 hint="use a frozen dataclass or a tuple, or close over the value instead",
             ) from error
     return jax.jit(
@@ -92,6 +93,15 @@ def jitted(workload: Workload) -> Any:
         static_argnums=split.positions,
         static_argnames=split.names or None,
         donate_argnums=donated,
+    )
+
+
+def static_by_description(workload: Workload, function: Any) -> Split:
+    """Static arguments as the workload or jax's description of the function states them."""
+    stated, jit = _stated_or_seen(workload), _of_jit(function, workload) or Split()
+    return Split(
+        positions=tuple(sorted({*stated.positions, *jit.positions})),
+        names=tuple(dict.fromkeys((*stated.names, *jit.names))),
     )
 
 

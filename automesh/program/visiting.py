@@ -92,6 +92,10 @@ class _Loop:
         leaves = jax.tree.leaves((self._args, self._kwargs))
         self._masters = {position: duplicate(leaves[position]) for position in ready.lost}
         jax.block_until_ready(leaves)
+        # XLA's CPU devices share one pool of threads, and a program that waits in a collective
+        # keeps its thread: several steps in flight starve each other until XLA aborts after 40
+        # seconds.
+        self._one_at_a_time = jax.default_backend() == "cpu"
 
     def losses_of_step(self) -> list[float]:
         """Runs one step and reads its scalar floats."""
@@ -113,6 +117,8 @@ class _Loop:
         begin = time.perf_counter()
         for _ in range(steps):
             outputs = self._step()
+            if self._one_at_a_time:
+                _wait(outputs, self._args)
         _wait(outputs, self._args)  # pyright: ignore[reportPossiblyUnboundVariable]
         return (time.perf_counter() - begin) / steps
 
@@ -168,7 +174,8 @@ class _Loop:
 def _checked(returned: Any, count: int, ready: Ready) -> tuple[Any, ...]:
     if type(returned) not in (tuple, list) or len(returned) != count:
         raise UsageError(
-            f"`advance` returned a {type(returned).__name__}, not the {count} arguments of the step",
+            f"`advance` returned a {type(returned).__name__}, "
+            f"not the {count} arguments of the step",
             hint="return all positional arguments, as a tuple",
         )
     dynamic, _ = ready.split.dynamic(returned, {})

@@ -22,8 +22,8 @@ class Workload:
         than arrays and numbers are static without being listed.
       donate_argnums: positions in `args` whose buffers the step may reuse.
       init: `init(mesh)` returns the real initial arguments: a tuple (or list) of all of `args` or
-        of the leading ones, or the first argument alone. Leaves of `args` without a sharding take
-        the sharding that the compiler gives to them as outputs of `init`.
+        of the leading ones, static ones left out, or the first argument alone. Leaves of `args`
+        without a sharding take the sharding that the compiler gives to them as outputs of `init`.
       advance: `advance(outputs, args)` returns the arguments of the next step. By default leading
         outputs replace the leading arguments whose structure, shapes and types they have;
         references stay in place.

@@ -14,7 +14,8 @@ from automesh.outcomes import Measured
 from automesh.results.result import Candidate, SearchResult
 from automesh.results.words import best_of, funnel_sentence, reason
 
-BATCH_AXES = ("dp", "fsdp")  # the names that rule files and presets use for axes that split the batch
+# The names that rule files and presets use for axes that split the batch.
+BATCH_AXES = ("dp", "fsdp")
 
 
 def rule_of(result: SearchResult) -> MeshRule:
@@ -26,7 +27,9 @@ def rule_of(result: SearchResult) -> MeshRule:
     best = best_of(result)
     if best is None or not isinstance(best.outcome, Measured) or not best.outcome.confirmed:
         raise NoFeasibleMesh(_why_none(result), hint=_what_to_do(result))
-    return rule_for(best.plan, selector=result.target, evidence=_evidence(result, best, best.outcome))
+    return rule_for(
+        best.plan, selector=result.target, evidence=_evidence(result, best, best.outcome)
+    )
 
 
 def config_of(result: SearchResult) -> MeshConfig:

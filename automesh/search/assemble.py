@@ -1,4 +1,4 @@
-"""A study's trials and notes as one result: what `search` prints at its end and `show` at any time."""
+"""A study's trials and notes as one result: what `search` and `show` print."""
 
 from __future__ import annotations
 

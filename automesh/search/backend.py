@@ -130,15 +130,16 @@ def _check_writable(path: Path, storage: Storage) -> None:
             f"the folder `{path.parent}` cannot be made: {error.strerror}",
             hint="name another folder with --results, or another --storage",
         ) from error
-    if path.is_dir():
-        raise UsageError(f"{storage.text} is a folder, not a file", hint="name a file in it")
     write = os.R_OK | os.W_OK
     for place, what, access in ((path.parent, "folder", write | os.X_OK), (path, "file", write)):
+        # The folder first: without its permission the file cannot even be asked about.
         if place.exists() and not os.access(place, access):
             raise UsageError(
                 f"the {what} `{place}` may not be read and written",
                 hint="change its permissions, or name another place with --results or --storage",
             )
+    if path.is_dir():
+        raise UsageError(f"{storage.text} is a folder, not a file", hint="name a file in it")
 
 
 def _check_sqlite(path: Path, storage: Storage) -> None:

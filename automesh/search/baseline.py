@@ -27,7 +27,8 @@ def parse_plan(
       varied: knobs of the search space, in its order: the plan states these whatever the text says.
 
     Raises:
-      UsageError: no mesh, an unknown axis or knob, sizes that do not fit the devices, a value of another type.
+      UsageError: no mesh, an unknown axis or knob, sizes that do not fit the devices, a value of
+        another type.
     """
     mesh, *settings = text.split()
     values: dict[str, Scalar] = {name: knobs[name] for name in varied if name in knobs}
@@ -35,7 +36,8 @@ def parse_plan(
         name, equals, value = setting.partition("=")
         if not equals or name not in knobs:
             raise UsageError(
-                f"`{setting}` in the baseline `{text}` does not set a knob of `build`{did_you_mean(name, knobs)}",
+                f"`{setting}` in the baseline `{text}` does not set a knob of `build`"
+                f"{did_you_mean(name, knobs)}",
                 hint="write `knob=value`; the knobs are: " + (", ".join(knobs) or "none"),
             )
         values[name] = _parse_value(name, value, knobs[name])
@@ -51,5 +53,7 @@ def _parse_value(name: str, text: str, default: Scalar) -> Scalar:
         return kind(text)
     except (KeyError, ValueError):
         raise UsageError(
-            f"the baseline sets `{name}` to `{text}`, which is not of the type {kind.__name__} of its default `{default}`"
+            f"the baseline sets `{name}` to `{text}`, which is not of the type {kind.__name__} "
+            f"of its default `{default}`",
+            hint=f"write for example `{name}={default}`",
         ) from None

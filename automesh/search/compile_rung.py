@@ -1,4 +1,4 @@
-"""The compile rung: every legal plan through the compiler, best first, shared with whoever has the storage open."""
+"""The compile rung: every legal plan through the compiler, shared with all on the storage."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class CompileRung:
             self._known.setdefault(fingerprint, (plan, outcome))
 
     def _lead(self) -> None:
-        """Only the holder of the lease puts plans into the queue, a few more than the workers can take."""
+        """Only the holder of the lease enqueues, a few plans more than the workers can take."""
         if not self.study.lead():
             return
         self._rung.adopt_expired()
@@ -139,7 +139,7 @@ class CompileRung:
         self.progress.now(f"{trial.plan}, compiling")
 
     def _on_event(self, trial: Trial, event: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Answers the worker that has lowered a plan: compile it, or leave it, being a known program."""
+        """Answers the worker that has lowered a plan: compile it, or leave a known program."""
         fingerprint = str(event.get("fingerprint", ""))
         if not fingerprint:
             return None
@@ -177,8 +177,8 @@ class CompileRung:
                 stage="compile",
                 needed_bytes=answer.memory.peak_bytes,
                 limit_bytes=limit,
-                detail=f"the compiler needs {format_bytes(answer.memory.peak_bytes)} on each device, "
-                f"which has {format_bytes(limit)}",
+                detail=f"the compiler needs {format_bytes(answer.memory.peak_bytes)} on each "
+                f"device, which has {format_bytes(limit)}",
             )
         return Compiled(
             fingerprint=answer.fingerprint,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 import sqlalchemy.exc as sa_errors
 from filelock import FileLock
 
+from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import from_json, to_json
 from automesh.search.lease import Hold, Owner
 
@@ -66,7 +68,8 @@ class SqlHolds:
         return self._changed(sa.update(_TABLE).where(unchanged).values(values)) == 1
 
     def _insert(self, key: str, owner: Owner) -> bool:
-        row = {"hold_key": key, "owner": _owner_text(owner), "renewed_s": self.now(), "version": 0}
+        row = {"hold_key": key, "owner": _owner_text(owner), "renewed_s": self.now()}
+        row["version"] = _first_version()
         try:
             self._changed(sa.insert(_TABLE).values(row))
         except sa_errors.IntegrityError:
@@ -113,12 +116,12 @@ class FileHolds:
     def swap(self, key: str, old: Hold | None, owner: Owner | None) -> bool:
         with self._lock:
             holds = self._read()
-            if holds.get(key) != old:
+            if holds.get(key) != old or (old is None and owner is None):
                 return False
             if owner is None:
-                holds.pop(key, None)
+                del holds[key]
             else:
-                version = 0 if old is None else old.version + 1
+                version = _first_version() if old is None else old.version + 1
                 holds[key] = Hold(key=key, owner=owner, renewed_s=self.now(), version=version)
             self._write(holds)
             return True
@@ -139,7 +142,16 @@ class FileHolds:
     def _read(self) -> dict[str, Hold]:
         if not self._path.exists():
             return {}
-        holds: list[Hold] = from_json(json.loads(self._path.read_text()), list[Hold])
+        text = self._path.read_bytes().strip(b"\0")
+        if not text:  # a power cut may leave the name without the content
+            return {}
+        try:
+            holds: list[Hold] = from_json(json.loads(text), list[Hold])
+        except (ValueError, AutomeshError) as error:
+            raise UsageError(
+                f"the file `{self._path}` is damaged",
+                hint="delete it while no search runs: it only says which process runs what",
+            ) from error
         return {hold.key: hold for hold in holds}
 
     def _write(self, holds: dict[str, Hold]) -> None:
@@ -147,6 +159,11 @@ class FileHolds:
         draft = self._path.with_name(f"{self._path.name}.new")
         draft.write_text(json.dumps(to_json(list(holds.values()), list[Hold])))
         draft.replace(self._path)
+
+
+def _first_version() -> int:
+    # Random: a key that was given back and taken again must not look unchanged.
+    return secrets.randbits(40)
 
 
 def _owner_text(owner: Owner) -> str:

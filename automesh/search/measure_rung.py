@@ -94,7 +94,7 @@ class MeasureRung:
                 self._done[trial.plan] = trial.outcome
 
     def _anchors(self, decision: Decision | None) -> list[Plan]:
-        """Finished plans that newcomers must be raced against: times of another run do not compare."""
+        """Finished plans to race newcomers against: times of another run do not compare."""
         kept = [] if decision is None else [decision.winner]
         return [
             plan

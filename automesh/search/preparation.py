@@ -77,7 +77,7 @@ def memory_share_bytes(workers: int) -> int:
 
 
 def count_workers(target: Target, wanted: int) -> int:
-    """How many compile side by side: one per core that memory allows, one on an attached accelerator."""
+    """How many compile side by side: one per core that memory allows, one on an accelerator."""
     if target.platforms != "cpu":
         return 1
     cores = (

@@ -1,4 +1,4 @@
-"""From trials to ranked candidates: a pure function, so that recorded studies can be replayed."""
+"""From trials to ranked candidates: pure functions, so that recorded studies can be replayed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from automesh.results.result import Candidate, Standing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The race's verdict on one finalist against the winner; `ratio` is its time over the winner's."""
+    """The race's verdict on one finalist; `ratio` is its time over the winner's."""
 
     plan: Plan
     verdict: str
@@ -30,7 +30,7 @@ def may_be_exported(outcome: Outcome | None) -> bool:
 def promising(
     compiled: Mapping[Plan, Outcome], *, first: Sequence[Plan], limit: int
 ) -> tuple[Plan, ...]:
-    """The plans to measure: `first` as they are, then the `limit` fastest by prediction, one per program.
+    """The plans to measure: `first`, then the `limit` fastest by prediction, one per program.
 
     Args:
       compiled: outcome of the compile rung by plan.
@@ -66,10 +66,11 @@ def rank(
     chip: Chip,
     winner: Sequence[Plan],
 ) -> tuple[Candidate, ...]:
-    """Orders every plan that was tried: exportable measurements, other measurements, predictions, failures.
+    """Orders all that was tried: exportable, other measurements, predictions, failures.
 
     Args:
-      comparisons: the race's verdicts; a measured plan without one is compared by its interval alone.
+      comparisons: the race's verdicts; a measured plan without one is compared by its interval
+        alone.
       baseline: the script's own plan, or nothing.
       winner: the plan that is exported, or nothing; it comes first.
     """

@@ -79,7 +79,7 @@ def find_reference(
 
 
 def check(reference: Reference, plan: Plan, answer: VisitAnswer) -> tuple[Numerics, str]:
-    """How a plan's losses compare with the reference's: the verdict and a sentence if they do not agree."""
+    """How a plan's losses compare with the reference's, and a sentence if they do not agree."""
     found: Agreement = compare_losses(reference.losses, answer.losses, answer.loss_dtype)
     if found.verdict == "agree" and plan in reference.plan:
         return "reference", ""

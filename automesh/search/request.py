@@ -17,7 +17,8 @@ class SearchRequest:
       space: name of a shipped search space or path of a TOML file.
       budget_s: seconds for everything after the inspection; the final confirmation may overrun it.
       top: finalists that are measured, the baseline not counted.
-      baseline: the script's own mesh in text form, knobs may follow (`dp:8 remat=full`); empty for the workload's own.
+      baseline: the script's own mesh in text form, knobs may follow (`dp:8 remat=full`); empty for
+        the workload's own.
       rules: file that the rule is merged into; empty to write none.
       results: folder that holds the study's folder.
       storage: Optuna storage URL or journal file; empty for SQLite in the study's folder.

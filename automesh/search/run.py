@@ -146,7 +146,7 @@ class _Search:
             interrupted = True
             self.pool.close()
         footer = Footer(
-            stop_reason=self._stop_reason(header, interrupted, started_s),
+            stop_reason=self._stop_reason(header, interrupted),
             rules_path="",
             interrupted=interrupted,
             made=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -188,7 +188,7 @@ class _Search:
             clock=self.clock,
         ).run()
 
-    def _stop_reason(self, header: Header, interrupted: bool, started_s: float) -> str:
+    def _stop_reason(self, header: Header, interrupted: bool) -> str:
         if interrupted:
             return "interrupted"
         result = assemble(self.study, header)

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import optuna
@@ -186,7 +187,11 @@ class Rung:
         Returns:
           `stored`. Or, with nothing stored, `already_finished` or `lost`: this process was silent
           for so long that another took the trial over, and has or has not finished it.
+
+        Raises:
+          ValueError: the outcome's step time is not a positive number.
         """
+        state, value = final_state(outcome)
         with self._backend.explained():
             self._claimed.pop(trial.storage_id, None)
             if not self._is_mine(trial):
@@ -196,7 +201,7 @@ class Rung:
             if fingerprint:
                 attributes = {"fingerprint": fingerprint} | attributes
             try:
-                self._store(trial.storage_id, attributes, *final_state(outcome))
+                self._store(trial.storage_id, attributes, state, value)
             except UpdateFinishedTrialError:
                 return "already_finished"
             finally:
@@ -227,8 +232,14 @@ class Rung:
             if storage_id not in self._claimed:
                 release(holds, key, self._owner)
             return None
-        self._store(storage_id, owner_attributes(frozen, self._owner), TrialState.RUNNING, None)
-        trial = self._trial(self._storage.get_trial(storage_id))
+        attributes = owner_attributes(frozen, self._owner)
+        self._store(storage_id, attributes, TrialState.RUNNING, None)
+        trial = replace(
+            self._trial(frozen),
+            state="running",
+            owner=self._owner,
+            attempts=attributes["attempts"],
+        )
         self._claimed[storage_id] = trial
         return trial
 

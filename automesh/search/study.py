@@ -24,15 +24,17 @@ def open_study(
     *,
     source_hash: str = "",
     versions: tuple[tuple[str, str], ...] = (),
+    create: bool = True,
 ) -> Study:
-    """Opens the study `name` in `storage`, and makes it if there is none.
+    """Opens the study `name` in `storage`.
 
     Args:
       source_hash: of the script as it is now; only trials with the same one are claimed.
       versions: of everything whose change makes figures stale; likewise.
+      create: make the study if there is none; False for those who only want to read it.
 
     Raises:
-      UsageError: the storage cannot be used, or a newer automesh made the study.
+      UsageError: the storage cannot be used, a newer automesh made the study, or there is none.
     """
     # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
     from automesh.search.backend import explained, open_backend
@@ -43,6 +45,8 @@ def open_study(
     lease = Lease(backend.holds, f"{name}/lease", owner)
     try:
         with explained(storage):
+            if not create:
+                _check_exists(backend, name)
             compiles, measures = (
                 Rung(
                     backend,
@@ -59,6 +63,16 @@ def open_study(
         backend.close()
         raise
     return Study(backend, name, owner=owner, lease=lease, compiles=compiles, measures=measures)
+
+
+def _check_exists(backend: Backend, name: str) -> None:
+    names = {study.study_name.rpartition("/")[0] for study in backend.optuna.get_all_studies()}
+    if name not in names:
+        there = ", ".join(f"`{one}`" for one in sorted(names - {""})) or "none"
+        raise UsageError(
+            f"there is no study `{name}` in {backend.storage.text}",
+            hint=f"run its search first; the studies there are: {there}",
+        )
 
 
 class Study:

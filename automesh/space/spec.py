@@ -11,7 +11,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-import automesh
 from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, Scalar
 from automesh.mesh.strict import check_tree, parse_tree, read_text
@@ -62,7 +61,7 @@ def read_space(name: str) -> SearchSpace:
 
 def shipped_spaces() -> dict[str, Path]:
     """Name -> file of every space that comes with automesh, installed or in a checkout."""
-    package = Path(automesh.__file__).parent
+    package = Path(__file__).parents[1]
     installed = package / "search_spaces"
     folder = installed if installed.is_dir() else package.parent / "search_spaces"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}

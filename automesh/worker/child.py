@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from automesh.worker import blame, protocol
-from automesh.worker.messages import Job
+from automesh.worker.messages import DevicesJob, Job
 from automesh.worker.wire import ChildEnd, Message, PrivateDescriptor, WireError
 
 Emit = Callable[[Message], Message]
@@ -38,7 +38,6 @@ class Child:
         self._channel = channel
         self._log = log
         self._limit_bytes = limit_bytes
-        self._pid = os.getpid()
         self._stage = "start"
         self._handle: Handle | None = None
 
@@ -63,18 +62,15 @@ class Child:
     def _outcome(self, handler: str, job: Job) -> Message:
         """Does one job; every exception but a lost channel becomes a failure."""
         try:
-            answer = self._handler(handler)(job, self._emit)
-            self._leave_if_forked()
-            return protocol.answer_message(job, answer)
+            return protocol.answer_message(job, self._handler(handler)(job, self._emit))
         except WireError:
             raise
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a script must not end the worker
-            self._leave_if_forked()
             self._write_log("".join(traceback.format_exception(error)))
             outcome = blame.failure(
                 error,
                 stage=self._stage,
-                function=job.entry.function,
+                function="" if isinstance(job, DevicesJob) else job.entry.function,
                 limit_bytes=self._limit_bytes,
             )
             # The script wanted the process to end, or its memory may be unusable.
@@ -89,7 +85,6 @@ class Child:
 
     def _emit(self, event: dict[str, Any]) -> dict[str, Any]:
         """Sends an event of the running job; gives the reply if it has `"reply": True`, else {}."""
-        self._leave_if_forked()
         if event.get("event") == "stage":
             self._stage = event["stage"]
         self._channel.send(event)
@@ -99,11 +94,6 @@ class Child:
         if message is None:
             os._exit(0)
         return message["reply"]
-
-    def _leave_if_forked(self) -> None:
-        """Ends a copy of this process that the script forked and let return."""
-        if os.getpid() != self._pid:
-            os._exit(0)
 
     def _reopen_streams(self) -> None:
         """Undoes that an earlier job closed the standard streams: this one's output is wanted."""

@@ -19,19 +19,26 @@ from automesh.program.lowered import loss_dtype, sharded_axes
 from automesh.program.lowering import Program, compile_program, lower
 from automesh.program.manual import axes_talked_over
 from automesh.program.notes import in_one_line, note
-from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
+from automesh.program.nouns import (
+    Attachment,
+    CompileAnswer,
+    Entry,
+    Inspection,
+    Lowered,
+    VisitAnswer,
+)
 from automesh.program.preparing import Ready, prepare
 from automesh.program.refused import Refused
 from automesh.program.signature import Signature, check_knobs, read_signature
-from automesh.program.signs import must_be_positive
+from automesh.program.signs import Domain, domains
 from automesh.program.stepping import leaf_shape
 from automesh.program.visiting import visit
 from automesh.worker.failures import OutcomeError
-from automesh.worker.messages import CompileJob, InspectJob, Job, VisitJob
+from automesh.worker.messages import CompileJob, DevicesJob, InspectJob, Job, VisitJob
 
 Event = dict[str, Any]
 Emit = Callable[[Event], Event]
-Answer = Inspection | CompileAnswer | Lowered | VisitAnswer
+Answer = Inspection | Attachment | CompileAnswer | Lowered | VisitAnswer
 _Step = tuple[Entry, Plan, tuple[str, ...]]
 
 
@@ -40,12 +47,12 @@ class _Memory:
     """What a worker remembers between jobs: loaded scripts, and plans that are ready; no arrays.
 
     Attributes:
-      signs: per script and axis types, which leaves must be positive.
+      domains: per script and axis types, what the values of each leaf may be.
     """
 
     loaded: dict[Entry, Callable[..., Any]] = field(default_factory=dict[Entry, Callable[..., Any]])
     ready: dict[_Step, Ready] = field(default_factory=dict[_Step, Ready])
-    signs: dict[Any, tuple[bool, ...]] = field(default_factory=dict[Any, tuple[bool, ...]])
+    domains: dict[Any, tuple[Domain, ...]] = field(default_factory=dict[Any, tuple[Domain, ...]])
 
 
 _MEMORY = _Memory()
@@ -67,6 +74,8 @@ def handle(job: Job, emit: Emit) -> Answer:
         match job:
             case InspectJob():
                 return _inspect(job, stages)
+            case DevicesJob():
+                return _devices(stages)
             case CompileJob():
                 return _compile(job, stages, emit)
             case VisitJob():
@@ -121,6 +130,17 @@ def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
         argument_bytes=_argument_bytes(program),
         fingerprint=program.fingerprint(()),
         source_hash=describing.source_hash(job.entry),
+        versions=describing.versions(),
+        environment=describing.environment(),
+    )
+
+
+def _devices(stages: _Stages) -> Attachment:
+    stages.enter("load")
+    return Attachment(
+        devices=describing.devices(),
+        process_count=jax.process_count(),
+        device_memory_bytes=describing.device_memory_bytes(),
         versions=describing.versions(),
         environment=describing.environment(),
     )
@@ -249,17 +269,17 @@ def _ready(job: VisitJob, stages: _Stages) -> Ready:
         compiled,
         fingerprint=fingerprint,
         loss_dtype=coarsest,
-        reference_signs=lambda: _signs(job, build),
+        reference_domains=lambda: _domains(job, build),
         build_again=lambda: _build(job, build, signature),
     )
     _MEMORY.ready[key] = ready
     return ready
 
 
-def _signs(job: VisitJob, build: Callable[..., Any]) -> tuple[bool, ...]:
+def _domains(job: VisitJob, build: Callable[..., Any]) -> tuple[Domain, ...]:
     names = tuple(axis.name for axis in job.plan.axes)
     key = (job.entry, names, job.axis_types)
-    if key not in _MEMORY.signs:
+    if key not in _MEMORY.domains:
         built = build_on(build, _ones(names), axis_types=job.axis_types)
-        _MEMORY.signs[key] = must_be_positive(lower(built).traced)
-    return _MEMORY.signs[key]
+        _MEMORY.domains[key] = domains(lower(built).traced)
+    return _MEMORY.domains[key]

@@ -34,6 +34,13 @@ class InspectJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesJob:
+    """Answer: `Attachment`."""
+
+    kind: Literal["devices"] = "devices"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompileJob:
     """Answer: `CompileAnswer`, or `Lowered` if the parent answered `{"go": false}` to the event
     `{"event": "lowered", "fingerprint": ...}`, which the worker sends before it compiles."""
@@ -48,8 +55,10 @@ class CompileJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisitJob:
-    """Answer: `VisitAnswer`. The worker keeps the executables of plans that it has visited, but only one
-    plan's arrays: state is rebuilt at every visit.
+    """Answer: `VisitAnswer`.
+
+    The worker keeps the executables of plans that it has visited, but only one plan's arrays: state
+    is rebuilt at every visit.
 
     Attributes:
       steps: chained steps per sample; 0 measures nothing and only records losses.
@@ -70,4 +79,4 @@ class VisitJob:
     kind: Literal["visit"] = "visit"
 
 
-Job = InspectJob | CompileJob | VisitJob
+Job = InspectJob | DevicesJob | CompileJob | VisitJob

@@ -12,18 +12,18 @@ from typing import Any
 from automesh.errors import AutomeshError
 from automesh.jsonio import from_json, to_json
 from automesh.outcomes import Failure
-from automesh.program.nouns import CompileAnswer, Inspection, Lowered, VisitAnswer
-from automesh.worker.messages import Job
+from automesh.program.nouns import Attachment, CompileAnswer, Inspection, Lowered, VisitAnswer
+from automesh.worker.messages import CompileJob, Job, VisitJob
 from automesh.worker.wire import Message
 
-Answer = Inspection | CompileAnswer | Lowered | VisitAnswer
+Answer = Inspection | Attachment | CompileAnswer | Lowered | VisitAnswer
 
-CHANNEL_LOST = (
-    74  # The worker's exit code (EX_IOERR of sysexits.h) when user code closed the channel.
-)
+# The worker's exit code (EX_IOERR of sysexits.h) when user code closed the channel.
+CHANNEL_LOST = 74
 
 _ANSWERS: dict[str, Any] = {
     "inspect": Inspection,
+    "devices": Attachment,
     "compile": CompileAnswer | Lowered,
     "visit": VisitAnswer,
 }
@@ -75,4 +75,4 @@ def read_result(job: Job, message: Message) -> Answer | Failure:
 
 def label(job: Job) -> str:
     """A few words for the log: `compile dp:2,tp:4 remat=full`."""
-    return job.kind if job.kind == "inspect" else f"{job.kind} {job.plan}"
+    return f"{job.kind} {job.plan}" if isinstance(job, CompileJob | VisitJob) else job.kind

@@ -127,7 +127,7 @@ class ChildEnd:
         os.close(fd)
         self._decoder = Decoder()
         self._received: list[Message] = []
-        # A process that user code forks must not answer in the worker's place.
+        # A copy of the worker that user code forks must not answer in its place.
         os.register_at_fork(after_in_child=self._descriptor.close)
 
     def send(self, message: Message) -> None:

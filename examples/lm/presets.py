@@ -44,15 +44,15 @@ class Preset:
 # Divisible by nearly every factorization of 8, 24 and 96 devices; exact enough to compare losses.
 TINY = Decoder(
     vocab=256,
-    d_model=96,
+    d_model=48,
     num_layers=2,
-    num_heads=16,
-    num_kv_heads=8,
+    num_heads=8,
+    num_kv_heads=4,
     head_size=8,
-    d_ff=192,
+    d_ff=96,
     dtype="float32",
 )
-TINY_OPTIMIZER = AdamW(learning_rate=5e-3)
+TINY_OPTIMIZER = AdamW(learning_rate=1e-2)
 
 SMALL = Decoder(
     vocab=256,

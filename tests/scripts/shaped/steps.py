@@ -1,4 +1,4 @@
-"""A workload in a package: its step looks logical axis names up in rules that a context puts in force."""
+"""A workload in a package; its step looks up axis names in rules that a context puts in force."""
 
 import contextlib
 
@@ -43,11 +43,11 @@ def advance(outputs, args):
 
 
 def make_step(mesh):
-    weights = {
-        "in": jax.ShapeDtypeStruct((32, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, "tp"))),
-        "out": jax.ShapeDtypeStruct((64, 8), jnp.float32, sharding=NamedSharding(mesh, P("tp"))),
-    }
-    batch = jax.ShapeDtypeStruct((16, 32), jnp.float32, sharding=NamedSharding(mesh, P("dp")))
+    def struct(shape, *spec):
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+
+    weights = {"in": struct((32, 64), None, "tp"), "out": struct((64, 8), "tp")}
+    batch = struct((16, 32), "dp")
     return automesh.Workload(
         step,
         (weights, batch),

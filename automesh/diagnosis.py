@@ -1,0 +1,262 @@
+"""`automesh doctor`: versions, devices, known-bad combinations, what to install for what."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from automesh.hardware import chip_for, parse_target, running_under_several_processes
+from automesh.outcomes import Failed
+from automesh.program.nouns import Attachment
+from automesh.search.preparation import memory_share_bytes, surroundings_of
+from automesh.units import format_bytes
+from automesh.worker.messages import DevicesJob
+from automesh.worker.pool import Pool
+
+Level = Literal["ok", "note", "warning", "error"]
+_LIMIT_S = 120.0
+_MARKS: dict[Level, str] = {"ok": "ok", "note": "note", "warning": "WARNING", "error": "ERROR"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+      about: one or two words.
+      detail: what was found, a sentence.
+      hint: what to do; empty if nothing need be done.
+    """
+
+    level: Level
+    about: str
+    detail: str
+    hint: str = ""
+
+
+def examine(target: str) -> tuple[Finding, ...]:
+    """Looks at this machine as a search for `target` would find it; devices are asked in a worker.
+
+    Raises:
+      UsageError: not a target.
+    """
+    wanted = parse_target(target, os.environ)
+    findings = [_python(), *_packages(), *_processes(os.environ), _memory()]
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-doctor-") as logs,
+        Pool(
+            size=1,
+            surroundings=surroundings_of(wanted),
+            log_dir=Path(logs),
+            memory_limit_bytes=memory_share_bytes(1),
+        ) as pool,
+    ):
+        answer = pool.run(DevicesJob(), _LIMIT_S)
+    findings += [Finding(level="warning", about="target", detail=one) for one in wanted.notices]
+    if isinstance(answer, Attachment):
+        findings += [*_devices(answer), *_known_bad(answer), *_environment(answer)]
+    else:
+        reason = answer.reason if isinstance(answer, Failed) else "jax did not answer in time"
+        findings.append(
+            Finding(
+                level="error",
+                about="devices",
+                detail=f"jax cannot start on `{wanted.platforms}`: {reason}",
+                hint="run `python -c 'import jax; print(jax.devices())'` and mend what it says",
+            )
+        )
+    return (*findings, *_targets(), *_storages())
+
+
+def render(findings: tuple[Finding, ...], width: int = 80) -> str:
+    """The findings as text, one or two lines each."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        hint = f"\n{finding.hint}" if finding.hint else ""
+        table.add_row(_MARKS[finding.level], finding.about, finding.detail + hint)
+    text = io.StringIO()
+    console = Console(file=text, width=width, markup=False, highlight=False, emoji=False)
+    console.print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def to_json(findings: tuple[Finding, ...]) -> str:
+    """The findings as JSON."""
+    return json.dumps([asdict(finding) for finding in findings], indent=1) + "\n"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _python() -> Finding:
+    return Finding(
+        level="ok",
+        about="python",
+        detail=f"{platform.python_version()} on {platform.system()} {platform.machine()}, "
+        f"{sys.executable}",
+    )
+
+
+def _packages() -> list[Finding]:
+    found: list[Finding] = []
+    for package, least in (("jax-automesh", "0"), ("jax", "0.10.1"), ("jaxlib", "0.10.1")):
+        version = _version(package)
+        if not version:
+            found.append(
+                Finding(
+                    level="error",
+                    about=package,
+                    detail="not installed",
+                    hint=f"run `pip install {package}`",
+                )
+            )
+        elif _numbers(version) < _numbers(least):
+            found.append(
+                Finding(
+                    level="error",
+                    about=package,
+                    detail=f"{version} is older than {least}",
+                    hint=f"run `pip install -U {package}`",
+                )
+            )
+        else:
+            found.append(Finding(level="ok", about=package, detail=version))
+    return found
+
+
+def _processes(environ: Mapping[str, str]) -> list[Finding]:
+    several = running_under_several_processes(environ)
+    if not several:
+        return []
+    return [
+        Finding(
+            level="error",
+            about="processes",
+            detail=f"this is one of several processes ({several}); a search runs in one",
+            hint="run it on one host, without the launcher",
+        )
+    ]
+
+
+def _memory() -> Finding:
+    memory = psutil.virtual_memory()
+    return Finding(
+        level="ok" if memory.available > 2 * 2**30 else "warning",
+        about="memory",
+        detail=f"{format_bytes(memory.available)} of {format_bytes(memory.total)} free, "
+        f"{os.cpu_count()} cores",
+    )
+
+
+def _devices(attachment: Attachment) -> list[Finding]:
+    first = attachment.devices[0]
+    count = len(attachment.devices)
+    slices = len({device.slice_index for device in attachment.devices})
+    memory = attachment.device_memory_bytes
+    words = f"{count} x {first.kind} ({first.platform})"
+    words += f", {format_bytes(memory)} each" if memory else ""
+    words += f", {slices} slices" if slices > 1 else ""
+    found = [Finding(level="ok", about="devices", detail=words)]
+    if count == 1:
+        found.append(
+            Finding(
+                level="note",
+                about="devices",
+                detail="a single device leaves no mesh to choose",
+                hint="try virtual devices: `automesh search train.py --target cpu:8`",
+            )
+        )
+    if first.platform != "cpu" and chip_for(first.kind, first.platform).rough:
+        found.append(
+            Finding(
+                level="warning",
+                about="devices",
+                detail=f"`{first.kind}` is not in the table of chips: predictions are rough",
+            )
+        )
+    return found
+
+
+def _known_bad(attachment: Attachment) -> list[Finding]:
+    found: list[Finding] = []
+    on_cpu = attachment.devices[0].platform == "cpu"
+    if dict(attachment.versions).get("jax", "").startswith("0.10.2") and on_cpu:
+        found.append(
+            Finding(
+                level="warning",
+                about="jax 0.10.2",
+                detail="a miscompilation on CPU is reported for it (jax issue 39103); "
+                "automesh compares the losses of every finalist with a reference",
+                hint="another jax release is safer for CPU: `pip install 'jax!=0.10.2'`",
+            )
+        )
+    return found
+
+
+def _environment(attachment: Attachment) -> list[Finding]:
+    return [
+        Finding(level="note", about="environment", detail=f"{name}={value}")
+        for name, value in attachment.environment
+    ]
+
+
+def _targets() -> list[Finding]:
+    found: list[Finding] = []
+    for what, modules, extra in (
+        ("TPU targets", ("libtpu",), "tpu"),
+        ("GPU targets", ("jax_cuda12_plugin", "jax_cuda13_plugin"), "gpu"),
+    ):
+        present = next((name for name in modules if importlib.util.find_spec(name)), "")
+        if present:
+            version = _version(present.replace("_", "-"))
+            found.append(Finding(level="ok", about=what, detail=f"{present} {version}"))
+        else:
+            found.append(
+                Finding(
+                    level="note",
+                    about=what,
+                    detail="not installed",
+                    hint=f"for attached devices: `pip install 'jax-automesh[{extra}]'`",
+                )
+            )
+    return found
+
+
+def _storages() -> list[Finding]:
+    if importlib.util.find_spec("psycopg"):
+        return [Finding(level="ok", about="PostgreSQL", detail=f"psycopg {_version('psycopg')}")]
+    return [
+        Finding(
+            level="note",
+            about="PostgreSQL",
+            detail="no driver; only needed for `--storage postgresql://...`",
+            hint="run `pip install 'jax-automesh[postgres]'`",
+        )
+    ]
