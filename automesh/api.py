@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from automesh.errors import UsageError
-from automesh.mesh.config import MeshConfig
-from automesh.mesh.config import Rules
+from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.rules_file import read_rules
 from automesh.program.nouns import Entry
 from automesh.program.payload import pickle_entry

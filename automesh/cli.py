@@ -2,100 +2,197 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError
 
+_T = TypeVar("_T")
+_COMMANDS = ("search", "show", "doctor")
+_STAND_INS = "automesh.stand-ins"
+_ASCII = {"\u2500": "-", "\u2501": "=", "\u00b1": "~"}
+
 # The root of Typer's argument errors; its module is private, its subclass is not.
 _ArgumentError: type[Exception] = typer.BadParameter.__mro__[2]  # pyright: ignore
 
+HELP = """Finds the fastest device mesh for a JAX training step, and proves it.
+
+Write one function in your training script. It takes a mesh, and returns the step with
+its arguments:
+
+\b
+  def build(mesh, remat="full"):    # knobs are keywords with defaults
+      ...                           # NamedSharding(mesh, P("dp", "tp"))
+      return step, (state, batch)   # jax.ShapeDtypeStruct is enough
+
+Then search. The legal meshes of your devices are compiled, the best are run, and the winner
+is written to mesh_rules.toml with its evidence:
+
+\b
+  automesh search train.py                    on the attached devices
+  automesh search train.py --target cpu:8     on 8 virtual CPU devices
+
+In the training script, read it back:
+
+\b
+  config = automesh.load("mesh_rules.toml").select("cpu-8")
+  mesh = config.create_device_mesh()          config.knobs has the knobs
+"""
+
+SEARCH_HELP = """Search the fastest mesh for the step that SCRIPT builds, and write it to
+mesh_rules.toml.
+
+SCRIPT is train.py, train.py:make_step or package.module:function. The function is `build`
+unless you name another; it takes the mesh and returns (step, args).
+
+A search lists all meshes, compiles the legal ones, runs the best of them against the
+script's own mesh (--baseline), and runs the winner again in fresh processes. The table goes
+to stdout, progress to stderr.
+
+Stop it whenever you like: the same command goes on where it was. What is finished is never
+repeated.
+
+\b
+Examples:
+  automesh search train.py
+  automesh search train.py --dry-run          how many meshes are there?
+  automesh search train.py --target cpu:8 --budget 3m
+  automesh search train.py --baseline "fsdp:8 remat=full"
+  automesh search train.py --space my_space.toml --top 4
+  automesh search pkg.steps:make_step -- --size small
+
+\b
+A search space (my_space.toml) says what may vary:
+  [axes]
+  dp = {}
+  tp = { max = 4 }
+  [constraints]
+  tp = { divides = "num_heads" }    # a fact of automesh.Workload, or a number
+  [knobs]
+  remat = ["none", "full"]          # keywords of build
+
+\b
+Exit codes:
+  0 found   1 nothing may become a rule   2 bad input   130 interrupted
+"""
+
+SHOW_HELP = """Show what a study has found so far, without running anything.
+
+\b
+Examples:
+  automesh show                               the newest under results/
+  automesh show results/train-cpu-8-3fa9c1d2
+  automesh show --json | jq .best
+"""
+
+DOCTOR_HELP = """Check this machine: versions, devices, known-bad combinations, and what to
+install for which target.
+
+\b
+Examples:
+  automesh doctor
+  automesh doctor --target cpu:8
+"""
+
 app = typer.Typer(
     name="automesh",
-    help="Finds the fastest device mesh for a JAX training step, and proves it.",
-    epilog="Start with: automesh search train.py",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-SEARCH_HELP = """Search the fastest mesh for the step that SCRIPT builds, and write it to mesh_rules.toml.
 
-SCRIPT is train.py, train.py:make_step or package.module:function. The function (`build` unless named) takes a
-jax.sharding.Mesh and keyword knobs with defaults, and returns (step, args); args may be jax.ShapeDtypeStruct with
-shardings. What follows -- is the script's own sys.argv.
-
-The same command resumes: finished trials are never repeated. Ctrl-C or kill it at any time.
-
-\b
-Examples:
-  automesh search train.py
-  automesh search train.py --target cpu:8 --budget 3m
-  automesh search train.py --baseline dp:8 --space my_space.toml
-  automesh search pkg.steps:make_step -- --size small
-"""
-
-
-@app.command(help=SEARCH_HELP, context_settings={"allow_interspersed_args": True})
+@app.command(
+    help=SEARCH_HELP,
+    short_help="Search the fastest mesh and write mesh_rules.toml.",
+    context_settings={"allow_interspersed_args": True},
+)
 def search(
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT[:FN]", help="What builds the step.", show_default=False)
+        str,
+        typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
     ],
     script_args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- ARGS]", help="The script's own arguments, after --."),
+        typer.Argument(metavar="-- ARGS", help="The script's own sys.argv, after --."),
     ] = None,
     target: Annotated[
         str,
-        typer.Option(help="Devices to search for: local (the attached ones) or cpu:N (virtual)."),
+        typer.Option(
+            metavar="NAME",
+            help="Devices: local (the attached ones) or cpu:N (N virtual ones).",
+        ),
     ] = "local",
     space: Annotated[
         str,
-        typer.Option(help="Search space: auto, dense_lm, moe_lm, long_context, or a TOML file."),
+        typer.Option(
+            metavar="NAME",
+            help="Search space: auto, dense_lm, moe_lm, long_context, or a TOML file.",
+        ),
     ] = "auto",
-    budget: Annotated[str, typer.Option(help="Time for the search: 90s, 10m, 1.5h.")] = "10m",
-    top: Annotated[int, typer.Option(min=1, help="Finalists to measure, and rows to print.")] = 8,
+    budget: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="For compiling and measuring: 90s, 10m, 1.5h. To confirm the winner may "
+            "take a little longer.",
+        ),
+    ] = "10m",
+    top: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Meshes to measure, and rows to print.")
+    ] = 8,
     baseline: Annotated[
         str,
         typer.Option(
-            help="The mesh that the script uses today, for example dp:8 or 'fsdp:8 remat=full'."
+            metavar="MESH",
+            help="The mesh that the script uses today, to compare with: dp:8, or "
+            "'fsdp:-1 remat=full'.",
         ),
     ] = "",
     rules: Annotated[
         Path | None,
-        typer.Option(help="Rule file to merge the winner into; by default beside the script."),
+        typer.Option(
+            metavar="FILE",
+            help="Where the winner goes; by default mesh_rules.toml beside the script.",
+        ),
     ] = None,
     results: Annotated[
-        Path, typer.Option(help="Folder for the study: trials, logs, caches.")
+        Path, typer.Option(metavar="DIR", help="For studies: trials, logs, caches.")
     ] = Path("results"),
     storage: Annotated[
         str,
         typer.Option(
-            help="Optuna storage URL (postgresql+psycopg://...) or journal file, to share a search."
+            metavar="URL",
+            help="To share one search between hosts: postgresql://user@host/db, or a "
+            "journal file (*.journal).",
         ),
     ] = "",
     workers: Annotated[
-        int, typer.Option(min=0, help="Compile workers side by side; 0: as many as fit.")
+        int,
+        typer.Option(metavar="N", min=0, help="Compiles side by side; 0: as many as fit."),
     ] = 0,
     timeout: Annotated[
-        str, typer.Option(help="Limit for one compile or one visit of a finalist.")
+        str, typer.Option(metavar="TIME", help="Limit for one compile, or one visit of a mesh.")
     ] = "5m",
     worker_memory: Annotated[
         str,
         typer.Option(
-            help="Memory limit of one worker, for example 8GiB; by default its share of what is free."
+            metavar="SIZE",
+            help="Limit for one worker, as 8GiB; by default its share of what is free.",
         ),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Stop after counting the legal meshes.")
+        bool, typer.Option("--dry-run", help="Count the legal meshes, and stop.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     new: Annotated[
@@ -110,15 +207,17 @@ def search(
         args=script_args or [],
         target=target,
         space=space,
-        budget_s=parse_duration(budget),
+        budget_s=_read("--budget", parse_duration, budget),
         top=top,
         baseline=baseline,
         rules=rules,
         results=results,
         storage=storage,
         workers=workers,
-        timeout_s=parse_duration(timeout),
-        memory_limit_bytes=parse_bytes(worker_memory) if worker_memory else 0,
+        timeout_s=_read("--timeout", parse_duration, timeout),
+        memory_limit_bytes=_read("--worker-memory", parse_bytes, worker_memory)
+        if worker_memory
+        else 0,
         dry_run=dry_run,
         new=new,
     )
@@ -126,40 +225,43 @@ def search(
         result = api.run(request, progress)
     _print(result, as_json=as_json, top=top)
     if result.interrupted:
-        raise Interrupted(
-            "interrupted; nothing is lost", hint="run the same command again to go on"
-        )
+        raise _interrupted()
     if not dry_run:
         result.require_best()
 
 
-@app.command()
+@app.command(help=SHOW_HELP, short_help="Show what a study has found so far.")
 def show(
     study: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder of a study; by default the newest under results/.", show_default=False
+            metavar="STUDY",
+            help="Folder of a study; by default the newest under --results.",
+            show_default=False,
         ),
     ] = None,
-    results: Annotated[Path, typer.Option(help="Folder with the studies.")] = Path("results"),
+    results: Annotated[Path, typer.Option(metavar="DIR", help="Folder with the studies.")] = Path(
+        "results"
+    ),
     storage: Annotated[
-        str, typer.Option(help="The storage of the study, if it was not SQLite.")
+        str,
+        typer.Option(metavar="URL", help="The --storage of the search, if it had one."),
     ] = "",
-    top: Annotated[int, typer.Option(min=1, help="Rows to print.")] = 8,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Rows to print.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Show what a study has found so far, without running anything."""
     from automesh import api
 
     _print(api.show(study, results=results, storage=storage), as_json=as_json, top=top)
 
 
-@app.command()
+@app.command(help=DOCTOR_HELP, short_help="Check versions, devices and known problems.")
 def doctor(
-    target: Annotated[str, typer.Option(help="Devices to look at.")] = "local",
+    target: Annotated[
+        str, typer.Option(metavar="NAME", help="Devices to look at: local or cpu:N.")
+    ] = "local",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check versions, devices, known-bad combinations, and say what to install for which target."""
     from automesh import diagnosis
 
     findings = diagnosis.examine(target)
@@ -168,11 +270,17 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _read(option: str, read: Callable[[str], _T], text: str) -> _T:
+    try:
+        return read(text)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
+
+
 def _print(result: Any, *, as_json: bool, top: int) -> None:
     sys.stdout.write(
         json.dumps(result.to_json(), indent=1) + "\n" if as_json else result.table(top=top) + "\n"
     )
-    sys.stdout.flush()
 
 
 def _version(show_it: bool) -> None:
@@ -183,8 +291,9 @@ def _version(show_it: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=HELP, invoke_without_command=True)
 def options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -192,17 +301,33 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Finds the fastest device mesh for a JAX training step, and proves it."""
+    # `version` has ended the program already, if it was given.
+    if not version and context.invoked_subcommand is None:
+        sys.stderr.write(context.get_help() + "\n")
+        raise typer.Exit(2)
 
 
 def main() -> None:
-    """Runs the command line; exit codes: 0 found, 1 nothing feasible, 2 bad input, 130 interrupted."""
-    sys.exit(_guarded(lambda: app(standalone_mode=False)))
+    """Runs the command line; exits with 0 found, 1 nothing feasible, 2 bad input, 130 stopped."""
+    codecs.register_error(_STAND_INS, _stand_in)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_STAND_INS)
+    sys.exit(_guarded(lambda: app(standalone_mode=False, prog_name="automesh")))
+
+
+def _stand_in(error: UnicodeError) -> tuple[str, int]:
+    """What a terminal that has only ASCII gets: one character for one, so that columns hold."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    foreign = error.object[error.start : error.end]
+    return "".join(_ASCII.get(char, "?") for char in foreign), error.end
 
 
 def _guarded(call: Callable[[], Any]) -> int:
     try:
         outcome = call()
+        sys.stdout.flush()
         return outcome if isinstance(outcome, int) else 0
     except NoFeasibleMesh as error:
         return _complain(error, 1)
@@ -211,20 +336,22 @@ def _guarded(call: Callable[[], Any]) -> int:
     except AutomeshError as error:
         return _complain(error, 2)
     except KeyboardInterrupt:
-        return _complain(
-            Interrupted("interrupted", hint="run the same command again to go on"), 130
-        )
+        return _complain(_interrupted(), 130)
     except BrokenPipeError:
         # The reader of our table went away (`automesh show | head`): not an error of anyone's.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except _ArgumentError as error:
-        return _complain(
-            UsageError(
-                _sentence(error), hint="`automesh --help` and `automesh COMMAND --help` list all"
-            ),
-            2,
-        )
+        return _complain(UsageError(_sentence(error), hint=_help_for(error)), 2)
+
+
+def _interrupted() -> Interrupted:
+    from automesh.results.words import hide_password
+
+    command = hide_password(shlex.join(["automesh", *sys.argv[1:]]))
+    return Interrupted(
+        "interrupted; what is finished is kept", hint=f"the same command goes on: {command}"
+    )
 
 
 def _sentence(error: Any) -> str:
@@ -232,7 +359,17 @@ def _sentence(error: Any) -> str:
     return message[:1].lower() + message[1:].rstrip(".")
 
 
+def _help_for(error: Any) -> str:
+    typed = " ".join(["automesh", *(name for name in sys.argv[1:2] if name in _COMMANDS)])
+    command = error.ctx.command_path if error.ctx else typed
+    if command.endswith(" search"):
+        return "`automesh search --help` lists all; the script's own arguments follow --"
+    return f"`{command} --help` lists all"
+
+
 def _complain(error: AutomeshError, code: int) -> int:
-    hint = f"\nhint: {error.hint}\n" if error.hint else ""
+    # The table first: both may go to one terminal.
+    sys.stdout.flush()
+    hint = f"hint: {error.hint}\n" if error.hint else ""
     sys.stderr.write(f"error: {error.message}\n{hint}")
     return code

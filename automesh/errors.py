@@ -36,6 +36,16 @@ class Interrupted(AutomeshError):
     """Ctrl-C: the study is left resumable: exit code 130."""
 
 
+def kind_of(value: object) -> str:
+    """The type of a value with its article.
+
+    >>> kind_of(3), kind_of([])
+    ('an int', 'a list')
+    """
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean `x`?)` with the most similar known name; empty if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)

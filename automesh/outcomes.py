@@ -141,11 +141,13 @@ class Failed:
       stage: what the worker was doing: start, load, build, lower, compile, materialize, run.
       reason: one sentence for the table.
       log_tail: the last lines of the worker's output or of the traceback.
+      hint: what to do about it, if the failure itself says so.
     """
 
     stage: str
     reason: str
     log_tail: str = ""
+    hint: str = ""
     kind: Literal["failed"] = "failed"
 
 

@@ -30,7 +30,8 @@ def parse_duration(text: str) -> float:
     seconds = float(match[1]) * _DURATION_S[match[2]] if match else 0.0
     if seconds <= 0:
         raise UsageError(
-            f"`{text}` is not a duration", hint="write for example `90s`, `10m` or `1.5h`"
+            f"`{text}` is not a duration" + (" above zero" if match else ""),
+            hint="write for example `90s`, `10m` or `1.5h`",
         )
     return seconds
 
@@ -48,7 +49,8 @@ def parse_bytes(text: str) -> int:
     size = int(float(match[1]) * _SIZE_BYTES[(match[2] or "").lower()]) if match else 0
     if size <= 0:
         raise UsageError(
-            f"`{text}` is not a size of memory", hint="write for example `8GiB` or `512MiB`"
+            f"`{text}` is not a size of memory" + (" above zero" if match else ""),
+            hint="write for example `8GiB` or `512MiB`",
         )
     return size
 

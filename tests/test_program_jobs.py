@@ -28,8 +28,8 @@ MESHES = ("dp:1", "dp:8", "dp:2,tp:4")
 
 @pytest.fixture
 def worker(own_process):
-    def start(name, **settings):
-        return Worker(script(SCRIPTS / f"{name}.py"), own_process / "cache", **settings)
+    def start(name, names=("dp", "fsdp", "tp")):
+        return Worker(script(SCRIPTS / f"{name}.py"), own_process / "cache", names=names)
 
     return start
 
@@ -123,7 +123,7 @@ def test_optimizer_state_without_shardings(worker):
 def test_references_under_explicit_axes_that_return_metrics_alone(worker):
     refs = worker("refs_explicit")
     seen = refs.inspect()
-    assert seen.axis_types == ("explicit",) * 5
+    assert seen.axis_types == ("explicit",) * 3
     assert seen.facts == (("batch", 16), ("width", 32))
     visits = [refs.visit(mesh, steps=2, samples=1) for mesh in MESHES]
     for answer in visits:
@@ -219,18 +219,33 @@ def build(mesh):
     )
 
 
-def test_state_without_shardings_settles_into_those_of_the_outputs(written):
+def test_replicated_state_settles_into_the_shardings_of_the_outputs(written):
     settling = written("""
 def build(mesh):
     def spread(w, x):
         w, loss = step(w, x)
         return jax.lax.with_sharding_constraint(w, NamedSharding(mesh, P("tp"))), loss
-    return spread, (jax.ShapeDtypeStruct((16, 16), jnp.float32), struct(mesh, (8, 16), "dp"))
+    return spread, (struct(mesh, (16, 16)), struct(mesh, (8, 16), "dp"))
 """)
     close(settling.visit("tp:4", steps=3, samples=1).losses, settling.visit("dp:1").losses)
     # The second iteration's program is the one that is compiled: weights come in sharded.
     memory = settling.compile("tp:4").memory
     assert memory.argument_bytes == 4 * (16 * 16 // 4 + 8 * 16)
+
+
+def test_real_references_of_the_script_keep_their_values(written):
+    shared = written("""
+REF = jax.new_ref(jnp.eye(16) * 0.5)
+def build(mesh):
+    def update(ref, x):
+        ref[...], loss = step(ref[...], x)
+        return loss
+    return update, (REF, jnp.ones((8, 16)))
+""")
+    first = shared.visit("dp:1", steps=2, samples=1)
+    assert first.values == "user"
+    assert first.losses[0] == 0.25
+    assert shared.visit("dp:1").losses == first.losses
 
 
 def test_real_state_that_settles_elsewhere_keeps_its_values(written):

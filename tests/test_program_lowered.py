@@ -202,3 +202,16 @@ def test_order_of_combined_axes_tells_programs_apart():
         for order in itertools.permutations(("dp", "fsdp"))
     }
     assert len(prints) == 2
+
+
+def test_every_way_to_shard_one_matrix_has_its_own_fingerprint():
+    groups = [(), ("dp",), ("fsdp",), ("tp",), ("dp", "tp"), ("tp", "dp"), ("fsdp", "dp")]
+    ways = [one for one in itertools.product(groups, groups) if not set(one[0]) & set(one[1])]
+    other = ((), ("tp",))
+    for sizes in ((2, 1, 2), (2, 2, 2)):
+        by_meaning = {}
+        for way in ways:
+            chosen = (way, other, other)
+            by_meaning.setdefault(meaning(chosen, sizes), set()).add(print_of(chosen, sizes))
+        assert all(len(prints) == 1 for prints in by_meaning.values())
+        assert len(set.union(*by_meaning.values())) == len(by_meaning)

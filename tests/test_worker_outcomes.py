@@ -58,7 +58,7 @@ def test_a_reply_larger_than_any_buffer_arrives(pool: Pool) -> None:
 ENDINGS = [
     ("raises", (), "build", "`raises` raised ValueError: batch 3 is not"),
     ("raises_unprintable", (), "build", "`raises_unprintable` raised Odd: (its message cannot be"),
-    ("usage_error", (), "build", "no `build`; write one"),
+    ("usage_error", (), "build", "no `build`"),
     ("exits", ("0",), "build", "the script called sys.exit(0)"),
     ("exits", ("bad batch",), "build", "the script called sys.exit('bad batch')"),
     ("interrupt", (), "build", "`interrupt` raised KeyboardInterrupt"),

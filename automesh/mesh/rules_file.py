@@ -46,11 +46,20 @@ def check_mergeable(path: Path, axes: tuple[str, ...]) -> None:
       UsageError: the file is broken, has other axes, or cannot be written.
     """
     path = path.resolve()
+    if path.is_dir():
+        raise UsageError(f"`{path}` is a folder, not a file", hint="name a file with --rules")
     if path.exists():
-        _check_axes(read_rules(path), axes, path)
+        try:
+            _check_axes(read_rules(path), axes, path)
+        except UsageError as error:
+            hint = error.hint or "mend it (it is left as it is), or choose another with --rules"
+            raise UsageError(error.message, hint=hint) from None
     existing = path if path.exists() else path.parent
     if not path.parent.is_dir():
-        raise UsageError(f"the folder of `{path}` does not exist", hint="make it, or use --rules")
+        raise UsageError(
+            f"the folder of `{path}` does not exist",
+            hint="make the folder, or choose another file with --rules",
+        )
     if not (os.access(existing, os.W_OK) and os.access(path.parent, os.W_OK)):
         raise UsageError(f"`{path}` cannot be written", hint="choose another file with --rules")
 

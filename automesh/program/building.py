@@ -9,7 +9,7 @@ from typing import Any, cast
 import jax
 from jax.sharding import AxisType, Mesh
 
-from automesh.errors import UsageError
+from automesh.errors import UsageError, kind_of
 from automesh.mesh.axes import MeshAxis, Scalar, parse_mesh
 from automesh.mesh.devices import create_mesh_for
 from automesh.program.contexts import ambient_mesh, no_ambient_mesh
@@ -112,7 +112,7 @@ def _workload(returned: Any, name: str) -> Workload:
             f"`{name}` returned a `jax.stages.{kind}`, which cannot be lowered again",
             hint="return what `jax.jit(step).trace(*args)` gives",
         )
-    raise UsageError(f"`{name}` returned a {type(returned).__name__}", hint=_FORM)
+    raise UsageError(f"`{name}` returned {kind_of(returned)}", hint=_FORM)
 
 
 def _checked(workload: Workload, names: tuple[str, ...]) -> Workload:
@@ -123,13 +123,11 @@ def _checked(workload: Workload, names: tuple[str, ...]) -> Workload:
                 hint="a `Traced` knows its arguments; leave `args` and `kwargs` out",
             )
     elif not callable(workload.step):
-        raise UsageError(
-            f"the step is a {type(workload.step).__name__}, not a function", hint=_FORM
-        )
+        raise UsageError(f"the step is {kind_of(workload.step)}, not a function", hint=_FORM)
     args: Any = workload.args
     if not isinstance(args, (tuple, list)):
         raise UsageError(
-            f"the step's arguments are a {type(args).__name__}, not a tuple",
+            f"the step's arguments are {kind_of(args)}, not a tuple",
             hint="return `step, (state, batch)`; write `(state,)` for a single argument",
         )
     kwargs: Any = workload.kwargs
@@ -139,9 +137,7 @@ def _checked(workload: Workload, names: tuple[str, ...]) -> Workload:
         raise UsageError("the workload's `kwargs` must be a dict with names as keys")
     for field, value in (("init", workload.init), ("advance", workload.advance)):
         if value is not None and not callable(value):
-            raise UsageError(
-                f"the workload's `{field}` is a {type(value).__name__}, not a function"
-            )
+            raise UsageError(f"the workload's `{field}` is {kind_of(value)}, not a function")
     _check_baseline(workload.baseline, names)
     tokens: Any = workload.tokens_per_step
     if not isinstance(tokens, int) or tokens < 0:
@@ -159,11 +155,16 @@ def _check_baseline(baseline: Any, names: tuple[str, ...]) -> None:
         return
     if not isinstance(baseline, str):
         raise UsageError(
-            f"the workload's `baseline` is a {type(baseline).__name__}, not a mesh in text form",
+            f"the workload's `baseline` is {kind_of(baseline)}, not a mesh in text form",
             hint='write for example `baseline="dp:2,tp:4"`',
         )
     if "-1" not in baseline:
-        parse_mesh(baseline, names)
+        try:
+            parse_mesh(baseline, names)
+        except UsageError as error:
+            raise UsageError(
+                f"the workload's `baseline` does not fit: {error.message}", hint=error.hint
+            ) from None
 
 
 def read_facts(workload: Workload) -> tuple[tuple[str, int], ...]:
@@ -175,7 +176,7 @@ def read_facts(workload: Workload) -> tuple[tuple[str, int], ...]:
     facts: Any = workload.facts
     if not isinstance(facts, Mapping):
         raise UsageError(
-            f"the workload's `facts` are a {type(facts).__name__}, not a dict of integers",
+            f"the workload's `facts` are {kind_of(facts)}, not a dict of integers",
             hint='write for example `facts={"num_kv_heads": 8}`',
         )
     read: list[tuple[str, int]] = []
@@ -184,7 +185,7 @@ def read_facts(workload: Workload) -> tuple[tuple[str, int], ...]:
             raise UsageError(f"the name of a fact must be a string, got {name!r}")
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise UsageError(
-                f"the fact `{name}` is {value!r}, a {type(value).__name__}; facts are integers",
+                f"the fact `{name}` is {value!r}, {kind_of(value)}; facts are integers",
                 hint="constraints divide by facts; leave out what is no count",
             )
         read.append((name, int(value)))
@@ -225,7 +226,7 @@ def _axis_types(wanted: Any, names: tuple[str, ...]) -> tuple[str, ...]:
         return (_axis_type(wanted),) * len(names)
     if not isinstance(wanted, (tuple, list)):
         raise UsageError(
-            f"`axis_types` is a {type(wanted).__name__}",
+            f"`axis_types` is {kind_of(wanted)}",
             hint="give one type for all axes, or one per axis",
         )
     types = tuple(_axis_type(one) for one in cast("Sequence[Any]", wanted))

@@ -7,15 +7,20 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from automesh.errors import UsageError
+from automesh.errors import UsageError, did_you_mean, kind_of
 from automesh.program.nouns import Entry
 from automesh.program.payload import read_payload
+
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 
 
 def load_entry(entry: Entry) -> Callable[..., Any]:
@@ -99,7 +104,7 @@ def _put_first(directory: str) -> None:
 
 def _import_error(location: str, error: Exception) -> UsageError:
     if isinstance(error, SyntaxError):
-        place = f"{error.filename or location}:{error.lineno}"
+        place = f"{error.filename or location}" + (f":{error.lineno}" if error.lineno else "")
         text = f": `{error.text.strip()}`" if error.text else ""
         return UsageError(f"{place}: {error.msg}{text}", hint="mend the syntax error")
     frames = [
@@ -108,12 +113,14 @@ def _import_error(location: str, error: Exception) -> UsageError:
         if "importlib" not in frame.filename
     ]
     own = [frame for frame in frames if Path(frame.filename).name != Path(__file__).name]
-    place = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    # Where the user's code was, not what it called in a library.
+    theirs = [frame for frame in own if not frame.filename.startswith(_LIBRARIES)] or own
+    place = f" at {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    return UsageError(
-        f"importing `{location}` failed{place}: {reason}",
-        hint="make it importable without side effects; put what trains under `if __name__ == ...`",
-    )
+    hint = "make it importable without side effects; put what trains under `if __name__ == ...`"
+    if isinstance(error, ModuleNotFoundError):
+        hint = f"install `{error.name}` in the environment of automesh: {sys.prefix}"
+    return UsageError(f"importing `{location}` failed{place}: {reason}", hint=hint)
 
 
 def _function(module: ModuleType, entry: Entry) -> Callable[..., Any]:
@@ -132,14 +139,15 @@ def _function(module: ModuleType, entry: Entry) -> Callable[..., Any]:
         listed = ", ".join(f"`{name}`" for name in own) or "none"
         example = f"{entry.location}:{own[0]}" if own else "def build(mesh): ... return step, args"
         raise UsageError(
-            f"`{entry.location}` has no function `{entry.function}`; its functions are: {listed}",
+            f"`{entry.location}` has no function `{entry.function}`"
+            f"{did_you_mean(entry.function, own)}; its functions are: {listed}",
             hint=f"name the one that takes the mesh, as in `{example}`"
             if own
             else f"write `{example}`",
         )
     if not callable(found):
         raise UsageError(
-            f"`{entry.function}` in `{entry.location}` is a {type(found).__name__}, not a function",
+            f"`{entry.function}` in `{entry.location}` is {kind_of(found)}, not a function",
             hint="it must take the mesh and return `(step, args)`",
         )
     return found

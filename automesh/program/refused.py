@@ -5,7 +5,7 @@ from __future__ import annotations
 from automesh.outcomes import Failure
 
 
-class Refused(Exception):  # noqa: N818 - nothing went wrong here: the compiler or the device said no
+class Refused(Exception):
     """Carries the finished `Failure`; the layer above hands it to the parent."""
 
     def __init__(self, outcome: Failure) -> None:

@@ -237,6 +237,8 @@ def baseline_of(result: SearchResult) -> Candidate | None:
 def best_sentence(result: SearchResult) -> str:
     """The answer: the plan, its time and what that rests on, the gain over the script's mesh."""
     best = best_of(result)
+    if best is None and not result.candidates:
+        return ""  # Nothing was tried: a dry run, or a search that was stopped at once.
     if best is None:
         return "none: no plan may become a rule"
     parts = [str(best.plan), _time_and_evidence(best, result.verifications)]

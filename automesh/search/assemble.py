@@ -54,7 +54,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
         results_dir=header.results_dir,
         rules_path="" if footer is None else footer.rules_path,
         command=header.command,
-        made="" if footer is None else footer.made,
+        made="" if decision is None else decision.made,
         versions=header.versions,
         interrupted=footer is not None and footer.interrupted,
     )

@@ -29,6 +29,8 @@ CONNECT_S = 10
 _RECORD = b'{"op_code":'
 _HEADER = b"SQLite format 3\x00"
 _KEEP = "it is never overwritten: move it away to start over, or name another --storage"
+# What Optuna makes before its other tables: in a database without them there is no study.
+_FIRST_TABLES = ("studies", "version_info")
 _DRIVERS = {
     "postgresql": "pip install 'jax-automesh[postgres]'",
     "mysql": "pip install pymysql, and write `mysql+pymysql://...`",
@@ -151,13 +153,16 @@ def _check_sqlite(path: Path, storage: Storage) -> None:
     connection = sqlite3.connect(path, timeout=BUSY_S)
     try:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
     except sqlite3.DatabaseError as error:
-        verdict = str(error)
+        verdict, tables = str(error), set[str]()
     finally:
         connection.close()
     if verdict != "ok":
         reason = " ".join(verdict.split())
         raise UsageError(f"the database {storage.text} is damaged: {reason}", hint=_KEEP)
+    if tables and tables.isdisjoint(_FIRST_TABLES):
+        raise UsageError(f"{storage.text} is a database of another program", hint=_KEEP)
 
 
 # Database servers

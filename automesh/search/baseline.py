@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.mesh.axes import Plan, Scalar, parse_mesh
+from automesh.mesh.axes import MeshAxis, Plan, Scalar, parse_mesh
 
 _WORDS: dict[str, bool] = {"true": True, "false": False}
 
@@ -31,9 +31,15 @@ def parse_plan(
         another type.
     """
     mesh, *settings = text.split()
+    axes = _parse_axes(text, mesh, names, num_devices=num_devices, num_granules=num_granules)
     values: dict[str, Scalar] = {name: knobs[name] for name in varied if name in knobs}
     for setting in settings:
         name, equals, value = setting.partition("=")
+        if not equals and name in knobs:
+            raise UsageError(
+                f"the baseline `{text}` gives the knob `{name}` no value",
+                hint=f"write for example `{name}={knobs[name]}`",
+            )
         if not equals or name not in knobs:
             raise UsageError(
                 f"`{setting}` in the baseline `{text}` does not set a knob of `build`"
@@ -41,8 +47,22 @@ def parse_plan(
                 hint="write `knob=value`; the knobs are: " + (", ".join(knobs) or "none"),
             )
         values[name] = _parse_value(name, value, knobs[name])
-    axes = parse_mesh(mesh, names, num_devices=num_devices, num_granules=num_granules)
     return Plan(axes=axes, knobs=tuple(values.items()))
+
+
+def _parse_axes(
+    text: str, mesh: str, names: Sequence[str], *, num_devices: int, num_granules: int
+) -> tuple[MeshAxis, ...]:
+    if ":" not in mesh:
+        raise UsageError(
+            f"the baseline `{text}` does not begin with a mesh",
+            hint="write for example `dp:8`, or `dp:8 remat=full` with a knob",
+        )
+    try:
+        return parse_mesh(mesh, names, num_devices=num_devices, num_granules=num_granules)
+    except UsageError as error:
+        hint = error.hint or "give the mesh that the script uses today, for example `dp:-1`"
+        raise UsageError(f"the baseline does not fit: {error.message}", hint=hint) from None
 
 
 def _parse_value(name: str, text: str, default: Scalar) -> Scalar:

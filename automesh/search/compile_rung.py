@@ -200,9 +200,10 @@ class CompileRung:
         if isinstance(outcome, Compiled):
             # Priced again: the chip table may have changed since a stale trial was written.
             step_s = predict(outcome.counts, self.preparation.chip).step_s
-            outcome = replace(
-                outcome, compile_s=0.0, step_s=step_s, same_as=outcome.same_as or plan
-            )
+            original = outcome.same_as or plan
+            # Of an older script it may be the plan's own: that is no duplicate.
+            same_as = "" if original == str(trial.plan) else original
+            outcome = replace(outcome, compile_s=0.0, step_s=step_s, same_as=same_as)
         self._finish(trial, outcome, fingerprint)
 
     def _finish(self, trial: Trial, outcome: Outcome, fingerprint: str) -> None:

@@ -34,23 +34,29 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
             f"`{location}` is a folder, not a script",
             hint=f"name the script in it: `{location}/train.py`",
         )
+    if path.suffix == ".ipynb" and path.exists():
+        raise UsageError(
+            f"`{location}` is a notebook, not a Python file",
+            hint="call `automesh.search(build)` inside the notebook, or export it as a script",
+        )
     if path.is_file():
         return Entry(
             kind="script", location=str(path.resolve()), function=function, argv=tuple(argv)
         )
-    if colon and _MODULE.fullmatch(location):
+    if colon and _MODULE.fullmatch(location) and path.suffix != ".py":
         return Entry(kind="module", location=location, function=function, argv=tuple(argv))
-    raise UsageError(f"there is no script `{location}`", hint=_suggestion(path))
+    ending = f":{function}" if colon else ""
+    raise UsageError(f"there is no script `{location}`", hint=_suggestion(path, ending))
 
 
-def _suggestion(path: Path) -> str:
+def _suggestion(path: Path, ending: str) -> str:
     try:
         scripts = [entry.name for entry in path.parent.iterdir() if entry.suffix == ".py"]
     except OSError:
         return f"the folder `{path.parent}` does not exist either"
     close = difflib.get_close_matches(path.name, scripts, n=1)
     if close:
-        return f"did you mean `{path.parent / close[0]}`?"
+        return f"did you mean `{path.parent / close[0]}{ending}`?"
     return (
         "give the path of a Python file with a function `build(mesh)`, or `package.module:function`"
     )

@@ -49,7 +49,7 @@ def this_owner() -> Owner:
 
 
 def is_dead(owner: Owner) -> bool:
-    """True only if certain: the owner lived on this machine, and its process is gone or a zombie."""
+    """True only if certain: it lived on this machine, and its process has ended or is a zombie."""
     return owner.machine == _machine() and _process_start(owner.pid) != owner.start
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failure, Measured, Outcome
@@ -26,6 +27,7 @@ from automesh.units import format_seconds
 CONFIRMATIONS = 5  # fresh processes, each of which visits winner and baseline
 _PROCESS_START_S = 4.0
 _WAIT_S = 1.0
+_OVERRUN_S = 120.0  # a search that began with this one may confirm its winner past the budget
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,9 +66,11 @@ class MeasureRung:
         self._reload()
         decision = self.notebook.decision()
         todo = [plan for plan in finalists if plan not in self._done]
-        if not todo and (decision is not None or not self._eligible(self._done)):
+        # All may be finished and nothing decided, where the winner failed in its confirmation.
+        undecided = [] if todo or decision is not None else self._eligible(finalists)
+        if not todo and not undecided:
             return
-        entrants = list(dict.fromkeys([*todo, *self._anchors(decision)]))
+        entrants = list(dict.fromkeys([*todo, *undecided, *self._anchors(decision)]))
         self._open_trials(todo)
         if self._calibrate(entrants):
             self._race([plan for plan in entrants if plan in self._calibrations])
@@ -80,7 +84,7 @@ class MeasureRung:
             self.progress.tick()
             self.study.heartbeat()
             time.sleep(_WAIT_S)
-            if self.clock() > self.deadline_s:
+            if self.clock() > self.deadline_s + _OVERRUN_S:
                 self.progress.notice(
                     "another search on this storage is measuring; run the command again later"
                 )
@@ -317,6 +321,7 @@ class MeasureRung:
                     for plan, outcome in confirmed.items()
                     if isinstance(outcome, Measured)
                 ),
+                made=datetime.now(UTC).isoformat(timespec="seconds"),
             )
         )
 
@@ -376,8 +381,8 @@ class MeasureRung:
             fingerprint = calibration.first.fingerprint if calibration else ""
             self.study.measure.finish(trial, outcome, fingerprint=fingerprint)
 
-    def _eligible(self, outcomes: Mapping[Plan, Outcome]) -> list[Plan]:
-        return [plan for plan, outcome in outcomes.items() if may_be_exported(outcome)]
+    def _eligible(self, plans: Sequence[Plan]) -> list[Plan]:
+        return [plan for plan in plans if may_be_exported(self._done.get(plan))]
 
     def _round_s(self, plans: Sequence[Plan]) -> float:
         return sum(self._calibrations[plan].visit_s for plan in plans if plan in self._calibrations)

@@ -44,16 +44,11 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """How the last run ended.
-
-    Attributes:
-      made: UTC time, ISO 8601.
-    """
+    """How the last run ended."""
 
     stop_reason: str
     rules_path: str
     interrupted: bool
-    made: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +88,14 @@ class Notebook:
 
     def _note(self, key: str, value: Any) -> None:
         mine = {"source_hash": self.source_hash, "versions": dict(self.versions), "value": value}
-        self.study.note(key, mine)
+        self.study.note(self._name(key), mine)
+
+    def _name(self, key: str) -> str:
+        # One for each script: a change that is taken back finds what was decided before it.
+        return f"{key}.{self.source_hash}"
 
     def _noted(self, key: str) -> Any:
-        found = self.study.noted(key) or {}
+        found = self.study.noted(self._name(key)) or {}
         mine = (self.source_hash, dict(self.versions))
         return (
             found.get("value")

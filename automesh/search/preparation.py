@@ -17,6 +17,7 @@ from automesh.program.nouns import Entry, Inspection
 from automesh.results.progress import Progress
 from automesh.search.baseline import parse_plan
 from automesh.search.identity import study_name
+from automesh.search.refusal import inspection_error
 from automesh.search.request import SearchRequest
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
@@ -97,30 +98,16 @@ def inspect(
     """
     progress.now(f"looking at {request.entry.location}")
     answer = pool.run(InspectJob(entry=request.entry, axis_names=space.names), request.timeout_s)
+    if isinstance(answer, (Failed, TimedOut, OutOfMemory)):
+        raise inspection_error(answer, request.entry)
     if not isinstance(answer, Inspection):
-        raise _inspection_error(answer)
+        raise TypeError(f"an inspection was answered with {type(answer).__name__}")
     if answer.process_count > 1:
         raise UsageError(
             f"jax was started with {answer.process_count} processes, but a search runs in one",
             hint="run the search on one host, without a launcher",
         )
     return answer
-
-
-def _inspection_error(answer: object) -> UsageError:
-    match answer:
-        case TimedOut():
-            reason, tail = f"`build` did not return within {answer.limit_s:.0f} s", answer.log_tail
-        case OutOfMemory():
-            reason, tail = f"the script ran out of memory: {answer.detail}", ""
-        case Failed():
-            reason, tail = answer.reason, answer.log_tail.strip()
-        case _:
-            raise TypeError(f"an inspection was answered with {type(answer).__name__}")
-    message, _, hint = reason.partition("\nhint: ")
-    if tail and not hint:
-        hint = f"the end of its output was:\n{tail}"
-    return UsageError(message, hint=hint)
 
 
 def prepare(
@@ -156,7 +143,7 @@ def prepare(
         progress.notice(notice)
     slices = len({device.slice_index for device in devices})
     selector = target.selector or local_selector(first.platform, first.kind, len(devices), slices)
-    text = request.baseline or inspection.baseline
+    text = request.baseline.strip() or inspection.baseline.strip()
     baseline = (
         (
             parse_plan(

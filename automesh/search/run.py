@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.hardware import parse_target, running_under_several_processes
+from automesh.mesh.rules_file import check_mergeable
 from automesh.program.nouns import Inspection
 from automesh.results.csv_export import write_csv
 from automesh.results.progress import Progress
@@ -35,6 +37,7 @@ from automesh.search.preparation import (
 from automesh.search.request import SearchRequest
 from automesh.search.study import Study, open_study, parse_storage
 from automesh.search.visits import VisitRules
+from automesh.space.space import SearchSpace
 from automesh.space.spec import read_space
 from automesh.units import format_wait
 from automesh.worker.pool import Pool
@@ -59,15 +62,26 @@ def run_search(
         )
     target = parse_target(request.target, os.environ)
     space = read_space(request.space)
+    if not request.dry_run:
+        _check_places(request, space)
     workers = count_workers(target, request.workers)
-    logs = _make_folder(request.results) / ".inspect"
     limit = request.memory_limit_bytes or memory_share_bytes(1)
     surroundings = surroundings_of(target)
-    with Pool(
-        size=1, surroundings=surroundings, log_dir=logs, memory_limit_bytes=limit
-    ) as inspecting:
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-inspect-") as logs,
+        Pool(
+            size=1, surroundings=surroundings, log_dir=Path(logs), memory_limit_bytes=limit
+        ) as inspecting,
+    ):
         inspection = inspect(inspecting, request, space, progress)
         preparation = prepare(request, target, space, inspection, progress)
+    enumeration = preparation.enumeration
+    progress.phase(
+        "enumerate",
+        total=enumeration.num_plans,
+        done=enumeration.num_plans,
+        note=f"{len(enumeration.legal)} legal",
+    )
     if request.dry_run:
         return _enumerated_only(request, preparation)
     _make_folder(preparation.folder)
@@ -104,14 +118,14 @@ def read_result(study: Path | None, *, results: Path, storage: str) -> SearchRes
     Raises:
       UsageError: there is no such study, or it cannot be read.
     """
-    folder = _newest(results) if study is None else study
+    folder = _newest(results, storage) if study is None else study
     place = parse_storage(storage, folder)
     if place.kind != "server" and not Path(place.location).is_file():
         raise UsageError(
             f"there is no study in `{folder}`",
             hint="give the folder of a study, as `search` printed it, or its --storage",
         )
-    with open_study(place, folder.resolve().name) as opened:
+    with open_study(place, folder.resolve().name, create=False) as opened:
         header = read_header(opened)
         if header is None:
             raise UsageError(
@@ -149,7 +163,6 @@ class _Search:
             stop_reason=self._stop_reason(header, interrupted),
             rules_path="",
             interrupted=interrupted,
-            made=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         notebook.note_footer(footer)
         result = assemble(self.study, header)
@@ -234,7 +247,6 @@ def _with_rules(footer: Footer, path: str) -> Footer:
         stop_reason=footer.stop_reason,
         rules_path=path,
         interrupted=footer.interrupted,
-        made=footer.made,
     )
 
 
@@ -276,24 +288,37 @@ def _enumerated_only(request: SearchRequest, preparation: Preparation) -> Search
     )
 
 
+def _check_places(request: SearchRequest, space: SearchSpace) -> None:
+    """Makes sure, before anything costs time, that what is found can be kept."""
+    _make_folder(request.results)
+    parse_storage(request.storage, request.results)
+    if request.rules:
+        check_mergeable(Path(request.rules), space.names)
+
+
 def _make_folder(folder: Path) -> Path:
+    hint = "choose another folder with --results"
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"`{folder}` is a file, but results need a folder", hint=hint)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
         raise UsageError(
-            f"`{folder}` cannot be written: {error.strerror}",
-            hint="choose another folder with --results",
+            f"the folder `{folder}` cannot be made or written: {reason}", hint=hint
         ) from None
     return folder
 
 
-def _newest(results: Path) -> Path:
-    studies = [path.parent for path in results.glob("*/study.db")]
+def _newest(results: Path, storage: str) -> Path:
+    # With a storage of its own a study has no database in its folder.
+    marker = "logs" if storage else "study.db"
+    studies = [path.parent for path in results.glob(f"*/{marker}")]
     if not studies:
         raise UsageError(
             f"there is no study under `{results}`",
             hint="run `automesh search SCRIPT` first, or give the study's folder",
         )
-    return max(studies, key=lambda folder: (folder / "study.db").stat().st_mtime)
+    return max(studies, key=lambda folder: (folder / marker).stat().st_mtime)

@@ -33,12 +33,14 @@ class Decision:
     Attributes:
       winner: the race's winner, or the baseline where that is as fast within the noise.
       confirmed: figures from fresh processes, which alone are exported.
+      made: UTC time in ISO 8601.
     """
 
     winner: Plan
     verification: Verification
     race: RaceVerdict
     confirmed: tuple[tuple[Plan, Measured], ...]
+    made: str
 
 
 def kept_or_beaten(

@@ -52,11 +52,14 @@ def read_space(name: str) -> SearchSpace:
       UsageError: no such space; or what is wrong in the file, with the path of the key.
     """
     path, shipped = _locate(name)
-    table = check_tree(parse_tree(read_text(path), source=path), _SpaceTable, source=path)
     try:
+        table = check_tree(parse_tree(read_text(path), source=path), _SpaceTable, source=path)
         return _space(table, name=name, shipped=shipped)
     except UsageError as error:
-        raise UsageError(f"`{path}`: {error.message}", hint=error.hint) from None
+        # What reads the file names it; what makes sense of it does not know it.
+        where = "" if f"`{path}`" in error.message else f"`{path}`: "
+        hint = error.hint or f"`{shipped_spaces()['auto']}` shows what a search space may say"
+        raise UsageError(f"{where}{error.message}", hint=hint) from None
 
 
 def shipped_spaces() -> dict[str, Path]:
@@ -75,7 +78,10 @@ def _locate(name: str) -> tuple[Path, bool]:
     if path.is_file():
         return path, path.resolve() in {file.resolve() for file in shipped.values()}
     if path.suffix == ".toml" or "/" in name:
-        raise UsageError(f"there is no search space file `{name}`")
+        raise UsageError(
+            f"there is no search space file `{name}`",
+            hint=f"give the path of a TOML file, or one of {', '.join(shipped)}",
+        )
     raise UsageError(
         f"there is no search space `{name}`{did_you_mean(name, shipped)}",
         hint=f"use {', '.join(shipped) or 'a TOML file'}, or the path of a TOML file",

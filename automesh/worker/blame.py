@@ -45,8 +45,7 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
         case OutcomeError():
             return error.outcome
         case AutomeshError():
-            reason = f"{error.message}; {error.hint}" if error.hint else error.message
-            return Failed(stage=stage, reason=reason)
+            return Failed(stage=stage, reason=error.message, hint=error.hint)
         case MemoryError():
             detail = (
                 _sentence(error) if str(error) else f"Python ran out of memory while {doing(stage)}"

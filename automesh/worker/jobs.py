@@ -264,6 +264,7 @@ def _ready(job: VisitJob, stages: _Stages) -> Ready:
     coarsest = loss_dtype(program.lowered)
     stages.enter("compile")
     program, compiled = compile_program(program, job.plan.compiler_options)
+    stages.enter("materialize")
     ready = prepare(
         program,
         compiled,

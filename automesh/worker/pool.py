@@ -12,7 +12,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -384,8 +384,8 @@ def _with_log(result: Answer | Failure, process: Process) -> Answer | Failure:
     """Adds the log's tail to a failure that has none."""
     match result:
         case Failed(log_tail=""):
-            return Failed(stage=result.stage, reason=result.reason, log_tail=process.log_tail())
+            return replace(result, log_tail=process.log_tail())
         case TimedOut(log_tail=""):
-            return TimedOut(stage=result.stage, limit_s=result.limit_s, log_tail=process.log_tail())
+            return replace(result, log_tail=process.log_tail())
         case _:
             return result

@@ -1,0 +1,117 @@
+"""Why a script could not be inspected: what became of the worker, as an error for the user."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.program.nouns import Entry
+from automesh.units import format_wait
+
+_FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+),?(?: in (?P<function>.+))?')
+_UNDERLINE = re.compile(r"\s*[~^]+\s*")
+_TRACEBACK = "Traceback (most recent call last):"
+_FATAL = "Fatal Python error: "  # of faulthandler, whose frames have no lines of code
+_JAX_NOTE = "For simplicity, JAX has removed its internal frames"
+_OURS = str(Path(__file__).parent.parent)
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_MOST_LINES = 8
+
+
+def inspection_error(answer: Failure, entry: Entry) -> UsageError:
+    """The error for a script whose inspection gave no answer."""
+    match answer:
+        case TimedOut():
+            return UsageError(
+                f"{_unfinished(answer, entry)} within {format_wait(answer.limit_s)}",
+                hint=_with_output("find what it waits for, or raise --timeout", answer.log_tail),
+            )
+        case OutOfMemory():
+            return UsageError(
+                f"the script ran out of memory: {answer.detail}",
+                hint="return `jax.ShapeDtypeStruct`s instead of arrays, or raise --worker-memory",
+            )
+        case Failed():
+            backend = answer.reason.partition("Unable to initialize backend")
+            if backend[1]:
+                return UsageError(
+                    f"jax cannot start: unable to initialize backend{backend[2]}",
+                    hint="check JAX_PLATFORMS, or search virtual devices: `--target cpu:8`",
+                )
+            return UsageError(answer.reason, hint=_hint(answer, entry))
+
+
+def _unfinished(answer: TimedOut, entry: Entry) -> str:
+    match answer.stage:
+        case "start":
+            return "the worker did not start"
+        case "load":
+            return f"importing `{_name(entry)}` did not end"
+        case "build":
+            return f"`{entry.function}` did not return"
+        case _:
+            return "lowering the step did not end"
+
+
+def _hint(answer: Failed, entry: Entry) -> str:
+    if answer.hint:
+        return answer.hint
+    if answer.reason.startswith("the script called sys.exit"):
+        what = "pass its arguments after --, and guard what trains with `if __name__ == ...`"
+        return _with_output(what, answer.log_tail)
+    frames = _user_frames(answer.log_tail)
+    if answer.reason.startswith("the worker"):
+        what = f"find what ends or breaks the process in `{_name(entry)}`"
+        return "\n".join([_with_output(what, answer.log_tail), *frames])
+    if frames:
+        return "\n".join(["it was raised here:", *frames, *_rest_of_message(answer.log_tail)])
+    return f"mend it in `{_name(entry)}`, and run the same command again"
+
+
+def _name(entry: Entry) -> str:
+    return Path(entry.location).name if entry.kind == "script" else entry.location
+
+
+def _with_output(hint: str, tail: str) -> str:
+    """The hint, and what the script printed before it ended, without any traceback of ours."""
+    output = tail.partition(_TRACEBACK)[0].partition(_FATAL)[0]
+    printed = [line.rstrip() for line in output.splitlines()]
+    lines = [f"  {line}" for line in printed if line][-_MOST_LINES:]
+    return "\n".join([f"{hint}; the end of its output:", *lines]) if lines else hint
+
+
+def _user_frames(tail: str) -> list[str]:
+    """`  train.py:7 in helper: return x @ y`, the innermost last; only the user's own."""
+    found: list[str] = []
+    lines = tail.splitlines()
+    for number, line in enumerate(lines):
+        frame = _FRAME.fullmatch(line)
+        if frame is None or not _is_users(frame["file"]):
+            continue
+        has_code = number + 1 < len(lines) and _FATAL not in tail
+        code = lines[number + 1].strip() if has_code else ""
+        where = f"  {frame['file']}:{frame['line']}"
+        where += f" in {frame['function']}" if frame["function"] else ""
+        text = f"{where}: {code}" if code and not _FRAME.fullmatch(lines[number + 1]) else where
+        if text not in found:
+            found.append(text)
+    return found[-_MOST_LINES:]
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith((_OURS, *_LIBRARIES, "<frozen"))
+
+
+def _rest_of_message(tail: str) -> list[str]:
+    """What follows the first line of the exception's message, which the error itself says."""
+    lines = tail.partition(_JAX_NOTE)[0].rstrip(" -\n").splitlines()
+    last = max((number for number, line in enumerate(lines) if _FRAME.fullmatch(line)), default=-1)
+    message = [line for line in lines[last + 1 :] if not _UNDERLINE.fullmatch(line)]
+    # The frame's line of code, then the line that begins with the exception's name.
+    rest = [line.rstrip() for line in message[2:] if line.strip()]
+    return [f"  {line}" for line in rest[:_MOST_LINES]]

@@ -1,0 +1,393 @@
+"""Searches killed with SIGKILL at random moments, each resumed by the same command.
+
+A tiny step over `dp` and `tp` on four virtual CPU devices, six plans. At random moments the search
+itself, one of its workers or one of their guardians is killed; the same command then goes on, until
+a search ends by itself and another begins. After every end the study is read from outside. The last
+line on stdout is JSON; progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import random
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import optuna
+import psutil
+import typer
+
+import automesh
+from automesh.errors import AutomeshError
+from benchmarks.search_process import SearchProcess, end_processes, role
+
+SCRIPT = '''\
+"""A regression of one or two layers, sharded over `dp` and `tp`."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+def build(mesh, layers=1):
+    def struct(shape, *spec):
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+
+    def step(weights, batch):
+        def loss_of(weights):
+            x = batch
+            for weight in weights:
+                x = jnp.tanh(x @ weight)
+            return jnp.mean(x**2)
+
+        loss, grads = jax.value_and_grad(loss_of)(weights)
+        return [w - 0.01 * g for w, g in zip(weights, grads)], loss
+
+    weights = [struct((64, 64), None, "tp") for _ in range(layers)]
+    return jax.jit(step, donate_argnums=0), (weights, struct((32, 64), "dp"))
+'''
+SPACE = """\
+[axes]
+dp = {}
+tp = {}
+[knobs]
+layers = [1, 2]
+"""
+DEVICES = 4
+PLANS = 6
+BUDGET = "25s"
+PHASES = ("", "enumerate", "compile", "measure", "confirm")
+VICTIMS = {"search": 6, "worker": 3, "guardian": 2}
+ORPHAN_LIMIT_S = 2.0
+STALE_S = 10.0  # To open a study takes a second or two; to wait for the dead would take 30 s.
+WAIT_S = 600.0
+Row = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A finished trial as Optuna gives it."""
+
+    key: tuple[str, str, str]
+    state: str
+    values: tuple[float, ...]
+    params: str
+    attributes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the searches happen: the same command, another folder for the results of each study."""
+
+    folder: Path
+    results: Path
+
+    @property
+    def rules(self) -> Path:
+        return self.results / "mesh_rules.toml"
+
+    @property
+    def study(self) -> Path:
+        """The folder of the study; `results` itself while there is none."""
+        return next(iter(sorted(self.results.glob("train-cpu-*"))), self.results)
+
+    def start(self) -> SearchProcess:
+        """Runs the command."""
+        options = {
+            "--target": f"cpu:{DEVICES}",
+            "--space": "space.toml",
+            "--budget": BUDGET,
+            "--top": "2",
+            "--results": str(self.results),
+            "--rules": str(self.rules),
+        }
+        pairs = [part for pair in options.items() for part in pair]
+        return SearchProcess(["train.py", *pairs, "--json"], self.folder)
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What the kills did.
+
+    Attributes:
+      finished_trials: of all studies.
+      lost: finished trials that were gone or changed afterwards.
+      repeated: finished trials of a plan beyond the first, per rung.
+      orphans: processes that outlived their search, or their guardian, by two seconds.
+      torn_files: storages, rule files or tables that could not be read.
+      incomplete: searches that ended by themselves without a measured rule in the file.
+      unexpected_exits: searches that ended by themselves, and not with 0.
+      longest_start_s: from the enumeration until the study was open, in a search after a kill.
+      first_start_s: the same where there was nothing to resume, the longest.
+      longest_survival_s: how long a process outlived its search.
+      rerun_new_trials: finished trials that one more run of a finished search added.
+      rerun_s: how long such a run took.
+    """
+
+    kills: int = 0
+    killed: Counter[str] = field(default_factory=Counter[str])
+    phases: Counter[str] = field(default_factory=Counter[str])
+    studies: int = 0
+    starts: int = 0
+    finished_trials: int = 0
+    lost: int = 0
+    repeated: int = 0
+    orphans: int = 0
+    torn_files: int = 0
+    incomplete: int = 0
+    unexpected_exits: int = 0
+    longest_start_s: float = 0.0
+    first_start_s: float = 0.0
+    longest_survival_s: float = 0.0
+    rerun_new_trials: int = 0
+    rerun_s: float = 0.0
+    faults: list[str] = field(default_factory=list[str])
+
+
+def kill_and_resume(kills: int, *, seed: int, folder: Path) -> Report:
+    """Kills searches so many times, and resumes them until the last study is finished."""
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "space.toml").write_text(SPACE)
+    report, luck = Report(), random.Random(seed)
+    while report.kills < kills:
+        report.studies += 1
+        place = Place(folder=folder, results=folder / f"results-{report.studies}")
+        _Trial(place=place, report=report, luck=luck, kills=kills).run()
+    return report
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trial:
+    """One study, from its first start until a search in it has ended by itself and done all."""
+
+    place: Place
+    report: Report
+    luck: random.Random
+    kills: int
+    known: dict[Row, Record] = field(default_factory=dict[Row, Record])
+
+    def run(self) -> None:
+        first = True
+        while True:
+            search = self.place.start()
+            self.report.starts += 1
+            code = self._live(search)
+            self._note_start(search, first=first)
+            first = False
+            self._check_after_end(search)
+            if code is None:
+                continue
+            if code != 0:
+                self.report.unexpected_exits += 1
+                self._fault(f"exit code {code}: {search.words[-500:]}")
+            elif search.result()["funnel"]["waiting"]:
+                continue  # The budget went to the kills of its workers: once more.
+            self._check_finished()
+            return
+
+    def _live(self, search: SearchProcess) -> int | None:
+        """Kills until the search is dead or at its end: its exit code, None if it was killed."""
+        while self.report.kills < self.kills:
+            phase, delay_s = self.luck.choice(PHASES), self.luck.uniform(0.0, 4.0)
+            if phase and not search.wait_for(phase, WAIT_S):
+                break
+            end_s = time.monotonic() + delay_s
+            while time.monotonic() < end_s and not search.has_ended:
+                time.sleep(0.01)
+            (kind,) = self.luck.choices(list(VICTIMS), list(VICTIMS.values()))
+            if search.said_at_s("compile") is None:
+                kind = "search"  # Without the inspection there is nothing that could go on.
+            if search.has_ended:
+                break
+            if self._kill(search, kind) == "search":
+                return None
+        return search.finish(WAIT_S)
+
+    def _kill(self, search: SearchProcess, kind: str) -> str:
+        """Kills the search, or a process of that kind if there is one; who it was."""
+        helpers = [process for process in search.helpers() if role(process) == kind]
+        if kind == "search" or not helpers:
+            search.kill()
+            victim = "search"
+        else:
+            self._kill_helper(self.luck.choice(helpers))
+            victim = kind
+        self.report.kills += 1
+        self.report.killed[victim] += 1
+        spoken = search.said[-1][1].split()[0] if search.said else "start"
+        self.report.phases[spoken] += 1
+        last = search.said[-1][1] if search.said else "nothing said yet"
+        self._say(f"{self.report.kills}/{self.kills} killed the {victim} after: {last[:60]}")
+        return victim
+
+    def _kill_helper(self, helper: psutil.Process) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below = [*helper.children(recursive=True), helper]
+            helper.kill()
+            _, left = psutil.wait_procs(below, timeout=ORPHAN_LIMIT_S)
+            left = [one for one in left if one.is_running() and one.status() != "zombie"]
+            self.report.orphans += len(left)
+            if left:
+                self._fault(f"left after the kill of {helper}: {left}")
+
+    def _note_start(self, search: SearchProcess, *, first: bool) -> None:
+        counted_s, opened_s = search.said_at_s("enumerate"), search.said_at_s("compile")
+        if counted_s is None or opened_s is None:
+            return
+        start_s = opened_s - counted_s
+        if first:
+            self.report.first_start_s = max(self.report.first_start_s, start_s)
+        else:
+            self.report.longest_start_s = max(self.report.longest_start_s, start_s)
+
+    def _check_after_end(self, search: SearchProcess) -> None:
+        """Nobody is left, nothing is torn, lost or repeated."""
+        left, survival_s = search.survivors(ORPHAN_LIMIT_S)
+        self.report.longest_survival_s = max(self.report.longest_survival_s, survival_s)
+        self.report.orphans += len(left)
+        if left:
+            self._fault(f"outlived its search: {[(one.pid, one.cmdline()) for one in left]}")
+            end_processes(left)
+        found = self._read_study()
+        for row, record in self.known.items():
+            if found.get(row) != record:
+                self.report.lost += 1
+                self._fault(f"{row} was {record}, is {found.get(row)}")
+        keys = Counter((rung, record.key) for (rung, _), record in found.items())
+        again = sum(count - 1 for count in keys.values())
+        if again:
+            self._fault(f"finished twice: {[key for key, count in keys.items() if count > 1]}")
+        self.report.repeated += again
+        self.report.finished_trials += len(found) - len(self.known)
+        self.known = found
+        self._check_files()
+
+    def _read_study(self) -> dict[Row, Record]:
+        """All finished trials, from a copy: the next search must itself mend what the kill left."""
+        original = self.place.study / "study.db"
+        if not original.exists():
+            return {}
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "study.db"
+            for suffix in ("", "-wal"):
+                if (part := original.with_name(original.name + suffix)).exists():
+                    shutil.copy(part, copy.with_name(copy.name + suffix))
+            try:
+                with contextlib.closing(sqlite3.connect(copy)) as database:
+                    (verdict,) = database.execute("PRAGMA integrity_check").fetchone()
+                    tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+                if verdict != "ok":
+                    raise sqlite3.DatabaseError(verdict)
+                return finished_trials(copy) if "trials" in tables else {}
+            except (sqlite3.Error, optuna.exceptions.OptunaError) as error:
+                self.report.torn_files += 1
+                self._fault(f"{original}: {error}")
+                return self.known
+
+    def _check_files(self) -> None:
+        table = self.place.study / "trials.csv"
+        try:
+            if self.place.rules.exists():
+                automesh.load(self.place.rules).select(f"cpu-{DEVICES}")
+            if table.exists():
+                lines = table.read_text().splitlines()
+                assert len(lines) > 1 and table.read_text().endswith("\n"), lines
+        except (AutomeshError, AssertionError) as error:
+            self.report.torn_files += 1
+            self._fault(f"torn: {error}")
+
+    def _check_finished(self) -> None:
+        """The rule is there and measured; the same command again is quick and adds nothing."""
+        if not self._has_measured_rule():
+            self.report.incomplete += 1
+            self._fault(f"no measured rule in {self.place.rules}")
+        before, rule = len(self.known), self.place.rules.read_bytes()
+        began_s = time.monotonic()
+        search = self.place.start()
+        code = search.finish(WAIT_S)
+        self.report.rerun_s = max(self.report.rerun_s, time.monotonic() - began_s)
+        self._check_after_end(search)
+        self.report.rerun_new_trials += len(self.known) - before
+        if code != 0 or not self._has_measured_rule():
+            self.report.unexpected_exits += 1
+            self._fault(f"one more run: {code}, rule was {rule!r}; {search.words[-500:]}")
+        self._say(f"study {self.report.studies} finished, {before} trials")
+
+    def _has_measured_rule(self) -> bool:
+        text = self.place.rules.read_text() if self.place.rules.exists() else ""
+        return 'kind = "measured"' in text
+
+    def _fault(self, text: str) -> None:
+        self.report.faults.append(text)
+        self._say(f"FAULT: {text}")
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def finished_trials(database: Path) -> dict[Row, Record]:
+    """Every finished trial of the studies in a SQLite file, read with Optuna alone."""
+    storage = optuna.storages.RDBStorage(f"sqlite:///{database}")
+    found: dict[Row, Record] = {}
+    for summary in optuna.get_all_study_summaries(storage):
+        rung = summary.study_name.rpartition("/")[2]
+        study = optuna.load_study(study_name=summary.study_name, storage=storage)
+        for trial in study.trials:
+            if trial.state.is_finished():
+                found[rung, trial.number] = _record(trial)
+    storage.engine.dispose()
+    return found
+
+
+def _record(trial: optuna.trial.FrozenTrial) -> Record:
+    attributes = trial.user_attrs
+    return Record(
+        key=(
+            attributes["plan_json"],
+            attributes["source_hash"],
+            json.dumps(attributes["versions"], sort_keys=True),
+        ),
+        state=trial.state.name,
+        values=tuple(trial.values or ()),
+        params=json.dumps(trial.params, sort_keys=True),
+        attributes=json.dumps(attributes, sort_keys=True),
+    )
+
+
+def summary_of(report: Report, seconds: float) -> dict[str, Any]:
+    """The figures, rounded; the faults in words only as their number."""
+    names = [one.name for one in dataclasses.fields(report) if one.name != "faults"]
+    figures = {name: getattr(report, name) for name in names}
+    figures |= {"seconds": seconds, "faults": len(report.faults)}
+    return {
+        name: round(value, 2) if isinstance(value, float) else value
+        for name, value in figures.items()
+    }
+
+
+def main(
+    kills: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of moments and victims.")] = 0,
+) -> None:
+    """Kills searches at random moments, resumes them, and counts what was lost or left behind."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="automesh-kill-") as folder:
+        report = kill_and_resume(kills, seed=seed, folder=Path(folder))
+    print(json.dumps(summary_of(report, time.monotonic() - began_s)))
+    if report.faults:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

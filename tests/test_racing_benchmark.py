@@ -1,0 +1,44 @@
+"""How the benchmark of the race counts, without running it."""
+
+from __future__ import annotations
+
+import pytest
+
+from automesh.mesh.axes import Plan
+from automesh.search.measure import RaceReport
+from automesh.search.racing import Race, RaceRules
+from benchmarks.measure import EXTRA, FINALISTS, Tally, count, plan, summary
+
+EVERYONE = [plan(copy, 0) for copy in range(FINALISTS)]
+SLOW = plan(0, EXTRA)
+
+
+def report(step_s: dict[Plan, float]) -> RaceReport:
+    """A race on a clock without noise."""
+    race = Race(tuple(step_s), rules=RaceRules(), seed=0)
+    while (visit := race.next_visit()) is not None:
+        race.record(visit.finalist, step_s[visit.finalist])
+    assert race.ending
+    return RaceReport(ended=race.ending, standings=race.standings(), failures=())
+
+
+def test_errors_and_finds_are_counted() -> None:
+    tally = Tally()
+    count(tally, report(dict.fromkeys(EVERYONE, 1.0)), None)
+    count(tally, report({**dict.fromkeys(EVERYONE, 1.0), EVERYONE[3]: 1.1}), None)
+    count(tally, report({**dict.fromkeys(EVERYONE[1:], 1.0), SLOW: 1.1}), SLOW)
+    count(tally, report({**dict.fromkeys(EVERYONE[1:], 1.0), SLOW: 1.0}), SLOW)
+    found = summary(tally, 9.6)
+    assert (found["comparisons"], found["wrongly_different"], found["races_wrong"]) == (10, 1, 1)
+    assert found["false_positive_rate"] == 0.1
+    assert found["detection_rate"] == 0.5
+    assert found["slower_measured"] == 1.1
+    assert found["rounds_until_found_mean"] == RaceRules().looks[0]
+    assert list(found)[-3:] == ["false_positive_upper", "false_positive_rate", "detection_rate"]
+
+
+@pytest.mark.parametrize(("wrong", "upper"), [(0, 0.0188), (3, 0.0432), (4, 0.0503)])
+def test_the_upper_bound_is_wilsons(wrong: int, upper: float) -> None:
+    """For no error by hand: z^2 / (200 + z^2). Three errors pass a bound of 5 %, four do not."""
+    tally = Tally(slower=[1] * wrong + [0] * (40 - wrong), found=[True], rounds=[30])
+    assert summary(tally, 1.0)["false_positive_upper"] == pytest.approx(upper, abs=1e-4)

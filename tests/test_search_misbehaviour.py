@@ -1,0 +1,105 @@
+"""Build functions that crash, hang, allocate, print and exit, in one search that finds a mesh."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import automesh
+from benchmarks.search_process import SearchProcess
+
+SCRIPT = Path(__file__).parent / "scripts" / "misbehaving.py"
+TIMEOUT_S = 20  # also of the healthy ones, jax's import included
+MEBIBYTE = 2**20
+HABITS = (
+    "healthy aborts segfaults hangs allocates prints exits raises garbage closes replaces forks "
+    "aborts_when_run"
+)
+# Kind of the outcome, stage, and what the reason must say.
+FAILURES = {
+    "aborts": ("failed", "build", "killed by SIGABRT while building the step"),
+    "segfaults": ("failed", "build", "killed by SIGSEGV while building the step"),
+    "hangs": ("timed_out", "build", f"timed out after {TIMEOUT_S} s while building"),
+    "allocates": ("out_of_memory", "build", "memory"),
+    "exits": ("failed", "build", "the script called sys.exit(0)"),
+    "raises": ("failed", "build", "`build` raised ValueError: there is no such layer"),
+    "garbage": ("failed", "build", "`build` returned a"),
+    "aborts_when_run": ("failed", "materialize", "killed by SIGABRT while making the arguments"),
+}
+
+
+def search(folder: Path, habits: str) -> tuple[SearchProcess, int]:
+    """Searches the script over these habits and waits for the end."""
+    space = folder / "space.toml"
+    space.write_text(f"[axes]\ndp = {{}}\n[knobs]\nhabit = {json.dumps(habits.split())}\n")
+    options = {
+        "--target": "cpu:2",
+        "--space": str(space),
+        "--top": "3",
+        "--timeout": f"{TIMEOUT_S}s",
+        "--worker-memory": "1500MiB",
+        "--budget": "4m",
+        "--results": str(folder / "results"),
+        "--rules": str(folder / "mesh_rules.toml"),
+    }
+    pairs = [part for pair in options.items() for part in pair]
+    process = SearchProcess([str(SCRIPT), *pairs], folder)
+    return process, process.finish(600)
+
+
+def show(folder: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "automesh", "show", "--results", str(folder / "results")]
+    done = subprocess.run(
+        [*command, *options], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_search_survives_every_habit(tmp_path: Path) -> None:
+    process, code = search(tmp_path, HABITS)
+    assert code == 0, process.words
+    left, _ = process.survivors(2.0)
+    assert not left, [one.cmdline() for one in left]
+
+    shown = json.loads(show(tmp_path, "--json"))
+    found: dict[str, dict[str, Any]] = {one["knobs"]["habit"]: one for one in shown["candidates"]}
+    assert set(found) == set(HABITS.split())
+    for habit, (kind, stage, reason) in FAILURES.items():
+        outcome = found[habit]["outcome"]
+        assert (outcome["kind"], outcome["stage"]) == (kind, stage), outcome
+        assert reason in json.dumps([outcome, found[habit]["reason"]]), outcome
+        assert found[habit]["reason"], habit
+    for habit in set(found) - set(FAILURES):
+        assert found[habit]["outcome"]["kind"] in ("compiled", "measured"), found[habit]
+    assert {found[habit]["outcome"]["kind"] for habit in ("healthy", "forks")} == {"measured"}
+    assert shown["funnel"]["waiting"] == 0
+
+    best = shown["best"]
+    assert best["evidence"] == "measured"
+    config = automesh.load(tmp_path / "mesh_rules.toml").select("cpu-2")
+    assert config.knobs["habit"] in ("healthy", "forks")
+    assert f"habit={config.knobs['habit']}" in best["plan"]
+
+    table = show(tmp_path, "--top", "20")
+    for habit in FAILURES:
+        assert f"habit={habit}" in table, table
+    logs = list((tmp_path / "results").glob("*/logs/*"))
+    assert logs
+    assert max(log.stat().st_size for log in logs) < 5 * MEBIBYTE
+
+
+@pytest.mark.slow
+def test_nothing_feasible_is_exit_code_one(tmp_path: Path) -> None:
+    process, code = search(tmp_path, "raises exits")
+    assert code == 1, process.words
+    assert "no plan could be measured" in process.words
+    assert "Traceback" not in process.words
+    assert not (tmp_path / "mesh_rules.toml").exists()
+    assert not process.survivors(2.0)[0]
