@@ -310,6 +310,9 @@ def options(
 def main() -> None:
     """Runs the command line; exits with 0 found, 1 nothing feasible, 2 bad input, 130 stopped."""
     codecs.register_error(_STAND_INS, _stand_in)
+    # `automesh show >&-` gives a program no stream at all.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_STAND_INS)
@@ -339,10 +342,25 @@ def _guarded(call: Callable[[], Any]) -> int:
         return _complain(_interrupted(), 130)
     except BrokenPipeError:
         # The reader of our table went away (`automesh show | head`): not an error of anyone's.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        _drop_output()
+        what = f"`{error.filename}`: " if error.filename else ""
+        return _complain(
+            UsageError(
+                f"{what}{(error.strerror or type(error).__name__).lower()}",
+                hint="check the disk and the permissions; what is finished is kept",
+            ),
+            2,
+        )
     except _ArgumentError as error:
         return _complain(UsageError(_sentence(error), hint=_help_for(error)), 2)
+
+
+def _drop_output() -> None:
+    """Lets what is still to be written vanish: Python would try again at its end, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupted() -> Interrupted:

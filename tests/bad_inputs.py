@@ -316,7 +316,6 @@ DP_ONLY = "[axes]\ndp = { size = 4 }\n"
 # A worker takes longer, or plans are tried before nothing is left.
 LONG: dict[str, BadInput] = {
     "build-hangs": scripted(HANGS, f"{SEARCH} --timeout 20s"),
-    "import-hangs": scripted("import time\n\ntime.sleep(600)\n", f"{SEARCH} --timeout 20s"),
     "fact-depends-on-mesh": fitted(DP_ONLY, script=MESH_FACT, code=1),
     "indivisible": fitted(DP_ONLY, script=INDIVISIBLE, code=1),
 }

@@ -21,11 +21,10 @@ MESHES = [
     ("long_context", {"fsdp": 2, "tp": 2, "sp": 2}, {"remat": "dots", "microbatches": 2}, 30),
     ("long_context", {"dp": 2, "sp": 4}, {"remat": "none"}, 2),
 ]
-
-
 ALONE = 10  # steps on one device
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sizes", "knobs", "steps"), MESHES)
 def test_losses_equal_those_of_one_device(name, sizes, knobs, steps):
     alone = run(name, steps=ALONE).losses
@@ -35,6 +34,7 @@ def test_losses_equal_those_of_one_device(name, sizes, knobs, steps):
     assert steps < 30 or shared[-1] < 3.2 < math.log(256) < shared[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sizes", "knobs", "steps"), MESHES)
 def test_collectives_are_those_of_the_axes(name, sizes, knobs, steps):
     shared = run(name, tuple(sizes.items()), tuple(knobs.items()), steps).collectives

@@ -179,11 +179,11 @@ BAD_STEPS = {
     ),
     "context": (
         Workload(add, (struct(8), struct(8)), context=3),
-        "the workload's `context` is a int, which is no context manager",
+        "the workload's `context` is an int, which is no context manager",
     ),
     "context function": (
         Workload(add, (struct(8), struct(8)), context=lambda: 3),
-        "the workload's `context` returned a int, which is no context manager",
+        "the workload's `context` returned an int, which is no context manager",
     ),
 }
 

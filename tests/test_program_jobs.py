@@ -515,3 +515,9 @@ def test_killing_a_compiling_worker_costs_a_recompile_at_most(own_process):
     worker = Worker(script(SCRIPTS / "adamw.py"), own_process / "cache")
     assert worker.compile("dp:2,tp:4").counts.flops > 0
     worker.visit("dp:2,tp:4")
+
+
+def test_a_long_chain_of_collectives_does_not_starve_the_devices(worker):
+    # 3,000 such steps without a wait hang XLA's CPU devices, which then abort the process.
+    seen = worker("missing_psum", names=("dp", "tp")).visit("dp:4,tp:2", steps=3000, samples=1)
+    assert len(seen.samples_s) == 1

@@ -88,7 +88,7 @@ BAD_SCRIPTS = {
     "not callable": (
         "build = 3\n",
         "build",
-        "`build` in `{path}` is a int, not a function\n"
+        "`build` in `{path}` is an int, not a function\n"
         "hint: it must take the mesh and return `(step, args)`",
     ),
     "raises": (

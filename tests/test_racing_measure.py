@@ -159,12 +159,6 @@ def test_a_sample_lasts_long_enough(step_s: float, overhead_s: float, samples: i
     assert all(job.facts == SUBJECT.facts and job.cache_dir == "/cache" for job in pool.jobs)
 
 
-def test_the_chain_of_very_short_steps_is_not_longer_than_the_client_can_hold() -> None:
-    pool = FakePool(step_s={A: 10e-6}, overhead_s=1e-4)
-    assert calibrated(pool, A)[A].steps == RULES.most_steps <= 32
-    assert len(pool.jobs) == 2
-
-
 def test_a_visit_is_expected_to_take_what_it_takes_without_compiling() -> None:
     short = calibrated(FakePool(step_s={A: 5e-3}, noise=0.0), A)[A]
     assert short.visit_s == pytest.approx(0.1 + 3 * 0.05)

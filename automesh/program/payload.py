@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import cloudpickle
 
-from automesh.errors import UsageError
+from automesh.errors import UsageError, kind_of
 from automesh.program.nouns import Entry
 
 _DEVICE_BOUND = (
@@ -33,7 +33,7 @@ def pickle_entry(build: Callable[..., Any], path: Path, argv: tuple[str, ...] = 
     """
     if not callable(build):
         raise UsageError(
-            f"the build function is a {type(build).__name__}, which cannot be called",
+            f"the build function is {kind_of(build)}, which cannot be called",
             hint="pass a function that takes the mesh, or the path of a script",
         )
     name = getattr(build, "__name__", type(build).__name__)

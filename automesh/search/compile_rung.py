@@ -54,6 +54,7 @@ class CompileRung:
     _waiting: dict[str, list[Trial]] = field(init=False, default_factory=dict)
     _read: list[Trial] = field(init=False, default_factory=list)
     _retries: list[Trial] = field(init=False, default_factory=list)
+    _retried: set[int] = field(init=False, default_factory=set)
     _started: int = field(init=False, default=0)
     _took_s: float = field(init=False, default=0.0)
 
@@ -80,7 +81,7 @@ class CompileRung:
             if not self._running:
                 time.sleep(POLL_S)  # others on this storage compile what is left
             for finished in self.pool.wait(POLL_S):
-                self._record(finished.ticket, finished.result)
+                self._record(finished.ticket, finished.result, doubtful=finished.doubtful)
             self.progress.tick()
         return {plan: self._done[plan] for plan in self.plans if plan in self._done}
 
@@ -148,8 +149,11 @@ class CompileRung:
         self._programs[fingerprint] = trial.storage_id
         return {"go": True}
 
-    def _record(self, ticket: int, result: Answer | Failure) -> None:
+    def _record(self, ticket: int, result: Answer | Failure, *, doubtful: bool) -> None:
         trial, began_s = self._running.pop(ticket)
+        if doubtful and trial.storage_id not in self._retried:
+            self._retry(trial)
+            return
         self._took_s = self.clock() - began_s
         if isinstance(result, Lowered):
             if result.fingerprint in self._known:
@@ -160,8 +164,7 @@ class CompileRung:
         if isinstance(result, CompileAnswer):
             fingerprint, outcome = result.fingerprint, self._priced(result)
         elif isinstance(result, (Failed, TimedOut, OutOfMemory)):
-            compiling = [key for key, owner in self._programs.items() if owner == trial.storage_id]
-            fingerprint, outcome = (compiling or [""])[0], result
+            fingerprint, outcome = self._compiling(trial), result
         else:
             raise TypeError(f"a compile job was answered with {type(result).__name__}")
         self._programs.pop(fingerprint, None)
@@ -169,6 +172,17 @@ class CompileRung:
         if fingerprint:
             self._remember(fingerprint, str(trial.plan), outcome)
             self._release_waiting(fingerprint)
+
+    def _retry(self, trial: Trial) -> None:
+        """Once more: a worker that ends may have been spoiled by the plans before, or be killed."""
+        self._retried.add(trial.storage_id)
+        self._programs.pop(self._compiling(trial), None)
+        self._retries.append(trial)
+
+    def _compiling(self, trial: Trial) -> str:
+        """The program that the trial's worker was told to compile; empty if none."""
+        owned = [key for key, owner in self._programs.items() if owner == trial.storage_id]
+        return owned[0] if owned else ""
 
     def _priced(self, answer: CompileAnswer) -> Outcome:
         limit = self.preparation.device_memory_bytes

@@ -12,6 +12,8 @@ from automesh.worker.messages import VisitJob
 from automesh.worker.pool import Pool
 
 _PULSE_S = 2.0
+# What ends in these stages is taken for a refusal by the plan: it should be one.
+_REFUSALS = ("load", "build", "lower", "compile")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +26,19 @@ class LivePool:
 
     def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
         """Does one visit; see `VisitPool`."""
-        ticket = self.pool.submit(job, timeout_s)
+        ticket, again = self.pool.submit(job, timeout_s), False
         while True:
             for finished in self.pool.wait(_PULSE_S):
+                result = finished.result
                 if finished.ticket != ticket:
                     continue
-                if isinstance(finished.result, (VisitAnswer, Failed, TimedOut, OutOfMemory)):
-                    return finished.result
-                raise TypeError(f"a visit was answered with {type(finished.result).__name__}")
+                if isinstance(result, VisitAnswer):
+                    return result
+                if not isinstance(result, (Failed, TimedOut, OutOfMemory)):
+                    raise TypeError(f"a visit was answered with {type(result).__name__}")
+                if again or not finished.doubtful or result.stage not in _REFUSALS:
+                    return result
+                ticket, again = self.pool.submit(job, timeout_s), True
             self.study.heartbeat()
             self.progress.tick()
 

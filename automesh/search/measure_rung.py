@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -235,8 +236,10 @@ class MeasureRung:
             note=f"round {self._rounds}, {left} left",
         )
         self.progress.now(f"{plan}, {format_seconds(value_s)}")
-        best = min(race.standings(), key=lambda one: one.step_s or float("inf"))
-        self.progress.best(f"{best.finalist}, {format_seconds(best.step_s)} measured")
+        leader = race.leader
+        if leader is not None:
+            middle_s = statistics.median(race.values_of(leader))
+            self.progress.best(f"{leader}, {format_seconds(middle_s)} measured")
 
     def _confirm(self, verdict: RaceVerdict, standings: Mapping[Plan, Standing[Plan]]) -> None:
         winner = self._calibrations[verdict.winner]

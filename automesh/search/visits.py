@@ -48,8 +48,6 @@ class VisitRules:
     Attributes:
       sample_s: a sample chains enough steps to last this long. Starting a chain and waiting for its
         end costs 0.1 to 1 ms, the same for all, and should vanish in it.
-      most_steps: but no more than these. jax's CPU client deadlocks when a chain of steps with
-        collectives holds more than 32 computations in flight on each of several devices.
       samples: samples per visit, of which the median counts; of three, one may be disturbed.
       long_step_s: from this length of a step on, one sample is enough: the step itself averages.
       warmup_s: steps are run for so long, at least one, before the first sample of a visit.
@@ -58,7 +56,6 @@ class VisitRules:
     """
 
     sample_s: float = 0.05
-    most_steps: int = 24
     samples: int = 3
     long_step_s: float = 1.0
     warmup_s: float = 0.05
@@ -155,9 +152,9 @@ def calibrate(
         step_s = statistics.median(answer.samples_s)
         answers.append(answer)
         # A sample of one short step is mostly overhead, so the first guess falls short: look again.
-        if steps == rules.most_steps or steps * step_s >= _LONG_ENOUGH * rules.sample_s:
+        if steps * step_s >= _LONG_ENOUGH * rules.sample_s:
             break
-        steps = min(math.ceil(rules.sample_s / step_s), rules.most_steps)
+        steps = math.ceil(rules.sample_s / step_s)
     samples = 1 if step_s >= rules.long_step_s else rules.samples
     return Calibration(
         plan=plan,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -96,6 +97,8 @@ class _Stages:
         self.current = "start"
 
     def enter(self, stage: str) -> None:
+        if stage == self.current:
+            return
         self.current = stage
         self._emit({"event": "stage", "stage": stage})
 
@@ -274,6 +277,10 @@ def _ready(job: VisitJob, stages: _Stages) -> Ready:
         build_again=lambda: _build(job, build, signature),
     )
     _MEMORY.ready[key] = ready
+    # Every visit ends with a collection; what a plan keeps for good (modules, programs) need not be
+    # walked each time. No arrays exist here: they are made after this.
+    gc.collect()
+    gc.freeze()
     return ready
 
 

@@ -40,11 +40,14 @@ class Finished:
       ticket: what `submit` gave for it.
       job: the job.
       result: the noun that its kind of job is answered with, or why there is none.
+      doubtful: True if the process ended by itself and the job need not be to blame: it had done
+        other jobs before, or somebody killed it.
     """
 
     ticket: int
     job: Job
     result: Answer | Failure
+    doubtful: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -369,15 +372,18 @@ class Pool:
         verdict = worker.verdict or ending.outcome(
             stage=worker.stage, memory_limit_bytes=self._memory_limit_bytes
         )
-        self._finish(task, _with_log(verdict, worker.process))
+        doubtful = worker.verdict is None and (worker.served > 0 or ending.by_stranger)
+        self._finish(task, _with_log(verdict, worker.process), doubtful=doubtful)
 
     def _bury_log(self, log: Path) -> None:
         self._old_logs.append(log)
         if len(self._old_logs) > _KEPT_LOGS:
             self._old_logs.popleft().unlink(missing_ok=True)
 
-    def _finish(self, task: _Task, result: Answer | Failure) -> None:
-        self._finished.append(Finished(ticket=task.ticket, job=task.job, result=result))
+    def _finish(self, task: _Task, result: Answer | Failure, *, doubtful: bool = False) -> None:
+        self._finished.append(
+            Finished(ticket=task.ticket, job=task.job, result=result, doubtful=doubtful)
+        )
 
 
 def _with_log(result: Answer | Failure, process: Process) -> Answer | Failure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -41,6 +42,12 @@ class Ending:
     over_limit: bool = False
     kernel_killed: bool = False
     peak_bytes: int = 0
+
+    @property
+    def by_stranger(self) -> bool:
+        """Whether it was killed, or its guardian, by neither the kernel nor automesh."""
+        killed = self.code is None or self.code == -signal.SIGKILL
+        return killed and not self.over_limit and not self.kernel_killed
 
     def outcome(self, *, stage: str, memory_limit_bytes: int) -> Failure:
         """What it means for the job that the worker was doing, in `stage`."""

@@ -31,16 +31,6 @@ class State(NamedTuple):
     count: jax.Array
 
 
-def start(params: Any) -> State:
-    """The state before the first step."""
-    return State(
-        params=params,
-        mean=jax.tree.map(jnp.zeros_like, params),
-        square=jax.tree.map(jnp.zeros_like, params),
-        count=jnp.zeros((), jnp.int32),
-    )
-
-
 def update(state: State, gradients: Any, optimizer: AdamW) -> State:
     """One step of the optimizer; matrices of the layers decay, norms, embedding and head do not."""
     count = state.count + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Dimension = str | tuple[str, ...] | None
@@ -47,7 +48,7 @@ class Weight:
     split: tuple[Dimension, ...]
     scale: float
 
-    def initial(self, key: jax.Array) -> jax.Array:
+    def initial(self, generator: np.random.Generator) -> np.ndarray:
         if not self.scale:
-            return jax.numpy.ones(self.shape)
-        return self.scale * jax.random.normal(key, self.shape)
+            return np.ones(self.shape, np.float32)
+        return np.float32(self.scale) * generator.standard_normal(self.shape, np.float32)

@@ -41,7 +41,7 @@ class Preset:
         }
 
 
-# Divisible by nearly every factorization of 8, 24 and 96 devices; exact enough to compare losses.
+# Divisible by most factorizations of 8, 24 and 96 devices; float32, so that losses can be compared.
 TINY = Decoder(
     vocab=256,
     d_model=48,

@@ -54,15 +54,32 @@ def abstract_batch(rows: int, length: int, layout: Layout) -> dict[str, jax.Shap
 
 
 def initial_state(plan: Any, state: adamw.State) -> adamw.State:
-    """The real state, made on the devices where the abstract one says; equal on every mesh."""
+    """The real state, split as the abstract one says; equal on every mesh.
+
+    Drawn on the host, one weight at a time: compiling a random generator that is split over a mesh
+    takes longer than training a small model, and on every mesh again.
+    """
     weights, structure = jax.tree.flatten(plan)
 
-    def make(key: jax.Array) -> adamw.State:
-        keys = jax.random.split(key, len(weights))
-        params = [weight.initial(key) for weight, key in zip(weights, keys, strict=True)]
-        return adamw.start(jax.tree.unflatten(structure, params))
+    def put(value: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+        return jax.device_put(value, like.sharding)
 
-    return jax.jit(make, out_shardings=shardings(state))(jax.random.key(0))
+    params = [
+        put(weight.initial(np.random.default_rng([0, number])), like)
+        for number, (weight, like) in enumerate(
+            zip(weights, jax.tree.leaves(state.params), strict=True)
+        )
+    ]
+
+    def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+        return put(np.zeros(like.shape, like.dtype), like)
+
+    return adamw.State(
+        params=jax.tree.unflatten(structure, params),
+        mean=jax.tree.map(zeros, state.mean),
+        square=jax.tree.map(zeros, state.square),
+        count=zeros(state.count),
+    )
 
 
 def initial_batch(batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:

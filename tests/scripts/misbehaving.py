@@ -46,11 +46,17 @@ def forks():
         os._exit(0)
 
 
+def spoils():
+    SPOILED.append(True)
+
+
 def raises():
     raise ValueError("there is no such layer")
 
 
+SPOILED = []
 HABITS = {
+    "spoils": spoils,
     "aborts": os.abort,
     "segfaults": lambda: ctypes.string_at(0),
     "hangs": lambda: time.sleep(1000),
@@ -65,6 +71,8 @@ HABITS = {
 
 
 def build(mesh, habit="healthy"):
+    if SPOILED:
+        os.abort()  # Whichever plan comes next in this process: it is not to blame.
     HABITS.get(habit, lambda: None)()
     if habit == "garbage":
         return 42
