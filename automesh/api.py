@@ -88,7 +88,8 @@ class Result:
 
 
 def _colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not is_plain
 
 
 def search(
@@ -203,9 +204,11 @@ def _entry_of(build: str | Path | Callable[..., Any], args: Sequence[str]) -> En
 
 def run(request: SearchRequest, progress: Progress) -> Result:
     """Runs a checked request to its end, or to Ctrl-C: the result then says `interrupted`."""
+    from automesh.search.interrupts import interrupts_at_rest
     from automesh.search.run import run_search
 
-    return Result(found=run_search(request, progress))
+    with interrupts_at_rest():
+        return Result(found=run_search(request, progress))
 
 
 def show(

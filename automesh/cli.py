@@ -18,6 +18,7 @@ from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageErr
 
 _T = TypeVar("_T")
 _COMMANDS = ("search", "show", "doctor")
+_STOPPED = 130
 _STAND_INS = "automesh.stand-ins"
 _ASCII = {"\u2500": "-", "\u2501": "=", "\u00b1": "~"}
 
@@ -331,17 +332,23 @@ def _guarded(call: Callable[[], Any]) -> int:
     try:
         outcome = call()
         sys.stdout.flush()
+        if outcome == _STOPPED:  # Typer has caught a KeyboardInterrupt.
+            return _complain(_interrupted(), _STOPPED)
         return outcome if isinstance(outcome, int) else 0
     except NoFeasibleMesh as error:
         return _complain(error, 1)
     except Interrupted as error:
-        return _complain(error, 130)
+        return _complain(error, _STOPPED)
     except AutomeshError as error:
         return _complain(error, 2)
-    except KeyboardInterrupt:
-        return _complain(_interrupted(), 130)
     except BrokenPipeError:
         # The reader of our table went away (`automesh show | head`): not an error of anyone's.
+        _drop_output()
+        return 0
+    except SystemExit as error:
+        # So Typer deals with a broken pipe of its own accord.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
         _drop_output()
         return 0
     except OSError as error:

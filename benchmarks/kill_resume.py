@@ -66,6 +66,7 @@ layers = [1, 2]
 DEVICES = 4
 PLANS = 6
 BUDGET = "25s"
+KILLS_PER_STUDY = 5  # More would all come near its end: what is done stays done.
 PHASES = ("", "enumerate", "compile", "measure", "confirm")
 VICTIMS = {"search": 6, "worker": 3, "guardian": 2}
 ORPHAN_LIMIT_S = 2.0
@@ -162,13 +163,19 @@ def kill_and_resume(kills: int, *, seed: int, folder: Path) -> Report:
     while report.kills < kills:
         report.studies += 1
         place = Place(folder=folder, results=folder / f"results-{report.studies}")
-        _Trial(place=place, report=report, luck=luck, kills=kills).run()
+        until = min(report.kills + KILLS_PER_STUDY, kills)
+        _StudyOfKills(place=place, report=report, luck=luck, kills=until).run()
     return report
 
 
 @dataclass(slots=True, kw_only=True)
-class _Trial:
-    """One study, from its first start until a search in it has ended by itself and done all."""
+class _StudyOfKills:
+    """One study, from its first start until a search in it has ended by itself and done all.
+
+    Attributes:
+      kills: no more once there have been so many in all.
+      known: finished trials at the end of the last search.
+    """
 
     place: Place
     report: Report
@@ -227,7 +234,7 @@ class _Trial:
         spoken = search.said[-1][1].split()[0] if search.said else "start"
         self.report.phases[spoken] += 1
         last = search.said[-1][1] if search.said else "nothing said yet"
-        self._say(f"{self.report.kills}/{self.kills} killed the {victim} after: {last[:60]}")
+        self._say(f"kill {self.report.kills}: the {victim}, after: {last[:60]}")
         return victim
 
     def _kill_helper(self, helper: psutil.Process) -> None:

@@ -17,8 +17,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "misbehaving.py"
 TIMEOUT_S = 20  # also of the healthy ones, jax's import included
 MEBIBYTE = 2**20
 HABITS = (
-    "healthy spoils aborts segfaults hangs allocates prints exits raises garbage closes replaces forks "
-    "aborts_when_run"
+    "healthy spoils raises exits garbage segfaults hangs allocates prints aborts closes replaces "
+    "forks aborts_when_run"
 )
 # Kind of the outcome, stage, and what the reason must say.
 FAILURES = {

@@ -14,6 +14,7 @@ from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.results.progress import Progress
 from automesh.search.notebook import Notebook
 from automesh.search.preparation import Preparation
+from automesh.search.ranking import best_first
 from automesh.search.rung import Rung
 from automesh.search.study import Study, Trial
 from automesh.units import format_bytes, format_seconds
@@ -112,7 +113,8 @@ class CompileRung:
         wanted = [p for p in self.plans if p not in self._done and p not in open_plans]
         room = 2 * self.workers - sum(1 for trial in mine if trial.state == "waiting")
         if wanted and room > 0:
-            self._rung.enqueue(wanted[:room])
+            usual = self.preparation.enumeration.legal[0]
+            self._rung.enqueue(best_first(wanted, self._done, usual=usual)[:room])
 
     def _start(self) -> None:
         while self._retries and len(self._running) < self.workers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,33 @@ class Comparison:
 def may_be_exported(outcome: Outcome | None) -> bool:
     """Whether a measured plan computes what the reference computes."""
     return isinstance(outcome, Measured) and outcome.numerics in ("agree", "reference")
+
+
+def best_first(
+    plans: Sequence[Plan], compiled: Mapping[Plan, Outcome], *, usual: Plan
+) -> tuple[Plan, ...]:
+    """An order to compile in: every mesh at the usual settings, then other settings of good meshes.
+
+    Args:
+      compiled: what is known so far.
+      usual: a plan with the default knobs and compiler options.
+    """
+    predicted_s = {
+        plan.axes: outcome.step_s
+        for plan, outcome in compiled.items()
+        if isinstance(outcome, Compiled) and _settings(plan) == _settings(usual)
+    }
+
+    def promise(plan: Plan) -> float:
+        if _settings(plan) == _settings(usual):
+            return 0.0
+        return predicted_s.get(plan.axes, math.inf)
+
+    return tuple(sorted(plans, key=promise))
+
+
+def _settings(plan: Plan) -> tuple[object, object]:
+    return plan.knobs, plan.compiler_options
 
 
 def promising(
