@@ -64,7 +64,6 @@ tp = {}
 layers = [1, 2]
 """
 DEVICES = 4
-PLANS = 6
 BUDGET = "25s"
 KILLS_PER_STUDY = 5  # More would all come near its end: what is done stays done.
 PHASES = ("", "enumerate", "compile", "measure", "confirm")
@@ -164,12 +163,12 @@ def kill_and_resume(kills: int, *, seed: int, folder: Path) -> Report:
         report.studies += 1
         place = Place(folder=folder, results=folder / f"results-{report.studies}")
         until = min(report.kills + KILLS_PER_STUDY, kills)
-        _StudyOfKills(place=place, report=report, luck=luck, kills=until).run()
+        StudyOfKills(place=place, report=report, luck=luck, kills=until).run()
     return report
 
 
 @dataclass(slots=True, kw_only=True)
-class _StudyOfKills:
+class StudyOfKills:
     """One study, from its first start until a search in it has ended by itself and done all.
 
     Attributes:
@@ -184,14 +183,14 @@ class _StudyOfKills:
     known: dict[Row, Record] = field(default_factory=dict[Row, Record])
 
     def run(self) -> None:
-        first = True
         while True:
+            first = not self.place.results.exists()
             search = self.place.start()
             self.report.starts += 1
             code = self._live(search)
             self._note_start(search, first=first)
-            first = False
-            self._check_after_end(search)
+            self._check_processes(search)
+            self.check_study()
             if code is None:
                 continue
             if code != 0:
@@ -205,10 +204,10 @@ class _StudyOfKills:
     def _live(self, search: SearchProcess) -> int | None:
         """Kills until the search is dead or at its end: its exit code, None if it was killed."""
         while self.report.kills < self.kills:
-            phase, delay_s = self.luck.choice(PHASES), self.luck.uniform(0.0, 4.0)
+            phase = self.luck.choice(PHASES)
             if phase and not search.wait_for(phase, WAIT_S):
                 break
-            end_s = time.monotonic() + delay_s
+            end_s = time.monotonic() + self.luck.uniform(0.0, 4.0)
             while time.monotonic() < end_s and not search.has_ended:
                 time.sleep(0.01)
             (kind,) = self.luck.choices(list(VICTIMS), list(VICTIMS.values()))
@@ -231,9 +230,8 @@ class _StudyOfKills:
             victim = kind
         self.report.kills += 1
         self.report.killed[victim] += 1
-        spoken = search.said[-1][1].split()[0] if search.said else "start"
-        self.report.phases[spoken] += 1
-        last = search.said[-1][1] if search.said else "nothing said yet"
+        last = search.said[-1][1] if search.said else "start"
+        self.report.phases[last.split()[0]] += 1
         self._say(f"kill {self.report.kills}: the {victim}, after: {last[:60]}")
         return victim
 
@@ -257,14 +255,16 @@ class _StudyOfKills:
         else:
             self.report.longest_start_s = max(self.report.longest_start_s, start_s)
 
-    def _check_after_end(self, search: SearchProcess) -> None:
-        """Nobody is left, nothing is torn, lost or repeated."""
+    def _check_processes(self, search: SearchProcess) -> None:
         left, survival_s = search.survivors(ORPHAN_LIMIT_S)
         self.report.longest_survival_s = max(self.report.longest_survival_s, survival_s)
         self.report.orphans += len(left)
         if left:
             self._fault(f"outlived its search: {[(one.pid, one.cmdline()) for one in left]}")
             end_processes(left)
+
+    def check_study(self) -> None:
+        """Nothing is torn, lost or repeated since the last look."""
         found = self._read_study()
         for row, record in self.known.items():
             if found.get(row) != record:
@@ -323,7 +323,8 @@ class _StudyOfKills:
         search = self.place.start()
         code = search.finish(WAIT_S)
         self.report.rerun_s = max(self.report.rerun_s, time.monotonic() - began_s)
-        self._check_after_end(search)
+        self._check_processes(search)
+        self.check_study()
         self.report.rerun_new_trials += len(self.known) - before
         if code != 0 or not self._has_measured_rule():
             self.report.unexpected_exits += 1
@@ -373,8 +374,7 @@ def _record(trial: optuna.trial.FrozenTrial) -> Record:
 
 def summary_of(report: Report, seconds: float) -> dict[str, Any]:
     """The figures, rounded; the faults in words only as their number."""
-    names = [one.name for one in dataclasses.fields(report) if one.name != "faults"]
-    figures = {name: getattr(report, name) for name in names}
+    figures = {one.name: getattr(report, one.name) for one in dataclasses.fields(report)}
     figures |= {"seconds": seconds, "faults": len(report.faults)}
     return {
         name: round(value, 2) if isinstance(value, float) else value

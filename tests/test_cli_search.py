@@ -124,6 +124,16 @@ def test_a_dry_run_does_without_jax_and_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_doctor_looks_at_devices_without_jax(tmp_path: Path) -> None:
+    text = call("doctor --target cpu:4", tmp_path)
+    assert (text.code, text.stderr, text.jax) == (0, "", "")
+    assert max(map(len, text.stdout.splitlines())) <= 80
+    assert "4 x cpu (cpu)" in text.stdout
+    findings = json.loads(call("doctor --target cpu:4 --json", tmp_path).stdout)
+    assert {"level", "about", "detail", "hint"} == set(findings[0])
+
+
+@pytest.mark.slow
 class TestAWholeSearch:
     def test_the_parent_does_without_jax(self, searched: Searched) -> None:
         assert searched.done.jax == ""
@@ -189,7 +199,8 @@ class TestAWholeSearch:
 
     def test_show_leaves_the_study_as_it_is(self, searched: Searched) -> None:
         trials = states(searched.study / "study.db")
-        for place in (searched.study, f"{searched.study} --storage {searched.study}/study.db"):
+        storage = f"--storage {searched.study}/study.db"
+        for place in (searched.study, f"{searched.study} {storage}", storage):
             assert bad_inputs_run.run(f"show {place}", searched.folder).code == 0
         assert states(searched.study / "study.db") == trials
         # A study that moved is not taken for a new one.

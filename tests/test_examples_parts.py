@@ -104,7 +104,8 @@ def test_tokens_do_overflow_the_experts_of_the_tiny_preset():
 
 def _start(params):
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return adamw.State(params=params, mean=zeros, square=zeros, count=jnp.zeros((), jnp.int32))
+    state = module("lm.adamw").State
+    return state(params=params, mean=zeros, square=zeros, count=jnp.zeros((), jnp.int32))
 
 
 def test_adamw_takes_the_step_of_the_paper():

@@ -133,7 +133,8 @@ BAD_RETURNS = {
     ),
     "baseline": (
         lambda mesh: Workload(add, (), baseline="dp:2,ep:2"),
-        "mesh `dp:2,ep:2` names the axis `ep`, which is none of: dp, tp\n"
+        "the workload's `baseline` does not fit: mesh `dp:2,ep:2` names the axis `ep`, "
+        "which is none of: dp, tp\n"
         "hint: rename the axis, or list it under [axes] of the search space",
     ),
     "baseline as dict": (

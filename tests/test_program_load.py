@@ -103,8 +103,7 @@ BAD_SCRIPTS = {
         "build",
         "importing `{path}` failed at {path}:1: ModuleNotFoundError: "
         "No module named 'no_such_package_anywhere'\n"
-        "hint: make it importable without side effects; put what trains under "
-        "`if __name__ == ...`",
+        "hint: install `no_such_package_anywhere` in the environment that automesh runs in",
     ),
 }
 

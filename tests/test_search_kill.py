@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sqlite3
+import subprocess
+import uuid
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from automesh.search.storage import Storage, parse_storage
+from automesh.search.study import open_study
 from automesh.worker.pool import Pool
-from benchmarks.kill_resume import STALE_S, kill_and_resume
+from benchmarks.kill_resume import STALE_S, Place, Report, StudyOfKills, kill_and_resume
+from benchmarks.search_process import MARK, marked
+from tests.storage_cases import compiled, plans
 from tests.worker_help import MEBIBYTE, job, surroundings
 
 
@@ -21,6 +31,57 @@ def test_killed_searches_go_on_where_they_were(tmp_path: Path) -> None:
     assert counts == (0, 0, 0, 0, 0)
     assert report.rerun_new_trials == 0
     assert 0 < report.longest_start_s < STALE_S
+
+
+def test_the_checks_notice_what_is_wrong(tmp_path: Path) -> None:
+    name = "train-cpu-4-1234"
+    storage = parse_storage("", tmp_path / name)
+    with open_study(storage, name) as study:
+        assert study.lead()
+        study.compile.enqueue(plans(3))
+        while (trial := study.compile.claim()) is not None:
+            study.compile.finish(trial, compiled(0.1))
+    place = Place(folder=tmp_path, results=tmp_path)
+    watch = StudyOfKills(place=place, report=Report(), luck=Random(0), kills=0)
+    watch.check_study()
+    assert (watch.report.finished_trials, watch.report.faults) == (3, [])
+
+    _change(storage, "UPDATE trial_values SET value = 0.2 WHERE trial_id = 1")
+    watch.check_study()
+    assert (watch.report.lost, watch.report.repeated) == (1, 0)
+    _change(storage, "DELETE FROM trials WHERE trial_id = 2")
+    watch.check_study()
+    assert (watch.report.lost, watch.report.repeated) == (2, 0)
+    # The third trial tries the first one's plan.
+    plan = "(SELECT value_json FROM trial_user_attributes WHERE trial_id = 1 AND key = 'plan_json')"
+    _change(
+        storage,
+        f"UPDATE trial_user_attributes SET value_json = {plan} "
+        "WHERE trial_id = 3 AND key = 'plan_json'",
+    )
+    watch.check_study()
+    assert watch.report.repeated == 1
+    assert watch.report.torn_files == 0
+    Path(storage.location).write_bytes(b"SQLite format 3\0 and no more")
+    place.rules.write_text("[[rule]")
+    watch.check_study()
+    assert watch.report.torn_files == 2
+
+
+def _change(storage: Storage, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(storage.location)) as database, database:
+        assert database.execute(statement).rowcount == 1
+
+
+def test_a_process_left_behind_is_found(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(["sleep", "1000"], env={"PATH": os.environ["PATH"], MARK: mark})
+    try:
+        assert [one.pid for one in marked(mark)] == [process.pid]
+    finally:
+        process.kill()
+        process.wait()
+    assert marked(mark) == []
 
 
 @pytest.mark.parametrize(

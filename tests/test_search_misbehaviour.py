@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 import automesh
+from automesh.worker.pool import Pool
 from benchmarks.search_process import SearchProcess
+from tests.worker_help import MEBIBYTE, surroundings
 
 SCRIPT = Path(__file__).parent / "scripts" / "misbehaving.py"
 TIMEOUT_S = 20  # also of the healthy ones, jax's import included
-MEBIBYTE = 2**20
 HABITS = (
     "healthy spoils raises exits garbage segfaults hangs allocates prints aborts closes replaces "
     "forks aborts_when_run"
@@ -103,3 +105,16 @@ def test_nothing_feasible_is_exit_code_one(tmp_path: Path) -> None:
     assert "Traceback" not in process.words
     assert not (tmp_path / "mesh_rules.toml").exists()
     assert not process.survivors(2.0)[0]
+
+
+def test_logs_of_earlier_runs_do_not_pile_up(tmp_path: Path) -> None:
+    for number in range(100):
+        log = tmp_path / f"worker-{number}-0001.log"
+        log.touch()
+        os.utime(log, (number, number))
+    (tmp_path / "notes.txt").touch()
+    with Pool(
+        size=1, surroundings=surroundings(), log_dir=tmp_path, memory_limit_bytes=100 * MEBIBYTE
+    ):
+        left = {path.name for path in tmp_path.iterdir()}
+    assert left == {f"worker-{number}-0001.log" for number in range(36, 100)} | {"notes.txt"}

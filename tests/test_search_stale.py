@@ -111,6 +111,19 @@ def test_trials_of_an_older_script_are_kept_but_never_ranked(tmp_path: Path) -> 
     assert last_compiled == after_change
     assert [one for one in last_measured if not one.is_open] == measured
 
+    # All is measured and nothing decided, as when a winner fails in its confirmation: once more.
+    _forget_decision(tmp_path, source_hash=compiled[0].source_hash)
+    assert run(tmp_path, stop=False).verifications
+    assert trials(tmp_path) == (last_compiled, last_measured)
+
+
+def _forget_decision(folder: Path, *, source_hash: str) -> None:
+    (study,) = (folder / "results").glob("train-*")
+    with open_study(parse_storage("", study), study.name, create=False) as opened:
+        name = f"decision.{source_hash}"
+        assert opened.noted(name)
+        opened.note(name, None)
+
 
 def _says_stale(result: SearchResult, count: int) -> bool:
     return f"{count} trials of an older script or other versions kept, not ranked" in result.notices

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from automesh.errors import UsageError
+from automesh.errors import UsageError, kind_of
 
 
 @contextmanager
@@ -67,8 +67,7 @@ def _fresh(context: Any) -> AbstractContextManager[Any]:
         if isinstance(made, AbstractContextManager):
             return made
         raise UsageError(
-            f"the workload's `context` returned a {type(made).__name__}, "
-            "which is no context manager",
+            f"the workload's `context` returned {kind_of(made)}, which is no context manager",
             hint="return what you would write after `with`",
         )
     if isinstance(context, AbstractContextManager):
@@ -78,6 +77,6 @@ def _fresh(context: Any) -> AbstractContextManager[Any]:
         )
         return again() if isinstance(context, ContextDecorator) and again else context
     raise UsageError(
-        f"the workload's `context` is a {type(context).__name__}, which is no context manager",
+        f"the workload's `context` is {kind_of(context)}, which is no context manager",
         hint="give what you would write after `with`, or a function that returns it",
     )

@@ -119,7 +119,7 @@ def _import_error(location: str, error: Exception) -> UsageError:
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     hint = "make it importable without side effects; put what trains under `if __name__ == ...`"
     if isinstance(error, ModuleNotFoundError):
-        hint = f"install `{error.name}` in the environment of automesh: {sys.prefix}"
+        hint = f"install `{error.name}` in the environment that automesh runs in"
     return UsageError(f"importing `{location}` failed{place}: {reason}", hint=hint)
 
 

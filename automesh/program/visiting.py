@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from automesh.errors import UsageError
+from automesh.errors import UsageError, kind_of
 from automesh.program.contexts import entered
 from automesh.program.preparing import Ready, conform, duplicate, state
 from automesh.program.stepping import is_ref, leaf_shape
@@ -174,8 +174,7 @@ class _Loop:
 def _checked(returned: Any, count: int, ready: Ready) -> tuple[Any, ...]:
     if type(returned) not in (tuple, list) or len(returned) != count:
         raise UsageError(
-            f"`advance` returned a {type(returned).__name__}, "
-            f"not the {count} arguments of the step",
+            f"`advance` returned {kind_of(returned)}, not the {count} arguments of the step",
             hint="return all positional arguments, as a tuple",
         )
     dynamic, _ = ready.split.dynamic(returned, {})

@@ -12,7 +12,7 @@ from automesh.program.nouns import Entry
 
 
 def workload_name(entry: Entry) -> str:
-    """A short name for people: the script's stem, the module's last part, or the callable's name."""
+    """A short name for people: the script's stem, the module's last part, or the function's."""
     name = {
         "script": Path(entry.location).stem,
         "module": entry.location.rpartition(".")[2],
@@ -24,10 +24,10 @@ def workload_name(entry: Entry) -> str:
 
 
 def study_name(entry: Entry, *, selector: str, axes: Sequence[str], scope: Path) -> str:
-    """`<workload>-<target>-<hash>`; the hash covers script path, function, arguments, target and axes.
+    """`<workload>-<target>-<hash>`; hashed are script path, function, arguments, target, axes.
 
     Args:
-      scope: directory that stands for the location of a callable from a notebook, which has no path.
+      scope: directory that stands for the location of a callable, which has no path.
     """
     location = str(scope) if entry.kind == "pickle" else entry.location
     identity = [entry.kind, location, entry.function, list(entry.argv), selector, list(axes)]

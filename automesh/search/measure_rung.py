@@ -18,10 +18,10 @@ from automesh.search.measure import run_race
 from automesh.search.notebook import Notebook
 from automesh.search.preparation import Preparation
 from automesh.search.racing import Race, RaceRules, Standing
-from automesh.search.ranking import Comparison, may_be_exported, promising
+from automesh.search.ranking import may_be_exported, promising
 from automesh.search.reference import Checks, Reference, check, find_reference
 from automesh.search.study import Study, Trial
-from automesh.search.verdict import Decision, RaceVerdict, kept_or_beaten
+from automesh.search.verdict import Decision, RaceVerdict, comparison_of, kept_or_beaten
 from automesh.search.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.units import format_seconds
 
@@ -201,7 +201,7 @@ class MeasureRung:
         others = [one for one in report.standings if one.finalist != winner.finalist]
         verdict = RaceVerdict(
             winner=winner.finalist,
-            comparisons=tuple(_comparison(one) for one in others if one.to_winner is not None),
+            comparisons=tuple(comparison_of(one) for one in others if one.to_winner is not None),
             sentence=report.sentence,
         )
         self._confirm(verdict, {one.finalist: one for one in report.standings})
@@ -393,15 +393,3 @@ class MeasureRung:
     def _confirmation_s(self, entrants: Sequence[Plan]) -> float:
         pair = [*entrants[:1], *self.preparation.baseline]
         return CONFIRMATIONS * (_PROCESS_START_S + 2 * self._round_s(pair))
-
-
-def _comparison(standing: Standing[Plan]) -> Comparison:
-    ratio = standing.to_winner
-    assert ratio is not None
-    high = ratio.high if ratio.high != float("inf") else ratio.value
-    return Comparison(
-        plan=standing.finalist,
-        verdict="slower" if standing.verdict == "slower" else "tie",
-        ratio=ratio.value,
-        interval=(ratio.low, high),
-    )

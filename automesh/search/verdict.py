@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Measured, Outcome
 from automesh.results.result import Verification
+from automesh.search.racing import Standing
 from automesh.search.ranking import Comparison, may_be_exported
 
 
@@ -41,6 +42,19 @@ class Decision:
     race: RaceVerdict
     confirmed: tuple[tuple[Plan, Measured], ...]
     made: str
+
+
+def comparison_of(standing: Standing[Plan]) -> Comparison:
+    """A finalist against the winner; it must have run a round that the winner ran, too."""
+    ratio = standing.to_winner
+    assert ratio is not None
+    high = ratio.high if ratio.high != float("inf") else ratio.value
+    return Comparison(
+        plan=standing.finalist,
+        verdict="slower" if standing.verdict == "slower" else "tie",
+        ratio=ratio.value,
+        interval=(ratio.low, high),
+    )
 
 
 def kept_or_beaten(

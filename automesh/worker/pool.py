@@ -20,7 +20,7 @@ from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.worker import protocol
 from automesh.worker.messages import Job, Surroundings
-from automesh.worker.process import Process
+from automesh.worker.process import Process, clear_logs
 from automesh.worker.protocol import Answer
 from automesh.worker.wire import Message, WireError
 
@@ -109,6 +109,7 @@ class Pool:
         self._surroundings = surroundings
         self._log_dir = log_dir.absolute()
         self._log_dir.mkdir(parents=True, exist_ok=True)
+        clear_logs(self._log_dir, keep=_KEPT_LOGS)
         self._memory_limit_bytes = memory_limit_bytes
         self._handler = handler
         self._selector = selectors.DefaultSelector()

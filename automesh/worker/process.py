@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -163,6 +164,16 @@ class Process:
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in last_job.rstrip().split("\n")]
         text = "\n".join(lines[-_TAIL_LINES:])
         return _UNPRINTABLE.sub("", text)[-_TAIL_CHARS:]
+
+
+def clear_logs(folder: Path, *, keep: int) -> None:
+    """Removes all but the newest logs of earlier processes: a search may be resumed without end."""
+    logs: list[tuple[float, Path]] = []
+    for path in folder.glob("worker-*.log"):
+        with contextlib.suppress(FileNotFoundError):  # Another search may be clearing up, too.
+            logs.append((path.stat().st_mtime, path))
+    for _, path in sorted(logs)[:-keep]:
+        path.unlink(missing_ok=True)
 
 
 def _command(

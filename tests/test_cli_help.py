@@ -1,0 +1,96 @@
+"""Help texts and the dry run, word for word, and that they are true."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from automesh import cli
+from tests import bad_inputs_run
+from tests.bad_inputs import GOOD
+
+FOLDER = bad_inputs_run.GOLDEN.parent
+HELPS = {
+    "help": "--help",
+    "help_search": "search --help",
+    "help_show": "show --help",
+    "help_doctor": "doctor --help",
+}
+EXAMPLE = re.compile(r"^ {4}automesh (.+?)(?: {3,}.*| \| .*)?$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared() -> Iterator[None]:
+    with bad_inputs_run.inspections_shared():
+        yield
+
+
+def check(name: str, text: str) -> None:
+    """Compares with the golden file, which `pytest` writes if it is not there."""
+    path = FOLDER / f"{name}.txt"
+    if not path.exists():
+        path.write_text(text, encoding="utf-8")
+        pytest.fail(f"{path} was not there and is written now: read it")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_help(name: str, tmp_path: Path) -> None:
+    ran = bad_inputs_run.run(HELPS[name], tmp_path, {"COLUMNS": "80"})
+    assert (ran.code, ran.stderr) == (0, "")
+    assert max(map(len, ran.stdout.splitlines())) <= 80
+    check(name, ran.stdout)
+
+
+def test_help_does_not_need_a_wide_terminal(tmp_path: Path) -> None:
+    for name in HELPS.values():
+        ran = bad_inputs_run.run(name, tmp_path, {"COLUMNS": "200"})
+        assert max(map(len, ran.stdout.splitlines())) <= 80
+
+
+def test_no_command_gets_the_help(tmp_path: Path) -> None:
+    ran = bad_inputs_run.run("", tmp_path)
+    assert (ran.code, ran.stdout) == (2, "")
+    assert ran.stderr == bad_inputs_run.run("--help", tmp_path).stdout
+
+
+def test_every_example_in_the_help_is_a_command(tmp_path: Path) -> None:
+    commands = typer.main.get_command(cli.app).commands  # pyright: ignore
+    seen = set()
+    for help_text in HELPS.values():
+        for example in EXAMPLE.findall(bad_inputs_run.run(help_text, tmp_path).stdout):
+            command, *arguments = shlex.split(example)
+            seen.add(command)
+            commands[command].make_context(command, arguments)
+    assert seen == {"search", "show", "doctor"}
+
+
+def test_the_space_in_the_help_is_one(tmp_path: Path) -> None:
+    from automesh.space.spec import read_space
+
+    text = bad_inputs_run.run("search --help", tmp_path).stdout
+    start = text.index("    [axes]")
+    toml = re.sub(r"^    ", "", text[start : text.index("\n\n", start)], flags=re.MULTILINE)
+    assert set(tomllib.loads(toml)) == {"axes", "constraints", "knobs"}
+    (tmp_path / "space.toml").write_text(toml)
+    assert str(read_space(str(tmp_path / "space.toml")).constraints[0]) == "tp divides num_heads"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_dry_run(width: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GOOD)
+    command = "search train.py --target cpu:4 --dry-run"
+    ran = bad_inputs_run.run(command, tmp_path, {"COLUMNS": str(width)})
+    assert ran.code == 0
+    assert ran.stderr == (
+        "note: knob `microbatches` left out: `build` does not take it\nenumerate 45/45, 9 legal\n"
+    )
+    assert max(map(len, ran.stdout.splitlines())) <= width
+    assert sorted(bad_inputs_run.contents(tmp_path)) == ["train.py"]
+    check(f"dry_run_{width}", ran.stdout)

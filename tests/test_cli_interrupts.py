@@ -1,0 +1,140 @@
+"""Ctrl-C is neither lost nor raised in the middle of something."""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from automesh.search.interrupts import interrupts_at_rest
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before[0])
+    assert signal.getsignal(signal.SIGALRM) == before[1]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@contextmanager
+def raised_within(least_s: float, most_s: float) -> Iterator[None]:
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    assert least_s <= time.monotonic() - began < most_s
+
+
+def wait(limit_s: float) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, selectors.DefaultSelector() as selector:
+        selector.register(ours, selectors.EVENT_READ)
+        selector.select(limit_s)
+
+
+class PressedInDel:
+    def __del__(self) -> None:
+        press()
+
+
+def test_python_alone_loses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    # What this module is for; if Python mends it, the module can go.
+    lost: list[object] = []
+    hook, sys.unraisablehook = sys.unraisablehook, lambda one: lost.append(one.exc_type)
+    try:
+        PressedInDel()
+        gc.collect()
+        wait(0.1)
+    finally:
+        sys.unraisablehook = hook
+    assert lost == [KeyboardInterrupt]
+
+
+def test_it_is_raised_in_the_next_wait() -> None:
+    done: list[str] = []
+    with raised_within(0.0, 0.4), interrupts_at_rest():
+        PressedInDel()
+        gc.collect()
+        done.append("what was going on is finished")
+        wait(30)
+        done.append("the wait is not")
+    assert done == ["what was going on is finished"]
+
+
+def test_a_wait_ends_at_once() -> None:
+    with raised_within(0.1, 0.4), interrupts_at_rest():
+        threading.Timer(0.1, press).start()
+        wait(30)
+
+
+def test_without_a_wait_it_comes_after_half_a_second() -> None:
+    with raised_within(0.5, 1.5), interrupts_at_rest():
+        press()
+        while True:
+            time.sleep(0.001)
+
+
+def test_once_only_while_cleaning_up() -> None:
+    with interrupts_at_rest():
+        try:
+            press()
+            wait(30)
+        except KeyboardInterrupt:
+            wait(0.2)  # As a pool does that kills its workers.
+        with pytest.raises(KeyboardInterrupt):
+            press()
+            time.sleep(1)
+
+
+def test_two_quick_presses_are_one() -> None:
+    with interrupts_at_rest():
+        press()
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            wait(30)
+        wait(0.2)
+
+
+def test_the_handlers_are_given_back() -> None:
+    with interrupts_at_rest():
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
+        press()
+        time.sleep(1)
+
+
+def test_somebody_elses_handler_stays() -> None:
+    seen: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    with interrupts_at_rest():
+        press()
+        wait(0.1)
+    assert seen == [signal.SIGINT]
+
+
+def test_in_another_thread_nothing_is_touched() -> None:
+    handlers: list[object] = []
+
+    def look() -> None:
+        with interrupts_at_rest():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.default_int_handler]
