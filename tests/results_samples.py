@@ -156,6 +156,7 @@ def measured_search() -> SearchResult:
     return SearchResult(
         workload="dense_lm",
         target="cpu-8",
+        platform="cpu",
         device="cpu device",
         device_count=8,
         axes=DEFAULT_AXES,
@@ -215,6 +216,7 @@ def compiled_search() -> SearchResult:
         base,
         workload="moe_lm",
         target="tpu-v5p-1024-4",
+        platform="tpu",
         device="TPU v5p",
         device_count=512,
         candidates=rows,
