@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,19 +55,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """`automesh.search` is the function, though a subpackage has this name too."""
-
-    @property
-    def search(self) -> Any:
-        return __getattr__("search")
-
-    @search.setter
-    def search(self, subpackage: ModuleType) -> None:
-        # Whoever imports the subpackage would otherwise put it in the function's place.
-        del subpackage
-
-
-sys.modules[__name__].__class__ = _Package

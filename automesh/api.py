@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from automesh.errors import UsageError
+from automesh.ladder.entry import parse_entry
+from automesh.ladder.request import SearchRequest
 from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.rules_file import read_rules
 from automesh.program.nouns import Entry
 from automesh.program.payload import pickle_entry
 from automesh.results.result import SearchResult
-from automesh.search.entry import parse_entry
-from automesh.search.request import SearchRequest
 from automesh.units import parse_duration
 
 if TYPE_CHECKING:
@@ -204,8 +204,8 @@ def _entry_of(build: str | Path | Callable[..., Any], args: Sequence[str]) -> En
 
 def run(request: SearchRequest, progress: Progress) -> Result:
     """Runs a checked request to its end, or to Ctrl-C: the result then says `interrupted`."""
-    from automesh.search.interrupts import interrupts_at_rest
-    from automesh.search.run import run_search
+    from automesh.ladder.interrupts import interrupts_at_rest
+    from automesh.ladder.run import run_search
 
     with interrupts_at_rest():
         return Result(found=run_search(request, progress))
@@ -222,7 +222,7 @@ def show(
     Raises:
       UsageError: there is none, or it cannot be read.
     """
-    from automesh.search.run import read_result
+    from automesh.ladder.run import read_result
 
     return Result(found=read_result(study, results=results, storage=storage))
 

@@ -19,9 +19,9 @@ from typing import Literal
 import psutil
 
 from automesh.hardware import chip_for, parse_target, running_under_several_processes
+from automesh.ladder.preparation import memory_share_bytes, surroundings_of
 from automesh.outcomes import Failed
 from automesh.program.nouns import Attachment
-from automesh.search.preparation import memory_share_bytes, surroundings_of
 from automesh.units import format_bytes
 from automesh.worker.messages import DevicesJob
 from automesh.worker.pool import Pool

@@ -20,12 +20,12 @@ from typing import Annotated
 import typer
 from scipy import stats
 
+from automesh.ladder.measure import RaceReport, run_race
+from automesh.ladder.racing import Race, RaceRules
+from automesh.ladder.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failure
 from automesh.program.nouns import Entry, Inspection, VisitAnswer
-from automesh.search.measure import RaceReport, run_race
-from automesh.search.racing import Race, RaceRules
-from automesh.search.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.units import format_change, format_percent, format_seconds, format_wait
 from automesh.worker.messages import InspectJob, Job, Surroundings, VisitJob
 from automesh.worker.pool import Pool

@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 from automesh import cli
-from automesh.search import run as search_run
+from automesh.ladder import run as search_run
 from tests.bad_inputs import ALL, BadInput, Files
 
 GOLDEN = Path(__file__).parent / "golden" / "cli" / "errors.txt"

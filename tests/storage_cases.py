@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from automesh.ladder.storage import Storage
+from automesh.ladder.study import Study, open_study
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Compiled, Counts, Measured, Memory
-from automesh.search.storage import Storage
-from automesh.search.study import Study, open_study
 
 BACKENDS = ("sqlite", "journal", "postgres")
 VERSIONS = (("python", "3.11"), ("jax", "0.10.2"))

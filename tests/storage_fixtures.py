@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from automesh.search.storage import Storage, parse_storage
+from automesh.ladder.storage import Storage, parse_storage
 from tests.postgres import new_database, postgres_server
 
 

@@ -12,10 +12,10 @@ import pytest
 
 import automesh
 from automesh.errors import UsageError
+from automesh.ladder import run as search_run
+from automesh.ladder.refusal import inspection_error
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry
-from automesh.search import run as search_run
-from automesh.search.refusal import inspection_error
 from tests import bad_inputs, bad_inputs_run
 from tests.bad_inputs import ALL, INSPECTED, LONG, QUICK, BadInput
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from automesh.search.interrupts import interrupts_at_rest
+from automesh.ladder.interrupts import interrupts_at_rest
 
 
 @pytest.fixture(autouse=True)

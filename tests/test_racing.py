@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from automesh.search.racing import Race, RaceRules, Standing
-from automesh.search.statistics import (
+from automesh.ladder.racing import Race, RaceRules, Standing
+from automesh.ladder.statistics import (
     Floats,
     median_interval,
     paired_ratio,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from automesh.ladder.measure import RaceReport
+from automesh.ladder.racing import Race, RaceRules
 from automesh.mesh.axes import Plan
-from automesh.search.measure import RaceReport
-from automesh.search.racing import Race, RaceRules
 from benchmarks.measure import EXTRA, FINALISTS, Tally, count, plan, summary
 
 EVERYONE = [plan(copy, 0) for copy in range(FINALISTS)]

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from automesh.mesh.axes import MeshAxis, Plan
-from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
-from automesh.program.nouns import Entry, VisitAnswer
-from automesh.search.confirm import Confirmation, Figure, confirm
-from automesh.search.measure import RaceReport, run_race
-from automesh.search.racing import Race, RaceRules
-from automesh.search.visits import (
+from automesh.ladder.confirm import Confirmation, Figure, confirm
+from automesh.ladder.measure import RaceReport, run_race
+from automesh.ladder.racing import Race, RaceRules
+from automesh.ladder.visits import (
     Calibration,
     Subject,
     VisitRules,
@@ -23,6 +20,9 @@ from automesh.search.visits import (
     visit,
     visit_job,
 )
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.program.nouns import Entry, VisitAnswer
 from automesh.worker.messages import VisitJob
 
 SUBJECT = Subject(

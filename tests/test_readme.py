@@ -94,9 +94,7 @@ def _plan_of(rules) -> str:
 def test_a_training_script_reads_the_rule(tmp_path: Path) -> None:
     (tmp_path / "mesh_rules.toml").write_text(block("rules"))
     (tmp_path / "use.py").write_text(block("train.py"))
-    done = run(
-        [sys.executable, "use.py"], tmp_path, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8"
-    )
+    done = run([sys.executable, "use.py"], tmp_path, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")
     assert done.returncode == 0, done.stderr
     assert "remat" in done.stdout
 

@@ -1,4 +1,4 @@
-"""The shipped scripts from the search to training on its winner, and device counts that are not 2^n."""
+"""The shipped scripts, searched and then trained on the winner; device counts unlike 2^n."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.search import lease
-from automesh.search.holds import FileHolds, SqlHolds
-from automesh.search.lease import Hold, Holds, Lease, Owner, is_dead, take, this_owner
+from automesh.ladder import lease
+from automesh.ladder.holds import FileHolds, SqlHolds
+from automesh.ladder.lease import Hold, Holds, Lease, Owner, is_dead, take, this_owner
 
 ELSEWHERE = Owner(host="other", machine="other", pid=1, start="1", token="t")
 

@@ -8,12 +8,12 @@ from collections.abc import Generator
 import pytest
 
 from automesh.errors import UsageError
+from automesh.ladder import lease
+from automesh.ladder.records import outcome_attributes
+from automesh.ladder.storage import Storage
+from automesh.ladder.study import Study, open_study
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
-from automesh.search import lease
-from automesh.search.records import outcome_attributes
-from automesh.search.storage import Storage
-from automesh.search.study import Study, open_study
 from tests.storage_cases import (
     BACKENDS,
     SOURCE,

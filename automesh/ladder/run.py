@@ -14,19 +14,13 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.hardware import parse_target, running_under_several_processes
-from automesh.mesh.rules_file import check_mergeable
-from automesh.program.nouns import Inspection
-from automesh.results.csv_export import write_csv
-from automesh.results.progress import Progress
-from automesh.results.result import Funnel, SearchResult
-from automesh.results.rule import save_rule
-from automesh.search.assemble import assemble
-from automesh.search.compile_rung import CompileRung
-from automesh.search.identity import workload_name
-from automesh.search.live_pool import LivePool
-from automesh.search.measure_rung import MeasureRung
-from automesh.search.notebook import Footer, Header, Notebook, read_header
-from automesh.search.preparation import (
+from automesh.ladder.assemble import assemble
+from automesh.ladder.compile_rung import CompileRung
+from automesh.ladder.identity import workload_name
+from automesh.ladder.live_pool import LivePool
+from automesh.ladder.measure_rung import MeasureRung
+from automesh.ladder.notebook import Footer, Header, Notebook, read_header
+from automesh.ladder.preparation import (
     Preparation,
     count_workers,
     inspect,
@@ -34,9 +28,15 @@ from automesh.search.preparation import (
     prepare,
     surroundings_of,
 )
-from automesh.search.request import SearchRequest
-from automesh.search.study import Study, open_study, parse_storage
-from automesh.search.visits import VisitRules
+from automesh.ladder.request import SearchRequest
+from automesh.ladder.study import Study, open_study, parse_storage
+from automesh.ladder.visits import VisitRules
+from automesh.mesh.rules_file import check_mergeable
+from automesh.program.nouns import Inspection
+from automesh.results.csv_export import write_csv
+from automesh.results.progress import Progress
+from automesh.results.result import Funnel, SearchResult
+from automesh.results.rule import save_rule
 from automesh.space.space import SearchSpace
 from automesh.space.spec import read_space
 from automesh.units import format_wait

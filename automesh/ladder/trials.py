@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from automesh.ladder.lease import Owner
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
-from automesh.search.lease import Owner
 
 RungName = Literal["compile", "measure"]
 State = Literal["waiting", "running", "done", "raced_out", "failed"]

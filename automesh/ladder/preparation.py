@@ -10,15 +10,15 @@ import psutil
 
 from automesh.errors import UsageError
 from automesh.hardware import Chip, Target, chip_for, local_selector
+from automesh.ladder.baseline import parse_plan
+from automesh.ladder.identity import study_name
+from automesh.ladder.refusal import inspection_error
+from automesh.ladder.request import SearchRequest
 from automesh.mesh.axes import Plan
 from automesh.mesh.granules import granules_of
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry, Inspection
 from automesh.results.progress import Progress
-from automesh.search.baseline import parse_plan
-from automesh.search.identity import study_name
-from automesh.search.refusal import inspection_error
-from automesh.search.request import SearchRequest
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.space import SearchSpace

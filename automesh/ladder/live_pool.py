@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from automesh.ladder.study import Study
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.program.nouns import VisitAnswer
 from automesh.results.progress import Progress
-from automesh.search.study import Study
 from automesh.worker.messages import VisitJob
 from automesh.worker.pool import Pool
 

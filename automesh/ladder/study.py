@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from automesh.errors import UsageError
-from automesh.search.lease import Lease, Owner, this_owner
-from automesh.search.storage import Storage, parse_storage
-from automesh.search.trials import Round, Trial
+from automesh.ladder.lease import Lease, Owner, this_owner
+from automesh.ladder.storage import Storage, parse_storage
+from automesh.ladder.trials import Round, Trial
 
 if TYPE_CHECKING:
-    from automesh.search.backend import Backend
-    from automesh.search.rung import Rung
+    from automesh.ladder.backend import Backend
+    from automesh.ladder.rung import Rung
 
 __all__ = ["Owner", "Round", "Storage", "Study", "Trial", "open_study", "parse_storage"]
 
@@ -37,8 +37,8 @@ def open_study(
       UsageError: the storage cannot be used, a newer automesh made the study, or there is none.
     """
     # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
-    from automesh.search.backend import explained, open_backend
-    from automesh.search.rung import Rung
+    from automesh.ladder.backend import explained, open_backend
+    from automesh.ladder.rung import Rung
 
     backend = open_backend(storage)
     owner = this_owner()

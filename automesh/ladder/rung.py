@@ -15,11 +15,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from automesh.errors import UsageError
 from automesh.jsonio import from_json
-from automesh.mesh.axes import Plan
-from automesh.outcomes import Outcome
-from automesh.search.backend import Backend
-from automesh.search.lease import Lease, Owner, expired, release, take
-from automesh.search.records import (
+from automesh.ladder.backend import Backend
+from automesh.ladder.lease import Lease, Owner, expired, release, take
+from automesh.ladder.records import (
     Choices,
     extended,
     final_state,
@@ -30,7 +28,9 @@ from automesh.search.records import (
     read_trial,
     round_attribute,
 )
-from automesh.search.trials import Round, RungName, Trial
+from automesh.ladder.trials import Round, RungName, Trial
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Outcome
 
 SCHEMA = 1
 Finish = Literal["stored", "already_finished", "lost"]

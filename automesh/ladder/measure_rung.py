@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from automesh.ladder.confirm import Confirmation, Figure, confirm
+from automesh.ladder.live_pool import LivePool
+from automesh.ladder.measure import run_race
+from automesh.ladder.notebook import Notebook
+from automesh.ladder.preparation import Preparation
+from automesh.ladder.racing import Race, RaceRules, Standing
+from automesh.ladder.ranking import may_be_exported, promising
+from automesh.ladder.reference import Checks, Reference, check, find_reference
+from automesh.ladder.study import Study, Trial
+from automesh.ladder.verdict import Decision, RaceVerdict, comparison_of, kept_or_beaten
+from automesh.ladder.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failure, Measured, Outcome
 from automesh.results.progress import Progress
 from automesh.results.result import Verification
-from automesh.search.confirm import Confirmation, Figure, confirm
-from automesh.search.live_pool import LivePool
-from automesh.search.measure import run_race
-from automesh.search.notebook import Notebook
-from automesh.search.preparation import Preparation
-from automesh.search.racing import Race, RaceRules, Standing
-from automesh.search.ranking import may_be_exported, promising
-from automesh.search.reference import Checks, Reference, check, find_reference
-from automesh.search.study import Study, Trial
-from automesh.search.verdict import Decision, RaceVerdict, comparison_of, kept_or_beaten
-from automesh.search.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.units import format_seconds
 
 CONFIRMATIONS = 5  # fresh processes, each of which visits winner and baseline

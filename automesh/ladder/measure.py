@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from automesh.ladder.racing import Ending, Race, Standing
+from automesh.ladder.visits import Calibration, Course, Subject, VisitPool, VisitRules
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failure
-from automesh.search.racing import Ending, Race, Standing
-from automesh.search.visits import Calibration, Course, Subject, VisitPool, VisitRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

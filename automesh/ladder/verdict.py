@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from automesh.ladder.racing import Standing
+from automesh.ladder.ranking import Comparison, may_be_exported
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Measured, Outcome
 from automesh.results.result import Verification
-from automesh.search.racing import Standing
-from automesh.search.ranking import Comparison, may_be_exported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from automesh.jsonio import from_json, to_json
+from automesh.ladder.study import Study, Trial
+from automesh.ladder.verdict import Decision
 from automesh.mesh.axes import Plan
-from automesh.search.study import Study, Trial
-from automesh.search.verdict import Decision
 
 Pairs = tuple[tuple[str, str], ...]
 

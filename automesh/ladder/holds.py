@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import from_json, to_json
-from automesh.search.lease import Hold, Owner
+from automesh.ladder.lease import Hold, Owner
 
 _TABLE = sa.Table(
     "automesh_holds",

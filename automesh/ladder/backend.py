@@ -20,9 +20,9 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from automesh.errors import UsageError
-from automesh.search.holds import FileHolds, SqlHolds
-from automesh.search.lease import Holds
-from automesh.search.storage import Storage
+from automesh.ladder.holds import FileHolds, SqlHolds
+from automesh.ladder.lease import Holds
+from automesh.ladder.storage import Storage
 
 BUSY_S = 60.0  # how long a write waits for another process to end its own, which takes milliseconds
 CONNECT_S = 10

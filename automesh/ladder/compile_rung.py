@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from automesh.cost.roofline import predict
+from automesh.ladder.notebook import Notebook
+from automesh.ladder.preparation import Preparation
+from automesh.ladder.ranking import best_first
+from automesh.ladder.rung import Rung
+from automesh.ladder.study import Study, Trial
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failed, Failure, Outcome, OutOfMemory, TimedOut
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.results.progress import Progress
-from automesh.search.notebook import Notebook
-from automesh.search.preparation import Preparation
-from automesh.search.ranking import best_first
-from automesh.search.rung import Rung
-from automesh.search.study import Study, Trial
 from automesh.units import format_bytes, format_seconds
 from automesh.worker.messages import CompileJob
 from automesh.worker.pool import Pool

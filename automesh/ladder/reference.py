@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from automesh.ladder.numerics import Agreement, compare_losses
+from automesh.ladder.visits import Calibration, Subject, VisitPool, VisitRules, record_losses
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Numerics
 from automesh.program.nouns import VisitAnswer
-from automesh.search.numerics import Agreement, compare_losses
-from automesh.search.visits import Calibration, Subject, VisitPool, VisitRules, record_losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
-from automesh.search.statistics import (
+from automesh.ladder.statistics import (
     Floats,
     Ratio,
     TrimmedMean,

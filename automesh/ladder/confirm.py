@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from automesh.ladder.statistics import Ratio, median_interval, paired_ratio
+from automesh.ladder.visits import Calibration, Course, Subject, VisitPool, VisitRules
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failure
-from automesh.search.statistics import Ratio, median_interval, paired_ratio
-from automesh.search.visits import Calibration, Course, Subject, VisitPool, VisitRules
 
 _FEWEST = 3  # below this many processes a median with an interval is no evidence
 

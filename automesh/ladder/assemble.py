@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 
 from automesh.hardware import chip_for
+from automesh.ladder.notebook import Header, Notebook
+from automesh.ladder.ranking import rank
+from automesh.ladder.rung import Rung
+from automesh.ladder.study import Study
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failed, Measured, Outcome, OutOfMemory, TimedOut
 from automesh.results.result import Funnel, SearchResult
-from automesh.search.notebook import Header, Notebook
-from automesh.search.ranking import rank
-from automesh.search.rung import Rung
-from automesh.search.study import Study
 
 
 def assemble(study: Study, header: Header) -> SearchResult:

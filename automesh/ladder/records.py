@@ -12,6 +12,8 @@ from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from automesh.jsonio import from_json, to_json
+from automesh.ladder.lease import Owner
+from automesh.ladder.trials import Round, RungName, State, Trial
 from automesh.mesh.axes import Plan, Scalar
 from automesh.outcomes import (
     Compiled,
@@ -22,8 +24,6 @@ from automesh.outcomes import (
     RuledOut,
     TimedOut,
 )
-from automesh.search.lease import Owner
-from automesh.search.trials import Round, RungName, State, Trial
 
 Choices = dict[str, list[Scalar | None]]
 """Parameter -> its values in the order in which they were first seen; trials store the index."""

@@ -1,0 +1,1 @@
+"""The ladder of rungs, its study, its statistics (no jax)."""

@@ -1,1 +1,0 @@
-"""The search: the ladder of rungs, its study, its statistics (no jax)."""

@@ -1,0 +1,18 @@
+"""Every public name is what it says, whatever else has been imported."""
+
+from __future__ import annotations
+
+import automesh
+from automesh import api
+from automesh.ladder import run
+
+
+def test_no_subpackage_takes_the_place_of_a_function() -> None:
+    # A package `automesh.search` would, as soon as anybody imported it.
+    assert run.run_search is not None
+    assert automesh.search is api.search
+
+
+def test_every_public_name_can_be_had() -> None:
+    assert all(getattr(automesh, name) is not None for name in automesh.__all__)
+    assert set(automesh.__all__) == set(dir(automesh))
