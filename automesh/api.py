@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -168,8 +169,9 @@ def make_request(
     memory_limit_bytes: int,
     dry_run: bool,
     new: bool,
+    command: str = "",
 ) -> SearchRequest:
-    """Checks the arguments of a search that need no worker."""
+    """Checks the arguments of a search that need no worker; see `SearchRequest`."""
     if top < 1:
         raise UsageError(f"`top` is {top}; at least one finalist must be measured")
     entry = _entry_of(build, args)
@@ -179,6 +181,7 @@ def make_request(
         rules = Path("mesh_rules.toml")
     return SearchRequest(
         entry=entry,
+        command=command,
         target=target,
         space=space,
         budget_s=budget_s,
@@ -199,6 +202,7 @@ def _entry_of(build: str | Path | Callable[..., Any], args: Sequence[str]) -> En
     if isinstance(build, str | Path):
         return parse_entry(str(build), args)
     folder = Path(tempfile.mkdtemp(prefix="automesh-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return pickle_entry(build, folder / "build.pickle")
 
 

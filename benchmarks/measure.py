@@ -34,7 +34,7 @@ FINALISTS = 5
 DEVICES = 2
 RACES_PER_PROCESS = 4  # a process has luck of its own (addresses): races should not all share it
 # Shorter samples than a search takes, so that 80 races take minutes: noisier, hence harder.
-RULES = VisitRules(sample_s=0.006, samples=5, warmup_s=0.002, loss_steps=1, timeout_s=120.0)
+RULES = VisitRules(sample_s=0.008, samples=5, warmup_s=0.002, loss_steps=1, timeout_s=120.0)
 
 SCRIPT = '''\
 """A train step of `20 + extra` equal matrix products; `copy` changes nothing."""

@@ -84,6 +84,8 @@ class CompileRung:
             for finished in self.pool.wait(POLL_S):
                 self._record(finished.ticket, finished.result, doubtful=finished.doubtful)
             self.progress.tick()
+        # What is still in flight or waits for it is for the next run: this pool is about to close.
+        self._rung.give_all_back()
         return {plan: self._done[plan] for plan in self.plans if plan in self._done}
 
     def _reload(self) -> None:

@@ -143,21 +143,7 @@ def prepare(
         progress.notice(notice)
     slices = len({device.slice_index for device in devices})
     selector = target.selector or local_selector(first.platform, first.kind, len(devices), slices)
-    text = request.baseline.strip() or inspection.baseline.strip()
-    baseline = (
-        (
-            parse_plan(
-                text,
-                names=space.names,
-                num_devices=len(devices),
-                num_granules=num_granules,
-                knobs=dict(inspection.knobs),
-                varied=[name for name, _ in enumeration.legal[0].knobs],
-            ),
-        )
-        if text
-        else ()
-    )
+    baseline = _baseline(request, inspection, enumeration, space, num_granules)
     name = study_name(request.entry, selector=selector, axes=space.names, scope=request.results)
     folder = _study_folder(request.results, name, new=request.new)
     return Preparation(
@@ -174,6 +160,27 @@ def prepare(
         num_granules=num_granules,
         timeout_s=request.timeout_s,
     )
+
+
+def _baseline(
+    request: SearchRequest,
+    inspection: Inspection,
+    enumeration: Enumeration,
+    space: SearchSpace,
+    num_granules: int,
+) -> tuple[Plan, ...]:
+    text = request.baseline.strip() or inspection.baseline.strip()
+    if not text:
+        return ()
+    plan = parse_plan(
+        text,
+        names=space.names,
+        num_devices=len(inspection.devices),
+        num_granules=num_granules,
+        knobs=dict(inspection.knobs),
+        varied=[name for name, _ in enumeration.legal[0].knobs],
+    )
+    return (plan,)
 
 
 def _study_folder(results: Path, name: str, *, new: bool) -> Path:

@@ -50,7 +50,7 @@ class RaceRules:
     error: float = 0.05
     margin: float = 0.01
     equivalence: float = 0.02
-    max_rounds: int = 30
+    max_rounds: int = 40
 
     @property
     def looks(self) -> tuple[int, ...]:

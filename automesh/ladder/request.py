@@ -13,6 +13,7 @@ class SearchRequest:
     """The inputs of one search.
 
     Attributes:
+      command: what was typed, to be shown as the way to go on; empty from Python.
       target: `local`, or `cpu:N` for N virtual CPU devices.
       space: name of a shipped search space or path of a TOML file.
       budget_s: seconds for everything after the inspection; the final confirmation may overrun it.
@@ -30,6 +31,7 @@ class SearchRequest:
     """
 
     entry: Entry
+    command: str = ""
     target: str = "local"
     space: str = "auto"
     budget_s: float = 600.0

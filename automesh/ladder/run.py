@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,13 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from automesh.errors import UsageError
-from automesh.hardware import parse_target, running_under_several_processes
+from automesh.hardware import Target, parse_target, running_under_several_processes
 from automesh.ladder.assemble import assemble
 from automesh.ladder.compile_rung import CompileRung
 from automesh.ladder.identity import workload_name
 from automesh.ladder.live_pool import LivePool
 from automesh.ladder.measure_rung import MeasureRung
 from automesh.ladder.notebook import Footer, Header, Notebook, read_header
+from automesh.ladder.places import as_seen, check_places, make_folder, newest_study
 from automesh.ladder.preparation import (
     Preparation,
     count_workers,
@@ -31,7 +30,6 @@ from automesh.ladder.preparation import (
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.study import Study, open_study, parse_storage
 from automesh.ladder.visits import VisitRules
-from automesh.mesh.rules_file import check_mergeable
 from automesh.program.nouns import Inspection
 from automesh.results.csv_export import write_csv
 from automesh.results.progress import Progress
@@ -40,6 +38,7 @@ from automesh.results.rule import save_rule
 from automesh.space.space import SearchSpace
 from automesh.space.spec import read_space
 from automesh.units import format_wait
+from automesh.worker.messages import Surroundings
 from automesh.worker.pool import Pool
 
 COMPILE_SHARE = 0.6  # of the budget; what compiling leaves of it goes to measuring
@@ -63,17 +62,43 @@ def run_search(
     target = parse_target(request.target, os.environ)
     space = read_space(request.space)
     if not request.dry_run:
-        _check_places(request, space)
-    workers = count_workers(target, request.workers)
-    limit = request.memory_limit_bytes or memory_share_bytes(1)
-    surroundings = surroundings_of(target)
+        check_places(request, space.names)
+    preparation = _look(request, target, space, progress)
+    if request.dry_run:
+        return _enumerated_only(request, preparation)
+    make_folder(preparation.folder)
+    with open_study(
+        parse_storage(request.storage, preparation.folder),
+        preparation.name,
+        source_hash=preparation.inspection.source_hash,
+        versions=preparation.provenance,
+    ) as study:
+        search = _Search(
+            request=request,
+            preparation=preparation,
+            study=study,
+            progress=progress,
+            surroundings=surroundings_of(target),
+            workers=count_workers(target, request.workers),
+            clock=clock,
+        )
+        return search.run()
+
+
+def _look(
+    request: SearchRequest, target: Target, space: SearchSpace, progress: Progress
+) -> Preparation:
+    """Inspects the script and the devices in a worker of its own, and enumerates the plans."""
     with (
         tempfile.TemporaryDirectory(prefix="automesh-inspect-") as logs,
         Pool(
-            size=1, surroundings=surroundings, log_dir=Path(logs), memory_limit_bytes=limit
-        ) as inspecting,
+            size=1,
+            surroundings=surroundings_of(target),
+            log_dir=Path(logs),
+            memory_limit_bytes=request.memory_limit_bytes or memory_share_bytes(1),
+        ) as pool,
     ):
-        inspection = inspect(inspecting, request, space, progress)
+        inspection = inspect(pool, request, space, progress)
         preparation = prepare(request, target, space, inspection, progress)
     enumeration = preparation.enumeration
     progress.phase(
@@ -82,34 +107,7 @@ def run_search(
         done=enumeration.num_plans,
         note=f"{len(enumeration.legal)} legal",
     )
-    if request.dry_run:
-        return _enumerated_only(request, preparation)
-    _make_folder(preparation.folder)
-    storage = parse_storage(request.storage, preparation.folder)
-    with (
-        open_study(
-            storage,
-            preparation.name,
-            source_hash=inspection.source_hash,
-            versions=preparation.provenance,
-        ) as study,
-        Pool(
-            size=workers,
-            surroundings=surroundings,
-            log_dir=preparation.folder / "logs",
-            memory_limit_bytes=request.memory_limit_bytes or memory_share_bytes(workers),
-        ) as pool,
-    ):
-        search = _Search(
-            request=request,
-            preparation=preparation,
-            study=study,
-            pool=pool,
-            progress=progress,
-            workers=workers,
-            clock=clock,
-        )
-        return search.run()
+    return preparation
 
 
 def read_result(study: Path | None, *, results: Path, storage: str) -> SearchResult:
@@ -118,7 +116,7 @@ def read_result(study: Path | None, *, results: Path, storage: str) -> SearchRes
     Raises:
       UsageError: there is no such study, or it cannot be read.
     """
-    folder = _newest(results, storage) if study is None else study
+    folder = newest_study(results, storage) if study is None else study
     place = parse_storage(storage, folder)
     if place.kind != "server" and not Path(place.location).is_file():
         raise UsageError(
@@ -139,8 +137,8 @@ class _Search:
     request: SearchRequest
     preparation: Preparation
     study: Study
-    pool: Pool
     progress: Progress
+    surroundings: Surroundings
     workers: int
     clock: Callable[[], float]
 
@@ -158,7 +156,6 @@ class _Search:
         except KeyboardInterrupt:
             # Whatever is in flight is given back when the study closes; the table shows the rest.
             interrupted = True
-            self.pool.close()
         footer = Footer(
             stop_reason=self._stop_reason(header, interrupted),
             rules_path="",
@@ -168,38 +165,47 @@ class _Search:
         result = assemble(self.study, header)
         if result.verifications and self.request.rules and not interrupted:
             path = save_rule(result, Path(self.request.rules))
-            notebook.note_footer(_with_rules(footer, str(path)))
+            notebook.note_footer(_with_rules(footer, as_seen(path)))
             result = assemble(self.study, header)
         write_csv(result, self.preparation.folder / "trials.csv")
         return result
 
     def _climb(self, notebook: Notebook, started_s: float) -> None:
         budget_s = self.request.budget_s
-        compiled = CompileRung(
-            preparation=self.preparation,
-            notebook=notebook,
-            study=self.study,
-            pool=self.pool,
-            progress=self.progress,
-            plans=self.preparation.plans,
-            workers=self.workers,
-            deadline_s=started_s + COMPILE_SHARE * budget_s,
-            clock=self.clock,
-        ).run()
-        # Compile workers share the machine's memory and cores with what is measured: they go first.
-        self.pool.recycle()
-        MeasureRung(
-            preparation=self.preparation,
-            study=self.study,
-            notebook=notebook,
-            pool=LivePool(pool=self.pool, study=self.study, progress=self.progress),
-            progress=self.progress,
-            compiled=compiled,
-            top=self.request.top,
-            deadline_s=started_s + budget_s,
-            rules=VisitRules(timeout_s=self.request.timeout_s),
-            clock=self.clock,
-        ).run()
+        with self._open_pool(self.workers) as pool:
+            compiled = CompileRung(
+                preparation=self.preparation,
+                notebook=notebook,
+                study=self.study,
+                pool=pool,
+                progress=self.progress,
+                plans=self.preparation.plans,
+                workers=self.workers,
+                deadline_s=started_s + COMPILE_SHARE * budget_s,
+                clock=self.clock,
+            ).run()
+        # Another pool: what is measured has the cores and the memory of the machine to itself.
+        with self._open_pool(1) as pool:
+            MeasureRung(
+                preparation=self.preparation,
+                study=self.study,
+                notebook=notebook,
+                pool=LivePool(pool=pool, study=self.study, progress=self.progress),
+                progress=self.progress,
+                compiled=compiled,
+                top=self.request.top,
+                deadline_s=started_s + budget_s,
+                rules=VisitRules(timeout_s=self.request.timeout_s),
+                clock=self.clock,
+            ).run()
+
+    def _open_pool(self, size: int) -> Pool:
+        return Pool(
+            size=size,
+            surroundings=self.surroundings,
+            log_dir=self.preparation.folder / "logs",
+            memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(size),
+        )
 
     def _stop_reason(self, header: Header, interrupted: bool) -> str:
         if interrupted:
@@ -234,9 +240,11 @@ def _header(request: SearchRequest, preparation: Preparation, study: Study) -> H
         baseline=preparation.baseline,
         notices=enumeration.notices,
         tokens_per_step=inspection.tokens_per_step,
-        location=study.storage.text,
-        results_dir=str(preparation.folder),
-        command=shlex.join(["automesh", *sys.argv[1:]]),
+        location=study.storage.text
+        if study.storage.kind == "server"
+        else as_seen(study.storage.location),
+        results_dir=as_seen(preparation.folder),
+        command=request.command,
         source_hash=inspection.source_hash,
         versions=preparation.provenance,
     )
@@ -286,39 +294,3 @@ def _enumerated_only(request: SearchRequest, preparation: Preparation) -> Search
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=preparation.provenance,
     )
-
-
-def _check_places(request: SearchRequest, space: SearchSpace) -> None:
-    """Makes sure, before anything costs time, that what is found can be kept."""
-    _make_folder(request.results)
-    parse_storage(request.storage, request.results)
-    if request.rules:
-        check_mergeable(Path(request.rules), space.names)
-
-
-def _make_folder(folder: Path) -> Path:
-    hint = "choose another folder with --results"
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"`{folder}` is a file, but results need a folder", hint=hint)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise UsageError(
-            f"the folder `{folder}` cannot be made or written: {reason}", hint=hint
-        ) from None
-    return folder
-
-
-def _newest(results: Path, storage: str) -> Path:
-    # With a storage of its own a study has no database in its folder.
-    marker = "logs" if storage else "study.db"
-    studies = [path.parent for path in results.glob(f"*/{marker}")]
-    if not studies:
-        raise UsageError(
-            f"there is no study under `{results}`",
-            hint="run `automesh search SCRIPT` first, or give the study's folder",
-        )
-    return max(studies, key=lambda folder: (folder / marker).stat().st_mtime)
