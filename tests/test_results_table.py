@@ -225,6 +225,7 @@ def results(draw: st.DrawFn) -> object:
     speedup = draw(st.floats(0.1, 100))
     verification = Verification(
         processes=draw(st.integers(0, 9)),
+        baseline=draw(TEXT),
         speedup=speedup,
         speedup_interval=(speedup * 0.9, speedup * 1.1),
         is_tie=draw(st.booleans()),

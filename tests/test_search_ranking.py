@@ -96,3 +96,9 @@ def test_every_plan_appears_once_and_predictions_are_in_order(times: list[float]
     assert sorted(str(one.plan) for one in ranked) == sorted(map(str, known))
     steps = [one.outcome.step_s for one in ranked]
     assert steps == sorted(steps)
+
+
+def test_the_baseline_is_compiled_before_all_else() -> None:
+    plans = [plan("dp:4"), plan("tp:4"), plan("tp:4", "full")]
+    order = best_first(plans, {}, usual=plans[0], first=[plan("tp:4", "full")])
+    assert order == (plan("tp:4", "full"), plan("dp:4"), plan("tp:4"))

@@ -131,7 +131,8 @@ def _attached() -> tuple[str, tuple[str, ...]]:
     notices: list[str] = []
     for platform, device, is_there, plugins, package in present:
         if is_there and any(importlib.util.find_spec(plugin) for plugin in plugins):
-            return platform, tuple(notices)
+            # The CPU beside it, second so that it is not the default: scripts build arrays there.
+            return f"{platform},cpu", tuple(notices)
         # A /dev/vfio group alone may belong to any passed-through device.
         if is_there and (platform != "tpu" or any(Path("/dev").glob("accel*"))):
             notices.append(

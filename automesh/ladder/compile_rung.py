@@ -11,6 +11,7 @@ from automesh.cost.roofline import predict
 from automesh.ladder.notebook import Notebook
 from automesh.ladder.preparation import Preparation
 from automesh.ladder.ranking import best_first
+from automesh.ladder.refusal import refuse_to_blame
 from automesh.ladder.rung import Rung
 from automesh.ladder.study import Study, Trial
 from automesh.mesh.axes import Plan
@@ -58,6 +59,7 @@ class CompileRung:
     _retried: set[int] = field(init=False, default_factory=set)
     _started: int = field(init=False, default=0)
     _took_s: float = field(init=False, default=0.0)
+    _recorded: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._rung = self.study.compile
@@ -73,7 +75,9 @@ class CompileRung:
             if all(plan in self._done for plan in self.plans):
                 break
             late_s = self.clock() - self.deadline_s
-            if late_s > 0 and self._started and (not self._running or late_s > GRACE_S):
+            # A compile that takes longer than all that is granted must end in some run, too.
+            impatient = late_s > GRACE_S and self._recorded
+            if late_s > 0 and self._started and (not self._running or impatient):
                 break
             if late_s <= 0 or not self._started:
                 self._lead()
@@ -101,8 +105,11 @@ class CompileRung:
         self._show()
 
     def _remember(self, fingerprint: str, plan: str, outcome: Outcome) -> None:
-        # A program that ran out of memory will again; one whose worker died may have had bad luck.
-        if isinstance(outcome, (Compiled, OutOfMemory)):
+        # A program that does not fit the device never will; one whose worker was killed, for the
+        # memory of the host too, may have had bad luck.
+        limit = self.preparation.device_memory_bytes
+        too_large = isinstance(outcome, OutOfMemory) and limit and outcome.limit_bytes == limit
+        if isinstance(outcome, Compiled) or too_large:
             self._known.setdefault(fingerprint, (plan, outcome))
 
     def _lead(self) -> None:
@@ -116,7 +123,8 @@ class CompileRung:
         room = 2 * self.workers - sum(1 for trial in mine if trial.state == "waiting")
         if wanted and room > 0:
             usual = self.preparation.enumeration.legal[0]
-            self._rung.enqueue(best_first(wanted, self._done, usual=usual)[:room])
+            order = best_first(wanted, self._done, usual=usual, first=self.preparation.baseline)
+            self._rung.enqueue(order[:room])
 
     def _start(self) -> None:
         while self._retries and len(self._running) < self.workers:
@@ -158,7 +166,9 @@ class CompileRung:
         if doubtful and trial.storage_id not in self._retried:
             self._retry(trial)
             return
+        refuse_to_blame(result)
         self._took_s = self.clock() - began_s
+        self._recorded += 1
         if isinstance(result, Lowered):
             if result.fingerprint in self._known:
                 self._take_over(trial, result.fingerprint)
@@ -180,8 +190,10 @@ class CompileRung:
     def _retry(self, trial: Trial) -> None:
         """Once more: a worker that ends may have been spoiled by the plans before, or be killed."""
         self._retried.add(trial.storage_id)
-        self._programs.pop(self._compiling(trial), None)
-        self._retries.append(trial)
+        fingerprint = self._compiling(trial)
+        self._programs.pop(fingerprint, None)
+        # Those that waited for it go on by themselves: it may never come back to this program.
+        self._retries += [trial, *self._waiting.pop(fingerprint, [])]
 
     def _compiling(self, trial: Trial) -> str:
         """The program that the trial's worker was told to compile; empty if none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from automesh.ladder.refusal import refuse_to_blame
 from automesh.ladder.study import Study
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.program.nouns import VisitAnswer
@@ -13,7 +14,11 @@ from automesh.worker.pool import Pool
 
 _PULSE_S = 2.0
 # What ends in these stages is taken for a refusal by the plan: it should be one.
-_REFUSALS = ("load", "build", "lower", "compile")
+_REFUSALS = ("start", "load", "build", "lower", "compile")
+
+
+class LeaseLost(Exception):
+    """This search was silent for so long that another has taken over the measuring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,12 @@ class LivePool:
     progress: Progress
 
     def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
-        """Does one visit; see `VisitPool`."""
+        """Does one visit; see `VisitPool`.
+
+        Raises:
+          LeaseLost: two searches must not measure at the same time.
+          UsageError: the machine failed, which says nothing about the plan.
+        """
         ticket, again = self.pool.submit(job, timeout_s), False
         while True:
             for finished in self.pool.wait(_PULSE_S):
@@ -37,9 +47,11 @@ class LivePool:
                 if not isinstance(result, (Failed, TimedOut, OutOfMemory)):
                     raise TypeError(f"a visit was answered with {type(result).__name__}")
                 if again or not finished.doubtful or result.stage not in _REFUSALS:
+                    refuse_to_blame(result)
                     return result
                 ticket, again = self.pool.submit(job, timeout_s), True
-            self.study.heartbeat()
+            if not self.study.heartbeat():
+                raise LeaseLost
             self.progress.tick()
 
     def recycle(self) -> None:

@@ -6,8 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
+from automesh.errors import UsageError
+from automesh.ladder.closing import decide, figures_of, final_outcome, measured_outcome
 from automesh.ladder.confirm import Confirmation, Figure, confirm
 from automesh.ladder.live_pool import LivePool
 from automesh.ladder.measure import run_race
@@ -17,12 +18,11 @@ from automesh.ladder.racing import Race, RaceRules, Standing
 from automesh.ladder.ranking import may_be_exported, promising
 from automesh.ladder.reference import Checks, Reference, check, find_reference
 from automesh.ladder.study import Study, Trial
-from automesh.ladder.verdict import Decision, RaceVerdict, comparison_of, kept_or_beaten
+from automesh.ladder.verdict import Decision, RaceVerdict, comparison_of
 from automesh.ladder.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Failure, Measured, Outcome
+from automesh.outcomes import Compiled, Measured, Outcome
 from automesh.results.progress import Progress
-from automesh.results.result import Verification
 from automesh.units import format_seconds
 
 CONFIRMATIONS = 5  # fresh processes, each of which visits winner and baseline
@@ -59,22 +59,44 @@ class MeasureRung:
     _checks: Checks = field(init=False, default_factory=Checks)
     _rounds: int = field(init=False, default=0)
 
-    def run(self) -> None:
-        """Measures what is not measured yet, and stores everything; the study is the result."""
+    def run(self) -> str:
+        """Measures what is not measured yet, and stores everything; the study is the result.
+
+        Returns:
+          How it ended, a sentence; empty if there was nothing left to measure.
+
+        Raises:
+          LeaseLost: another search has taken over, as this one was silent for too long.
+          UsageError: the machine, not a plan, failed; or the script was changed meanwhile.
+        """
+        for plan in self.preparation.baseline:
+            if not isinstance(self.compiled.get(plan), Compiled):
+                self.progress.notice(
+                    f"the baseline {plan} was not compiled, so nobody is raced with it"
+                )
         finalists = promising(self.compiled, first=self.preparation.baseline, limit=self.top)
-        if not finalists or not self._wait_for_lease():
-            return
+        if not finalists:
+            return "nothing compiled"
+        if not self._wait_for_lease():
+            return "another search on this storage is measuring; run the same command later"
         self._reload()
         decision = self.notebook.decision()
         todo = [plan for plan in finalists if plan not in self._done]
         # All may be finished and nothing decided, where the winner failed in its confirmation.
         undecided = [] if todo or decision is not None else self._eligible(finalists)
-        if not todo and not undecided:
-            return
+        if not todo and not undecided and self._is_compared(decision):
+            return ""
         entrants = list(dict.fromkeys([*todo, *undecided, *self._anchors(decision)]))
         self._open_trials(todo)
-        if self._calibrate(entrants):
-            self._race([plan for plan in entrants if plan in self._calibrations])
+        if not self._calibrate(entrants):
+            return "no finalist could be measured"
+        return self._race([plan for plan in entrants if plan in self._calibrations])
+
+    def _is_compared(self, decision: Decision | None) -> bool:
+        """Whether the decision compares with the baseline as it is now, if that can be raced."""
+        able = self._eligible(self.preparation.baseline)
+        known = {} if decision is None else dict(decision.confirmed)
+        return all(plan in known for plan in able)
 
     def _wait_for_lease(self) -> bool:
         """Waits for another search on the same storage to finish measuring, or to die."""
@@ -86,9 +108,6 @@ class MeasureRung:
             self.study.heartbeat()
             time.sleep(_WAIT_S)
             if self.clock() > self.deadline_s + _OVERRUN_S:
-                self.progress.notice(
-                    "another search on this storage is measuring; run the command again later"
-                )
                 return False
         return True
 
@@ -141,10 +160,16 @@ class MeasureRung:
     def _visit_first(self, plan: Plan) -> None:
         self.progress.now(f"{plan}, first visit")
         found = calibrate(self.pool, self._subject, plan, rules=self.rules, clock=self.clock)
-        if isinstance(found, Calibration):
-            self._calibrations[plan] = found
-        else:
+        if not isinstance(found, Calibration):
             self._finish(plan, found)
+            return
+        compiled = self.compiled.get(plan)
+        if isinstance(compiled, Compiled) and compiled.fingerprint != found.first.fingerprint:
+            raise UsageError(
+                "the script was changed while it was searched",
+                hint="run the same command again: what still holds is kept",
+            )
+        self._calibrations[plan] = found
 
     def _reference(self, entrants: Sequence[Plan]) -> Reference:
         baseline = [plan for plan in self.preparation.baseline if plan in entrants]
@@ -175,10 +200,18 @@ class MeasureRung:
             return
         samples = calibration.first.samples_s
         span = (min(samples), max(samples))
-        self._finish(plan, self._measured(plan, samples, sorted(samples)[len(samples) // 2], span))
+        outcome = measured_outcome(
+            calibration,
+            self.compiled.get(plan),
+            self._checks.of(plan),
+            samples,
+            step_s=statistics.median(samples),
+            interval_s=span,
+        )
+        self._finish(plan, outcome)
         del self._calibrations[plan]
 
-    def _race(self, entrants: Sequence[Plan]) -> None:
+    def _race(self, entrants: Sequence[Plan]) -> str:
         stored = {plan: self._stored_rounds(plan) for plan in entrants}
         # An anchor has no rounds of this race, and without them the others' compare with nothing.
         resumable = all(plan in self._trials for plan in entrants)
@@ -197,14 +230,15 @@ class MeasureRung:
         )
         winner = report.winner
         if winner is None:
-            return
+            return "no finalist ran to the end of a round; run the same command to go on"
         others = [one for one in report.standings if one.finalist != winner.finalist]
         verdict = RaceVerdict(
             winner=winner.finalist,
             comparisons=tuple(comparison_of(one) for one in others if one.to_winner is not None),
             sentence=report.sentence,
         )
-        self._confirm(verdict, {one.finalist: one for one in report.standings})
+        standings = {one.finalist: one for one in report.standings}
+        return self._confirm(verdict, standings, race_was_decided=report.ended != "deadline")
 
     def _start_race(
         self, entrants: Sequence[Plan], stored: Mapping[Plan, Sequence[float]]
@@ -241,7 +275,13 @@ class MeasureRung:
             middle_s = statistics.median(race.values_of(leader))
             self.progress.best(f"{leader}, {format_seconds(middle_s)} measured")
 
-    def _confirm(self, verdict: RaceVerdict, standings: Mapping[Plan, Standing[Plan]]) -> None:
+    def _confirm(
+        self,
+        verdict: RaceVerdict,
+        standings: Mapping[Plan, Standing[Plan]],
+        *,
+        race_was_decided: bool,
+    ) -> str:
         winner = self._calibrations[verdict.winner]
         rivals = [plan for plan in self.preparation.baseline if plan in self._calibrations]
         rivals = [plan for plan in rivals if plan != verdict.winner]
@@ -263,118 +303,55 @@ class MeasureRung:
             rules=self.rules,
             processes=CONFIRMATIONS,
             seed=0,
-            # Three processes are the least evidence: they are granted even past the budget.
             deadline_s=max(self.deadline_s, self.clock() + self._confirmation_s([verdict.winner])),
             clock=self.clock,
             on_round=on_round,
         )
-        self._store(verdict, standings, confirmation)
+        return self._store(verdict, standings, confirmation, race_was_decided=race_was_decided)
 
     def _store(
         self,
         verdict: RaceVerdict,
         standings: Mapping[Plan, Standing[Plan]],
         confirmation: Confirmation,
-    ) -> None:
-        figures: dict[Plan, Figure | Failure] = {}
-        for plan, figure in (
-            (verdict.winner, confirmation.winner),
-            *((plan, confirmation.baseline) for plan in self.preparation.baseline),
-        ):
-            if plan in standings and figure is not None:
-                figures.setdefault(plan, figure)
+        *,
+        race_was_decided: bool,
+    ) -> str:
+        figures = figures_of(confirmation, verdict.winner, self.preparation.baseline)
         if verdict.winner not in figures:
             # The trials stay open with their rounds: the same command goes on from here.
-            self.progress.notice("there was no time to confirm the winner; run the command again")
-            return
+            return "there was no time to confirm the winner; run the same command to go on"
         final = {
-            plan: self._final(plan, standing, figures.get(plan))
+            plan: final_outcome(
+                self._calibrations[plan],
+                self.compiled.get(plan),
+                self._checks.of(plan),
+                standing,
+                figures.get(plan),
+            )
             for plan, standing in standings.items()
             if plan not in self._done or isinstance(figures.get(plan), Figure)
         }
-        confirmed = {plan: final[plan] for plan, one in figures.items() if isinstance(one, Figure)}
+        confirmed = {
+            plan: outcome
+            for plan, outcome in final.items()
+            if isinstance(outcome, Measured) and outcome.confirmed
+        }
+        ending = "the winner failed when it was measured again; run the same command to go on"
         if verdict.winner in confirmed:
-            self._decide(verdict, confirmation, confirmed)
+            ending = verdict.sentence
+            decision = decide(
+                verdict,
+                confirmation,
+                confirmed,
+                baseline=self.preparation.baseline,
+                race_was_decided=race_was_decided,
+            )
+            self.notebook.note_decision(decision)
         # After the decision: whoever is killed here finds it, and only has trials to close.
         for plan, outcome in final.items():
             self._finish(plan, outcome)
-
-    def _decide(
-        self, verdict: RaceVerdict, confirmation: Confirmation, confirmed: Mapping[Plan, Outcome]
-    ) -> None:
-        ratio = confirmation.to_winner
-        rivals = [one for one in verdict.comparisons if one.plan in self.preparation.baseline]
-        verification = Verification(
-            processes=CONFIRMATIONS,
-            speedup=ratio.value if ratio else 1.0,
-            speedup_interval=(ratio.low, ratio.high) if ratio else (1.0, 1.0),
-            is_tie=ratio is not None
-            and (ratio.low <= 1.0 or any(one.verdict != "slower" for one in rivals)),
-        )
-        kept = kept_or_beaten(
-            verdict.winner, self.preparation.baseline, verification, {**self._done, **confirmed}
-        )
-        self.notebook.note_decision(
-            Decision(
-                winner=kept,
-                verification=verification,
-                race=verdict,
-                confirmed=tuple(
-                    (plan, outcome)
-                    for plan, outcome in confirmed.items()
-                    if isinstance(outcome, Measured)
-                ),
-                made=datetime.now(UTC).isoformat(timespec="seconds"),
-            )
-        )
-
-    def _final(
-        self, plan: Plan, standing: Standing[Plan], figure: Figure | Failure | None
-    ) -> Outcome:
-        if isinstance(figure, Figure):
-            return self._measured(
-                plan, figure.rounds_s, figure.step_s, figure.interval_s, confirmed=True
-            )
-        if figure is not None:
-            return figure
-        return self._measured(
-            plan,
-            standing.rounds_s,
-            standing.step_s,
-            standing.interval_s,
-            raced_out=standing.verdict == "slower",
-        )
-
-    def _measured(
-        self,
-        plan: Plan,
-        rounds_s: Sequence[float],
-        step_s: float,
-        interval_s: tuple[float, float],
-        *,
-        raced_out: bool = False,
-        confirmed: bool = False,
-    ) -> Measured:
-        numerics, detail = self._checks.of(plan)
-        first = self._calibrations[plan].first
-        compiled = self.compiled.get(plan)
-        peak = first.peak_bytes
-        if not peak and isinstance(compiled, Compiled):
-            peak = compiled.memory.peak_bytes
-        # A single round bounds nothing; its own value stands for both ends.
-        span = interval_s if interval_s[1] != float("inf") else (step_s, step_s)
-        return Measured(
-            step_s=step_s,
-            interval_s=span,
-            rounds_s=tuple(rounds_s),
-            losses=first.losses,
-            numerics=numerics,
-            numerics_detail=detail,
-            values=first.values,
-            raced_out=raced_out,
-            confirmed=confirmed,
-            peak_bytes=peak,
-        )
+        return ending
 
     def _finish(self, plan: Plan, outcome: Outcome) -> None:
         self._done[plan] = outcome
@@ -391,5 +368,8 @@ class MeasureRung:
         return sum(self._calibrations[plan].visit_s for plan in plans if plan in self._calibrations)
 
     def _confirmation_s(self, entrants: Sequence[Plan]) -> float:
+        """What the confirmation may take: a fresh process sets up both plans anew."""
         pair = [*entrants[:1], *self.preparation.baseline]
-        return CONFIRMATIONS * (_PROCESS_START_S + 2 * self._round_s(pair))
+        plans = [self._calibrations[plan] for plan in pair if plan in self._calibrations]
+        each_s = sum(one.visit_s + one.first.setup_s for one in plans)
+        return CONFIRMATIONS * (_PROCESS_START_S + each_s)

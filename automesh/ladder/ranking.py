@@ -29,9 +29,13 @@ def may_be_exported(outcome: Outcome | None) -> bool:
 
 
 def best_first(
-    plans: Sequence[Plan], compiled: Mapping[Plan, Outcome], *, usual: Plan
+    plans: Sequence[Plan],
+    compiled: Mapping[Plan, Outcome],
+    *,
+    usual: Plan,
+    first: Sequence[Plan] = (),
 ) -> tuple[Plan, ...]:
-    """An order to compile in: every mesh at the usual settings, then other settings of good meshes.
+    """An order to compile in: `first`, every mesh at the usual settings, others of good meshes.
 
     Args:
       compiled: what is known so far.
@@ -44,6 +48,8 @@ def best_first(
     }
 
     def promise(plan: Plan) -> float:
+        if plan in first:
+            return -1.0
         if _settings(plan) == _settings(usual):
             return 0.0
         return predicted_s.get(plan.axes, math.inf)

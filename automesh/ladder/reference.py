@@ -53,7 +53,7 @@ def find_reference(
     plans: Sequence[Plan],
     rules: VisitRules,
 ) -> Reference:
-    """The baseline's losses, else those of the step on one device, else those of the first dp plan.
+    """The baseline's losses, else the step's on one device, else those of a data-parallel plan.
 
     Args:
       baseline: the baseline's first visit, if there is a baseline and it ran.
@@ -66,9 +66,14 @@ def find_reference(
             losses=calibration.first.losses,
         )
     single = replace(plans[0], axes=tuple(replace(axis, ici=1, dcn=1) for axis in plans[0].axes))
-    parallel = [plan for plan in plans if _is_data_parallel(plan)]
     candidates = [("the step on one device", single)]
-    candidates += [(f"the data-parallel plan {plan}", plan) for plan in parallel[:1]]
+    # A model that needs sharding fits neither one device nor dp alone: fsdp splits the batch, too.
+    first = "dp" if "dp" in single.sizes else single.axes[0].name
+    usual = [plan for plan in plans if _settings(plan) == _settings(single)]
+    for axes in ((first,), (first, "fsdp")):
+        parallel = [plan for plan in usual if _splits_only(plan, axes)]
+        parallel.sort(key=lambda plan: -plan.sizes.get("fsdp", 1))
+        candidates += [(f"the data-parallel plan {plan}", plan) for plan in parallel[:1]]
     for name, plan in candidates:
         answer = record_losses(pool, subject, plan, rules=rules)
         if isinstance(answer, VisitAnswer):
@@ -88,5 +93,9 @@ def check(reference: Reference, plan: Plan, answer: VisitAnswer) -> tuple[Numeri
     return found.verdict, found.detail
 
 
-def _is_data_parallel(plan: Plan) -> bool:
-    return plan.sizes.get("dp", plan.axes[0].size) == plan.num_devices
+def _settings(plan: Plan) -> tuple[object, object]:
+    return plan.knobs, plan.compiler_options
+
+
+def _splits_only(plan: Plan, axes: Sequence[str]) -> bool:
+    return all(axis.size == 1 or axis.name in axes for axis in plan.axes)

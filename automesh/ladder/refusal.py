@@ -1,4 +1,4 @@
-"""Why a script could not be inspected: what became of the worker, as an error for the user."""
+"""Failures that no plan is to blame for, as errors for the user."""
 
 from __future__ import annotations
 
@@ -44,6 +44,19 @@ def inspection_error(answer: Failure, entry: Entry) -> UsageError:
                     hint="check JAX_PLATFORMS, or search virtual devices: `--target cpu:8`",
                 )
             return UsageError(answer.reason, hint=_hint(answer, entry))
+
+
+def refuse_to_blame(result: object) -> None:
+    """Lets a plan's failure pass, and ends the search if the machine failed instead.
+
+    Raises:
+      UsageError: a worker could not start: what became of this plan would become of all.
+    """
+    if isinstance(result, Failed) and result.stage == "start":
+        raise UsageError(
+            f"a worker could not start: {result.reason}",
+            hint=result.hint or "mend it and run the same command again; what is finished is kept",
+        )
 
 
 def _unfinished(answer: TimedOut, entry: Entry) -> str:

@@ -15,7 +15,7 @@ from automesh.hardware import Target, parse_target, running_under_several_proces
 from automesh.ladder.assemble import assemble
 from automesh.ladder.compile_rung import CompileRung
 from automesh.ladder.identity import workload_name
-from automesh.ladder.live_pool import LivePool
+from automesh.ladder.live_pool import LeaseLost, LivePool
 from automesh.ladder.measure_rung import MeasureRung
 from automesh.ladder.notebook import Footer, Header, Notebook, read_header
 from automesh.ladder.places import as_seen, check_places, make_folder, newest_study
@@ -150,14 +150,14 @@ class _Search:
         self.study.compile.adopt_expired()
         notebook.note_header(header)
         started_s = self.clock()
-        interrupted = False
+        interrupted, ending = False, ""
         try:
-            self._climb(notebook, started_s)
+            ending = self._climb(notebook, started_s)
         except KeyboardInterrupt:
             # Whatever is in flight is given back when the study closes; the table shows the rest.
             interrupted = True
         footer = Footer(
-            stop_reason=self._stop_reason(header, interrupted),
+            stop_reason=self._stop_reason(header, notebook, interrupted=interrupted, ending=ending),
             rules_path="",
             interrupted=interrupted,
         )
@@ -170,7 +170,7 @@ class _Search:
         write_csv(result, self.preparation.folder / "trials.csv")
         return result
 
-    def _climb(self, notebook: Notebook, started_s: float) -> None:
+    def _climb(self, notebook: Notebook, started_s: float) -> str:
         budget_s = self.request.budget_s
         with self._open_pool(self.workers) as pool:
             compiled = CompileRung(
@@ -186,7 +186,7 @@ class _Search:
             ).run()
         # Another pool: what is measured has the cores and the memory of the machine to itself.
         with self._open_pool(1) as pool:
-            MeasureRung(
+            rung = MeasureRung(
                 preparation=self.preparation,
                 study=self.study,
                 notebook=notebook,
@@ -197,7 +197,14 @@ class _Search:
                 deadline_s=started_s + budget_s,
                 rules=VisitRules(timeout_s=self.request.timeout_s),
                 clock=self.clock,
-            ).run()
+            )
+            try:
+                return rung.run()
+            except LeaseLost:
+                return (
+                    "this search was silent for so long that another one has taken over; "
+                    "run the same command to see what it found"
+                )
 
     def _open_pool(self, size: int) -> Pool:
         return Pool(
@@ -207,20 +214,23 @@ class _Search:
             memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(size),
         )
 
-    def _stop_reason(self, header: Header, interrupted: bool) -> str:
+    def _stop_reason(
+        self, header: Header, notebook: Notebook, *, interrupted: bool, ending: str
+    ) -> str:
         if interrupted:
             return "interrupted"
         result = assemble(self.study, header)
         if result.funnel.waiting:
             spent = format_wait(self.request.budget_s)
-            return f"the budget of {spent} was spent before all plans were compiled"
-        if not result.verifications:
-            return "every plan was compiled, and nothing that was measured may be exported"
-        decision = result.verifications[0]
-        return (
-            "every legal plan was compiled and the most promising were measured; "
-            f"the winner was measured again in {decision.processes} fresh processes"
-        )
+            compiled = f"the budget of {spent} was spent before all plans were compiled"
+        else:
+            compiled = "every legal plan was compiled"
+        decision = notebook.decision()
+        if not ending:  # Nothing was left to measure: the last race says how it came to this.
+            ending = decision.race.sentence if decision else "there was nothing left to measure"
+        if result.verifications:
+            return f"{compiled}; the most promising were raced: {ending}"
+        return f"{compiled}; {ending}"
 
 
 def _header(request: SearchRequest, preparation: Preparation, study: Study) -> Header:

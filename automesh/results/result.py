@@ -76,12 +76,14 @@ class Verification:
     """The winner (and baseline) measured again in fresh processes: the figures that are exported.
 
     Attributes:
+      baseline: the plan that the winner was compared with, as text; empty if with none.
       speedup: baseline time over winner time; 1 if there is no baseline.
       speedup_interval: 95 % interval; (1, 1) if there is no baseline.
       is_tie: True if the winner's advantage over the baseline is inside the noise.
     """
 
     processes: int
+    baseline: str
     speedup: float
     speedup_interval: tuple[float, float]
     is_tie: bool

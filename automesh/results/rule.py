@@ -122,6 +122,8 @@ def _why_none(result: SearchResult) -> str:
 
 
 def _what_to_do(result: SearchResult) -> str:
+    if result.reference.startswith("none"):
+        return "name a mesh that is known to train with --baseline: its losses are the reference"
     if result.funnel.waiting or result.interrupted:
         return "run the same command again to go on, or give it more --budget"
     return f"`automesh show {result.results_dir}` lists the reasons; the logs are beside it"

@@ -272,7 +272,8 @@ def _gain(
         whose = f"the script's {baseline.plan}"
     if not is_ranked(baseline):
         return f"while {whose} gives no time ({reason(baseline)})"
-    if verifications:
+    # A decision of a search with another baseline, or with none, says nothing about this one.
+    if verifications and verifications[-1].baseline == str(baseline.plan):
         last = verifications[-1]
         return _compared(last.speedup, last.speedup_interval, is_tie=last.is_tie, whose=whose)
     if evidence(best) != evidence(baseline):

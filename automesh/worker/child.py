@@ -47,7 +47,6 @@ class Child:
             while (message := self._channel.receive()) is not None:
                 job = protocol.read_job(message)
                 self._stage = "start"
-                self._channel.send({"accepted": True})
                 self._reopen_streams()
                 self._write_log(f"--- {message['label']} ---\n")
                 self._channel.send(self._outcome(handler, job))
@@ -62,7 +61,10 @@ class Child:
     def _outcome(self, handler: str, job: Job) -> Message:
         """Does one job; every exception but a lost channel becomes a failure."""
         try:
-            return protocol.answer_message(job, self._handler(handler)(job, self._emit))
+            handle = self._handler(handler)
+            # After the import of jax: that is part of the start, not of the time for the job.
+            self._channel.send({"accepted": True})
+            return protocol.answer_message(job, handle(job, self._emit))
         except WireError:
             raise
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a script must not end the worker

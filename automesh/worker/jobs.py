@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from typing import Any
 
 import jax
 
-from automesh.mesh.axes import MeshAxis, Plan
+from automesh.mesh.axes import MeshAxis, Plan, Scalar
+from automesh.outcomes import Failed
 from automesh.program import cache, describing
 from automesh.program.building import Built, build_on, check_facts, read_facts
 from automesh.program.compiled import is_out_of_memory, out_of_memory, read_counts, read_memory
@@ -30,7 +32,7 @@ from automesh.program.nouns import (
 )
 from automesh.program.preparing import Ready, prepare
 from automesh.program.refused import Refused
-from automesh.program.signature import Signature, check_knobs, read_signature
+from automesh.program.signature import Signature, changes_of_one, check_knobs, read_signature
 from automesh.program.signs import Domain, domains
 from automesh.program.stepping import leaf_shape
 from automesh.program.visiting import visit
@@ -41,6 +43,8 @@ Event = dict[str, Any]
 Emit = Callable[[Event], Event]
 Answer = Inspection | Attachment | CompileAnswer | Lowered | VisitAnswer
 _Step = tuple[Entry, Plan, tuple[str, ...]]
+_Knobs = tuple[tuple[str, Scalar], ...]
+_NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 
 
 @dataclass(slots=True)
@@ -66,7 +70,8 @@ def handle(job: Job, emit: Emit) -> Answer:
       emit: sends an event to the parent and returns its reply.
 
     Raises:
-      OutcomeError: the plan ended in a failure that is an outcome, such as `OutOfMemory`.
+      OutcomeError: the plan ended in a failure that is an outcome, such as `OutOfMemory`; of stage
+        `start` if jax or the machine is to blame, and neither the plan nor the user's code.
       UsageError: the user's code breaks the contract.
       Exception: whatever the user's code raises.
     """
@@ -105,10 +110,36 @@ class _Stages:
 
 def _load(entry: Entry, stages: _Stages) -> tuple[Callable[..., Any], Signature]:
     stages.enter("load")
-    if entry not in _MEMORY.loaded:
-        _MEMORY.loaded[entry] = load_entry(entry)
-    build = _MEMORY.loaded[entry]
-    return build, read_signature(build)
+    if entry in _MEMORY.loaded:
+        return _MEMORY.loaded[entry], read_signature(_MEMORY.loaded[entry])
+    try:
+        build = load_entry(entry)
+    except Exception as error:
+        if _NO_BACKEND in str(error):  # The script was only the first to ask for the devices.
+            _start_jax(stages)
+        raise
+    signature = read_signature(build)
+    # Not before: a script may configure jax, which must be done before the devices are there.
+    _start_jax(stages)
+    _MEMORY.loaded[entry] = build
+    return build, signature
+
+
+def _start_jax(stages: _Stages) -> None:
+    """Makes jax find its devices; if it cannot, that is neither the script's fault nor a plan's."""
+    stages.enter("start")
+    try:
+        jax.devices()
+    # Plugins raise what they like.
+    except Exception as error:
+        raise OutcomeError(
+            Failed(
+                stage="start",
+                reason=f"jax could not start on `{jax.config.jax_platforms}`: {in_one_line(error)}",
+                log_tail=str(error),
+                hint="check JAX_PLATFORMS, or search virtual devices: `--target cpu:8`",
+            )
+        ) from error
 
 
 def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
@@ -125,7 +156,7 @@ def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
         knobs=signature.knobs,
         takes_any_knob=signature.takes_any_knob,
         facts=read_facts(workload),
-        used_axes=_used(build, job.axis_names, built.axis_types),
+        used_axes=_used(build, signature, job, built.axis_types),
         axis_types=built.axis_types,
         baseline=workload.baseline or "",
         tokens_per_step=workload.tokens_per_step,
@@ -139,7 +170,7 @@ def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
 
 
 def _devices(stages: _Stages) -> Attachment:
-    stages.enter("load")
+    _start_jax(stages)
     return Attachment(
         devices=describing.devices(),
         process_count=jax.process_count(),
@@ -154,29 +185,38 @@ def _ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
 
 
 def _used(
-    build: Callable[..., Any], names: tuple[str, ...], axis_types: tuple[str, ...]
+    build: Callable[..., Any], signature: Signature, job: InspectJob, axis_types: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The axes that the step names when they are larger than 1: some scripts leave out the rest."""
+    """The axes that the step names when they are larger than 1, at the defaults or after a change
+    of one knob: some scripts leave out the rest."""
     devices = len(jax.devices())
     size = next((p for p in range(2, devices + 1) if devices % p == 0), 1)
-    return tuple(name for name in names if _names(build, names, name, size, axis_types))
+    changes = changes_of_one(signature, job.knob_values)
 
+    def uses(name: str, knobs: _Knobs) -> bool:
+        axes = [MeshAxis(name=one, ici=size if one == name else 1) for one in job.axis_names]
+        program = lower(build_on(build, axes, axis_types=axis_types, knobs=knobs))
+        sharded = name in sharded_axes(program.lowered, job.axis_names)
+        return sharded or name in axes_talked_over(program.traced)
 
-def _names(
-    build: Callable[..., Any],
-    names: tuple[str, ...],
-    name: str,
-    size: int,
-    axis_types: tuple[str, ...],
-) -> bool:
-    axes = tuple(MeshAxis(name=other, ici=size if other == name else 1) for other in names)
-    try:
-        program = lower(build_on(build, axes, axis_types=axis_types))
-    # The user's code may refuse this one size for any reason; the axis is not ruled out by that.
-    except Exception as error:  # noqa: BLE001
-        note(f"`{name}:{size}` cannot be lowered ({in_one_line(error)}); taking `{name}` as used")
-        return True
-    return name in sharded_axes(program.lowered, names) or name in axes_talked_over(program.traced)
+    def uses_at_last(name: str) -> bool:
+        try:
+            if uses(name, ()):
+                return True
+        # The user's code may refuse this one size for any reason; that rules the axis out as little
+        # as a refusal of one value does, below.
+        except Exception as error:  # noqa: BLE001
+            note(
+                f"`{name}:{size}` cannot be lowered ({in_one_line(error)}); taking `{name}` as used"
+            )
+            return True
+        for change in changes:
+            with contextlib.suppress(Exception):
+                if uses(name, (change,)):
+                    return True
+        return False
+
+    return tuple(name for name in job.axis_names if uses_at_last(name))
 
 
 def _argument_bytes(program: Program) -> int:
@@ -258,6 +298,17 @@ def _ready(job: VisitJob, stages: _Stages) -> Ready:
     key = (job.entry, job.plan, job.axis_types)
     if key in _MEMORY.ready:
         return _MEMORY.ready[key]
+    ready = _MEMORY.ready[key] = _prepared(job, stages)
+    # Every visit ends with a collection; what a plan keeps for good (modules, programs) need not be
+    # walked each time. The arrays of a visit are made after this; those that `build` makes may hang
+    # in cycles that are here by now, and would never be freed.
+    gc.collect()
+    if ready.build_again is None:
+        gc.freeze()
+    return ready
+
+
+def _prepared(job: VisitJob, stages: _Stages) -> Ready:
     build, signature = _load(job.entry, stages)
     stages.enter("build")
     built = _build(job, build, signature)
@@ -268,7 +319,7 @@ def _ready(job: VisitJob, stages: _Stages) -> Ready:
     stages.enter("compile")
     program, compiled = compile_program(program, job.plan.compiler_options)
     stages.enter("materialize")
-    ready = prepare(
+    return prepare(
         program,
         compiled,
         fingerprint=fingerprint,
@@ -276,12 +327,6 @@ def _ready(job: VisitJob, stages: _Stages) -> Ready:
         reference_domains=lambda: _domains(job, build),
         build_again=lambda: _build(job, build, signature),
     )
-    _MEMORY.ready[key] = ready
-    # Every visit ends with a collection; what a plan keeps for good (modules, programs) need not be
-    # walked each time. No arrays exist here: they are made after this.
-    gc.collect()
-    gc.freeze()
-    return ready
 
 
 def _domains(job: VisitJob, build: Callable[..., Any]) -> tuple[Domain, ...]:

@@ -63,8 +63,10 @@ class _Worker:
     """A process and what the pool knows of it. While `task` is None it is idle.
 
     Attributes:
-      deadline: time of the clock when the running job, or the killing, has taken too long.
-      accepted: True once the process has begun with its task.
+      deadline: time of the clock when the start, the running job, or the killing has taken too
+        long.
+      starting: True until the process has begun with its task, and while jax looks for devices.
+      left_s: seconds that its task has after the start.
       served: jobs that it has finished.
       verdict: outcome of the task, settled before the process has ended; may lack its log tail.
       dying: True once it was told to end.
@@ -75,7 +77,8 @@ class _Worker:
     task: _Task | None = None
     stage: str = "start"
     deadline: float = 0.0
-    accepted: bool = False
+    starting: bool = False
+    left_s: float = 0.0
     served: int = 0
     verdict: Answer | Failure | None = None
     dying: bool = False
@@ -253,9 +256,19 @@ class Pool:
     def _give(self, worker: _Worker, task: _Task) -> None:
         worker.task = task
         worker.stage = "start"
-        worker.accepted = False
-        worker.deadline = time.monotonic() + START_LIMIT_S
+        worker.deadline = time.monotonic() + task.timeout_s
+        self._start_clock(worker, starting=True)
         self._send(worker, protocol.job_message(task.job, protocol.label(task.job)))
+
+    def _start_clock(self, worker: _Worker, *, starting: bool) -> None:
+        """Lets the limit of a start run, or again what the job has left of its own."""
+        if worker.starting == starting:
+            return
+        now, worker.starting = time.monotonic(), starting
+        if starting:
+            worker.left_s, worker.deadline = worker.deadline - now, now + START_LIMIT_S
+        else:
+            worker.deadline = now + worker.left_s
 
     def _send(self, worker: _Worker, message: Message) -> None:
         worker.process.channel.send(message)
@@ -289,8 +302,7 @@ class Pool:
         if task is None or worker.dying:
             return
         if "accepted" in message:
-            worker.accepted = True
-            worker.deadline = time.monotonic() + task.timeout_s
+            self._start_clock(worker, starting=False)
             return
         if "event" in message:
             self._tell(worker, task, message)
@@ -305,6 +317,7 @@ class Pool:
     def _tell(self, worker: _Worker, task: _Task, event: Message) -> None:
         if event["event"] == "stage":
             worker.stage = str(event["stage"])
+            self._start_clock(worker, starting=worker.stage == "start")
         try:
             reply = task.on_event(event) if task.on_event else None
         except BaseException:
@@ -348,7 +361,7 @@ class Pool:
             worker.process.kill_deputy()
             worker.deadline = time.monotonic() + _KILL_LIMIT_S
         elif worker.task is not None:
-            limit_s = worker.task.timeout_s if worker.accepted else START_LIMIT_S
+            limit_s = START_LIMIT_S if worker.starting else worker.task.timeout_s
             worker.verdict = TimedOut(stage=worker.stage, limit_s=limit_s)
             self._kill(worker)
 
@@ -366,7 +379,7 @@ class Pool:
         task = worker.task
         if task is None:
             return
-        if worker.verdict is None and worker.served and not worker.accepted:
+        if worker.verdict is None and worker.served and worker.stage == "start":
             # It died of an earlier job, for instance of a thread that this had left running.
             self._queue.appendleft(task)
             return
