@@ -17,6 +17,8 @@ MEBIBYTE = 2**20
 # Unique to this test process, and inherited: other tests may run on the machine at the same time.
 TEST_MARK = "AUTOMESH_TEST_PROCESS"
 os.environ.setdefault(TEST_MARK, str(os.getpid()))
+# What other tests of the same run leave behind until its end: servers, and helpers of Python's own.
+_OTHERS = ("multiprocessing", "postgres")
 # A job's daemon may have an empty environment: then its argument must be unique.
 SLEEP_S = f"1000.{os.environ[TEST_MARK]}"
 
@@ -48,7 +50,10 @@ def living() -> list[psutil.Process]:
         try:
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if process.environ().get(TEST_MARK) == mark or process.cmdline() == ["sleep", SLEEP_S]:
+            command = process.cmdline()
+            if any(other in " ".join(command) for other in _OTHERS):
+                continue
+            if process.environ().get(TEST_MARK) == mark or command == ["sleep", SLEEP_S]:
                 found.append(process)
         except psutil.Error:
             continue
