@@ -69,12 +69,16 @@ def examine(target: str) -> tuple[Finding, ...]:
     if isinstance(answer, Attachment):
         findings += [*_devices(answer), *_known_bad(answer), *_environment(answer)]
     else:
-        reason = answer.reason if isinstance(answer, Failed) else "jax did not answer in time"
+        reason = (
+            answer.reason
+            if isinstance(answer, Failed)
+            else (f"jax on `{wanted.platforms}` did not answer in time")
+        )
         findings.append(
             Finding(
                 level="error",
                 about="devices",
-                detail=f"jax cannot start on `{wanted.platforms}`: {reason}",
+                detail=reason,
                 hint="run `python -c 'import jax; print(jax.devices())'` and mend what it says",
             )
         )

@@ -19,7 +19,10 @@ from automesh.program.compiled import out_of_memory
 from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
 from automesh.worker import jobs
 from automesh.worker.failures import OutcomeError
+from automesh.worker.messages import DevicesJob, InspectJob, Job
+from automesh.worker.pool import Pool
 from tests.program_support import SCRIPTS, Worker, own_process, script
+from tests.worker_help import surroundings
 
 __all__ = ["own_process"]
 
@@ -338,7 +341,7 @@ def build(mesh):
     args = struct(mesh, (16, 16)), struct(mesh, (8, 16), "dp")
     return Workload(step, args, advance=lambda o, a: o[0])
 """)
-    with pytest.raises(UsageError, match="`advance` returned a ArrayImpl, not the 2 arguments"):
+    with pytest.raises(UsageError, match="`advance` returned an ArrayImpl, not the 2 arguments"):
         bad.visit("dp:4")
 
 
@@ -364,11 +367,91 @@ def build(mesh):
     assert "`tp:2` cannot be lowered (ValueError: tp must be 1 or 4)" in capfd.readouterr().err
 
 
+def test_jax_that_cannot_start_is_the_fault_of_neither_script_nor_plan(written, monkeypatch):
+    def devices():
+        raise RuntimeError("Unable to initialize backend 'tpu': libtpu is in use\nby another")
+
+    scripts = [
+        written("def build(mesh): return step, (struct(mesh, (16, 16)), struct(mesh, (8, 16)))\n"),
+        written("jax.devices()\n"),
+    ]
+    with monkeypatch.context() as broken:
+        broken.setattr(jax, "devices", devices)
+        for one in scripts:
+            with pytest.raises(OutcomeError) as caught:
+                one.inspect()
+            outcome = caught.value.outcome
+            assert isinstance(outcome, Failed)
+            assert outcome.stage == "start"
+            assert outcome.reason == (
+                f"jax could not start on `{jax.config.jax_platforms}`: RuntimeError: "
+                "Unable to initialize backend 'tpu': libtpu is in use"
+            )
+            assert one.stages() == ["load", "start"]
+        with pytest.raises(OutcomeError):
+            jobs.handle(DevicesJob(), lambda _: {})
+    assert scripts[0].inspect().used_axes == ()
+
+
+def test_a_script_may_configure_jax_before_its_devices_are_there(own_process):
+    path = own_process / "configures.py"
+    path.write_text(
+        'import jax\njax.config.update("jax_num_cpu_devices", 3)\n'
+        + WRITTEN
+        + "def build(mesh): return step, (struct(mesh, (16, 16)), struct(mesh, (8, 16)))\n"
+    )
+    with Pool(
+        size=1,
+        surroundings=surroundings(),
+        log_dir=own_process / "logs",
+        memory_limit_bytes=2**31,
+    ) as pool:
+        answer = pool.run(InspectJob(entry=script(path), axis_names=("dp",)), 60)
+    assert isinstance(answer, Inspection), answer
+    assert len(answer.devices) == 3
+
+
+def test_axis_that_is_used_at_another_value_of_a_knob_alone(written):
+    ring = written(
+        """
+def build(mesh, attention="full", blocks=1, width=16):
+    if attention == "broken":
+        raise ValueError("no such attention")
+    rows = "sp" if attention == "ring" else None
+    return step, (struct(mesh, (16, 16)), struct(mesh, (8, 16), ("dp", rows) if rows else "dp"))
+""",
+        names=("dp", "tp", "sp"),
+    )
+    assert ring.inspect().used_axes == ("dp",)
+    values = (("attention", ("full", "broken", "ring")), ("not_taken", (1, 2)), ("blocks", (1, 2)))
+    job = InspectJob(entry=ring.entry, axis_names=ring.names, knob_values=values)
+    assert from_json(to_json(job, Job), Job) == job
+    assert jobs.handle(job, lambda _: {}).used_axes == ("dp", "sp")
+
+
+def test_arrays_that_build_makes_are_not_kept_for_good(written, monkeypatch):
+    frozen = []
+    monkeypatch.setattr(jobs.gc, "freeze", lambda: frozen.append(len(jax.live_arrays())))
+    described = written("""
+def build(mesh):
+    return step, (struct(mesh, (16, 16)), struct(mesh, (8, 16)))
+""")
+    before = len(jax.live_arrays())
+    described.visit("dp:4")
+    assert frozen == [before]
+    real = written("""
+def build(mesh):
+    return step, (jnp.eye(16), jnp.ones((8, 16)))
+""")
+    real.visit("dp:4")
+    assert frozen == [before]
+
+
 def test_what_build_raises_reaches_the_worker_as_it_is(written):
     raising = written("def build(mesh): raise ZeroDivisionError('in build')\n")
     with pytest.raises(ZeroDivisionError, match="in build"):
         raising.inspect()
-    assert raising.stages() == ["load", "build"]
+    assert raising.stages() == ["load", "start", "build"]
 
 
 def test_source_hash_follows_the_script_and_what_lies_beside_it(own_process, monkeypatch):

@@ -143,7 +143,7 @@ def test_a_finalist_alone_still_gets_an_interval() -> None:
 
 
 def test_looks_are_few_and_end_with_the_last_round() -> None:
-    assert RULES.looks == (4, 6, 9, 12, 16, 22, 30)
+    assert RULES.looks == (4, 6, 9, 12, 16, 22, 30, 40)
     assert RaceRules(max_rounds=4).looks == (4,)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import mmap
 import subprocess
 import sys
 import time
@@ -9,11 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from automesh.errors import Interrupted
 from automesh.outcomes import Failed, TimedOut
 from automesh.program.nouns import VisitAnswer
+from automesh.worker import guardian
 from automesh.worker import pool as pool_module
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
@@ -156,6 +160,26 @@ def test_the_next_job_starts_before_the_caller_looks_at_the_first(
         time.sleep(0.02)
 
 
+def test_pages_of_mapped_files_are_not_counted() -> None:
+    spec = importlib.util.find_spec("jaxlib")
+    assert spec is not None
+    assert spec.origin is not None
+    library = max(Path(spec.origin).parent.rglob("*.so"), key=lambda path: path.stat().st_size)
+    size, me = library.stat().st_size, psutil.Process()
+    looks = (guardian._resident_bytes, guardian._proportional_bytes)  # pyright: ignore[reportPrivateUsage]
+    before = [look(me) for look in looks]
+    with (
+        library.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        sum(mapped[:: mmap.PAGESIZE])
+        for look, held in zip(looks, before, strict=True):
+            assert look(me) < held + size // 2
+    made = b"x" * size
+    for look, held in zip(looks, before, strict=True):
+        assert look(me) > held + len(made) // 2
+
+
 def test_pages_shared_with_forks_are_counted_once(make_pool: MakePool) -> None:
     answer_of(make_pool().run(job("share_memory_with_forks"), 30))
 
@@ -220,7 +244,6 @@ def test_a_worker_that_hangs_at_its_start_times_out(
     make_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "START_LIMIT_S", 0.5)
-    (tmp_path / "slow_handler.py").write_text("import time\ntime.sleep(1000)\n")
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, time\nif 'automesh.worker.child' in sys.orig_argv[2:4]: time.sleep(1000)\n"
     )
@@ -228,6 +251,39 @@ def test_a_worker_that_hangs_at_its_start_times_out(
     result = pool.run(job("answer"), 30)
     assert isinstance(result, TimedOut)
     assert (result.stage, result.limit_s) == ("start", 0.5)
+
+
+def test_the_time_of_a_start_is_not_the_jobs(
+    make_pool: MakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_handler.py").write_text(
+        "import time\ntime.sleep(1.5)\nfrom tests.worker_handlers import handle\n"
+    )
+    pool = make_pool(
+        handler="slow_handler", surroundings=surroundings(("PYTHONPATH", f"{tmp_path}:{ROOT}"))
+    )
+    answer_of(pool.run(job("answer"), 1.0))
+    answer_of(pool.run(job("start_again", "1.5"), 1.0))
+    late = pool.run(job("start_again_and_hang"), 1.0)
+    assert isinstance(late, TimedOut)
+    assert (late.stage, late.limit_s) == ("build", 1.0)
+    monkeypatch.setattr(pool_module, "START_LIMIT_S", 3.0)
+    stuck = pool.run(job("start_again", "1000"), 30)
+    assert isinstance(stuck, TimedOut)
+    assert (stuck.stage, stuck.limit_s) == ("start", 3.0)
+
+
+def test_a_death_at_the_start_is_laid_to_the_job_before(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    pool, mark = make_pool(), str(tmp_path / "mark")
+    first = answer_of(pool.run(job("answer"), 30))
+    again = answer_of(pool.run(job("abort_at_first_start", mark), 30))
+    assert again.peak_bytes != first.peak_bytes
+    (tmp_path / "mark").unlink()
+    pool.recycle()
+    failed = failure_of(pool.run(job("abort_at_first_start", mark), 30))
+    assert failed.stage == "start"
 
 
 def test_a_module_in_the_working_directory_replaces_none_of_pythons(

@@ -289,3 +289,23 @@ def odd_habits(emit: Emit) -> VisitAnswer:
 def die_later(emit: Emit) -> VisitAnswer:
     threading.Timer(0.3, os.abort).start()
     return answer(emit)
+
+
+def start_again(emit: Emit, seconds: str) -> VisitAnswer:
+    emit({"event": "stage", "stage": "start"})
+    time.sleep(float(seconds))
+    emit({"event": "stage", "stage": "build"})
+    return answer(emit)
+
+
+def start_again_and_hang(emit: Emit) -> None:
+    start_again(emit, "0")
+    hang(emit)
+
+
+def abort_at_first_start(emit: Emit, mark: str) -> VisitAnswer:
+    emit({"event": "stage", "stage": "start"})
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.abort()
+    return answer(emit)

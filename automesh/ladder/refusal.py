@@ -29,7 +29,12 @@ def inspection_error(answer: Failure, entry: Entry) -> UsageError:
         case TimedOut():
             return UsageError(
                 f"{_unfinished(answer, entry)} within {format_wait(answer.limit_s)}",
-                hint=_with_output("find what it waits for, or raise --timeout", answer.log_tail),
+                hint=_with_output(
+                    "look at what else this machine is doing"
+                    if answer.stage == "start"
+                    else "find what it waits for, or raise --timeout",
+                    answer.log_tail,
+                ),
             )
         case OutOfMemory():
             return UsageError(
@@ -52,11 +57,17 @@ def refuse_to_blame(result: object) -> None:
     Raises:
       UsageError: a worker could not start: what became of this plan would become of all.
     """
-    if isinstance(result, Failed) and result.stage == "start":
-        raise UsageError(
-            f"a worker could not start: {result.reason}",
-            hint=result.hint or "mend it and run the same command again; what is finished is kept",
-        )
+    if not isinstance(result, Failed | TimedOut | OutOfMemory) or result.stage != "start":
+        return
+    hint = "mend it and run the same command again; what is finished is kept"
+    match result:
+        case Failed():
+            raise UsageError(result.reason, hint=result.hint or hint)
+        case TimedOut():
+            waited = format_wait(result.limit_s)
+            raise UsageError(f"a worker did not start within {waited}", hint=hint)
+        case OutOfMemory():
+            raise UsageError(f"a worker ran out of memory at its start: {result.detail}", hint=hint)
 
 
 def _unfinished(answer: TimedOut, entry: Entry) -> str:

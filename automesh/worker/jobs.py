@@ -117,6 +117,7 @@ def _load(entry: Entry, stages: _Stages) -> tuple[Callable[..., Any], Signature]
     except Exception as error:
         if _NO_BACKEND in str(error):  # The script was only the first to ask for the devices.
             _start_jax(stages)
+            stages.enter("load")
         raise
     signature = read_signature(build)
     # Not before: a script may configure jax, which must be done before the devices are there.
@@ -132,11 +133,11 @@ def _start_jax(stages: _Stages) -> None:
         jax.devices()
     # Plugins raise what they like.
     except Exception as error:
+        config: Any = jax.config
         raise OutcomeError(
             Failed(
                 stage="start",
-                reason=f"jax could not start on `{jax.config.jax_platforms}`: {in_one_line(error)}",
-                log_tail=str(error),
+                reason=f"jax could not start on `{config.jax_platforms}`: {in_one_line(error)}",
                 hint="check JAX_PLATFORMS, or search virtual devices: `--target cpu:8`",
             )
         ) from error
@@ -203,14 +204,14 @@ def _used(
         try:
             if uses(name, ()):
                 return True
-        # The user's code may refuse this one size for any reason; that rules the axis out as little
-        # as a refusal of one value does, below.
+        # The user's code may refuse this one size for any reason: that rules no axis out.
         except Exception as error:  # noqa: BLE001
             note(
                 f"`{name}:{size}` cannot be lowered ({in_one_line(error)}); taking `{name}` as used"
             )
             return True
         for change in changes:
+            # A value that is refused here says nothing of the axis; as a plan, it fails by name.
             with contextlib.suppress(Exception):
                 if uses(name, (change,)):
                     return True

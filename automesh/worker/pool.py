@@ -12,7 +12,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -255,9 +255,8 @@ class Pool:
 
     def _give(self, worker: _Worker, task: _Task) -> None:
         worker.task = task
-        worker.stage = "start"
-        worker.deadline = time.monotonic() + task.timeout_s
-        self._start_clock(worker, starting=True)
+        worker.stage, worker.starting, worker.left_s = "start", True, task.timeout_s
+        worker.deadline = time.monotonic() + START_LIMIT_S
         self._send(worker, protocol.job_message(task.job, protocol.label(task.job)))
 
     def _start_clock(self, worker: _Worker, *, starting: bool) -> None:
@@ -387,7 +386,7 @@ class Pool:
             stage=worker.stage, memory_limit_bytes=self._memory_limit_bytes
         )
         doubtful = worker.verdict is None and (worker.served > 0 or ending.by_stranger)
-        self._finish(task, _with_log(verdict, worker.process), doubtful=doubtful)
+        self._finish(task, worker.process.with_log(verdict), doubtful=doubtful)
 
     def _bury_log(self, log: Path) -> None:
         self._old_logs.append(log)
@@ -398,14 +397,3 @@ class Pool:
         self._finished.append(
             Finished(ticket=task.ticket, job=task.job, result=result, doubtful=doubtful)
         )
-
-
-def _with_log(result: Answer | Failure, process: Process) -> Answer | Failure:
-    """Adds the log's tail to a failure that has none."""
-    match result:
-        case Failed(log_tail=""):
-            return replace(result, log_tail=process.log_tail())
-        case TimedOut(log_tail=""):
-            return replace(result, log_tail=process.log_tail())
-        case _:
-            return result

@@ -10,14 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from automesh.outcomes import Failed, Failure, OutOfMemory
+from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.worker import blame, protocol
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
+from automesh.worker.protocol import Answer
 from automesh.worker.wire import ParentEnd
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -150,6 +151,14 @@ class Process:
             kernel_killed=report["kernel_killed"],
             peak_bytes=report["peak_bytes"],
         )
+
+    def with_log(self, result: Answer | Failure) -> Answer | Failure:
+        """Adds the log's tail to a failure that has none."""
+        match result:
+            case Failed(log_tail="") | TimedOut(log_tail=""):
+                return replace(result, log_tail=self.log_tail())
+            case _:
+                return result
 
     def log_tail(self) -> str:
         """The last lines that the worker printed in its last job, without control characters."""

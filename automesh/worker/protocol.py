@@ -1,8 +1,9 @@
 """What the messages between parent and worker say.
 
 Parent to worker: `{"job": ..., "label": ...}` and `{"reply": {...}}`.
-Worker to parent: `{"accepted": true}`, `{"event": ...}` with `"reply": true` if it waits for one,
-`{"answer": ...}`, `{"failure": ..., "retire": bool}`.
+Worker to parent: `{"accepted": true}` once jax is imported, `{"event": ...}` with `"reply": true`
+if it waits for one, `{"answer": ...}`, `{"failure": ..., "retire": bool}`. An event that enters the
+stage `start` stops the clock of the job until the next stage.
 """
 
 from __future__ import annotations
