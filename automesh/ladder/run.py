@@ -221,7 +221,8 @@ class _Search:
             return "interrupted"
         result = assemble(self.study, header)
         if result.funnel.waiting:
-            spent = format_wait(self.request.budget_s)
+            budget_s = self.request.budget_s
+            spent = format_wait(budget_s) if budget_s >= 120 else f"{budget_s:.0f} s"
             compiled = f"the budget of {spent} was spent before all plans were compiled"
         else:
             compiled = "every legal plan was compiled"
