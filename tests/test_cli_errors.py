@@ -124,7 +124,9 @@ class TestInspection:
     def test_time(self, stage: str, message: str) -> None:
         error = inspection_error(TimedOut(stage=stage, limit_s=120.0), ENTRY)
         assert error.message == message
-        assert error.hint == "find what it waits for, or raise --timeout"
+        busy = "look at what else this machine is doing"  # --timeout is about the script
+        hint = busy if stage == "start" else "find what it waits for, or raise --timeout"
+        assert error.hint == hint
 
     def test_memory(self) -> None:
         outcome = OutOfMemory(stage="load", needed_bytes=9, limit_bytes=8, detail="killed by it")
