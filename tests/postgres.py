@@ -74,9 +74,14 @@ def _binaries(home: Path) -> Path:
     try:
         _run(install / "bin", "postgres", "--version")
     except (PermissionError, RuntimeError):
-        # Inside the home of root, where the unprivileged user of the server cannot read it.
-        shutil.copytree(install, home / "install", symlinks=True)
-        install = home / "install"
+        # Inside a folder of root's, where the unprivileged user of the server cannot read it. The
+        # programs look for their libraries beside the package.
+        copy = home / PACKAGE / install.name
+        shutil.copytree(install, copy, symlinks=True)
+        libraries = install.parents[1] / f"{PACKAGE}.libs"
+        if libraries.is_dir():
+            shutil.copytree(libraries, home / libraries.name, symlinks=True)
+        install = copy
     return install / "bin"
 
 

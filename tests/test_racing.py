@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -208,6 +208,7 @@ def test_the_beaten_are_only_ties_once_their_victor_has_failed() -> None:
     failing=st.one_of(st.none(), st.tuples(st.integers(0, 4), st.integers(0, 12))),
     seed=st.integers(min_value=0, max_value=1000),
 )
+@example(true_s=[1.0, 1.0], visits=10, failing=(0, 4), seed=2)
 @settings(max_examples=40, deadline=None)
 def test_a_resumed_race_goes_on_as_if_never_stopped(
     true_s: list[float], visits: int, failing: tuple[int, int] | None, seed: int

@@ -97,12 +97,7 @@ def inspect(
       UsageError: the script or its `build` cannot be used, or there are several processes.
     """
     progress.now(f"looking at {request.entry.location}")
-    job = InspectJob(
-        entry=request.entry,
-        axis_names=space.names,
-        knob_values=tuple((knob.name, knob.values) for knob in space.knobs),
-    )
-    answer = pool.run(job, request.timeout_s)
+    answer = pool.run(InspectJob(entry=request.entry, axis_names=space.names), request.timeout_s)
     if isinstance(answer, (Failed, TimedOut, OutOfMemory)):
         raise inspection_error(answer, request.entry)
     if not isinstance(answer, Inspection):

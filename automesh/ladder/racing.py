@@ -252,11 +252,12 @@ class Race(Generic[K]):
         stored = {finalist: tuple(rounds.get(finalist, ())) for finalist in self._finalists}
         for index in range(max(map(len, stored.values()))):
             for finalist in self.survivors:
-                if finalist in left and len(stored[finalist]) <= index:
-                    self.leave(finalist)
-            for finalist in self.survivors:
                 if len(stored[finalist]) > index and not self._ending:
                     self.record(finalist, stored[finalist][index])
+            # After the others of its round: some were visited before it failed.
+            for finalist in self.survivors:
+                if finalist in left and len(stored[finalist]) <= index:
+                    self.leave(finalist)
         for finalist in self.survivors:
             if finalist in left:
                 self.leave(finalist)
