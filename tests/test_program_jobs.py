@@ -19,7 +19,7 @@ from automesh.program.compiled import out_of_memory
 from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
 from automesh.worker import jobs
 from automesh.worker.failures import OutcomeError
-from automesh.worker.messages import DevicesJob, InspectJob, Job
+from automesh.worker.messages import DevicesJob, InspectJob
 from automesh.worker.pool import Pool
 from tests.program_support import SCRIPTS, Worker, own_process, script
 from tests.worker_help import surroundings
@@ -409,24 +409,6 @@ def test_a_script_may_configure_jax_before_its_devices_are_there(own_process):
         answer = pool.run(InspectJob(entry=script(path), axis_names=("dp",)), 60)
     assert isinstance(answer, Inspection), answer
     assert len(answer.devices) == 3
-
-
-def test_axis_that_is_used_at_another_value_of_a_knob_alone(written):
-    ring = written(
-        """
-def build(mesh, attention="full", blocks=1, width=16):
-    if attention == "broken":
-        raise ValueError("no such attention")
-    rows = "sp" if attention == "ring" else None
-    return step, (struct(mesh, (16, 16)), struct(mesh, (8, 16), ("dp", rows) if rows else "dp"))
-""",
-        names=("dp", "tp", "sp"),
-    )
-    assert ring.inspect().used_axes == ("dp",)
-    values = (("attention", ("full", "broken", "ring")), ("not_taken", (1, 2)), ("blocks", (1, 2)))
-    job = InspectJob(entry=ring.entry, axis_names=ring.names, knob_values=values)
-    assert from_json(to_json(job, Job), Job) == job
-    assert jobs.handle(job, lambda _: {}).used_axes == ("dp", "sp")
 
 
 def test_arrays_that_build_makes_are_not_kept_for_good(written, monkeypatch):

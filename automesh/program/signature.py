@@ -61,20 +61,6 @@ def read_signature(build: Callable[..., Any]) -> Signature:
     return Signature(knobs=tuple(knobs), takes_any_knob=takes_any_knob)
 
 
-def changes_of_one(
-    signature: Signature, values: tuple[tuple[str, tuple[Scalar, ...]], ...]
-) -> tuple[tuple[str, Scalar], ...]:
-    """Each value other than the default, of each knob that the build function takes."""
-    defaults = dict(signature.knobs)
-    return tuple(
-        (knob, value)
-        for knob, choices in values
-        for value in choices
-        if (knob in defaults and value != defaults[knob])
-        or (knob not in defaults and signature.takes_any_knob)
-    )
-
-
 def check_knobs(signature: Signature, knobs: tuple[tuple[str, Scalar], ...], *, name: str) -> None:
     """Refuses knobs that the build function does not take.
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 
 import jax
 
-from automesh.mesh.axes import MeshAxis, Plan, Scalar
+from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed
 from automesh.program import cache, describing
 from automesh.program.building import Built, build_on, check_facts, read_facts
@@ -32,7 +31,7 @@ from automesh.program.nouns import (
 )
 from automesh.program.preparing import Ready, prepare
 from automesh.program.refused import Refused
-from automesh.program.signature import Signature, changes_of_one, check_knobs, read_signature
+from automesh.program.signature import Signature, check_knobs, read_signature
 from automesh.program.signs import Domain, domains
 from automesh.program.stepping import leaf_shape
 from automesh.program.visiting import visit
@@ -43,7 +42,6 @@ Event = dict[str, Any]
 Emit = Callable[[Event], Event]
 Answer = Inspection | Attachment | CompileAnswer | Lowered | VisitAnswer
 _Step = tuple[Entry, Plan, tuple[str, ...]]
-_Knobs = tuple[tuple[str, Scalar], ...]
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 
 
@@ -157,7 +155,7 @@ def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
         knobs=signature.knobs,
         takes_any_knob=signature.takes_any_knob,
         facts=read_facts(workload),
-        used_axes=_used(build, signature, job, built.axis_types),
+        used_axes=_used(build, job, built.axis_types),
         axis_types=built.axis_types,
         baseline=workload.baseline or "",
         tokens_per_step=workload.tokens_per_step,
@@ -186,38 +184,29 @@ def _ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
 
 
 def _used(
-    build: Callable[..., Any], signature: Signature, job: InspectJob, axis_types: tuple[str, ...]
+    build: Callable[..., Any], job: InspectJob, axis_types: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The axes that the step names when they are larger than 1, at the defaults or after a change
-    of one knob: some scripts leave out the rest."""
+    """The axes that the step names when they are larger than 1: some scripts leave out the rest.
+
+    Judged at the default knobs: another value may end the process, which here would end the search.
+    """
     devices = len(jax.devices())
     size = next((p for p in range(2, devices + 1) if devices % p == 0), 1)
-    changes = changes_of_one(signature, job.knob_values)
 
-    def uses(name: str, knobs: _Knobs) -> bool:
+    def uses(name: str) -> bool:
         axes = [MeshAxis(name=one, ici=size if one == name else 1) for one in job.axis_names]
-        program = lower(build_on(build, axes, axis_types=axis_types, knobs=knobs))
-        sharded = name in sharded_axes(program.lowered, job.axis_names)
-        return sharded or name in axes_talked_over(program.traced)
-
-    def uses_at_last(name: str) -> bool:
         try:
-            if uses(name, ()):
-                return True
+            program = lower(build_on(build, axes, axis_types=axis_types))
         # The user's code may refuse this one size for any reason: that rules no axis out.
         except Exception as error:  # noqa: BLE001
             note(
                 f"`{name}:{size}` cannot be lowered ({in_one_line(error)}); taking `{name}` as used"
             )
             return True
-        for change in changes:
-            # A value that is refused here says nothing of the axis; as a plan, it fails by name.
-            with contextlib.suppress(Exception):
-                if uses(name, (change,)):
-                    return True
-        return False
+        sharded = name in sharded_axes(program.lowered, job.axis_names)
+        return sharded or name in axes_talked_over(program.traced)
 
-    return tuple(name for name in job.axis_names if uses_at_last(name))
+    return tuple(name for name in job.axis_names if uses(name))
 
 
 def _argument_bytes(program: Program) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from automesh.mesh.axes import Plan, Scalar
+from automesh.mesh.axes import Plan
 from automesh.program.nouns import Entry
 
 
@@ -26,16 +26,10 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectJob:
-    """Answer: `Inspection`.
-
-    Attributes:
-      knob_values: values that the search will try. An axis that the step does not use at the
-        defaults may be used at one of them.
-    """
+    """Answer: `Inspection`."""
 
     entry: Entry
     axis_names: tuple[str, ...]
-    knob_values: tuple[tuple[str, tuple[Scalar, ...]], ...] = ()
     kind: Literal["inspect"] = "inspect"
 
 
