@@ -67,6 +67,33 @@ class RuledOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Estimated:
+    """Priced from terms, without compiling.
+
+    Attributes:
+      step_s: central estimate of the time of a step, seconds.
+      bracket_s: what must take that long at the assumed speeds, and what it takes if nothing
+        overlaps.
+      bound_s: no step can be faster: the only figure that may rule a plan out; 0 if nothing sound
+        is known.
+      memory_bytes: peak on one device: to order and to rule out with a margin, never to say `fits`.
+      causes: (cause, seconds) that sum to `step_s`: `compute`, `memory`, `ici tp`, `dcn dp`,
+        `latency`, largest first.
+      uncounted: what has no price, in words.
+      own_propagation: True if the terms were made for this mesh alone.
+    """
+
+    step_s: float
+    bracket_s: tuple[float, float]
+    bound_s: float
+    memory_bytes: int
+    causes: tuple[tuple[str, float], ...]
+    uncounted: tuple[str, ...] = ()
+    own_propagation: bool = False
+    kind: Literal["estimated"] = "estimated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """The compiler accepted the plan.
 
@@ -162,4 +189,4 @@ class TimedOut:
 
 
 Failure = OutOfMemory | Failed | TimedOut
-Outcome = RuledOut | Compiled | Measured | OutOfMemory | Failed | TimedOut
+Outcome = RuledOut | Estimated | Compiled | Measured | OutOfMemory | Failed | TimedOut

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from automesh.cost.terms import Terms
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import Counts, Memory
 
@@ -134,3 +135,23 @@ class VisitAnswer:
     setup_s: float
     peak_bytes: int
     fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Propagation:
+    """What one propagation of shardings gives.
+
+    Attributes:
+      terms: of the step; `terms.fixed` names axes whose sizes are baked into the program.
+      failed_probes: of the job's probes, those at which the program is another one: meshes of that
+        size need a propagation of their own.
+      notes: what the user should know, one sentence each.
+      lower_s: spent in `build`, tracing and lowering.
+      propagate_s: spent in Shardy and in making terms.
+    """
+
+    terms: Terms
+    failed_probes: tuple[tuple[tuple[str, int], ...], ...]
+    notes: tuple[str, ...]
+    lower_s: float
+    propagate_s: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from automesh.mesh.axes import Plan
+from automesh.mesh.axes import Plan, Scalar
 from automesh.program.nouns import Entry
 
 
@@ -79,4 +79,45 @@ class VisitJob:
     kind: Literal["visit"] = "visit"
 
 
-Job = InspectJob | DevicesJob | CompileJob | VisitJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PropagateJob:
+    """Answer: `Propagation`: the terms of the step for one set of active axes.
+
+    Attributes:
+      knobs: keyword arguments for `build`.
+      sizes: of the active axes; all others are 1.
+      probes: other sizes of the same axes at which the terms must hold too.
+      platform: whose compiler's rewrites are applied: cpu, gpu, tpu, or `none`.
+    """
+
+    entry: Entry
+    axis_names: tuple[str, ...]
+    axis_types: tuple[str, ...]
+    facts: tuple[tuple[str, int], ...]
+    knobs: tuple[tuple[str, Scalar], ...]
+    sizes: tuple[tuple[str, int], ...]
+    probes: tuple[tuple[tuple[str, int], ...], ...]
+    platform: str
+    kind: Literal["propagate"] = "propagate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutJob:
+    """Answer: `Layouts`: where jax's mesh code puts the axes of each ICI shape on a granule.
+
+    Attributes:
+      platform, device_kind: of the devices.
+      torus: chips along each physical dimension of a granule; empty where there is none.
+      devices_per_chip: 2 where a chip is two devices.
+      shapes: sizes of the mesh axes inside one granule.
+    """
+
+    platform: str
+    device_kind: str
+    torus: tuple[int, ...]
+    devices_per_chip: int
+    shapes: tuple[tuple[int, ...], ...]
+    kind: Literal["layout"] = "layout"
+
+
+Job = InspectJob | DevicesJob | CompileJob | VisitJob | PropagateJob | LayoutJob

@@ -1,0 +1,190 @@
+"""What a step does on one device, as formulas in the sizes of the mesh axes (no jax).
+
+One propagation of shardings per set of active axes gives one `Terms`; pricing evaluates it for
+every mesh with that set. A size is a coefficient times powers of axis sizes: `4096 * fsdp**-1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+CollectiveKind = Literal[
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monomial:
+    """`coefficient` times every named axis' size to its power; powers sorted by name, none 0."""
+
+    coefficient: float
+    powers: tuple[tuple[str, int], ...] = ()
+
+    def at(self, sizes: Mapping[str, int]) -> float:
+        """The value on one mesh; axes that `sizes` leaves out have size 1."""
+        value = self.coefficient
+        for axis, power in self.powers:
+            value *= float(sizes.get(axis, 1)) ** power
+        return value
+
+
+# A sum; the empty one is 0.
+Sum = tuple[Monomial, ...]
+
+
+def value_of(total: Sum, sizes: Mapping[str, int]) -> float:
+    """The sum on one mesh."""
+    return sum(one.at(sizes) for one in total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matmul:
+    """One matrix multiplication as one device does it: `2 * batch * m * n * k` FLOPs.
+
+    Attributes:
+      dtype: the coarser of the operands' number types: bf16, f32, f8E4M3FN ...
+    """
+
+    batch: Monomial
+    m: Monomial
+    n: Monomial
+    k: Monomial
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windowed:
+    """A matrix multiplication that the compiler may cut into a ring of steps (windowed einsum).
+
+    Attributes:
+      axes: mesh axes of the ring.
+      bytes: what every step but one reads or writes again.
+    """
+
+    axes: tuple[str, ...]
+    bytes: Sum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """Work that the compiler is expected to fuse into one kernel.
+
+    Attributes:
+      region: index into `Terms.regions`.
+      count: executions per step, loops multiplied in.
+      bytes: read and written in device memory per execution.
+      matmuls: what it multiplies; more than one only if nothing lies between them.
+      operation: what it is, in words of StableHLO: dot_general, reduce, fusion, custom_call NAME.
+      source: `file.py:12`, or empty.
+    """
+
+    region: int
+    count: Sum
+    bytes: Sum
+    matmuls: tuple[Matmul, ...] = ()
+    windowed: tuple[Windowed, ...] = ()
+    operation: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTerm:
+    """One collective.
+
+    Attributes:
+      region: index into `Terms.regions`.
+      count: executions per step, loops multiplied in.
+      axes: that it talks over, in the order of the mesh.
+      payload_bytes: of one execution: the full (gathered or unreduced) array of one group; for
+        collective-permute what one device sends.
+      hides: True if the compiler can run it beside compute of its region (see `Terms.platform`).
+      windowed: True if it becomes the ring of a windowed multiplication, where the compiler does
+        that.
+      source: `file.py:12`, or empty.
+      operand: what is moved, in words: `f32[4096,1024]`.
+    """
+
+    region: int
+    count: Sum
+    kind: CollectiveKind
+    axes: tuple[str, ...]
+    payload_bytes: Sum
+    hides: bool
+    windowed: bool = False
+    source: str = ""
+    operand: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A loop body or the top of the program: compute hides communication inside one region only.
+
+    Attributes:
+      name: `step`, or where the loop stands: `loop at file.py:12`.
+      trips: how often it runs per step.
+    """
+
+    name: str
+    trips: Sum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """The terms hold only where the product of `axes` divides `size`, a dimension of some array."""
+
+    size: int
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoint:
+    """Bytes of all temporaries that live at one point of the program; `source` says where."""
+
+    bytes: Sum
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncounted:
+    """Something in the program that has no price: it is named, never taken as free.
+
+    Attributes:
+      what: `custom call NAME`, `loop of unknown length` ...
+      why: what is missing, in words.
+    """
+
+    what: str
+    why: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """The step with one set of active axes; all other axes have size 1.
+
+    Attributes:
+      active: axes larger than 1, in the order of the mesh.
+      sampled: the axis sizes that it was propagated with.
+      platform: whose compiler's rewrites are applied: cpu, gpu, tpu; `none` for the module as
+        partitioned.
+      points: candidates for the peak: the largest one counts.
+      argument_bytes, output_bytes, alias_bytes: on one device; `alias` is what outputs take over.
+      guards: where the terms hold; elsewhere the mesh needs a propagation of its own.
+      fixed: axes for which the terms hold at the sampled size only (sizes baked into shapes).
+    """
+
+    active: tuple[str, ...]
+    sampled: tuple[tuple[str, int], ...]
+    platform: str
+    regions: tuple[Region, ...]
+    kernels: tuple[Kernel, ...]
+    collectives: tuple[CollectiveTerm, ...]
+    points: tuple[MemoryPoint, ...]
+    argument_bytes: Sum
+    output_bytes: Sum
+    alias_bytes: Sum
+    guards: tuple[Guard, ...] = ()
+    uncounted: tuple[Uncounted, ...] = ()
+    fixed: tuple[str, ...] = ()

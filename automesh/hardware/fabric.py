@@ -1,0 +1,91 @@
+"""How the devices of a target are wired, and where mesh axes lie on the wires (numpy, no jax)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.hardware.chips import Chip
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """The devices of a target.
+
+    Attributes:
+      kind: `torus` of point-to-point links (TPU), `switch` that joins all devices of a granule
+        (NVLink), `shared` memory of one host (virtual CPU devices).
+      granule_devices: jax devices in one granule (slice, node or process).
+      torus: chips along each physical dimension of a granule; empty unless `kind` is `torus`.
+      wraps: per dimension, whether its ends are linked.
+      devices_per_chip: 2 where a chip is two devices.
+    """
+
+    kind: Literal["torus", "switch", "shared"]
+    chip: Chip
+    num_granules: int
+    granule_devices: int
+    torus: tuple[int, ...] = ()
+    wraps: tuple[bool, ...] = ()
+    devices_per_chip: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_granules * self.granule_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The part of one mesh axis that lies along one physical dimension of a granule.
+
+    Attributes:
+      dimension: index into `Fabric.torus`; -1 stands for the devices of one chip.
+      extent: positions along it.
+      stride: distance between neighbouring positions, in chips; at least 1.
+    """
+
+    dimension: int
+    extent: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """Where jax's own mesh code puts axes, per ICI shape.
+
+    Attributes:
+      shapes: sizes of all mesh axes inside one granule.
+      spans: per shape and axis, where the axis lies; empty for an axis of size 1, and for all axes
+        of a fabric that is no torus.
+      refused: shapes that jax's mesh code cannot lay out, with its reason.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    spans: tuple[tuple[tuple[Span, ...], ...], ...]
+    refused: tuple[tuple[tuple[int, ...], str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """How one set of mesh axes lies on the wires, for many meshes: every field is [meshes].
+
+    Attributes:
+      ici_size: devices of one group inside a granule.
+      dcn_size: granules that a group spans.
+      ici_bytes_per_s: what one device can send to its group over all links that serve it, one way,
+        at nominal speed; links shared with other groups counted in part.
+      ici_hops: links between the farthest neighbours of a ring of the group, summed over the ring's
+        steps once round: multiply by the time of a hop for the latency of one pass.
+      dcn_bytes_per_s: one device's share of its host's network, one way, at nominal speed.
+    """
+
+    ici_size: Floats
+    dcn_size: Floats
+    ici_bytes_per_s: Floats
+    ici_hops: Floats
+    dcn_bytes_per_s: Floats

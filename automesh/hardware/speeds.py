@@ -1,0 +1,55 @@
+"""What the pricing asks of hardware: how long one piece of work takes, for many meshes at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from automesh.hardware.fabric import Floats, Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSeconds:
+    """Time of one collective by cause; every field is [meshes], 0 where its group is one device."""
+
+    latency_s: Floats
+    ici_s: Floats
+    dcn_s: Floats
+
+
+class Speeds(Protocol):
+    """Achieved speeds of one device, from a data sheet or from a calibration.
+
+    Attributes:
+      origin: where the figures come from, in words: `data sheet of TPU v5p`, `calibrated here`.
+      memory_bytes_per_s: achieved when streaming through device memory.
+      kernel_overhead_s: of starting one kernel.
+      bound_memory_bytes_per_s: no device of this kind can do more; 0 if nothing sound is known.
+    """
+
+    @property
+    def origin(self) -> str: ...
+    @property
+    def memory_bytes_per_s(self) -> float: ...
+    @property
+    def kernel_overhead_s(self) -> float: ...
+    @property
+    def bound_memory_bytes_per_s(self) -> float: ...
+
+    def bound_flops_per_s(self, dtype: str) -> float:
+        """No device of this kind can do more matmul FLOP/s on `dtype`; 0: nothing sound known."""
+        ...
+
+    def matmul_s(self, dtype: str, batch: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
+        """Seconds of one multiplication of the local sizes given, compute alone."""
+        ...
+
+    def collective_s(self, kind: str, payload_bytes: Floats, route: Route) -> CollectiveSeconds:
+        """Seconds of one collective.
+
+        Args:
+          kind: as in `automesh.cost.terms.CollectiveKind`.
+          payload_bytes: the full (gathered, unreduced) array of one group; for collective-permute
+            what one device sends.
+        """
+        ...

@@ -1,0 +1,141 @@
+"""A partitioned program as a graph of our own: values with their mesh axes, operations, loops.
+
+Made by `importing` from the MLIR module that Shardy leaves, changed in place by `rewriting`, read
+by `fusing`, `collecting` and `liveness`. Nothing here knows MLIR.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from automesh.cost.terms import Monomial, Sum
+
+ELEMENT_BYTES = {
+    "i1": 1.0, "i4": 0.5, "ui4": 0.5, "i8": 1.0, "ui8": 1.0, "i16": 2.0, "ui16": 2.0,
+    "i32": 4.0, "ui32": 4.0, "i64": 8.0, "ui64": 8.0,
+    "f16": 2.0, "bf16": 2.0, "f32": 4.0, "f64": 8.0, "complex<f32>": 8.0, "complex<f64>": 16.0,
+}  # fmt: skip
+
+
+def element_bytes(dtype: str) -> float:
+    """Bytes of one element of a StableHLO element type; every f8, f4 and f6 takes what it says."""
+    if dtype in ELEMENT_BYTES:
+        return ELEMENT_BYTES[dtype]
+    if dtype.startswith(("f8", "f6")):
+        return 1.0
+    if dtype.startswith("f4"):
+        return 0.5
+    raise KeyError(dtype)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Value:
+    """One tensor.
+
+    Attributes:
+      shape: global sizes; inside a manual region those of one device over the manual axes, as the
+        program states them at the sampled sizes. How they depend on the axes is fitted afterwards.
+      dtype: as StableHLO prints it: f32, bf16, i32 ...
+      axes: per dimension, the mesh axes that split it, major first.
+      manual: mesh axes of the manual regions around it.
+      producer: the operation that makes it; None for an argument of a block.
+      is_constant: True if it depends on no argument of the program.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[tuple[str, ...], ...]
+    manual: tuple[str, ...] = ()
+    producer: Operation | None = None
+    users: list[Operation] = field(default_factory=list["Operation"])
+    is_constant: bool = False
+
+    @property
+    def split_over(self) -> tuple[str, ...]:
+        """All mesh axes that divide it, sorted."""
+        return tuple(sorted({axis for dimension in self.axes for axis in dimension}))
+
+    @property
+    def global_bytes(self) -> float:
+        return math.prod(self.shape) * element_bytes(self.dtype)
+
+    @property
+    def bytes(self) -> Monomial:
+        """On one device."""
+        return Monomial(
+            coefficient=self.global_bytes, powers=tuple((axis, -1) for axis in self.split_over)
+        )
+
+    def __repr__(self) -> str:
+        sizes = ",".join(
+            f"{size}{{{'+'.join(axes)}}}" if axes else str(size)
+            for size, axes in zip(self.shape, self.axes, strict=True)
+        )
+        return f"{self.dtype}[{sizes}]"
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+      name: of StableHLO or Shardy without dialect: dot_general, add, all_gather (Shardy's),
+        while, case, custom_call ... Explicit collectives of manual regions have Shardy's names
+        too: all_gather, all_reduce, reduce_scatter, all_to_all, collective_permute.
+      attributes: what analyses need, by name, as plain Python values; see `importing`.
+      bodies: of while: [body]; of case: its branches; of custom_call, sort, reduce, scatter: none.
+      trips: of while: executions of the body each time the loop is reached; None if unknown.
+      source: `file.py:12` of the innermost frame in the user's code; empty if unknown.
+    """
+
+    name: str
+    operands: list[Value]
+    results: list[Value]
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    bodies: list[Block] = field(default_factory=list["Block"])
+    trips: int | None = 1
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for result in self.results:
+            result.producer = self
+        for operand in self.operands:
+            operand.users.append(self)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Block:
+    """A sequence of operations with arguments and returned values."""
+
+    arguments: list[Value] = field(default_factory=list[Value])
+    operations: list[Operation] = field(default_factory=list[Operation])
+    returned: list[Value] = field(default_factory=list[Value])
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Graph:
+    """A whole program, all calls inlined.
+
+    Attributes:
+      mesh: names and sizes of the mesh axes that the program was propagated with, in order.
+      donated: positions of the arguments whose memory outputs may take over.
+      aliased: (argument, output) positions that the program itself ties together.
+      host: positions of the arguments that lie in host memory.
+    """
+
+    top: Block
+    mesh: tuple[tuple[str, int], ...]
+    donated: tuple[int, ...] = ()
+    aliased: tuple[tuple[int, int], ...] = ()
+    host: tuple[int, ...] = ()
+
+
+def total_bytes(values: list[Value]) -> Sum:
+    """Bytes of all values on one device, summed by how they are split."""
+    found: dict[tuple[tuple[str, int], ...], float] = {}
+    for value in values:
+        one = value.bytes
+        found[one.powers] = found.get(one.powers, 0.0) + one.coefficient
+    return tuple(Monomial(coefficient=c, powers=powers) for powers, c in sorted(found.items()))
