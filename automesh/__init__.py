@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from automesh.api import Result, load, search, show
+    from automesh.api import Result, calibrate, explain, load, search, show
     from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError
     from automesh.mesh.axes import MeshAxis, Plan
     from automesh.mesh.config import MeshConfig, Rules
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from automesh.program.workload import Workload
 
 _HOMES = {
-    "automesh.api": ("Result", "load", "search", "show"),
+    "automesh.api": ("Result", "calibrate", "explain", "load", "search", "show"),
     "automesh.errors": ("AutomeshError", "NoFeasibleMesh", "UsageError"),
     "automesh.mesh.axes": ("MeshAxis", "Plan"),
     "automesh.mesh.config": ("MeshConfig", "Rules"),
@@ -39,6 +39,8 @@ __all__ = [
     "Rules",
     "UsageError",
     "Workload",
+    "calibrate",
+    "explain",
     "load",
     "search",
     "show",

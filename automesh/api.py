@@ -22,9 +22,13 @@ from automesh.program.payload import pickle_entry
 from automesh.results.result import SearchResult
 from automesh.units import parse_duration
 
+_EXPLAIN_S = 600.0
+
 if TYPE_CHECKING:
     import pandas as pd
 
+    from automesh.results.calibration import CalibrationResult
+    from automesh.results.explanation import Explanation
     from automesh.results.progress import Progress
 
 
@@ -62,7 +66,7 @@ class Result:
         from automesh.results.table import render
 
         columns = width or shutil.get_terminal_size().columns
-        return render(self.found, top=top, width=max(columns, 40), colour=_colour())
+        return render(self.found, top=top, width=max(columns, 40), colour=is_colourful())
 
     def dataframe(self) -> pd.DataFrame:
         """Every candidate as a row."""
@@ -88,7 +92,8 @@ class Result:
         return save_rule(self.found, Path(path))
 
 
-def _colour() -> bool:
+def is_colourful() -> bool:
+    """True if stdout is a terminal that shows colours, and nobody forbids them."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return sys.stdout.isatty() and not is_plain
 
@@ -209,10 +214,10 @@ def _entry_of(build: str | Path | Callable[..., Any], args: Sequence[str]) -> En
 def run(request: SearchRequest, progress: Progress) -> Result:
     """Runs a checked request to its end, or to Ctrl-C: the result then says `interrupted`."""
     from automesh.ladder.interrupts import interrupts_at_rest
-    from automesh.ladder.run import run_search
+    from automesh.ladder.starting import start
 
     with interrupts_at_rest():
-        return Result(found=run_search(request, progress))
+        return Result(found=start(request, progress))
 
 
 def show(
@@ -229,6 +234,130 @@ def show(
     from automesh.ladder.run import read_result
 
     return Result(found=read_result(study, results=results, storage=storage))
+
+
+def calibrate(
+    target: str = "local",
+    *,
+    out: str | Path | None = None,
+    budget: str = "60s",
+    progress: Progress | None = None,
+) -> CalibrationResult:
+    """Measures devices, and keeps what it finds for all later searches on devices of their kind.
+
+    Args:
+      target: `local` (the attached devices) or `cpu:N` (virtual).
+      out: file to merge the profile into; by default the one that searches look for.
+      budget: time for it, as `60s` or `5m`.
+      progress: where to report to; by default nowhere.
+
+    Raises:
+      UsageError: devices that are not here, a file that cannot be read or written.
+    """
+    from automesh.ladder.calibration import CalibrationRequest, run_calibration
+    from automesh.ladder.interrupts import interrupts_at_rest
+    from automesh.results.progress import Silent
+
+    request = CalibrationRequest(
+        target=target, out=Path(out) if out is not None else None, budget_s=parse_duration(budget)
+    )
+    with interrupts_at_rest(), progress or Silent() as shown:
+        return run_calibration(request, shown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Where the time of a mesh goes, or why one of two is faster.
+
+    Attributes:
+      found: the full record.
+    """
+
+    found: Explanation
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        from automesh.results.explain_words import verdict_sentence, why_sentence
+
+        return verdict_sentence(self.found) or why_sentence(self.found.one)
+
+    def text(self, *, width: int | None = None) -> str:
+        """Tables and sentences that fit the terminal (or `width` columns)."""
+        from automesh.results.explain import render
+
+        columns = width or shutil.get_terminal_size().columns
+        return render(self.found, width=max(columns, 40), colour=is_colourful())
+
+    def to_json(self) -> dict[str, Any]:
+        """The account as plain JSON values; what `explain --json` prints."""
+        from automesh.results.explain_json import to_json
+
+        return to_json(self.found)
+
+
+def explain(
+    subject: str | Path,
+    mesh: str,
+    *,
+    against: str = "",
+    target: str = "",
+    space: str | Path = "",
+    args: Sequence[str] = (),
+    storage: str = "",
+    progress: Progress | None = None,
+) -> Account:
+    """Explains what a mesh costs and why, without compiling or measuring anything.
+
+    Args:
+      subject: folder of a study, or a script as in `search`.
+      mesh: `dp:2,tp:4`, or with knobs `dp:8 remat=full`.
+      against: another mesh to compare with.
+      target: for a script: what to estimate for; by default `local`.
+      space: for a script: the search space; by default `auto`.
+      args: for a script: its own arguments.
+      storage: the --storage of the search that made the study, if it had one.
+      progress: where to report to; by default nowhere.
+
+    Raises:
+      UsageError: bad arguments, no such study, or a mesh that it does not hold.
+    """
+    from automesh.ladder.explanations import explain_script, explain_study
+    from automesh.results.progress import Silent
+
+    if is_study(subject):
+        if target or space or args:
+            raise UsageError(
+                f"`{subject}` is a study, which has its target and its search space already",
+                hint="give the script instead to explain it for other devices",
+            )
+        folder = Path(subject)
+        found = explain_study(folder, mesh, against, results=folder.parent, storage=storage)
+        return Account(found=found)
+    request = make_request(
+        subject,
+        args=args,
+        target=target or "local",
+        space=str(space) or "auto",
+        budget_s=_EXPLAIN_S,
+        top=1,
+        baseline="",
+        rules=None,
+        results=Path("results"),
+        storage="",
+        workers=0,
+        timeout_s=_EXPLAIN_S,
+        memory_limit_bytes=0,
+        dry_run=True,
+        new=False,
+    )
+    return Account(found=explain_script(request, mesh, against, progress or Silent()))
+
+
+def is_study(subject: str | Path) -> bool:
+    """Whether a folder, which only studies are, or nothing that could be a script."""
+    text = str(subject)
+    return Path(text).is_dir() or not (text.endswith(".py") or ":" in text or Path(text).is_file())
 
 
 def load(path: str | Path = "mesh_rules.toml") -> Rules:

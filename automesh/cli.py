@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,18 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from automesh.cli_help import DOCTOR_HELP, HELP, SEARCH_HELP, SHOW_HELP
+from automesh.cli_help import (
+    CALIBRATE_HELP,
+    DOCTOR_HELP,
+    EXPLAIN_HELP,
+    HELP,
+    SEARCH_HELP,
+    SHOW_HELP,
+)
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError
 
 _T = TypeVar("_T")
-_COMMANDS = ("search", "show", "doctor")
+_COMMANDS = ("search", "show", "explain", "calibrate", "doctor")
 _STOPPED = 130
 _STAND_INS = "automesh.stand-ins"
 _ASCII = {"\u2500": "-", "\u2501": "=", "\u00b1": "~"}
@@ -67,12 +75,12 @@ def search(
         str,
         typer.Option(
             metavar="TIME",
-            help="For compiling and measuring: 90s, 10m, 1.5h. To confirm the winner may "
+            help="For all of the search: 90s, 10m, 1.5h. To confirm the winner may "
             "take a little longer.",
         ),
     ] = "10m",
     top: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Meshes to measure, and rows to print.")
+        int, typer.Option(metavar="N", min=1, help="Meshes in one race, and rows to print.")
     ] = 8,
     baseline: Annotated[
         str,
@@ -115,7 +123,7 @@ def search(
         ),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count the legal meshes, and stop.")
+        bool, typer.Option("--dry-run", help="Rank the meshes by estimate, and stop.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     new: Annotated[
@@ -177,6 +185,90 @@ def show(
     from automesh import api
 
     _print(api.show(study, results=results, storage=storage), as_json=as_json, top=top)
+
+
+@app.command(help=CALIBRATE_HELP, short_help="Measure the devices, for better estimates.")
+def calibrate(
+    target: Annotated[
+        str, typer.Option(metavar="NAME", help="Devices to measure: local or cpu:N.")
+    ] = "local",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where the profile goes; by default where searches look for it.",
+            show_default=False,
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="For measuring: 30s, 5m; the rest is left out.")
+    ] = "60s",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+) -> None:
+    from automesh import api
+    from automesh.units import parse_duration
+
+    _read("--budget", parse_duration, budget)
+    result = api.calibrate(target, out=out, budget=budget, progress=api.progress_on_stderr())
+    if as_json:
+        sys.stdout.write(json.dumps(result.to_json(), indent=1) + "\n")
+    else:
+        width = shutil.get_terminal_size().columns
+        sys.stdout.write(result.table(width=width, colour=api.is_colourful()))
+    if result.interrupted:
+        raise Interrupted(
+            "interrupted; what is measured is kept",
+            hint="the same command measures everything again, newer points replace older ones",
+        )
+
+
+@app.command(help=EXPLAIN_HELP, short_help="Explain where the time of a mesh goes.")
+def explain(
+    study: Annotated[
+        str,
+        typer.Argument(metavar="STUDY", help="Folder of a study, or a script.", show_default=False),
+    ],
+    mesh: Annotated[
+        str,
+        typer.Argument(metavar="MESH", help="dp:2,tp:4, or 'dp:8 remat=full'.", show_default=False),
+    ],
+    script_args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- ARGS", help="For a script: its own sys.argv, after --."),
+    ] = None,
+    against: Annotated[
+        str, typer.Option(metavar="MESH", help="Another mesh, to say why one of both wins.")
+    ] = "",
+    target: Annotated[
+        str, typer.Option(metavar="NAME", help="For a script: devices, as in search; else local.")
+    ] = "",
+    space: Annotated[
+        str, typer.Option(metavar="NAME", help="For a script: search space; else auto.")
+    ] = "",
+    storage: Annotated[
+        str,
+        typer.Option(metavar="URL", help="The --storage of the search, if it had one."),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    from automesh import api
+
+    with api.progress_on_stderr() as progress:
+        account = api.explain(
+            study,
+            mesh,
+            against=against,
+            target=target,
+            space=space,
+            args=script_args or [],
+            storage=storage,
+            progress=progress,
+        )
+    sys.stdout.write(
+        json.dumps(account.to_json(), indent=1, allow_nan=False) + "\n"
+        if as_json
+        else account.text()
+    )
 
 
 @app.command(help=DOCTOR_HELP, short_help="Check versions, devices and known problems.")

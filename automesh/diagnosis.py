@@ -18,7 +18,12 @@ from typing import Literal
 
 import psutil
 
-from automesh.hardware import chip_for, parse_target, running_under_several_processes
+from automesh.hardware import (
+    check_present,
+    chip_for,
+    parse_target,
+    running_under_several_processes,
+)
 from automesh.ladder.preparation import memory_share_bytes, surroundings_of
 from automesh.outcomes import Failed
 from automesh.program.nouns import Attachment
@@ -54,6 +59,7 @@ def examine(target: str) -> tuple[Finding, ...]:
       UsageError: not a target.
     """
     wanted = parse_target(target, os.environ)
+    check_present(wanted)
     findings = [_python(), *_packages(), *_processes(os.environ), _memory()]
     with (
         tempfile.TemporaryDirectory(prefix="automesh-doctor-") as logs,

@@ -29,6 +29,7 @@ SIZES = {
         model=presets.TINY, rows=48, length=48, chunk=48, optimizer=presets.TINY_OPTIMIZER
     ),
     "small": Preset(model=presets.SMALL, rows=64, length=1024, chunk=1024),
+    "mid": Preset(model=presets.MID, rows=64, length=2048, chunk=1024),
     "1b": Preset(model=presets.LLAMA_1B, rows=256, length=4096, chunk=1024),
     "8b": Preset(model=presets.LLAMA_8B, rows=512, length=8192, chunk=1024),
     "70b": Preset(model=presets.LLAMA_70B, rows=512, length=8192, chunk=1024),

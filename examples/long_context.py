@@ -38,6 +38,7 @@ SIZES = {
         model=presets.TINY, rows=24, length=96, chunk=96, optimizer=presets.TINY_OPTIMIZER
     ),
     "small": Preset(model=presets.SMALL, rows=8, length=16_384, chunk=1024),
+    "mid": Preset(model=presets.MID, rows=16, length=32_768, chunk=1024),
     # The length of the last stage of Llama 3's training.
     "8b-128k": Preset(model=presets.LLAMA_8B, rows=32, length=131_072, chunk=1024),
     "70b-128k": Preset(model=presets.LLAMA_70B, rows=32, length=131_072, chunk=1024),

@@ -66,6 +66,7 @@ SIZES = {
         optimizer=presets.TINY_OPTIMIZER,
     ),
     "small": Preset(model=presets.SMALL, rows=64, length=1024, chunk=1024),
+    "mid": Preset(model=replace(presets.MID, d_ff=2048), rows=64, length=2048, chunk=1024),
     # Mixtral 8x7B (arXiv:2401.04088), table 1.
     "8x7b": Preset(
         model=replace(presets.LLAMA_8B, vocab=32_000), rows=1024, length=4096, chunk=1024
@@ -74,6 +75,7 @@ SIZES = {
 EXPERTS = {
     "tiny": Experts(total=8, chosen=2),
     "small": Experts(total=16, chosen=2),
+    "mid": Experts(total=16, chosen=2),
     "8x7b": Experts(total=8, chosen=2),
 }
 

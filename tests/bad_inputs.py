@@ -193,6 +193,17 @@ QUICK: dict[str, BadInput] = {
         command="show old", files={"old/study.db": foreign_database()}
     ),
     "doctor-target": BadInput(command="doctor --target banana"),
+    "calibrate-target": BadInput(command="calibrate --target tpu-v5p-128"),
+    "calibrate-budget": BadInput(command="calibrate --budget soon"),
+    "calibrate-out-suffix": BadInput(command="calibrate --out profile"),
+    "calibrate-out-folder": BadInput(command="calibrate --out my.json", files={"my.json/": ""}),
+    "calibrate-out-broken": BadInput(command="calibrate --out p.json", files={"p.json": "{"}),
+    "calibrate-out-other": BadInput(
+        command="calibrate --out p.json", files={"p.json": '{"schema": 1, "platfrom": "cpu"}'}
+    ),
+    "calibrate-out-newer": BadInput(
+        command="calibrate --out p.json", files={"p.json": '{"schema": 99}'}
+    ),
 }
 
 WORKLOAD = """\

@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 from automesh import cli
-from automesh.ladder import run as search_run
+from automesh.ladder import looking
 from tests.bad_inputs import ALL, BadInput, Files
 
 GOLDEN = Path(__file__).parent / "golden" / "cli" / "errors.txt"
@@ -61,6 +61,7 @@ def run(command: str, folder: Path, variables: Mapping[str, str] | None = None) 
 
 def normalised(text: str, folder: Path) -> str:
     """Takes out what differs from run to run."""
+    text = re.sub(r"^estimate \d.*\n", "", text, flags=re.MULTILINE)
     text = text.replace(str(folder), "TMP").replace(str(ROOT), "AUTOMESH")
     text = text.replace(sys.prefix, "ENVIRONMENT")
     text = re.sub(r"(train-cpu-4)-[0-9a-f]{8}", r"\1-HASH", text)
@@ -107,18 +108,20 @@ def contents(folder: Path) -> dict[str, bytes]:
 def inspections_shared() -> Iterator[None]:
     """Lets a script that was inspected once be known: half of the cases only differ after that."""
     known: dict[object, object] = {}
-    ask = search_run.inspect
+    ask = looking.inspect
 
-    def inspect(pool: object, request: object, space: object, progress: object) -> object:
+    def inspect(
+        pool: object, request: object, space: object, progress: object, **further: object
+    ) -> object:
         path = Path(request.entry.location)
         key = (path.read_bytes() if path.exists() else path, request.entry.function, space.names)
         if "JAX_PLATFORMS" in os.environ:
-            return ask(pool, request, space, progress)
+            return ask(pool, request, space, progress, **further)
         if key not in known:
-            known[key] = ask(pool, request, space, progress)
+            known[key] = ask(pool, request, space, progress, **further)
         return known[key]
 
-    with mock.patch.object(search_run, "inspect", inspect):
+    with mock.patch.object(looking, "inspect", inspect):
         yield
 
 

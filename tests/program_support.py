@@ -75,6 +75,7 @@ def forget_scripts(before_modules):
     jobs._MEMORY.loaded.clear()
     jobs._MEMORY.ready.clear()
     jobs._MEMORY.domains.clear()
+    jobs._MEMORY.programs.clear()
     for name in set(sys.modules) - before_modules:
         where = getattr(sys.modules[name], "__file__", None) or ""
         if "site-packages" not in where and "automesh/" not in where and "/lib/python" not in where:

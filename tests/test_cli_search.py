@@ -149,7 +149,8 @@ class TestAWholeSearch:
     def test_stderr_has_the_progress_in_lines(self, searched: Searched) -> None:
         lines = searched.done.stderr.splitlines()
         assert lines[0] == "enumerate 3/3, 3 legal"
-        assert {line.split()[0] for line in lines} == {"enumerate", "compile", "measure", "confirm"}
+        phases = {"enumerate", "estimate", "compile", "measure", "confirm"}
+        assert {line.split()[0] for line in lines} == phases
         assert "\x1b" not in searched.done.stderr
         assert "\r" not in searched.done.stderr
 
@@ -180,13 +181,13 @@ class TestAWholeSearch:
         assert result["candidates"][0]["plan"] == result["best"]["plan"]
         assert set(result["candidates"][0]) == {
             *("plan", "mesh", "axes", "knobs", "compiler_options", "evidence", "is_baseline"),
-            *("standing", "outcome", "compiled", "bound_by", "peak_bytes", "reason"),
+            *("standing", "outcome", "compiled", "estimated", "bound_by", "peak_bytes", "reason"),
         }
         assert set(result) == {
             *("schema", "workload", "target", "device", "device_count", "axes", "made", "versions"),
             *("interrupted", "best", "baseline", "candidates", "funnel", "reference"),
             *("verifications", "stop_reason", "notices", "tokens_per_step", "study"),
-            *("results_dir", "rules_path", "command"),
+            *("results_dir", "rules_path", "command", "speeds", "certificate", "belief"),
         }
 
     def test_json_alone_is_on_stdout_of_a_resumed_search(self, searched: Searched) -> None:

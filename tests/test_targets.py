@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from automesh.errors import UsageError
 from automesh.hardware import (
+    check_present,
     chip_for,
     local_selector,
     parse_target,
     running_under_several_processes,
 )
 from automesh.hardware import targets as targets_module
+from automesh.hardware.machines import known_machines
+from automesh.hardware.slices import known_slices
 
 
 def test_virtual_devices():
@@ -84,10 +90,7 @@ def test_local_is_what_is_plugged_in_and_usable(monkeypatch, files, packages, pl
         ("cpu-8", "does not say how many virtual devices"),
         ("lokal", "`lokal` is not a target (did you mean `local`?)"),
         ("", "`` is not a target"),
-        ("tpu-v5p-128", "this version searches attached and virtual devices only"),
-        ("v5e:4x4", "this version searches attached and virtual devices only"),
-        ("v5e:16x16*2", "this version searches attached and virtual devices only"),
-        ("gpu-p5.48xlarge-64", "this version searches attached and virtual devices only"),
+        ("neuron-trn2-64", "`neuron-trn2-64` is not a target"),
     ],
 )
 def test_targets_that_are_not_understood(name, said):
@@ -95,6 +98,130 @@ def test_targets_that_are_not_understood(name, said):
         parse_target(name, {})
     assert said in caught.value.message
     assert "cpu:" in caught.value.hint
+
+
+# Shapes, wraps and hosts as Google's and AWS's pages give them.
+@pytest.mark.parametrize(
+    ("name", "selector", "torus", "wraps", "granules", "devices", "hosts"),
+    [
+        ("tpu-v4-1024", "tpu-v4-1024", (8, 8, 8), True, 1, 512, 128),
+        ("tpu-v5litepod-256-4", "tpu-v5litepod-256-4", (16, 16), True, 4, 256, 256),
+        ("v5e-8", "tpu-v5litepod-8", (2, 4), False, 1, 8, 1),
+        ("tpu-v5p-64", "tpu-v5p-64", (2, 4, 4), False, 1, 32, 8),
+        ("TPU-v5p-512", "tpu-v5p-512", (4, 8, 8), True, 1, 256, 64),
+        ("tpu-v6e-64", "tpu-v6e-64", (8, 8), False, 1, 64, 16),
+        ("tpu-7x-128", "tpu-7x-128", (4, 4, 4), True, 1, 128, 16),
+        ("tpu7x-8", "tpu-7x-8", (2, 2, 1), False, 1, 8, 1),
+        ("v5e:4x8", "v5e-4x8", (4, 8), False, 1, 32, 8),
+        ("v5e:16x16*2", "v5e-16x16-2", (16, 16), True, 2, 256, 128),
+        ("v5e-16x16-2", "v5e-16x16-2", (16, 16), True, 2, 256, 128),
+        ("v5p:8x4x4", "v5p-8x4x4", (8, 4, 4), True, 1, 128, 32),
+        ("gpu-h100-64", "gpu-h100-64", (), None, 8, 8, 8),
+        ("h100-4", "gpu-h100-4", (), None, 1, 4, 1),
+        ("gpu-a3-megagpu-8g-512", "gpu-a3-megagpu-8g-512", (), None, 64, 8, 64),
+        ("gpu-p5.48xlarge-256", "gpu-p5.48xlarge-256", (), None, 32, 8, 32),
+    ],
+)
+def test_absent_devices_by_name(name, selector, torus, wraps, granules, devices, hosts):
+    target = parse_target(name, {"JAX_PLATFORMS": "tpu"})
+    absent = target.absent
+    fabric = absent.fabric
+    assert (target.selector, absent.selector) == (selector, selector)
+    assert (fabric.torus, fabric.num_granules, fabric.granule_devices) == (torus, granules, devices)
+    assert absent.num_hosts == hosts
+    assert set(fabric.wraps) == ({wraps} if torus else set())
+    # The workers stand in for them on the CPU.
+    assert target.platforms == "cpu"
+    assert target.cpu_devices == min(granules * devices, 4096)
+    with pytest.raises(UsageError, match="this version searches attached and virtual devices only"):
+        check_present(target)
+
+
+def test_devices_that_are_here_are_not_refused():
+    for name in ("local", "cpu:8"):
+        check_present(parse_target(name, {"JAX_PLATFORMS": "cpu"}))
+
+
+def test_only_the_long_side_of_a_flat_slice_wraps():
+    assert parse_target("v6e-128", {}).absent.fabric.wraps == (False, True)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_every_slice_on_record(slices):
+    names = list(known_slices())
+    assert len(names) == len(set(names)) >= 222
+    for name in names:
+        absent = parse_target(name if slices == 1 else f"{name}-{slices}", {}).absent
+        fabric = absent.fabric
+        chip = fabric.chip
+        per_slice = int(name.rsplit("-", 1)[1]) // chip.counted_per_device
+        assert (
+            fabric.granule_devices == per_slice == math.prod(fabric.torus) * chip.devices_per_chip
+        )
+        assert absent.num_hosts * math.prod(absent.host) == slices * math.prod(fabric.torus)
+        assert 0.9 < absent.device_memory_bytes / chip.hbm_bytes < 1.01
+        # The attached devices would be called the same.
+        called = local_selector("tpu", absent.device_kind, absent.num_devices, slices)
+        assert called == absent.selector
+        # A shape and a number say the same.
+        shape = absent.topology.replace("tpu", "").replace("v5:", "v5p:")
+        assert parse_target(f"{shape}*{slices}", {}).absent.fabric == fabric
+
+
+def test_every_machine_on_record():
+    for name in known_machines():
+        absent = parse_target(f"{name}-64", {}).absent
+        each = absent.fabric.granule_devices
+        assert absent.num_devices == 64 == each * absent.num_hosts
+        assert absent.fabric.chip.dcn_bytes_per_s > 1e9
+        assert absent.device_memory_bytes > 30e9
+        assert absent.device_kind
+
+
+def test_a_machine_decides_the_network_of_its_chip():
+    # 8 x 200 Gb on a3-megagpu, 32 x 100 Gb on p5: bytes per second of one of eight GPUs.
+    assert parse_target("gpu-a3-megagpu-8g-16", {}).absent.fabric.chip.dcn_bytes_per_s == 25e9
+    assert parse_target("gpu-p5.48xlarge-16", {}).absent.fabric.chip.dcn_bytes_per_s == 50e9
+    # NVLink joins up to 72 GPUs of GB200, which are four to a machine.
+    assert parse_target("gpu-gb200-72", {}).absent.fabric.chip.dcn_bytes_per_s == 900e9
+    assert parse_target("gpu-gb200-144", {}).absent.fabric.chip.dcn_bytes_per_s == 50e9
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tpu-v5p-100", "nearest are tpu-v5p-64, tpu-v5p-128, tpu-v5p-256"),
+        ("tpu-v5p-0", "there is no TPU slice `tpu-v5p-0`"),
+        ("tpu-v9-8", "names the TPU `v9`, whose slices are not on record"),
+        ("tpu-v3-8", "names the TPU `v3`, whose slices are not on record"),
+        ("v5e:3x3", "there is no TPU slice `v5e:3x3`: its slices are 1x1, 2x2"),
+        ("v5p:4x4", "slices of TPU v5p have 3 dimensions"),
+        ("v5p:4x4x6", "larger slices are made of cubes of 4x4x4 chips"),
+        ("v5p:4x4x0", "larger slices are made of cubes of 4x4x4 chips"),
+        ("v5p:400x400x400", "larger slices are made of cubes of 4x4x4 chips"),
+        ("v5e:16x16*0", "has 0 slices; 1 to 1024 are possible"),
+        ("gpu-h100-12", "has 12 GPUs; machines of this kind have 8 each"),
+        ("gpu-h100-0", "has 0 GPUs"),
+        ("gpu-a100-64", "may mean several machines: a100-40gb, a100-80gb"),
+        ("gpu-h1000-8", "machine `h1000`, which is not on record (did you mean `h100`?)"),
+    ],
+)
+def test_devices_that_cannot_exist(name, said):
+    with pytest.raises(UsageError) as caught:
+        parse_target(name, {})
+    assert said in caught.value.message
+    assert caught.value.hint
+
+
+@given(st.text(alphabet="tpugv5elihx-:*0124.", max_size=24))
+def test_any_text_is_a_target_or_a_sentence(text):
+    try:
+        target = parse_target(text, {})
+    except UsageError as error:
+        assert error.hint
+    else:
+        assert target.absent is not None
+        assert parse_target(target.selector, {}).selector == target.selector
 
 
 @pytest.mark.parametrize(

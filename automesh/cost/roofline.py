@@ -33,6 +33,13 @@ class StepTime:
         return max(self.compute_s, self.memory_s) + sum(seconds for _, seconds in self.network_s)
 
     @property
+    def causes(self) -> tuple[tuple[str, float], ...]:
+        """(cause, seconds) that sum to `step_s`: compute hides behind memory, or the reverse."""
+        hiding = "compute" if self.compute_s >= self.memory_s else "memory"
+        network = tuple((f"network {axes}", seconds) for axes, seconds in self.network_s)
+        return ((hiding, max(self.compute_s, self.memory_s)), *network)
+
+    @property
     def bound_by(self) -> str:
         """The largest cause: `compute`, `memory`, or the axes of the slowest collectives."""
         causes = [("compute", self.compute_s), ("memory", self.memory_s), *self.network_s]

@@ -173,6 +173,7 @@ class Terms:
       argument_bytes, output_bytes, alias_bytes: on one device; `alias` is what outputs take over.
       guards: where the terms hold; elsewhere the mesh needs a propagation of its own.
       fixed: axes for which the terms hold at the sampled size only (sizes baked into shapes).
+      limits: axes for which the terms hold up to some size only, and that size.
     """
 
     active: tuple[str, ...]
@@ -188,3 +189,4 @@ class Terms:
     guards: tuple[Guard, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
     fixed: tuple[str, ...] = ()
+    limits: tuple[tuple[str, int], ...] = ()

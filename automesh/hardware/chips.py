@@ -20,6 +20,8 @@ class Chip:
       name: as its maker calls it.
       slug: as target names call it: `v5p`, `v5litepod`, `h100`.
       platform: cpu, gpu or tpu.
+      device_kinds: as jax calls one device of it.
+      devices_per_chip: 2 where a chip is two jax devices.
       peak_flops_per_s: dense FLOP/s by number type.
       hbm_bytes: memory; 0 if the row does not say.
       link_bytes_per_s: one way over one ICI link, or over all of a GPU's NVLink.
@@ -33,6 +35,8 @@ class Chip:
     name: str
     slug: str
     platform: str
+    device_kinds: tuple[str, ...]
+    devices_per_chip: int
     peak_flops_per_s: tuple[tuple[str, float], ...]
     hbm_bytes: int
     hbm_bytes_per_s: float
@@ -65,6 +69,15 @@ def chip_for(device_kind: str, platform: str) -> Chip:
         if device_kind in kinds:
             return chip
     return next(chip for _, chip in listed if chip.rough)
+
+
+def chip_called(slug: str) -> Chip:
+    """The chip with this slug.
+
+    Raises:
+      KeyError: there is none.
+    """
+    return {chip.slug: chip for _, chip in _table()}[slug]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +118,8 @@ def _chip(row: _Row) -> Chip:
         name=row.name,
         slug=row.slug,
         platform=row.platform,
+        device_kinds=tuple(row.device_kinds),
+        devices_per_chip=share,
         peak_flops_per_s=tuple((kind, flops / share) for kind, flops in row.flops_per_s.items()),
         hbm_bytes=row.hbm_bytes // share,
         hbm_bytes_per_s=row.hbm_bytes_per_s / share,

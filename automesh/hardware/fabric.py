@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -55,6 +55,41 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What the links of a torus give one group of chips while all groups like it talk too.
+
+    Attributes:
+      chips: of one group.
+      links: links in one direction that each chip can fill for the group; 0 inside one chip.
+      step_links: the same if each chip sends to the next one of its ring only.
+      hops: links along one pass, see `Route.ici_hops`.
+      spread: time of an all-to-all of an array of one byte over links of one byte per second.
+    """
+
+    chips: int
+    links: float
+    step_links: float
+    hops: float
+    spread: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crooked:
+    """Groups along some axes of a shape that is no product of spans, followed link by link.
+
+    Attributes:
+      shape: sizes of all mesh axes inside one granule.
+      axes: indices of the axes that the groups span, ascending; those of size 1 left out.
+      reach: a chip's two devices may be of one group or of two: links are one group's in both
+        cases.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    reach: Reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
     """Where jax's own mesh code puts axes, per ICI shape.
 
@@ -62,11 +97,14 @@ class Layouts:
       shapes: sizes of all mesh axes inside one granule.
       spans: per shape and axis, where the axis lies; empty for an axis of size 1, and for all axes
         of a fabric that is no torus.
-      refused: shapes that jax's mesh code cannot lay out, with its reason.
+      crooked: what is known of shapes that are no product of spans (jax winds small slices up into
+        one ring); their `spans` are empty.
+      refused: shapes that jax's mesh code cannot lay out, with its reason; not in `shapes`.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     spans: tuple[tuple[tuple[Span, ...], ...], ...]
+    crooked: tuple[Crooked, ...] = ()
     refused: tuple[tuple[tuple[int, ...], str], ...] = ()
 
 
@@ -82,6 +120,11 @@ class Route:
       ici_hops: links between the farthest neighbours of a ring of the group, summed over the ring's
         steps once round: multiply by the time of a hop for the latency of one pass.
       dcn_bytes_per_s: one device's share of its host's network, one way, at nominal speed.
+      ici_transit: links that a byte of an all-to-all crosses on its way, as a share of all that
+        `ici_bytes_per_s` counts: seconds are bytes sent times this over `ici_bytes_per_s`. 1 for a
+        switch.
+      ici_step_share: the part of `ici_bytes_per_s` that serves if each device sends to the next one
+        of its ring only.
     """
 
     ici_size: Floats
@@ -89,3 +132,22 @@ class Route:
     ici_bytes_per_s: Floats
     ici_hops: Floats
     dcn_bytes_per_s: Floats
+    ici_transit: Floats = field(default_factory=lambda: np.ones(()))
+    ici_step_share: Floats = field(default_factory=lambda: np.ones(()))
+
+    def __post_init__(self) -> None:
+        shape = np.shape(self.ici_size)
+        object.__setattr__(self, "ici_transit", np.broadcast_to(self.ici_transit, shape))
+        object.__setattr__(self, "ici_step_share", np.broadcast_to(self.ici_step_share, shape))
+
+    def rows(self, rows: NDArray[np.intp]) -> Route:
+        """The routes of some meshes."""
+        return Route(
+            ici_size=self.ici_size[rows],
+            dcn_size=self.dcn_size[rows],
+            ici_bytes_per_s=self.ici_bytes_per_s[rows],
+            ici_hops=self.ici_hops[rows],
+            dcn_bytes_per_s=self.dcn_bytes_per_s[rows],
+            ici_transit=self.ici_transit[rows],
+            ici_step_share=self.ici_step_share[rows],
+        )

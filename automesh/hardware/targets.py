@@ -1,4 +1,4 @@
-"""What a search is aimed at: the attached devices, or virtual ones."""
+"""What a search is aimed at: the attached devices, virtual ones, or devices that are not here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from automesh.errors import UsageError, did_you_mean
+from automesh.hardware.absent import Absent
 from automesh.hardware.chips import chip_for
+from automesh.hardware.machines import read_cluster
+from automesh.hardware.slices import read_slice
 
 MAX_CPU_DEVICES = 4096
 _CPU = re.compile(r"cpu:([0-9]+)")
-_ABSENT = re.compile(
-    r"(tpu|gpu|neuron)-.*|v[0-9]+[a-z]*(litepod)?[-:].*|(a100|h100|h200|g?b[23]00|mi300x).*"
+_EXAMPLES = ("local", "cpu:8", "tpu-v5p-128", "v5e:4x8", "gpu-h100-64")
+_UNDERSTOOD = (
+    "`local` (the attached devices), `cpu:N` (N virtual CPU devices), or a name like "
+    "`tpu-v5p-128`, `v5e:4x8` or `gpu-h100-64` (with --dry-run)"
 )
-_UNDERSTOOD = "`local` (the attached devices) or `cpu:N` (N virtual CPU devices)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,8 @@ class Target:
         (see `local_selector`).
       platforms: value of JAX_PLATFORMS for the workers, never empty.
       cpu_devices: virtual CPU devices; 0 leaves jax's own number.
+      absent: the devices that the name means, if they are not here: the workers run on as many
+        virtual CPU devices in their place, but on no more than MAX_CPU_DEVICES.
       notices: what the user should know, one sentence each.
     """
 
@@ -36,6 +42,7 @@ class Target:
     selector: str
     platforms: str
     cpu_devices: int = 0
+    absent: Absent | None = None
     notices: tuple[str, ...] = ()
 
 
@@ -46,7 +53,7 @@ def parse_target(name: str, environ: Mapping[str, str]) -> Target:
       environ: environment variables; JAX_PLATFORMS decides what `local` is, if it is set.
 
     Raises:
-      UsageError: an unknown name, or devices that are not here.
+      UsageError: an unknown name, or devices that cannot exist.
     """
     text = name.strip()
     if text == "local":
@@ -65,16 +72,35 @@ def parse_target(name: str, environ: Mapping[str, str]) -> Target:
             f"target `{name}` does not say how many virtual devices",
             hint="write for example `cpu:8`",
         )
-    if _ABSENT.fullmatch(text):
-        raise UsageError(
-            f"target `{name}` names devices to compile for without having them, but this version "
-            "searches attached and virtual devices only",
-            hint="run it there with `--target local`, or try the search here with `--target cpu:8`",
+    small = text.lower()
+    absent = read_slice(small) or read_cluster(small)
+    if absent is not None:
+        return Target(
+            name=name,
+            selector=absent.selector,
+            platforms="cpu",
+            cpu_devices=min(absent.num_devices, MAX_CPU_DEVICES),
+            absent=absent,
         )
     raise UsageError(
-        f"`{name}` is not a target{did_you_mean(text, ['local', 'cpu:8'])}",
+        f"`{name}` is not a target{did_you_mean(text, _EXAMPLES)}",
         hint=f"use {_UNDERSTOOD}",
     )
+
+
+def check_present(target: Target) -> None:
+    """Refuses what needs the devices themselves: compiling for them, and measuring.
+
+    Raises:
+      UsageError: the devices are not here.
+    """
+    if target.absent is not None:
+        raise UsageError(
+            f"target `{target.name}` names devices to compile for without having them, but this "
+            "version searches attached and virtual devices only",
+            hint="run it there with `--target local`, rank its meshes by estimate with "
+            "`--dry-run`, or try the search here with `--target cpu:8`",
+        )
 
 
 def local_selector(platform: str, device_kind: str, count: int, num_slices: int = 1) -> str:

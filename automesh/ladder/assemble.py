@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from automesh.hardware import chip_for
 from automesh.ladder.notebook import Header, Notebook
@@ -11,15 +11,23 @@ from automesh.ladder.ranking import rank
 from automesh.ladder.rung import Rung
 from automesh.ladder.study import Study
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Failed, Measured, Outcome, OutOfMemory, TimedOut
-from automesh.results.result import Funnel, SearchResult
+from automesh.outcomes import (
+    Compiled,
+    Estimated,
+    Failed,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+)
+from automesh.results.result import Candidate, Funnel, SearchResult
 
 
 def assemble(study: Study, header: Header) -> SearchResult:
     """Reads everything that a study knows for the script and versions of its header."""
     notebook = Notebook(study=study, source_hash=header.source_hash, versions=header.versions)
-    compiled = _outcomes(notebook, study.compile)
-    measured = _outcomes(notebook, study.measure)
+    compiled = outcomes_of(notebook, study.compile)
+    measured = outcomes_of(notebook, study.measure)
     decision, footer = notebook.decision(), notebook.footer()
     if decision is not None:
         measured |= dict(decision.confirmed)
@@ -30,6 +38,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
         baseline=header.baseline,
         chip=chip_for(header.device_kind, header.platform),
         winner=() if decision is None else (decision.winner,),
+        estimates=_estimates(notebook, study.compile),
     )
     stale = sum(1 for trial in study.compile.trials() if not notebook.is_current(trial))
     notices = list(header.notices)
@@ -44,7 +53,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
         device_count=header.device_count,
         axes=header.axes,
         candidates=candidates,
-        funnel=_funnel(header, compiled, measured),
+        funnel=_funnel(header, candidates, compiled, measured),
         reference=notebook.reference(),
         verifications=() if decision is None else (decision.verification,),
         stop_reason="the search has not ended yet" if footer is None else footer.stop_reason,
@@ -57,10 +66,14 @@ def assemble(study: Study, header: Header) -> SearchResult:
         made="" if decision is None else decision.made,
         versions=header.versions,
         interrupted=footer is not None and footer.interrupted,
+        speeds=header.speeds,
+        certificate="" if footer is None else footer.certificate,
+        belief="" if footer is None else footer.belief,
     )
 
 
-def _outcomes(notebook: Notebook, rung: Rung) -> dict[Plan, Outcome]:
+def outcomes_of(notebook: Notebook, rung: Rung) -> dict[Plan, Outcome]:
+    """What became of the plans of a rung, for the script and the versions as they are now."""
     return {
         trial.plan: trial.outcome
         for trial in rung.trials()
@@ -68,13 +81,26 @@ def _outcomes(notebook: Notebook, rung: Rung) -> dict[Plan, Outcome]:
     }
 
 
+def _estimates(notebook: Notebook, rung: Rung) -> dict[Plan, Estimated]:
+    return {
+        trial.plan: trial.estimated
+        for trial in rung.trials()
+        if trial.estimated is not None and notebook.is_current(trial)
+    }
+
+
 def _funnel(
-    header: Header, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]
+    header: Header,
+    candidates: Sequence[Candidate],
+    compiled: Mapping[Plan, Outcome],
+    measured: Mapping[Plan, Outcome],
 ) -> Funnel:
     kinds = Counter(type(outcome) for outcome in compiled.values())
     duplicates = sum(
         1 for outcome in compiled.values() if isinstance(outcome, Compiled) and outcome.same_as
     )
+    waiting = max(header.plans - len(compiled), 0)
+    went_further = sum(1 for one in candidates if one.estimated is not None)
     return Funnel(
         enumerated=header.enumerated,
         ruled_out=header.ruled_out,
@@ -84,6 +110,7 @@ def _funnel(
         out_of_memory=kinds[OutOfMemory],
         failed=kinds[Failed],
         timed_out=kinds[TimedOut],
-        waiting=max(header.plans - len(compiled), 0),
+        waiting=waiting,
         measured=sum(1 for outcome in measured.values() if isinstance(outcome, Measured)),
+        estimated=min(max(header.estimated - went_further, 0), waiting),
     )

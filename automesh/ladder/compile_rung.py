@@ -1,4 +1,4 @@
-"""The compile rung: every legal plan through the compiler, shared with all on the storage."""
+"""The compile rung: plans through the compiler, shared with all on the storage."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from typing import Any
 from automesh.cost.roofline import predict
 from automesh.ladder.notebook import Notebook
 from automesh.ladder.preparation import Preparation
-from automesh.ladder.ranking import best_first
 from automesh.ladder.refusal import refuse_to_blame
 from automesh.ladder.rung import Rung
 from automesh.ladder.study import Study, Trial
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Failed, Failure, Outcome, OutOfMemory, TimedOut
+from automesh.outcomes import (
+    Compiled,
+    Estimated,
+    Failed,
+    Failure,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+)
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.results.progress import Progress
 from automesh.units import format_bytes, format_seconds
@@ -34,7 +41,9 @@ class CompileRung:
     """Runs the compile rung of one search.
 
     Attributes:
-      plans: what to compile, in order.
+      plans: what to compile.
+      order: of what is left of it, best first, in view of what is done.
+      estimates: to be kept with the trials.
       workers: compiles side by side.
       deadline_s: on `clock`; no compile is started after it, but the first always is.
     """
@@ -45,6 +54,8 @@ class CompileRung:
     pool: Pool
     progress: Progress
     plans: Sequence[Plan]
+    order: Callable[[Sequence[Plan], Mapping[Plan, Outcome]], Sequence[Plan]]
+    estimates: Mapping[Plan, Estimated]
     workers: int
     deadline_s: float
     clock: Callable[[], float] = time.monotonic
@@ -122,9 +133,7 @@ class CompileRung:
         wanted = [p for p in self.plans if p not in self._done and p not in open_plans]
         room = 2 * self.workers - sum(1 for trial in mine if trial.state == "waiting")
         if wanted and room > 0:
-            usual = self.preparation.enumeration.legal[0]
-            order = best_first(wanted, self._done, usual=usual, first=self.preparation.baseline)
-            self._rung.enqueue(order[:room])
+            self._rung.enqueue(self.order(wanted, self._done)[:room], self.estimates)
 
     def _start(self) -> None:
         while self._retries and len(self._running) < self.workers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from automesh.ladder.refusal import refuse_to_blame
@@ -13,12 +15,33 @@ from automesh.worker.messages import VisitJob
 from automesh.worker.pool import Pool
 
 _PULSE_S = 2.0
+_WAIT_S = 1.0
 # What ends in these stages is taken for a refusal by the plan: it should be one.
 _REFUSALS = ("start", "load", "build", "lower", "compile")
 
 
 class LeaseLost(Exception):
     """This search was silent for so long that another has taken over the measuring."""
+
+
+def wait_for_lease(
+    study: Study, progress: Progress, *, until_s: float, clock: Callable[[], float]
+) -> bool:
+    """Waits for another search on the same storage to finish measuring, or to die.
+
+    Args:
+      until_s: when to give up, on `clock`.
+    """
+    while not study.lead():
+        holder = study.leader()
+        if holder is not None:
+            progress.now(f"waiting for {holder.host} (process {holder.pid}) to measure")
+        progress.tick()
+        study.heartbeat()
+        time.sleep(_WAIT_S)
+        if clock() > until_s:
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

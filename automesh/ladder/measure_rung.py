@@ -10,15 +10,23 @@ from dataclasses import dataclass, field
 from automesh.errors import UsageError
 from automesh.ladder.closing import decide, figures_of, final_outcome, measured_outcome
 from automesh.ladder.confirm import Confirmation, Figure, confirm
-from automesh.ladder.live_pool import LivePool
+from automesh.ladder.live_pool import LivePool, wait_for_lease
 from automesh.ladder.measure import run_race
 from automesh.ladder.notebook import Notebook
 from automesh.ladder.preparation import Preparation
-from automesh.ladder.racing import Race, RaceRules, Standing
-from automesh.ladder.ranking import may_be_exported, promising
+from automesh.ladder.racing import Race, RaceRules
+from automesh.ladder.ranking import may_be_exported
 from automesh.ladder.reference import Checks, Reference, check, find_reference
 from automesh.ladder.study import Study, Trial
-from automesh.ladder.verdict import Decision, RaceVerdict, comparison_of
+from automesh.ladder.verdict import (
+    Decision,
+    Raced,
+    RaceVerdict,
+    comparison_of,
+    is_compared,
+    merged,
+    undecided_of,
+)
 from automesh.ladder.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Measured, Outcome
@@ -27,7 +35,6 @@ from automesh.units import format_seconds
 
 CONFIRMATIONS = 5  # fresh processes, each of which visits winner and baseline
 _PROCESS_START_S = 4.0
-_WAIT_S = 1.0
 _OVERRUN_S = 120.0  # a search that began with this one may confirm its winner past the budget
 
 
@@ -36,8 +43,9 @@ class MeasureRung:
     """Runs the measure rung of one search; only the holder of the study's lease measures.
 
     Attributes:
-      compiled: outcomes of the compile rung.
-      top: finalists besides the baseline.
+      compiled: outcomes of the compile rung; grows with the challengers.
+      finalists: of the first race, the baseline among them.
+      challenge: by what is measured, until a time on `clock`, compiles plans that may still win.
       deadline_s: when the race must be over, on `clock`; the confirmation follows in any case.
     """
 
@@ -47,7 +55,8 @@ class MeasureRung:
     pool: LivePool
     progress: Progress
     compiled: Mapping[Plan, Outcome]
-    top: int
+    finalists: Sequence[Plan]
+    challenge: Callable[[Mapping[Plan, Outcome], float], Sequence[Plan]]
     deadline_s: float
     rules: VisitRules
     clock: Callable[[], float] = time.monotonic
@@ -56,6 +65,7 @@ class MeasureRung:
     _calibrations: dict[Plan, Calibration] = field(
         init=False, default_factory=dict[Plan, Calibration]
     )
+    _known_reference: Reference | None = field(init=False, default=None)
     _checks: Checks = field(init=False, default_factory=Checks)
     _rounds: int = field(init=False, default=0)
 
@@ -71,45 +81,74 @@ class MeasureRung:
         """
         for plan in self.preparation.baseline:
             if not isinstance(self.compiled.get(plan), Compiled):
-                self.progress.notice(
-                    f"the baseline {plan} was not compiled, so nobody is raced with it"
-                )
-        finalists = promising(self.compiled, first=self.preparation.baseline, limit=self.top)
-        if not finalists:
+                what = f"the baseline {plan} was not compiled, so nobody is raced with it"
+                self.progress.notice(what)
+        if not self.finalists:
             return "nothing compiled"
-        if not self._wait_for_lease():
+        until_s = self.deadline_s + _OVERRUN_S
+        if not wait_for_lease(self.study, self.progress, until_s=until_s, clock=self.clock):
             return "another search on this storage is measuring; run the same command later"
         self._reload()
         decision = self.notebook.decision()
-        todo = [plan for plan in finalists if plan not in self._done]
-        # All may be finished and nothing decided, where the winner failed in its confirmation.
-        undecided = [] if todo or decision is not None else self._eligible(finalists)
-        if not todo and not undecided and self._is_compared(decision):
-            return ""
+        wanted = dict.fromkeys([*self.finalists, *self._begun()])
+        todo = [plan for plan in wanted if plan not in self._done]
+        # All may be finished and nothing decided, where the winner failed in its confirmation or
+        # the search was stopped before it.
+        undecided = undecided_of(decision, self._done)
+        rivals = self._eligible(self.preparation.baseline)
+        if not todo and not undecided and is_compared(decision, rivals):
+            todo = self._challengers(self._done)
+            if not todo:
+                return ""
         entrants = list(dict.fromkeys([*todo, *undecided, *self._anchors(decision)]))
         self._open_trials(todo)
         if not self._calibrate(entrants):
             return "no finalist could be measured"
-        return self._race([plan for plan in entrants if plan in self._calibrations])
+        return self._contest([plan for plan in entrants if plan in self._calibrations])
 
-    def _is_compared(self, decision: Decision | None) -> bool:
-        """Whether the decision compares with the baseline as it is now, if that can be raced."""
-        able = self._eligible(self.preparation.baseline)
-        known = {} if decision is None else dict(decision.confirmed)
-        return all(plan in known for plan in able)
+    def _contest(self, entrants: Sequence[Plan]) -> str:
+        """Races, and races the winner against plans that may still beat it, until none may."""
+        raced = self._race(entrants)
+        while isinstance(raced, Raced) and raced.was_decided:
+            rivals = [plan for plan in self.preparation.baseline if plan in self._calibrations]
+            kept = [raced.verdict.winner, *raced.kept(rivals)]
+            newcomers = self._challengers(self._closed(raced, kept))
+            self._open_trials(newcomers)
+            if not newcomers or not self._calibrate(newcomers):
+                break
+            entrants = [plan for plan in newcomers if plan in self._calibrations]
+            if not entrants:
+                continue  # Every one of them failed: perhaps there are others.
+            again = self._race([*entrants, *kept])
+            if isinstance(again, str):
+                break
+            raced = merged(raced, again)
+        return raced if isinstance(raced, str) else self._confirm(raced)
 
-    def _wait_for_lease(self) -> bool:
-        """Waits for another search on the same storage to finish measuring, or to die."""
-        while not self.study.lead():
-            holder = self.study.leader()
-            if holder is not None:
-                self.progress.now(f"waiting for {holder.host} (process {holder.pid}) to measure")
-            self.progress.tick()
-            self.study.heartbeat()
-            time.sleep(_WAIT_S)
-            if self.clock() > self.deadline_s + _OVERRUN_S:
-                return False
-        return True
+    def _closed(self, raced: Raced, kept: Sequence[Plan]) -> Mapping[Plan, Outcome]:
+        """Stores the figures of those that leave a race.
+
+        Returns:
+          All that is measured by now, with the figures of those that stay.
+        """
+        known = dict(self._done)
+        for plan, standing in raced.standings.items():
+            if plan not in self._done:
+                facts = (self._calibrations[plan], self.compiled.get(plan), self._checks.of(plan))
+                known[plan] = final_outcome(*facts, standing, None)
+                if plan not in kept:
+                    self._finish(plan, known[plan])
+        return known
+
+    def _challengers(self, measured: Mapping[Plan, Outcome]) -> list[Plan]:
+        """Plans that may still win, as long as there is time to race and confirm them."""
+        known = [plan for plan in self.preparation.baseline if plan in self._calibrations]
+        until_s = self.deadline_s - self._confirmation_s(known)
+        if self.clock() >= until_s:
+            return []
+        # The workers are needed to compile, and an accelerator serves one process only.
+        self.pool.recycle()
+        return [plan for plan in self.challenge(measured, until_s) if plan not in measured]
 
     def _reload(self) -> None:
         self.study.measure.adopt_expired()
@@ -117,14 +156,16 @@ class MeasureRung:
             if trial.outcome is not None and self.notebook.is_current(trial):
                 self._done[trial.plan] = trial.outcome
 
+    def _begun(self) -> list[Plan]:
+        """Plans that an earlier run has raced and not finished."""
+        plans = frozenset(self.preparation.plans)
+        trials = [one for one in self.study.measure.trials() if one.plan in plans]
+        return [one.plan for one in trials if one.is_open and self.notebook.is_current(one)]
+
     def _anchors(self, decision: Decision | None) -> list[Plan]:
         """Finished plans to race newcomers against: times of another run do not compare."""
         kept = [] if decision is None else [decision.winner]
-        return [
-            plan
-            for plan in dict.fromkeys([*kept, *self.preparation.baseline])
-            if may_be_exported(self._done.get(plan))
-        ]
+        return self._eligible(list(dict.fromkeys([*kept, *self.preparation.baseline])))
 
     def _open_trials(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
@@ -138,7 +179,8 @@ class MeasureRung:
         Returns:
           False if nothing is left to race.
         """
-        reference = self._reference(entrants)
+        reference = self._known_reference or self._reference(entrants)
+        self._known_reference = reference
         for number, plan in enumerate(entrants):
             if plan not in self._calibrations and plan not in self._done:
                 self._visit_first(plan)
@@ -211,8 +253,10 @@ class MeasureRung:
         self._finish(plan, outcome)
         del self._calibrations[plan]
 
-    def _race(self, entrants: Sequence[Plan]) -> str:
-        stored = {plan: self._stored_rounds(plan) for plan in entrants}
+    def _race(self, entrants: Sequence[Plan]) -> Raced | str:
+        machine = self.study.owner.machine
+        known = {plan: self._trials.get(plan) for plan in entrants}
+        stored = {plan: one.medians_s(machine) if one else () for plan, one in known.items()}
         # An anchor has no rounds of this race, and without them the others' compare with nothing.
         resumable = all(plan in self._trials for plan in entrants)
         race = self._start_race(entrants, stored if resumable else {})
@@ -232,13 +276,12 @@ class MeasureRung:
         if winner is None:
             return "no finalist ran to the end of a round; run the same command to go on"
         others = [one for one in report.standings if one.finalist != winner.finalist]
+        compared = tuple(comparison_of(one) for one in others if one.to_winner is not None)
         verdict = RaceVerdict(
-            winner=winner.finalist,
-            comparisons=tuple(comparison_of(one) for one in others if one.to_winner is not None),
-            sentence=report.sentence,
+            winner=winner.finalist, comparisons=compared, sentence=report.sentence
         )
         standings = {one.finalist: one for one in report.standings}
-        return self._confirm(verdict, standings, race_was_decided=report.ended != "deadline")
+        return Raced(verdict=verdict, standings=standings, was_decided=report.ended != "deadline")
 
     def _start_race(
         self, entrants: Sequence[Plan], stored: Mapping[Plan, Sequence[float]]
@@ -249,13 +292,6 @@ class MeasureRung:
             # Other finalists than last time: rounds that do not line up cannot be paired.
             self.progress.notice("the finalists have changed; the race starts again from round one")
             return Race(entrants, rules=RaceRules(), seed=0)
-
-    def _stored_rounds(self, plan: Plan) -> tuple[float, ...]:
-        trial = self._trials.get(plan)
-        if trial is None:
-            return ()
-        here = [one for one in trial.rounds if one.machine == self.study.owner.machine]
-        return tuple(sorted(one.samples_s)[len(one.samples_s) // 2] for one in here)
 
     def _on_round(self, race: Race[Plan], plan: Plan, number: int, value_s: float) -> None:
         trial = self._trials.get(plan)
@@ -275,13 +311,8 @@ class MeasureRung:
             middle_s = statistics.median(race.values_of(leader))
             self.progress.best(f"{leader}, {format_seconds(middle_s)} measured")
 
-    def _confirm(
-        self,
-        verdict: RaceVerdict,
-        standings: Mapping[Plan, Standing[Plan]],
-        *,
-        race_was_decided: bool,
-    ) -> str:
+    def _confirm(self, raced: Raced) -> str:
+        verdict = raced.verdict
         winner = self._calibrations[verdict.winner]
         rivals = [plan for plan in self.preparation.baseline if plan in self._calibrations]
         rivals = [plan for plan in rivals if plan != verdict.winner]
@@ -307,16 +338,10 @@ class MeasureRung:
             clock=self.clock,
             on_round=on_round,
         )
-        return self._store(verdict, standings, confirmation, race_was_decided=race_was_decided)
+        return self._store(raced, confirmation)
 
-    def _store(
-        self,
-        verdict: RaceVerdict,
-        standings: Mapping[Plan, Standing[Plan]],
-        confirmation: Confirmation,
-        *,
-        race_was_decided: bool,
-    ) -> str:
+    def _store(self, raced: Raced, confirmation: Confirmation) -> str:
+        verdict = raced.verdict
         figures = figures_of(confirmation, verdict.winner, self.preparation.baseline)
         if verdict.winner not in figures:
             # The trials stay open with their rounds: the same command goes on from here.
@@ -329,7 +354,7 @@ class MeasureRung:
                 standing,
                 figures.get(plan),
             )
-            for plan, standing in standings.items()
+            for plan, standing in raced.standings.items()
             if plan not in self._done or isinstance(figures.get(plan), Figure)
         }
         confirmed = {
@@ -345,7 +370,7 @@ class MeasureRung:
                 confirmation,
                 confirmed,
                 baseline=self.preparation.baseline,
-                race_was_decided=race_was_decided,
+                race_was_decided=raced.was_decided,
             )
             self.notebook.note_decision(decision)
         # After the decision: whoever is killed here finds it, and only has trials to close.

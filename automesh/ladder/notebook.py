@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from automesh.hardware.fabric import Fabric
 from automesh.jsonio import from_json, to_json
 from automesh.ladder.study import Study, Trial
 from automesh.ladder.verdict import Decision
@@ -18,9 +19,12 @@ class Header:
     """What a search knew when it started; with the trials it is all that `show` needs.
 
     Attributes:
-      plans: how many plans there were to compile, the baseline included.
+      plans: how many plans are legal, the baseline included.
       ruled_out: how many plans each rule rejected.
       location: where the trials are, for people.
+      speeds: where the speeds of the estimates come from, in words.
+      estimated: how many of `plans` have an estimate.
+      fabric: how the devices are wired; None if that could not be told.
     """
 
     workload: str
@@ -40,15 +44,20 @@ class Header:
     command: str
     source_hash: str
     versions: Pairs
+    speeds: str = ""
+    estimated: int = 0
+    fabric: Fabric | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """How the last run ended."""
+    """How the last run ended; `certificate` and `belief` as in `SearchResult`."""
 
     stop_reason: str
     rules_path: str
     interrupted: bool
+    certificate: str = ""
+    belief: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,14 +16,15 @@ from automesh.ladder.refusal import inspection_error
 from automesh.ladder.request import SearchRequest
 from automesh.mesh.axes import Plan
 from automesh.mesh.granules import granules_of
-from automesh.outcomes import Failed, OutOfMemory, TimedOut
+from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry, Inspection
 from automesh.results.progress import Progress
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.space import SearchSpace
-from automesh.worker.messages import InspectJob, Surroundings
+from automesh.worker.messages import DevicesJob, InspectJob, Surroundings
 from automesh.worker.pool import Pool
+from automesh.worker.protocol import Answer
 
 Versions = tuple[tuple[str, str], ...]
 _NEEDED_BYTES = (
@@ -32,10 +33,26 @@ _NEEDED_BYTES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """The devices that the plans are for, here or not.
+
+    Attributes:
+      memory_bytes: what one device can hold; 0 where nobody says (CPU).
+    """
+
+    platform: str
+    device_kind: str
+    num_devices: int
+    num_granules: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
     """Everything that the rungs need to know.
 
     Attributes:
+      aim: the devices; those of the inspection stand in for them where they are not here.
       baseline: the script's own plan, or nothing.
       name: of the study.
       folder: of the study.
@@ -50,6 +67,7 @@ class Preparation:
     inspection: Inspection
     enumeration: Enumeration
     baseline: tuple[Plan, ...]
+    aim: Aim
     chip: Chip
     device_memory_bytes: int
     provenance: Versions
@@ -79,25 +97,45 @@ def memory_share_bytes(workers: int) -> int:
 
 def count_workers(target: Target, wanted: int) -> int:
     """How many compile side by side: one per core that memory allows, one on an accelerator."""
-    if target.platforms != "cpu":
-        return 1
+    return 1 if target.platforms != "cpu" else wanted or count_lowering()
+
+
+def count_lowering() -> int:
+    """How many programs to lower side by side, which the cores alone do: one per core that memory
+    allows."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     fitting = int(psutil.virtual_memory().available // _NEEDED_BYTES)
-    return wanted or max(1, min(cores, fitting))
+    return max(1, min(cores, fitting))
 
 
 def inspect(
-    pool: Pool, request: SearchRequest, space: SearchSpace, progress: Progress
+    pool: Pool,
+    request: SearchRequest,
+    space: SearchSpace,
+    progress: Progress,
+    *,
+    warm_up: int = 0,
 ) -> Inspection:
     """Asks a worker what the script and the devices are.
+
+    Args:
+      warm_up: further workers that start jax meanwhile, to be ready for what follows.
 
     Raises:
       UsageError: the script or its `build` cannot be used, or there are several processes.
     """
     progress.now(f"looking at {request.entry.location}")
-    answer = pool.run(InspectJob(entry=request.entry, axis_names=space.names), request.timeout_s)
+    job = InspectJob(entry=request.entry, axis_names=space.names)
+    ticket = pool.submit(job, request.timeout_s)
+    for _ in range(warm_up):
+        pool.submit(DevicesJob(), request.timeout_s)
+    answer: Answer | Failure | None = None
+    while answer is None:
+        for finished in pool.wait():
+            if finished.ticket == ticket:
+                answer = finished.result
     if isinstance(answer, (Failed, TimedOut, OutOfMemory)):
         raise inspection_error(answer, request.entry)
     if not isinstance(answer, Inspection):
@@ -123,10 +161,7 @@ def prepare(
       UsageError: the space or the baseline does not fit the script or the devices.
       NoFeasibleMesh: no plan is legal.
     """
-    devices = inspection.devices
-    num_granules = len(granules_of(devices))
-    first = devices[0]
-    chip = chip_for(first.kind, first.platform)
+    aim = aim_of(target, inspection)
     enumeration = find_legal(
         space,
         StepFacts(
@@ -135,15 +170,17 @@ def prepare(
             knobs=inspection.knobs,
             takes_any_knob=inspection.takes_any_knob,
         ),
-        num_devices=len(devices),
-        num_granules=num_granules,
-        platform=first.platform,
+        num_devices=aim.num_devices,
+        num_granules=aim.num_granules,
+        platform=aim.platform,
     )
     for notice in (*target.notices, *enumeration.notices):
         progress.notice(notice)
-    slices = len({device.slice_index for device in devices})
-    selector = target.selector or local_selector(first.platform, first.kind, len(devices), slices)
-    baseline = _baseline(request, inspection, enumeration, space, num_granules)
+    slices = len({device.slice_index for device in inspection.devices})
+    selector = target.selector or local_selector(
+        aim.platform, aim.device_kind, aim.num_devices, slices
+    )
+    baseline = _baseline(request, inspection, enumeration, space, aim)
     name = study_name(request.entry, selector=selector, axes=space.names, scope=request.results)
     folder = _study_folder(request.results, name, new=request.new)
     return Preparation(
@@ -154,11 +191,35 @@ def prepare(
         inspection=inspection,
         enumeration=enumeration,
         baseline=baseline,
-        chip=chip,
-        device_memory_bytes=inspection.device_memory_bytes,
+        aim=aim,
+        chip=chip_for(aim.device_kind, aim.platform)
+        if target.absent is None
+        else target.absent.fabric.chip,
+        device_memory_bytes=aim.memory_bytes,
         provenance=tuple(sorted((*inspection.versions, *inspection.environment))),
-        num_granules=num_granules,
+        num_granules=aim.num_granules,
         timeout_s=request.timeout_s,
+    )
+
+
+def aim_of(target: Target, inspection: Inspection) -> Aim:
+    """The devices of a target: those that the inspection found, unless it names absent ones."""
+    absent = target.absent
+    if absent is not None:
+        return Aim(
+            platform=absent.platform,
+            device_kind=absent.device_kind or absent.fabric.chip.name,
+            num_devices=absent.num_devices,
+            num_granules=absent.fabric.num_granules,
+            memory_bytes=absent.device_memory_bytes,
+        )
+    first = inspection.devices[0]
+    return Aim(
+        platform=first.platform,
+        device_kind=first.kind,
+        num_devices=len(inspection.devices),
+        num_granules=len(granules_of(inspection.devices)),
+        memory_bytes=inspection.device_memory_bytes,
     )
 
 
@@ -167,7 +228,7 @@ def _baseline(
     inspection: Inspection,
     enumeration: Enumeration,
     space: SearchSpace,
-    num_granules: int,
+    aim: Aim,
 ) -> tuple[Plan, ...]:
     text = request.baseline.strip() or inspection.baseline.strip()
     if not text:
@@ -175,8 +236,8 @@ def _baseline(
     plan = parse_plan(
         text,
         names=space.names,
-        num_devices=len(inspection.devices),
-        num_granules=num_granules,
+        num_devices=aim.num_devices,
+        num_granules=aim.num_granules,
         knobs=dict(inspection.knobs),
         varied=[name for name, _ in enumeration.legal[0].knobs],
     )

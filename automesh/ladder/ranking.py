@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Measured, Outcome
+from automesh.outcomes import Compiled, Estimated, Measured, Outcome
 from automesh.results.result import Candidate, Standing
+
+WIDE = 1.5  # estimates of memory are up to 40 % off: only beyond this factor does one count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +64,18 @@ def _settings(plan: Plan) -> tuple[object, object]:
 
 
 def promising(
-    compiled: Mapping[Plan, Outcome], *, first: Sequence[Plan], limit: int
+    compiled: Mapping[Plan, Outcome],
+    *,
+    first: Sequence[Plan],
+    limit: int,
+    seconds: Callable[[Plan], float] | None = None,
 ) -> tuple[Plan, ...]:
     """The plans to measure: `first`, then the `limit` fastest by prediction, one per program.
 
     Args:
       compiled: outcome of the compile rung by plan.
       first: plans to measure in any case (the baseline), if they compiled.
+      seconds: predicted time of a compiled plan; by default that of the compiled program.
     """
     chosen: dict[str, Plan] = {}
     for plan in first:
@@ -78,7 +85,13 @@ def promising(
     limit += len(chosen)
     ranked = sorted(
         (
-            (outcome.step_s, bool(outcome.same_as), str(plan), plan, outcome)
+            (
+                seconds(plan) if seconds else outcome.step_s,
+                bool(outcome.same_as),
+                str(plan),
+                plan,
+                outcome,
+            )
             for plan, outcome in compiled.items()
             if isinstance(outcome, Compiled)
         ),
@@ -99,6 +112,7 @@ def rank(
     baseline: Sequence[Plan],
     chip: Chip,
     winner: Sequence[Plan],
+    estimates: Mapping[Plan, Estimated] | None = None,
 ) -> tuple[Candidate, ...]:
     """Orders all that was tried: exportable, other measurements, predictions, failures.
 
@@ -107,6 +121,7 @@ def rank(
         alone.
       baseline: the script's own plan, or nothing.
       winner: the plan that is exported, or nothing; it comes first.
+      estimates: of plans that went further.
     """
     verdicts = {comparison.plan: comparison for comparison in comparisons}
     best_s = _best_seconds(measured, winner)
@@ -128,9 +143,49 @@ def rank(
             peak_bytes=_peak(outcome, prediction),
             compiled=prediction if isinstance(prediction, Compiled) else None,
             is_baseline=plan in baseline,
+            estimated=(estimates or {}).get(plan),
         )
         rows.append((_order(candidate, plan in winner), candidate))
     return tuple(candidate for _, candidate in sorted(rows, key=lambda row: row[0]))
+
+
+def hardly_fits(estimated: Estimated, device_memory_bytes: int) -> bool:
+    """Whether an estimate of memory exceeds the device by more than it may be wrong.
+
+    Args:
+      device_memory_bytes: 0 where nobody says.
+    """
+    return 0 < WIDE * device_memory_bytes < estimated.memory_bytes
+
+
+def estimated_candidates(
+    estimates: Mapping[Plan, Estimated], *, baseline: Sequence[Plan], device_memory_bytes: int
+) -> tuple[Candidate, ...]:
+    """Plans of which nothing but an estimate is known: the fastest first, the too large last."""
+    ranked = sorted(
+        estimates.items(),
+        key=lambda item: (
+            hardly_fits(item[1], device_memory_bytes),
+            item[1].step_s,
+            str(item[0]),
+        ),
+    )
+    best_s = ranked[0][1].step_s if ranked else 0.0
+    return tuple(
+        Candidate(
+            plan=plan,
+            outcome=estimated,
+            standing=Standing(
+                verdict="not_measured" if place else "best",
+                ratio=estimated.step_s / best_s,
+                interval=(estimated.step_s / best_s, estimated.step_s / best_s),
+            ),
+            bound_by=estimated.causes[0][0] if estimated.causes else "",
+            peak_bytes=estimated.memory_bytes,
+            is_baseline=plan in baseline,
+        )
+        for place, (plan, estimated) in enumerate(ranked)
+    )
 
 
 def _best_seconds(measured: Mapping[Plan, Outcome], winner: Sequence[Plan]) -> float:

@@ -17,6 +17,7 @@ from automesh.ladder.trials import Round, RungName, State, Trial
 from automesh.mesh.axes import Plan, Scalar
 from automesh.outcomes import (
     Compiled,
+    Estimated,
     Failed,
     Measured,
     Outcome,
@@ -54,7 +55,12 @@ def extended(choices: Choices, plans: Sequence[Plan]) -> Choices:
 
 
 def new_trial(
-    plan: Plan, choices: Choices, *, source_hash: str, versions: Sequence[tuple[str, str]]
+    plan: Plan,
+    choices: Choices,
+    *,
+    source_hash: str,
+    versions: Sequence[tuple[str, str]],
+    estimated: Estimated | None = None,
 ) -> FrozenTrial:
     """A waiting Optuna trial for `plan`; every setting of the plan must be in `choices`."""
     params: dict[str, int] = {}
@@ -78,6 +84,8 @@ def new_trial(
         "source_hash": source_hash,
         "versions": dict(versions),
     }
+    if estimated is not None:
+        attributes["estimated"] = json.dumps(to_json(estimated, Estimated))
     return create_trial(
         state=TrialState.WAITING,
         params=dict(params),
@@ -106,6 +114,9 @@ def read_trial(rung: RungName, frozen: FrozenTrial) -> Trial:
         source_hash=attributes["source_hash"],
         versions=tuple(attributes["versions"].items()),
         rounds=_rounds(attributes),
+        estimated=from_json(json.loads(attributes["estimated"]), Estimated)
+        if "estimated" in attributes
+        else None,
     )
 
 
@@ -122,7 +133,7 @@ def outcome_attributes(outcome: Outcome) -> dict[str, Any]:
     match outcome:
         case Compiled():
             attributes["fingerprint"] = outcome.fingerprint
-        case Measured():
+        case Measured() | Estimated():
             pass
         case Failed():
             attributes["reason"] = outcome.reason

@@ -2,50 +2,57 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from automesh.errors import UsageError
-from automesh.hardware import Target, parse_target, running_under_several_processes
-from automesh.ladder.assemble import assemble
+from automesh.hardware import Target, check_present
+from automesh.ladder.assemble import assemble, outcomes_of
 from automesh.ladder.compile_rung import CompileRung
+from automesh.ladder.contest import COMPILES_PER_FINALIST, Contest, contest_of
 from automesh.ladder.identity import workload_name
 from automesh.ladder.live_pool import LeaseLost, LivePool
+from automesh.ladder.looking import looking, notices_of
 from automesh.ladder.measure_rung import MeasureRung
-from automesh.ladder.notebook import Footer, Header, Notebook, read_header
-from automesh.ladder.places import as_seen, check_places, make_folder, newest_study
+from automesh.ladder.notebook import Footer, Header, Notebook
+from automesh.ladder.places import as_seen, check_places, make_folder
 from automesh.ladder.preparation import (
     Preparation,
     count_workers,
-    inspect,
     memory_share_bytes,
-    prepare,
     surroundings_of,
 )
+from automesh.ladder.reading import reading
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.study import Study, open_study, parse_storage
 from automesh.ladder.visits import VisitRules
-from automesh.program.nouns import Inspection
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Outcome
 from automesh.results.csv_export import write_csv
+from automesh.results.estimates import Estimates
+from automesh.results.estimates_csv import write_estimates
 from automesh.results.progress import Progress
-from automesh.results.result import Funnel, SearchResult
+from automesh.results.result import SearchResult
 from automesh.results.rule import save_rule
 from automesh.space.space import SearchSpace
-from automesh.space.spec import read_space
 from automesh.units import format_wait
 from automesh.worker.messages import Surroundings
 from automesh.worker.pool import Pool
 
-COMPILE_SHARE = 0.6  # of the budget; what compiling leaves of it goes to measuring
+# Of the budget, from its beginning; what is left over goes to the next rung.
+ESTIMATE_SHARE = 0.2
+COMPILE_SHARE = 0.6
 
 
 def run_search(
-    request: SearchRequest, progress: Progress, *, clock: Callable[[], float] = time.monotonic
+    request: SearchRequest,
+    target: Target,
+    space: SearchSpace,
+    progress: Progress,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
     """Searches until the budget is spent or nothing is left to try.
 
@@ -53,61 +60,33 @@ def run_search(
       UsageError: bad input.
       NoFeasibleMesh: no plan is legal.
     """
-    several = running_under_several_processes(os.environ)
-    if several:
-        raise UsageError(
-            f"this is one of several processes ({several}), but a search runs in a single one",
-            hint="run the search on one host, without the launcher",
-        )
-    target = parse_target(request.target, os.environ)
-    space = read_space(request.space)
-    if not request.dry_run:
-        check_places(request, space.names)
-    preparation = _look(request, target, space, progress)
-    if request.dry_run:
-        return _enumerated_only(request, preparation)
-    make_folder(preparation.folder)
-    with open_study(
-        parse_storage(request.storage, preparation.folder),
-        preparation.name,
-        source_hash=preparation.inspection.source_hash,
-        versions=preparation.provenance,
-    ) as study:
-        search = _Search(
-            request=request,
-            preparation=preparation,
-            study=study,
-            progress=progress,
-            surroundings=surroundings_of(target),
-            workers=count_workers(target, request.workers),
-            clock=clock,
-        )
-        return search.run()
-
-
-def _look(
-    request: SearchRequest, target: Target, space: SearchSpace, progress: Progress
-) -> Preparation:
-    """Inspects the script and the devices in a worker of its own, and enumerates the plans."""
-    with (
-        tempfile.TemporaryDirectory(prefix="automesh-inspect-") as logs,
-        Pool(
-            size=1,
-            surroundings=surroundings_of(target),
-            log_dir=Path(logs),
-            memory_limit_bytes=request.memory_limit_bytes or memory_share_bytes(1),
-        ) as pool,
-    ):
-        inspection = inspect(pool, request, space, progress)
-        preparation = prepare(request, target, space, inspection, progress)
-    enumeration = preparation.enumeration
-    progress.phase(
-        "enumerate",
-        total=enumeration.num_plans,
-        done=enumeration.num_plans,
-        note=f"{len(enumeration.legal)} legal",
-    )
-    return preparation
+    check_present(target)
+    check_places(request, space.names)
+    with ExitStack() as lookers:
+        look = lookers.enter_context(looking(request, target, space, progress, clock=clock))
+        preparation = look.preparation
+        make_folder(preparation.folder)
+        with open_study(
+            parse_storage(request.storage, preparation.folder),
+            preparation.name,
+            source_hash=preparation.inspection.source_hash,
+            versions=preparation.provenance,
+        ) as study:
+            started_s = clock()
+            estimates = look.estimate(share=ESTIMATE_SHARE, pulse=study.heartbeat)
+            lookers.close()  # The workers make room for those that compile.
+            search = _Search(
+                request=request,
+                preparation=preparation,
+                estimates=estimates,
+                study=study,
+                progress=progress,
+                surroundings=surroundings_of(target),
+                workers=count_workers(target, request.workers),
+                started_s=started_s,
+                clock=clock,
+            )
+            return search.run()
 
 
 def read_result(study: Path | None, *, results: Path, storage: str) -> SearchResult:
@@ -116,74 +95,54 @@ def read_result(study: Path | None, *, results: Path, storage: str) -> SearchRes
     Raises:
       UsageError: there is no such study, or it cannot be read.
     """
-    folder = newest_study(results, storage) if study is None else study
-    place = parse_storage(storage, folder)
-    if place.kind != "server" and not Path(place.location).is_file():
-        raise UsageError(
-            f"there is no study in `{folder}`",
-            hint="give the folder of a study, as `search` printed it, or its --storage",
-        )
-    with open_study(place, folder.resolve().name, create=False) as opened:
-        header = read_header(opened)
-        if header is None:
-            raise UsageError(
-                f"the study in `{folder}` holds nothing yet", hint="run its search first"
-            )
+    with reading(study, results=results, storage=storage) as (_, opened, header):
         return assemble(opened, header)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Search:
     request: SearchRequest
     preparation: Preparation
+    estimates: Estimates
     study: Study
     progress: Progress
     surroundings: Surroundings
     workers: int
+    started_s: float
     clock: Callable[[], float]
+    _contest: Contest = field(init=False)
+    _compiled: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
+    _wanted: list[Plan] = field(init=False, default_factory=list[Plan])
 
     def run(self) -> SearchResult:
-        header = _header(self.request, self.preparation, self.study)
+        header = _header(self.request, self.preparation, self.estimates, self.study)
+        self._contest = contest_of(self.preparation, self.estimates.found, self.request.top)
         notebook = Notebook(
             study=self.study, source_hash=header.source_hash, versions=header.versions
         )
         self.study.compile.adopt_expired()
         notebook.note_header(header)
-        started_s = self.clock()
+        write_estimates(self.estimates, self.preparation.folder / "estimates.csv")
         interrupted, ending = False, ""
         try:
-            ending = self._climb(notebook, started_s)
+            ending = self._climb(notebook)
         except KeyboardInterrupt:
             # Whatever is in flight is given back when the study closes; the table shows the rest.
             interrupted = True
-        footer = Footer(
-            stop_reason=self._stop_reason(header, notebook, interrupted=interrupted, ending=ending),
-            rules_path="",
-            interrupted=interrupted,
-        )
+        footer = self._footer(header, notebook, interrupted=interrupted, ending=ending)
         notebook.note_footer(footer)
         result = assemble(self.study, header)
         if result.verifications and self.request.rules and not interrupted:
             path = save_rule(result, Path(self.request.rules))
-            notebook.note_footer(_with_rules(footer, as_seen(path)))
+            notebook.note_footer(replace(footer, rules_path=as_seen(path)))
             result = assemble(self.study, header)
         write_csv(result, self.preparation.folder / "trials.csv")
         return result
 
-    def _climb(self, notebook: Notebook, started_s: float) -> str:
+    def _climb(self, notebook: Notebook) -> str:
         budget_s = self.request.budget_s
-        with self._open_pool(self.workers) as pool:
-            compiled = CompileRung(
-                preparation=self.preparation,
-                notebook=notebook,
-                study=self.study,
-                pool=pool,
-                progress=self.progress,
-                plans=self.preparation.plans,
-                workers=self.workers,
-                deadline_s=started_s + COMPILE_SHARE * budget_s,
-                clock=self.clock,
-            ).run()
+        self._compile_first(notebook, self.started_s + COMPILE_SHARE * budget_s)
+        measured = outcomes_of(notebook, self.study.measure)
         # Another pool: what is measured has the cores and the memory of the machine to itself.
         with self._open_pool(1) as pool:
             rung = MeasureRung(
@@ -192,9 +151,10 @@ class _Search:
                 notebook=notebook,
                 pool=LivePool(pool=pool, study=self.study, progress=self.progress),
                 progress=self.progress,
-                compiled=compiled,
-                top=self.request.top,
-                deadline_s=started_s + budget_s,
+                compiled=self._compiled,
+                finalists=self._contest.finalists(self._compiled, measured),
+                challenge=lambda done, until_s: self._challenge(notebook, done, until_s),
+                deadline_s=self.started_s + budget_s,
                 rules=VisitRules(timeout_s=self.request.timeout_s),
                 clock=self.clock,
             )
@@ -206,6 +166,51 @@ class _Search:
                     "run the same command to see what it found"
                 )
 
+    def _compile_first(self, notebook: Notebook, deadline_s: float) -> None:
+        """Compiles the most promising plans until there are enough programs for a race."""
+        measured = outcomes_of(notebook, self.study.measure)
+        self._compiled |= outcomes_of(notebook, self.study.compile)
+        wanted = COMPILES_PER_FINALIST * self.request.top
+        while True:
+            chosen = self._contest.to_compile(self._compiled, measured, wanted=wanted)
+            is_all = len(chosen) == len(self._wanted)
+            self._compile(notebook, chosen, deadline_s)
+            finalists = self._contest.finalists(self._compiled, measured)
+            late = self.clock() >= deadline_s
+            if is_all or late or len(finalists) > self.request.top:
+                return
+            wanted += self.request.top
+
+    def _challenge(
+        self, notebook: Notebook, measured: Mapping[Plan, Outcome], until_s: float
+    ) -> Sequence[Plan]:
+        """Compiles plans that may still win; gives as many of them as a race has room for."""
+        likely = self._contest.challengers(self._compiled, measured)[: self.request.top]
+        if likely:
+            half_s = self.clock() + (until_s - self.clock()) / 2
+            self._compile(notebook, [*self._wanted, *likely], half_s)
+        return self._contest.raceable(likely, self._compiled, measured)
+
+    def _compile(self, notebook: Notebook, plans: Sequence[Plan], deadline_s: float) -> None:
+        self._wanted = list(dict.fromkeys(plans))
+        if all(plan in self._compiled for plan in self._wanted):
+            return
+        view = self._contest.view(self._compiled, outcomes_of(notebook, self.study.measure))
+        with self._open_pool(self.workers) as pool:
+            self._compiled |= CompileRung(
+                preparation=self.preparation,
+                notebook=notebook,
+                study=self.study,
+                pool=pool,
+                progress=self.progress,
+                plans=self._wanted,
+                order=lambda plans, done: self._contest.order(plans, view, done),
+                estimates=self.estimates.found,
+                workers=self.workers,
+                deadline_s=deadline_s,
+                clock=self.clock,
+            ).run()
+
     def _open_pool(self, size: int) -> Pool:
         return Pool(
             size=size,
@@ -214,42 +219,55 @@ class _Search:
             memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(size),
         )
 
-    def _stop_reason(
+    def _footer(
         self, header: Header, notebook: Notebook, *, interrupted: bool, ending: str
-    ) -> str:
-        if interrupted:
-            return "interrupted"
+    ) -> Footer:
         result = assemble(self.study, header)
-        if result.funnel.waiting:
-            budget_s = self.request.budget_s
-            spent = format_wait(budget_s) if budget_s >= 120 else f"{budget_s:.0f} s"
-            compiled = f"the budget of {spent} was spent before all plans were compiled"
-        else:
-            compiled = "every legal plan was compiled"
         decision = notebook.decision()
-        if not ending:  # Nothing was left to measure: the last race says how it came to this.
-            ending = decision.race.sentence if decision else "there was nothing left to measure"
-        if result.verifications:
-            return f"{compiled}; the most promising were raced: {ending}"
-        return f"{compiled}; {ending}"
+        compiled = outcomes_of(notebook, self.study.compile)
+        measured = outcomes_of(notebook, self.study.measure)
+        measured |= dict(decision.confirmed) if decision else {}
+        reason = "interrupted"
+        if not interrupted:
+            if not ending:  # Nothing was left to measure: the last race says how it came to this.
+                ending = decision.race.sentence if decision else "there was nothing left to measure"
+            raced = "the most promising were raced: " if result.verifications else ""
+            reason = f"{self._extent(result)}; {raced}{ending}"
+        return Footer(
+            stop_reason=reason,
+            rules_path="",
+            interrupted=interrupted,
+            certificate=self._contest.certificate(compiled, measured) if decision else "",
+            belief=self._contest.belief(compiled, measured) if decision else "",
+        )
+
+    def _extent(self, result: SearchResult) -> str:
+        if not result.funnel.waiting:
+            return "every legal plan was compiled"
+        if all(plan in self._compiled for plan in self._wanted):
+            return "the plans that promised most were compiled"
+        budget_s = self.request.budget_s
+        spent = format_wait(budget_s) if budget_s >= 120 else f"{budget_s:.0f} s"
+        return f"the budget of {spent} was spent before all promising plans were compiled"
 
 
-def _header(request: SearchRequest, preparation: Preparation, study: Study) -> Header:
+def _header(
+    request: SearchRequest, preparation: Preparation, estimates: Estimates, study: Study
+) -> Header:
     enumeration, inspection = preparation.enumeration, preparation.inspection
-    first = inspection.devices[0]
     extra = len(preparation.plans) - len(enumeration.legal)  # a baseline outside of the space
     return Header(
         workload=workload_name(request.entry),
         target=preparation.selector,
-        platform=first.platform,
-        device_kind=first.kind,
-        device_count=len(inspection.devices),
+        platform=preparation.aim.platform,
+        device_kind=preparation.aim.device_kind,
+        device_count=preparation.aim.num_devices,
         axes=tuple(axis.name for axis in enumeration.legal[0].axes),
         enumerated=enumeration.num_plans + extra,
         plans=len(preparation.plans),
         ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
         baseline=preparation.baseline,
-        notices=enumeration.notices,
+        notices=notices_of(preparation, estimates),
         tokens_per_step=inspection.tokens_per_step,
         location=study.storage.text
         if study.storage.kind == "server"
@@ -258,50 +276,7 @@ def _header(request: SearchRequest, preparation: Preparation, study: Study) -> H
         command=request.command,
         source_hash=inspection.source_hash,
         versions=preparation.provenance,
-    )
-
-
-def _with_rules(footer: Footer, path: str) -> Footer:
-    return Footer(
-        stop_reason=footer.stop_reason,
-        rules_path=path,
-        interrupted=footer.interrupted,
-    )
-
-
-def _enumerated_only(request: SearchRequest, preparation: Preparation) -> SearchResult:
-    enumeration = preparation.enumeration
-    ruled_out = tuple((one.rule, one.count) for one in enumeration.rejections)
-    inspection: Inspection = preparation.inspection
-    return SearchResult(
-        workload=workload_name(request.entry),
-        target=preparation.selector,
-        platform=inspection.devices[0].platform,
-        device=inspection.devices[0].kind,
-        device_count=len(inspection.devices),
-        axes=tuple(axis.name for axis in enumeration.legal[0].axes),
-        candidates=(),
-        funnel=Funnel(
-            enumerated=enumeration.num_plans,
-            ruled_out=ruled_out,
-            legal=len(enumeration.legal),
-            compiled=0,
-            duplicates=0,
-            out_of_memory=0,
-            failed=0,
-            timed_out=0,
-            waiting=len(enumeration.legal),
-            measured=0,
-        ),
-        reference="",
-        verifications=(),
-        stop_reason="dry run: nothing was compiled or measured",
-        notices=enumeration.notices,
-        tokens_per_step=inspection.tokens_per_step,
-        study="",
-        results_dir="",
-        rules_path="",
-        command="",
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=preparation.provenance,
+        speeds=estimates.origin,
+        estimated=len(estimates.found),
+        fabric=estimates.fabric,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from automesh.ladder.records import (
 )
 from automesh.ladder.trials import Round, RungName, Trial
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Outcome
+from automesh.outcomes import Estimated, Outcome
 
 SCHEMA = 1
 Finish = Literal["stored", "already_finished", "lost"]
@@ -83,8 +83,13 @@ class Rung:
             frozen = self.optuna_study.get_trials(deepcopy=False)
             return [self._trial(one) for one in frozen if is_ours(one)]
 
-    def enqueue(self, plans: Iterable[Plan]) -> list[Trial]:
+    def enqueue(
+        self, plans: Iterable[Plan], estimates: Mapping[Plan, Estimated] | None = None
+    ) -> list[Trial]:
         """Adds a waiting trial for every plan that has none for this script and these versions yet.
+
+        Args:
+          estimates: to be kept with the trials of their plans.
 
         Returns:
           The new trials; fewer or none if this process does not have the lease.
@@ -99,7 +104,11 @@ class Rung:
                 if not self._lease.renew():
                     break
                 template = new_trial(
-                    plan, choices, source_hash=self._source_hash, versions=self._versions
+                    plan,
+                    choices,
+                    source_hash=self._source_hash,
+                    versions=self._versions,
+                    estimated=(estimates or {}).get(plan),
                 )
                 storage_id = self._storage.create_new_trial(self._study_id, template)
                 added.append(self._trial(self._storage.get_trial(storage_id)))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from automesh.ladder.lease import Owner
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Outcome
+from automesh.outcomes import Estimated, Outcome
 
 RungName = Literal["compile", "measure"]
 State = Literal["waiting", "running", "done", "raced_out", "failed"]
@@ -45,6 +45,7 @@ class Trial:
       source_hash: of the script that the trial was enqueued for.
       versions: of everything whose change makes the figures stale, as name and version.
       rounds: those measured so far, in order; a race that was killed goes on from them.
+      estimated: what was estimated before it was enqueued; None if nothing was.
     """
 
     rung: RungName
@@ -59,6 +60,7 @@ class Trial:
     source_hash: str
     versions: tuple[tuple[str, str], ...]
     rounds: tuple[Round, ...] = ()
+    estimated: Estimated | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -68,6 +70,11 @@ class Trial:
     def is_open(self) -> bool:
         """Waiting or running: it may still change."""
         return self.state in ("waiting", "running")
+
+    def medians_s(self, machine: str) -> tuple[float, ...]:
+        """Seconds per step of each round that was measured on `machine`."""
+        here = [one for one in self.rounds if one.machine == machine]
+        return tuple(sorted(one.samples_s)[len(one.samples_s) // 2] for one in here)
 
     def matches(self, source_hash: str, versions: tuple[tuple[str, str], ...]) -> bool:
         """Whether the figures hold for this script and these versions; if not, it is stale."""

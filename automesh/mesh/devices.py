@@ -72,6 +72,23 @@ def create_mesh_of_shape(
     return create_mesh_for(axes, devices=chosen, axis_types=axis_types)
 
 
+def arrange_granule(sizes: Sequence[int], devices: Sequence[Located], *, name: str) -> np.ndarray:
+    """The devices of one granule in the shape `sizes`, as in every mesh made here.
+
+    Args:
+      name: of the mesh, for the error.
+
+    Raises:
+      UsageError: jax cannot lay the sizes out.
+    """
+    return _layout(
+        name,
+        lambda: mesh_utils.create_device_mesh(
+            tuple(sizes), devices, allow_split_physical_axes=True
+        ),
+    )
+
+
 def count_hosts() -> int:
     """Number of jax processes in the job."""
     return jax.process_count()
@@ -101,11 +118,7 @@ def _arrange(axes: Sequence[MeshAxis], granules: Sequence[Sequence[Located]]) ->
     inside, across = math.prod(ici), math.prod(dcn)
     size, text = len(granules[0]), format_mesh(axes)
     if across == 1 and inside <= size and (inside < size or len(granules) == 1):
-        first = granules[0][:inside]
-        return _layout(
-            text,
-            lambda: mesh_utils.create_device_mesh(ici, first, allow_split_physical_axes=True),
-        )
+        return arrange_granule(ici, granules[0][:inside], name=text)
     if across != len(granules):
         raise UsageError(
             f"mesh `{text}` spans {across} granules, but the devices form {len(granules)} "
@@ -133,6 +146,13 @@ def _layout(text: str, create: Callable[[], np.ndarray]) -> np.ndarray:
         return create()
     # What mesh_utils raises where the devices are no box, or the box has no such factorization.
     except (ValueError, NotImplementedError, AssertionError) as error:
-        raise UsageError(
-            f"jax cannot lay mesh `{text}` out on these devices: {str(error).splitlines()[0]}"
-        ) from error
+        raise _no_layout(text, str(error).splitlines()[0]) from error
+    # jax 0.10 miscounts the factors of 28, 44, 52 ... chips, then trips over having found no way.
+    except TypeError as error:
+        if "NoneType" not in str(error):
+            raise
+        raise _no_layout(text, "it finds no way to split their dimensions") from error
+
+
+def _no_layout(text: str, reason: str) -> UsageError:
+    return UsageError(f"jax cannot lay mesh `{text}` out on these devices: {reason}")

@@ -35,10 +35,13 @@ class Value:
     """One tensor.
 
     Attributes:
-      shape: global sizes; inside a manual region those of one device over the manual axes, as the
-        program states them at the sampled sizes. How they depend on the axes is fitted afterwards.
+      shape: global sizes. Where the program states sizes that depend on the axes, as it does
+        inside manual regions, these are the sizes with all axes at 1, if the dependence is known
+        (see `grown`); else those of one device at the sampled sizes.
       dtype: as StableHLO prints it: f32, bf16, i32 ...
-      axes: per dimension, the mesh axes that split it, major first.
+      axes: per dimension, the mesh axes that divide it, major first; an axis may divide it twice.
+      grown: per dimension, the mesh axes that multiply it, as the result of an all-gather in a
+        manual region may grow with the axis; empty if there are none at all.
       manual: mesh axes of the manual regions around it.
       producer: the operation that makes it; None for an argument of a block.
       is_constant: True if it depends on no argument of the program.
@@ -51,6 +54,7 @@ class Value:
     producer: Operation | None = None
     users: list[Operation] = field(default_factory=list["Operation"])
     is_constant: bool = False
+    grown: tuple[tuple[str, ...], ...] = ()
 
     @property
     def split_over(self) -> tuple[str, ...]:
@@ -64,9 +68,12 @@ class Value:
     @property
     def bytes(self) -> Monomial:
         """On one device."""
-        return Monomial(
-            coefficient=self.global_bytes, powers=tuple((axis, -1) for axis in self.split_over)
-        )
+        return _monomial(self.global_bytes, self.axes, self.grown)
+
+    def dimension(self, index: int) -> Monomial:
+        """The size of one dimension on one device."""
+        grown = (self.grown[index],) if self.grown else ()
+        return _monomial(float(self.shape[index]), (self.axes[index],), grown)
 
     def __repr__(self) -> str:
         sizes = ",".join(
@@ -86,7 +93,9 @@ class Operation:
         too: all_gather, all_reduce, reduce_scatter, all_to_all, collective_permute.
       attributes: what analyses need, by name, as plain Python values; see `importing`.
       bodies: of while: [body]; of case: its branches; of custom_call, sort, reduce, scatter: none.
-      trips: of while: executions of the body each time the loop is reached; None if unknown.
+      trips: of while: executions of the body each time the loop is reached, at the sampled sizes;
+        None if unknown.
+      trip_formula: the same at all sizes, where it depends on them.
       source: `file.py:12` of the innermost frame in the user's code; empty if unknown.
     """
 
@@ -97,12 +106,20 @@ class Operation:
     bodies: list[Block] = field(default_factory=list["Block"])
     trips: int | None = 1
     source: str = ""
+    trip_formula: Sum | None = None
 
     def __post_init__(self) -> None:
         for result in self.results:
             result.producer = self
         for operand in self.operands:
             operand.users.append(self)
+
+    @property
+    def times(self) -> Sum | None:
+        """Executions of the body each time the loop is reached, at all sizes; None if unknown."""
+        if self.trip_formula is not None or self.trips is None:
+            return self.trip_formula
+        return (Monomial(coefficient=float(self.trips)),) if self.trips else ()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -123,6 +140,9 @@ class Graph:
       donated: positions of the arguments whose memory outputs may take over.
       aliased: (argument, output) positions that the program itself ties together.
       host: positions of the arguments that lie in host memory.
+      host_outputs: positions of the returned values that lie in host memory.
+      sub_axes: axes that some array could be split over in part only: everything holds at the
+        sizes of `mesh` alone.
     """
 
     top: Block
@@ -130,6 +150,22 @@ class Graph:
     donated: tuple[int, ...] = ()
     aliased: tuple[tuple[int, int], ...] = ()
     host: tuple[int, ...] = ()
+    host_outputs: tuple[int, ...] = ()
+    sub_axes: tuple[str, ...] = ()
+
+
+def _monomial(
+    coefficient: float, divided: tuple[tuple[str, ...], ...], grown: tuple[tuple[str, ...], ...]
+) -> Monomial:
+    powers: dict[str, int] = {}
+    for sign, dimensions in ((-1, divided), (1, grown)):
+        for axes in dimensions:
+            for axis in axes:
+                powers[axis] = powers.get(axis, 0) + sign
+    return Monomial(
+        coefficient=coefficient,
+        powers=tuple(sorted((axis, power) for axis, power in powers.items() if power)),
+    )
 
 
 def total_bytes(values: list[Value]) -> Sum:

@@ -60,8 +60,12 @@ class Program:
         )
 
 
-def lower(built: Built) -> Program:
-    """Traces and lowers the step on the mesh that it was built for, in the user's context."""
+def lower(built: Built, *, platforms: tuple[str, ...] | None = None) -> Program:
+    """Traces and lowers the step on the mesh that it was built for, in the user's context.
+
+    Args:
+      platforms: to lower for, in jax's words (cpu, cuda, tpu); default: that of the mesh.
+    """
     workload = built.workload
     with entered(built.ambient, workload.context):
         if built.traced is not None:
@@ -73,7 +77,7 @@ def lower(built: Built) -> Program:
                 args=args,
                 kwargs=kwargs,
                 traced=built.traced,
-                lowered=built.traced.lower(),
+                lowered=_lowered(built.traced, platforms),
             )
         function = jitted(workload)
         static = static_by_description(workload, function)
@@ -90,8 +94,15 @@ def lower(built: Built) -> Program:
             args=args,
             kwargs=kwargs,
             traced=traced,
-            lowered=traced.lower(),
+            lowered=_lowered(traced, platforms),
         )
+
+
+def _lowered(traced: jax.stages.Traced, platforms: tuple[str, ...] | None) -> jax.stages.Lowered:
+    if platforms is None:
+        return traced.lower()
+    anywhere: Any = traced
+    return anywhere.lower(lowering_platforms=platforms)
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:

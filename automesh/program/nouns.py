@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from automesh.cost.terms import Terms
+from automesh.hardware.profile_points import Point
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import Counts, Memory
 
@@ -155,3 +156,10 @@ class Propagation:
     notes: tuple[str, ...]
     lower_s: float
     propagate_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What single pieces of work take on the attached devices, in the order of the job's probes."""
+
+    points: tuple[Point, ...]

@@ -19,7 +19,7 @@ GAP = 2
 # spaces); a private character that no cleaned text holds, made a space again when all is drawn.
 GLUE = "\ue000"
 # What a narrow terminal does without, in this order. Mesh, knobs and step time always stay.
-_DROPPED = ("tokens/s", "bound by", "memory", "\u00b1")
+_DROPPED = ("tokens/s", "bound by", "memory", "bracket", "\u00b1")
 _ATOM = re.compile(r"\s*[^\s,]+,?|,")
 
 
@@ -97,7 +97,7 @@ def settings_of(plan: Plan) -> dict[str, str]:
 def _all_columns(
     rows: Sequence[Candidate], knobs: tuple[str, ...], tokens_per_step: int
 ) -> list[Column]:
-    predicted = [words.evidence(row) == "compiled" for row in rows]
+    predicted = [words.evidence(row) in ("compiled", "estimated") for row in rows]
     seconds = [words.step_s(row) or 0.0 for row in rows]
     columns = [_text_column("mesh", "mesh", tuple(mesh_cell(row) for row in rows), most=20)]
     if len(knobs) == 1:
@@ -110,6 +110,9 @@ def _all_columns(
     spread = tuple(words.half_interval(row.outcome) for row in rows)
     if any(spread):
         columns.append(Column(name="\u00b1", header="", cells=spread))
+    brackets = [words.bracket(row.outcome) for row in rows]
+    if any(brackets):
+        columns.append(_figures("bracket", brackets, predicted))
     columns.append(_figures("vs best", [words.versus_best(row) for row in rows], predicted))
     if any(row.peak_bytes for row in rows):
         memory = [format_bytes(row.peak_bytes) if row.peak_bytes else "" for row in rows]

@@ -16,7 +16,7 @@ import pandas as pd
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import Plan, Scalar
-from automesh.outcomes import Compiled, Failed, Measured, OutOfMemory, TimedOut
+from automesh.outcomes import Compiled, Estimated, Failed, Measured, OutOfMemory, TimedOut
 from automesh.results import words
 from automesh.results.result import Candidate, SearchResult
 
@@ -35,6 +35,7 @@ _TYPES: Mapping[str, str] = {
     "ratio_low": "Float64",
     "ratio_high": "Float64",
     "predicted_s": "Float64",
+    "estimated_s": "Float64",
     "tokens_per_s": "Float64",
     "bound_by": "string",
     "peak_bytes": "Int64",
@@ -81,12 +82,17 @@ def dataframe(result: SearchResult) -> pd.DataFrame:
 
 
 def write_csv(result: SearchResult, path: Path) -> None:
-    """Writes `trials.csv` so that a reader sees the old file or the new one, never a part.
+    """Writes `trials.csv`; see `write_table`."""
+    write_table(dataframe(result), path)
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """Writes a table so that a reader sees the old file or the new one, never a part.
 
     Raises:
       UsageError: the folder cannot be written.
     """
-    text = dataframe(result).to_csv(index=False, lineterminator="\n")
+    text = table.to_csv(index=False, lineterminator="\n")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -122,7 +128,7 @@ def _series(name: str, cells: list[Cell]) -> pd.Series:
 def _row(candidate: Candidate, rank: int, tokens_per_step: int) -> dict[str, Cell]:
     standing = candidate.standing
     seconds = words.step_s(candidate)
-    row = _plan_cells(candidate.plan)
+    row = plan_cells(candidate.plan)
     row |= {
         "kind": candidate.outcome.kind,
         "verdict": standing.verdict,
@@ -138,11 +144,14 @@ def _row(candidate: Candidate, rank: int, tokens_per_step: int) -> dict[str, Cel
         row["ratio_low"], row["ratio_high"] = standing.interval
     if tokens_per_step and seconds:
         row["tokens_per_s"] = tokens_per_step / seconds
+    if candidate.estimated:
+        row["estimated_s"] = candidate.estimated.step_s
     compiled = words.compiled_of(candidate)
     return row | (_compiled_cells(compiled) if compiled else {}) | _outcome_cells(candidate)
 
 
-def _plan_cells(plan: Plan) -> dict[str, Cell]:
+def plan_cells(plan: Plan) -> dict[str, Cell]:
+    """The columns that say which plan it is."""
     cells: dict[str, Cell] = {"mesh": plan.mesh}
     cells |= {f"axis.{axis.name}": axis.size for axis in plan.axes}
     cells |= {f"dcn.{axis.name}": axis.dcn for axis in plan.axes}
@@ -178,6 +187,13 @@ def _outcome_cells(candidate: Candidate) -> dict[str, Cell]:
                 "confirmed": outcome.confirmed,
                 "values": outcome.values,
                 "numerics": outcome.numerics,
+            }
+        case Estimated() as outcome:
+            return {
+                "estimated_s": outcome.step_s,
+                "step_low_s": outcome.bracket_s[0],
+                "step_high_s": outcome.bracket_s[1],
+                "uncounted": words.clean("; ".join(outcome.uncounted)) or None,
             }
         case OutOfMemory() as outcome:
             return {

@@ -9,11 +9,12 @@ known is null. Keys are only ever added within a schema number.
     baseline    text of the script's own plan or null
     candidates  best first, failures last:
                 {plan, mesh, axes {name: {ici, dcn}}, knobs, compiler_options, evidence,
-                is_baseline, standing, outcome, compiled, bound_by, peak_bytes, reason};
-                evidence is measured, compiled or none; reason says why it is not in the ranking
+                is_baseline, standing, outcome, compiled, estimated, bound_by, peak_bytes, reason};
+                evidence is measured, compiled, estimated or none; reason says why it is not in the
+                ranking
     funnel      counts; `ruled_out` [{rule, count}]
     reference, verifications, stop_reason, notices, tokens_per_step, study, results_dir, rules_path,
-    command
+    command, speeds, certificate, belief
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 from automesh import jsonio
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Outcome
+from automesh.outcomes import Compiled, Estimated, Outcome
 from automesh.results import words
 from automesh.results.result import Candidate, Funnel, SearchResult, Standing, Verification
 
@@ -57,6 +58,9 @@ def to_json(result: SearchResult) -> dict[str, Any]:
         "results_dir": result.results_dir,
         "rules_path": result.rules_path or None,
         "command": words.hide_password(result.command),
+        "speeds": result.speeds or None,
+        "certificate": result.certificate or None,
+        "belief": result.belief or None,
     }
     return _finite(data)
 
@@ -89,6 +93,9 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "standing": jsonio.to_json(candidate.standing, Standing),
         "outcome": jsonio.to_json(candidate.outcome, Outcome),
         "compiled": jsonio.to_json(compiled, Compiled) if compiled else None,
+        "estimated": jsonio.to_json(candidate.estimated, Estimated)
+        if candidate.estimated
+        else None,
         "bound_by": candidate.bound_by or None,
         "peak_bytes": candidate.peak_bytes or None,
         "reason": words.reason(candidate) or None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Outcome
+from automesh.outcomes import Compiled, Estimated, Outcome
 
 Verdict = Literal["best", "tie", "slower", "not_measured", "excluded", "failed"]
 
@@ -17,9 +17,10 @@ class Standing:
 
     Attributes:
       verdict: `tie` if the difference is inside the noise; `excluded` if it ran but may not
-        become a rule (numerics differ or unverified); `not_measured` if it was compiled only.
-      ratio: step time over the best's: measured over measured, else compiled over compiled; 1 if
-        unknown.
+        become a rule (numerics differ or unverified); `not_measured` if it was compiled or
+        estimated only.
+      ratio: step time over the best's: measured over measured, compiled over compiled, estimated
+        over estimated; 1 if unknown.
       interval: 95 % interval of `ratio`; (ratio, ratio) where there is none.
     """
 
@@ -33,13 +34,15 @@ class Candidate:
     """One plan with the strongest evidence that there is for it.
 
     Attributes:
-      outcome: Measured before Compiled before a failure.
-      bound_by: largest cause of the predicted time, e.g. `compute`, `memory`, `tp`; empty if not
-        compiled.
-      peak_bytes: per device, from the device where it says, else from the compiler; 0 if unknown.
+      outcome: Measured before Compiled before a failure; Estimated only if nothing was compiled.
+      bound_by: largest cause of the predicted time, e.g. `compute`, `memory`, `tp`; empty if there
+        is no prediction.
+      peak_bytes: per device, from the device where it says, else from the compiler, else estimated;
+        0 if unknown.
       is_baseline: True for the script's own mesh.
       compiled: what the compiler said of a plan that went further than that; None if it never
         compiled, or if `outcome` itself is `Compiled`.
+      estimated: its estimate, if it has one and went further.
     """
 
     plan: Plan
@@ -49,6 +52,7 @@ class Candidate:
     peak_bytes: int = 0
     is_baseline: bool = False
     compiled: Compiled | None = None
+    estimated: Estimated | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,8 @@ class Funnel:
     """How many plans got how far. `ruled_out` counts by rule, most frequent first.
 
     enumerated = sum(ruled_out) + legal;
-    legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting.
+    legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting;
+    `estimated` is how many of `waiting` have an estimate.
     """
 
     enumerated: int
@@ -69,6 +74,7 @@ class Funnel:
     timed_out: int
     waiting: int
     measured: int
+    estimated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +112,9 @@ class SearchResult:
       study: path or URL that holds the trials.
       rules_path: where the rule was written; empty if none was.
       command: what to run to go on or look again.
+      speeds: where the speeds of the estimates come from, in words; empty without estimates.
+      certificate: what is certain of the plans that were not measured, by the sound bound alone.
+      belief: what the model thinks of them, with its error.
     """
 
     workload: str
@@ -128,3 +137,6 @@ class SearchResult:
     made: str
     versions: tuple[tuple[str, str], ...]
     interrupted: bool = False
+    speeds: str = ""
+    certificate: str = ""
+    belief: str = ""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from io import StringIO
+from collections.abc import Sequence
 
-from rich import box
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,21 +13,17 @@ from automesh.outcomes import Measured
 from automesh.results import words
 from automesh.results.columns import (
     GAP,
-    GLUE,
     Column,
     knob_cells,
     mesh_cell,
     ranking_columns,
     varying_knobs,
-    widths,
     wrapped,
 )
+from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
 from automesh.results.result import Candidate, SearchResult
 from automesh.units import format_count
 
-MIN_WIDTH = 40
-_LABEL_WIDTH = 9
-_NUMBER_AND_WORD = re.compile(r"(?<=\d) (?=[A-Za-z%])")
 _STYLES = {"best": "bold green", "tie": "green", "not_measured": "dim"}
 
 
@@ -51,7 +44,7 @@ def render(result: SearchResult, *, top: int, width: int, colour: bool) -> str:
     fallen = [one for one in result.candidates if not words.is_ranked(one)]
     shown, dropped = _first(own, top), _first(fallen, top)
     knobs = varying_knobs(result.candidates)
-    parts: list[RenderableType] = [Text(_glued(_title(result)))]
+    parts: list[RenderableType] = [Text(glued(_title(result)))]
     if shown:
         columns = ranking_columns(shown, knobs, tokens_per_step=result.tokens_per_step, width=width)
         parts += [Text(), _ranking(shown, columns, width)]
@@ -63,11 +56,11 @@ def render(result: SearchResult, *, top: int, width: int, colour: bool) -> str:
         if len(ranked) > len(own):
             same = words.count(len(ranked) - len(own), "plan")
             notes.append(("", f"and {same} with a program that another plan has"))
-        parts.append(_footnotes(notes))
+        parts.append(footnotes(notes))
     if dropped:
         parts += [Text(), _fallen(dropped, knobs, width, more=len(fallen) - len(dropped))]
     parts += [Text(), _summary(result)]
-    return _draw(parts, width=width, colour=colour)
+    return draw(parts, width=width, colour=colour)
 
 
 def _first(candidates: Sequence[Candidate], top: int) -> list[Candidate]:
@@ -81,52 +74,9 @@ def _title(result: SearchResult) -> str:
     return text + (", interrupted" if result.interrupted else "")
 
 
-def _draw(parts: Iterable[RenderableType], *, width: int, colour: bool) -> str:
-    # Whether this is a terminal, and NO_COLOR, is for the caller to judge: `colour` alone decides.
-    out = StringIO()
-    console = Console(
-        file=out,
-        width=width,
-        force_terminal=colour,
-        force_jupyter=False,
-        force_interactive=False,
-        color_system="standard" if colour else None,
-        no_color=not colour,
-        legacy_windows=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
-        _environ={},
-    )
-    for part in parts:
-        console.print(part)
-    lines = out.getvalue().replace(GLUE, " ").split("\n")[:-1]
-    return "".join(f"{line.rstrip()}\n" for line in lines)
-
-
-def _glued(text: str) -> str:
-    """Keeps a number and the word after it on one line."""
-    return _NUMBER_AND_WORD.sub(GLUE, text)
-
-
 def _ranking(rows: Sequence[Candidate], columns: Sequence[Column], width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    sizes = widths(columns, width)
-    for column, size in zip(columns, sizes, strict=True):
-        table.add_column(
-            Text(column.header),
-            justify=column.justify,
-            width=size,
-            no_wrap=not column.floor,
-            overflow="fold",
-        )
-    for index, row in enumerate(rows):
-        cells = (
-            Text(wrapped(column.cells[index], size) if column.floor else column.cells[index])
-            for column, size in zip(columns, sizes, strict=True)
-        )
-        table.add_row(*cells, style=_STYLES.get(row.standing.verdict, ""))
-    return table
+    styles = [_STYLES.get(row.standing.verdict, "") for row in rows]
+    return tabulated(columns, width=width, styles=styles)
 
 
 def _marks(rows: Sequence[Candidate], columns: Sequence[Column]) -> list[tuple[str, str]]:
@@ -141,17 +91,13 @@ def _marks(rows: Sequence[Candidate], columns: Sequence[Column]) -> list[tuple[s
     if any(outcome.values == "synthetic" for outcome in measured):
         notes.append(("", "measured on made-up arguments: the script has no `init`"))
     if any("*" in text for column in columns for text in (column.header, *column.cells)):
-        notes.append(("*", "predicted from the compiled program, not measured"))
+        kinds = {words.evidence(row) for row in rows}
+        if "compiled" in kinds or "measured" in kinds:
+            notes.append(("*", "predicted from the compiled program, not measured"))
+        if "estimated" in kinds:
+            notes.append(("*", "estimated from the lowered program, not compiled; the bracket is"))
+            notes.append(("", "the time if all that can overlap does, and if nothing does"))
     return notes
-
-
-def _footnotes(notes: Sequence[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for mark, note in notes:
-        grid.add_row(Text(mark), Text(note))
-    return grid
 
 
 def _fallen(rows: Sequence[Candidate], knobs: tuple[str, ...], width: int, *, more: int) -> Table:
@@ -163,19 +109,14 @@ def _fallen(rows: Sequence[Candidate], knobs: tuple[str, ...], width: int, *, mo
     grid.add_column(overflow="fold")
     for plan, row in zip(plans, rows, strict=True):
         why = words.clean(words.reason(row), 240)
-        grid.add_row(Text(wrapped(plan, size)), Text(_glued(why), style="red"))
+        grid.add_row(Text(wrapped(plan, size)), Text(glued(why), style="red"))
     if more:
         grid.add_row(Text(), Text(f"and {more} more of these in trials.csv"))
     return grid
 
 
 def _summary(result: SearchResult) -> Table:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(width=_LABEL_WIDTH, style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, text in summary_lines(result):
-        grid.add_row(Text(label), Text(_glued(text)))
-    return grid
+    return labelled(summary_lines(result))
 
 
 def summary_lines(result: SearchResult) -> list[tuple[str, str]]:
@@ -187,6 +128,9 @@ def summary_lines(result: SearchResult) -> list[tuple[str, str]]:
         ("ruled out", words.ruled_out_sentence(result.funnel)),
         ("numerics", words.numerics_sentence(result)),
         ("stopped", result.stop_reason),
+        ("bound", result.certificate),
+        ("model", result.belief),
+        ("speeds", result.speeds),
         *(("note", notice) for notice in result.notices),
         ("saved", rule),
         ("" if rule else "saved", words.hide_password(result.study)),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
 from automesh.outcomes import (
     Compiled,
     Counts,
+    Estimated,
     Failed,
+    Failure,
     Measured,
     Outcome,
     OutOfMemory,
@@ -26,9 +29,10 @@ from automesh.units import (
     format_wait,
 )
 
-Evidence = Literal["measured", "compiled", "none"]
+Evidence = Literal["measured", "compiled", "estimated", "none"]
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)", re.DOTALL)
+_SOURCE = re.compile(r" \([^()\s]+:\d+\)")
 _PASSWORD = re.compile(r"(://[^:/@\s]*):[^/\s]*@")
 _DOING = {
     "start": "starting",
@@ -70,13 +74,15 @@ def evidence(candidate: Candidate) -> Evidence:
             return "measured"
         case Compiled():
             return "compiled"
+        case Estimated():
+            return "estimated"
         case _:
             return "none"
 
 
 def is_ranked(candidate: Candidate) -> bool:
     """True for a plan with a place in the ranking: it has a time, and nothing speaks against it."""
-    has_time = isinstance(candidate.outcome, Measured | Compiled)
+    has_time = isinstance(candidate.outcome, Measured | Compiled | Estimated)
     return has_time and candidate.standing.verdict not in ("excluded", "failed")
 
 
@@ -107,9 +113,9 @@ def peak_is_measured(candidate: Candidate) -> bool:
 
 
 def step_s(candidate: Candidate) -> float | None:
-    """Seconds of one step, measured or predicted; None where there is neither."""
+    """Seconds of one step, measured, predicted or estimated; None where there is none."""
     outcome = candidate.outcome
-    return outcome.step_s if isinstance(outcome, Measured | Compiled) else None
+    return outcome.step_s if isinstance(outcome, Measured | Compiled | Estimated) else None
 
 
 def half_interval(outcome: Outcome) -> str:
@@ -122,6 +128,14 @@ def half_interval(outcome: Outcome) -> str:
     low, high = outcome.interval_s
     half = max(high - outcome.step_s, outcome.step_s - low)
     return f"±{format_percent(half / outcome.step_s)}" if half > 0 else ""
+
+
+def bracket(outcome: Outcome) -> str:
+    """`10.1 ms to 13.0 ms`: if all overlaps that can, and if nothing does; empty if not known."""
+    if not isinstance(outcome, Estimated):
+        return ""
+    low, high = outcome.bracket_s
+    return f"{format_seconds(low)} to {format_seconds(high)}"
 
 
 def versus_best(candidate: Candidate) -> str:
@@ -140,20 +154,27 @@ def versus_best(candidate: Candidate) -> str:
 def reason(candidate: Candidate) -> str:
     """Why a plan is not in the ranking, in one line; empty if it is."""
     match candidate.outcome:
-        case OutOfMemory() as outcome:
-            return _out_of_memory(outcome)
+        case OutOfMemory() | Failed() | TimedOut() as failure:
+            return failure_reason(failure)
+        case RuledOut(rule=rule, detail=detail):
+            return f"ruled out by {clean(rule)}" + (f": {clean(detail)}" if detail else "")
+        case Measured(numerics="differ" | "unverified" as numerics, numerics_detail=detail):
+            return f"numerics {numerics}" + (f": {clean(detail)}" if detail else "")
+        case Measured() | Compiled() | Estimated():
+            verdict = candidate.standing.verdict
+            return "may not become a rule" if verdict in ("excluded", "failed") else ""
+
+
+def failure_reason(failure: Failure) -> str:
+    """Why something was not done, in one line."""
+    match failure:
+        case OutOfMemory():
+            return _out_of_memory(failure)
         case Failed(stage=stage, reason=text):
             return f"failed in {clean(stage)}: {clean(text) or 'no reason was given'}"
         case TimedOut(stage=stage, limit_s=limit_s):
             doing = _DOING.get(stage, f"in {clean(stage)}")
             return f"timed out after {format_wait(limit_s)} while {doing}"
-        case RuledOut(rule=rule, detail=detail):
-            return f"ruled out by {clean(rule)}" + (f": {clean(detail)}" if detail else "")
-        case Measured(numerics="differ" | "unverified" as numerics, numerics_detail=detail):
-            return f"numerics {numerics}" + (f": {clean(detail)}" if detail else "")
-        case Measured() | Compiled():
-            verdict = candidate.standing.verdict
-            return "may not become a rule" if verdict in ("excluded", "failed") else ""
 
 
 def _out_of_memory(outcome: OutOfMemory) -> str:
@@ -185,10 +206,28 @@ def funnel_sentence(funnel: Funnel) -> str:
         (funnel.out_of_memory, "out of memory"),
         (funnel.failed, "failed"),
         (funnel.timed_out, "timed out"),
-        (funnel.waiting, "not reached"),
+        (funnel.estimated, "estimated only"),
+        (funnel.waiting - funnel.estimated, "not reached"),
     ]
     said = ", ".join(f"{number} {what}" for number, what in parts if number)
     return f"{count(funnel.enumerated, 'plan')}{': ' if said else ''}{said}"
+
+
+def uncounted_notices(estimates: Sequence[Estimated], most: int = 3) -> list[str]:
+    """What the estimates leave out, one sentence each, the most frequent first; no source lines."""
+    counted = Counter(
+        what
+        for one in estimates
+        for what in dict.fromkeys(_SOURCE.sub("", said) for said in one.uncounted)
+    )
+    said = [
+        f"not counted in {'any' if number == len(estimates) else number} "
+        f"of {count(len(estimates), 'estimate')}: {clean(what)}"
+        for what, number in counted.most_common(most)
+    ]
+    if len(counted) > most:
+        said.append(f"{len(counted) - most} more things are not counted in some estimates")
+    return said
 
 
 def ruled_out_sentence(funnel: Funnel, most: int = 4) -> str:
@@ -256,6 +295,8 @@ def _time_and_evidence(best: Candidate, verifications: Sequence[Verification]) -
             return f"{format_seconds(seconds)} measured {where if fresh else 'again'}"
         case Compiled(step_s=seconds):
             return f"{format_seconds(seconds)} predicted from the compiled program, not measured"
+        case Estimated(step_s=seconds) as outcome:
+            return f"{format_seconds(seconds)} estimated ({bracket(outcome)}), not compiled"
         case _:
             return ""
 
@@ -281,7 +322,8 @@ def _gain(
     standing = baseline.standing
     is_tie = standing.verdict == "tie"
     said = _compared(standing.ratio, standing.interval, is_tie=is_tie, whose=whose)
-    return said if evidence(best) == "measured" else f"predicted {said}"
+    prefix = {"measured": "", "estimated": "estimated "}.get(evidence(best), "predicted ")
+    return prefix + said
 
 
 def _compared(speedup: float, interval: tuple[float, float], *, is_tie: bool, whose: str) -> str:

@@ -20,6 +20,9 @@ _DOING = {
     "compile": "compiling",
     "materialize": "making the arguments",
     "run": "running the step",
+    "layout": "laying meshes out",
+    "propagate": "propagating shardings",
+    "calibrate": "measuring the devices",
 }
 _OURS = str(Path(__file__).parent.parent)
 _REASON_CHARS = 200

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from automesh.worker import blame, protocol
-from automesh.worker.messages import DevicesJob, Job
+from automesh.worker.messages import CalibrateJob, DevicesJob, Job, LayoutJob
 from automesh.worker.wire import ChildEnd, Message, PrivateDescriptor, WireError
 
 Emit = Callable[[Message], Message]
@@ -72,7 +72,7 @@ class Child:
             outcome = blame.failure(
                 error,
                 stage=self._stage,
-                function="" if isinstance(job, DevicesJob) else job.entry.function,
+                function=_function(job),
                 limit_bytes=self._limit_bytes,
             )
             # The script wanted the process to end, or its memory may be unusable.
@@ -112,6 +112,13 @@ class Child:
     def _write_log(self, text: str) -> None:
         with contextlib.suppress(OSError):  # The script may have closed every descriptor.
             self._log.write(text.encode(errors="backslashreplace"))
+
+
+def _function(job: Job) -> str:
+    """The user's function that the job calls; empty if it calls none."""
+    if isinstance(job, DevicesJob | LayoutJob | CalibrateJob):
+        return ""
+    return job.entry.function
 
 
 def main(arguments: list[str]) -> NoReturn:

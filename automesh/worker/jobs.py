@@ -11,11 +11,14 @@ from typing import Any
 
 import jax
 
+from automesh.hardware.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed
 from automesh.program import cache, describing
 from automesh.program.building import Built, build_on, check_facts, read_facts
+from automesh.program.calibrating import calibrate
 from automesh.program.compiled import is_out_of_memory, out_of_memory, read_counts, read_memory
+from automesh.program.laying_out import lay_out
 from automesh.program.load import load_entry
 from automesh.program.lowered import loss_dtype, sharded_axes
 from automesh.program.lowering import Program, compile_program, lower
@@ -23,24 +26,46 @@ from automesh.program.manual import axes_talked_over
 from automesh.program.notes import in_one_line, note
 from automesh.program.nouns import (
     Attachment,
+    Calibration,
     CompileAnswer,
     Entry,
     Inspection,
     Lowered,
+    Propagation,
     VisitAnswer,
 )
 from automesh.program.preparing import Ready, prepare
+from automesh.program.propagating import propagate
+from automesh.program.propagating_programs import Programs
 from automesh.program.refused import Refused
 from automesh.program.signature import Signature, check_knobs, read_signature
 from automesh.program.signs import Domain, domains
 from automesh.program.stepping import leaf_shape
 from automesh.program.visiting import visit
 from automesh.worker.failures import OutcomeError
-from automesh.worker.messages import CompileJob, DevicesJob, InspectJob, Job, VisitJob
+from automesh.worker.messages import (
+    CalibrateJob,
+    CompileJob,
+    DevicesJob,
+    InspectJob,
+    Job,
+    LayoutJob,
+    PropagateJob,
+    VisitJob,
+)
 
 Event = dict[str, Any]
 Emit = Callable[[Event], Event]
-Answer = Inspection | Attachment | CompileAnswer | Lowered | VisitAnswer
+Answer = (
+    Layouts
+    | Inspection
+    | Attachment
+    | CompileAnswer
+    | Lowered
+    | VisitAnswer
+    | Calibration
+    | Propagation
+)
 _Step = tuple[Entry, Plan, tuple[str, ...]]
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 
@@ -51,11 +76,13 @@ class _Memory:
 
     Attributes:
       domains: per script and axis types, what the values of each leaf may be.
+      programs: per script, axes, knobs and platform, what its lowerings have in common.
     """
 
     loaded: dict[Entry, Callable[..., Any]] = field(default_factory=dict[Entry, Callable[..., Any]])
     ready: dict[_Step, Ready] = field(default_factory=dict[_Step, Ready])
     domains: dict[Any, tuple[Domain, ...]] = field(default_factory=dict[Any, tuple[Domain, ...]])
+    programs: dict[Any, Programs] = field(default_factory=dict[Any, Programs])
 
 
 _MEMORY = _Memory()
@@ -78,12 +105,19 @@ def handle(job: Job, emit: Emit) -> Answer:
         match job:
             case InspectJob():
                 return _inspect(job, stages)
+            case LayoutJob():
+                stages.enter("layout")
+                return lay_out(job)
             case DevicesJob():
                 return _devices(stages)
             case CompileJob():
                 return _compile(job, stages, emit)
             case VisitJob():
                 return _visit(job, stages)
+            case CalibrateJob():
+                return _calibrate(job, stages, emit)
+            case PropagateJob():
+                return _propagate(job, stages)
     except Refused as refused:
         raise OutcomeError(refused.outcome) from refused
     except jax.errors.JaxRuntimeError as error:
@@ -179,6 +213,35 @@ def _devices(stages: _Stages) -> Attachment:
     )
 
 
+def _calibrate(job: CalibrateJob, stages: _Stages, emit: Emit) -> Calibration:
+    _start_jax(stages)
+    stages.enter("calibrate")
+    parts = len(job.probes) + job.rounds
+    points = calibrate(
+        job.probes,
+        rounds=job.rounds,
+        sample_s=job.sample_s,
+        done=lambda done: emit({"event": "calibrated", "parts": done, "of": parts}),
+    )
+    return Calibration(points=points)
+
+
+def _propagate(job: PropagateJob, stages: _Stages) -> Propagation:
+    build, signature = _load(job.entry, stages)
+    key = (job.entry, job.axis_names, job.axis_types, job.knobs, job.platform)
+    if key not in _MEMORY.programs:
+        # The programs of one choice of knobs are enough: jobs come sorted by knobs.
+        _MEMORY.programs.clear()
+        _MEMORY.programs[key] = Programs(
+            build=lambda axes: _build_plan(
+                job, Plan(axes=tuple(axes), knobs=job.knobs), build, signature
+            ),
+            axis_names=job.axis_names,
+            platform=job.platform,
+        )
+    return propagate(_MEMORY.programs[key], sizes=job.sizes, probes=job.probes, enter=stages.enter)
+
+
 def _ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
     return tuple(MeshAxis(name=name) for name in names)
 
@@ -188,25 +251,44 @@ def _used(
 ) -> tuple[str, ...]:
     """The axes that the step names when they are larger than 1: some scripts leave out the rest.
 
+    As many axes as the devices allow are tried at once. One that is not named then is tried alone:
+    the step may use it only while others are 1.
+
     Judged at the default knobs: another value may end the process, which here would end the search.
     """
     devices = len(jax.devices())
     size = next((p for p in range(2, devices + 1) if devices % p == 0), 1)
+    most = max(1, next(n for n in range(devices + 1) if size ** (n + 1) > devices or size == 1))
+    names = job.axis_names
+    used: set[str] = set()
+    for first in range(0, len(names), most):
+        together = names[first : first + most]
+        if len(together) > 1:
+            used.update(_named(build, job, axis_types, together, size) or ())
+    for name in names:
+        if name not in used and _named(build, job, axis_types, (name,), size) != ():
+            used.add(name)
+    return tuple(name for name in names if name in used)
 
-    def uses(name: str) -> bool:
-        axes = [MeshAxis(name=one, ici=size if one == name else 1) for one in job.axis_names]
-        try:
-            program = lower(build_on(build, axes, axis_types=axis_types))
-        # The user's code may refuse this one size for any reason: that rules no axis out.
-        except Exception as error:  # noqa: BLE001
-            note(
-                f"`{name}:{size}` cannot be lowered ({in_one_line(error)}); taking `{name}` as used"
-            )
-            return True
-        sharded = name in sharded_axes(program.lowered, job.axis_names)
-        return sharded or name in axes_talked_over(program.traced)
 
-    return tuple(name for name in job.axis_names if uses(name))
+def _named(
+    build: Callable[..., Any],
+    job: InspectJob,
+    axis_types: tuple[str, ...],
+    active: tuple[str, ...],
+    size: int,
+) -> tuple[str, ...] | None:
+    """Those of `active` that the step names while they have `size`; None if it refuses them."""
+    axes = [MeshAxis(name=one, ici=size if one in active else 1) for one in job.axis_names]
+    try:
+        program = lower(build_on(build, axes, axis_types=axis_types))
+    # The user's code may refuse these sizes for any reason: that rules no axis out.
+    except Exception as error:  # noqa: BLE001
+        mesh = ",".join(f"{name}:{size}" for name in active)
+        note(f"`{mesh}` cannot be lowered ({in_one_line(error)})")
+        return None
+    named = {*sharded_axes(program.lowered, job.axis_names), *axes_talked_over(program.traced)}
+    return tuple(name for name in active if name in named)
 
 
 def _argument_bytes(program: Program) -> int:
@@ -222,12 +304,21 @@ def _argument_bytes(program: Program) -> int:
 
 
 def _build(job: CompileJob | VisitJob, build: Callable[..., Any], signature: Signature) -> Built:
-    check_knobs(signature, job.plan.knobs, name=job.entry.function)
-    built = build_on(build, job.plan.axes, axis_types=job.axis_types, knobs=job.plan.knobs)
+    return _build_plan(job, job.plan, build, signature)
+
+
+def _build_plan(
+    job: CompileJob | VisitJob | PropagateJob,
+    plan: Plan,
+    build: Callable[..., Any],
+    signature: Signature,
+) -> Built:
+    check_knobs(signature, plan.knobs, name=job.entry.function)
+    built = build_on(build, plan.axes, axis_types=job.axis_types, knobs=plan.knobs)
     defaults = dict(signature.knobs)
     # Facts may depend on knobs, and were read at their defaults.
-    if all(name in defaults and defaults[name] == value for name, value in job.plan.knobs):
-        check_facts(job.facts, read_facts(built.workload), mesh=job.plan.mesh)
+    if all(name in defaults and defaults[name] == value for name, value in plan.knobs):
+        check_facts(job.facts, read_facts(built.workload), mesh=plan.mesh)
     return built
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from automesh.hardware.profile_points import Probe
 from automesh.mesh.axes import Plan, Scalar
 from automesh.program.nouns import Entry
 
@@ -120,4 +121,20 @@ class LayoutJob:
     kind: Literal["layout"] = "layout"
 
 
-Job = InspectJob | DevicesJob | CompileJob | VisitJob | PropagateJob | LayoutJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateJob:
+    """Answer: `Calibration`. Sends the event `{"event": "calibrated", "parts": ..., "of": ...}` as
+    it goes.
+
+    Attributes:
+      rounds: samples of each probe, in another order in every round.
+      sample_s: how long one sample shall take.
+    """
+
+    probes: tuple[Probe, ...]
+    rounds: int
+    sample_s: float
+    kind: Literal["calibrate"] = "calibrate"
+
+
+Job = InspectJob | DevicesJob | CompileJob | VisitJob | PropagateJob | LayoutJob | CalibrateJob

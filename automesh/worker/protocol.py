@@ -11,13 +11,31 @@ from __future__ import annotations
 from typing import Any
 
 from automesh.errors import AutomeshError
+from automesh.hardware.fabric import Layouts
 from automesh.jsonio import from_json, to_json
 from automesh.outcomes import Failure
-from automesh.program.nouns import Attachment, CompileAnswer, Inspection, Lowered, VisitAnswer
+from automesh.program.nouns import (
+    Attachment,
+    Calibration,
+    CompileAnswer,
+    Inspection,
+    Lowered,
+    Propagation,
+    VisitAnswer,
+)
 from automesh.worker.messages import CompileJob, Job, VisitJob
 from automesh.worker.wire import Message
 
-Answer = Inspection | Attachment | CompileAnswer | Lowered | VisitAnswer
+Answer = (
+    Layouts
+    | Inspection
+    | Attachment
+    | CompileAnswer
+    | Lowered
+    | VisitAnswer
+    | Calibration
+    | Propagation
+)
 
 # The worker's exit code (EX_IOERR of sysexits.h) when user code closed the channel.
 CHANNEL_LOST = 74
@@ -27,6 +45,9 @@ _ANSWERS: dict[str, Any] = {
     "devices": Attachment,
     "compile": CompileAnswer | Lowered,
     "visit": VisitAnswer,
+    "layout": Layouts,
+    "calibrate": Calibration,
+    "propagate": Propagation,
 }
 
 

@@ -64,6 +64,17 @@ SMALL = Decoder(
     d_ff=2048,
 )
 
+# Divisible by every factorization of 16 devices.
+MID = Decoder(
+    vocab=32_000,
+    d_model=2048,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=16,
+    head_size=64,
+    d_ff=8192,
+)
+
 # The Llama 3 herd of models (arXiv:2407.21783), table 3; the 1B model from its model card.
 LLAMA_1B = Decoder(
     vocab=128_256,

@@ -1,0 +1,201 @@
+"""Time of everything but communication, for many sizes of one set of active axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from automesh.cost.formulas import Formulas, Indices, Sums, added
+from automesh.cost.terms import Kernel, Matmul, Monomial, Sum, Terms, Windowed
+from automesh.cost.windowed import windows
+from automesh.hardware.fabric import Floats
+from automesh.hardware.speeds import Speeds
+from automesh.mesh.batch import Sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSeconds:
+    """Seconds of a step on one device without communication; every field but one is [sizes].
+
+    Attributes:
+      regions_s: [regions, sizes]; `compute_s + memory_s + overhead_s` by region.
+      compute_s: of kernels that the multiplications hold up.
+      memory_s: of kernels that device memory holds up, and of rings of windowed multiplications.
+      overhead_s: of starting kernels.
+      least_s: if no multiplication is windowed.
+      serial_s: if no kernel computes while it reads or writes.
+      bytes: read and written in device memory, without what windowed multiplications repeat.
+      peak_s: of the multiplications at the bound of the device's speed; types without a known
+        bound take no time.
+    """
+
+    regions_s: Floats
+    compute_s: Floats
+    memory_s: Floats
+    overhead_s: Floats
+    least_s: Floats
+    serial_s: Floats
+    bytes: Floats
+    peak_s: Floats
+
+    @staticmethod
+    def joined(parts: Sequence[KernelSeconds]) -> KernelSeconds:
+        """The same of more sizes."""
+        return KernelSeconds(
+            **{
+                one.name: np.concatenate([getattr(part, one.name) for part in parts], axis=-1)
+                for one in fields(KernelSeconds)
+            }
+        )
+
+
+class Kernels:
+    """The kernels of one step; equal ones are merged."""
+
+    def __init__(self, terms: Terms, formulas: Formulas) -> None:
+        merged: dict[_Work, list[Sum]] = {}
+        for kernel in terms.kernels:
+            merged.setdefault(_Work.of(kernel), []).append(kernel.count)
+        works = list(merged)
+        self._platform = terms.platform
+        self._axes = formulas.axes
+        self._regions = [
+            np.flatnonzero([work.region == region for work in works])
+            for region in range(len(terms.regions))
+        ]
+        self._counts = Sums(formulas, [added(*counts) for counts in merged.values()])
+        self._bytes = Sums(formulas, [work.bytes for work in works])
+        self._matmuls = _Matmuls([work.matmuls for work in works], formulas)
+        self._windowed = [(place, one) for place, work in enumerate(works) for one in work.windowed]
+        self._repeated = Sums(formulas, [one.bytes for _, one in self._windowed])
+
+    def seconds(self, values: Floats, sizes: Sizes, speeds: Speeds) -> KernelSeconds:
+        """Prices the kernels.
+
+        Args:
+          values: from `Formulas.values`, of the same sizes.
+          sizes: [sizes, axes]; at least two rows, see `total`.
+        """
+        counts = self._counts.at(values)
+        once = self._bytes.at(values)
+        streaming = once / speeds.memory_bytes_per_s
+        multiplying, at_bound = self._matmuls.seconds(values, speeds)
+        bound_by_compute = multiplying >= streaming
+        compute = np.where(bound_by_compute, multiplying, 0.0) * counts
+        memory = np.where(bound_by_compute, 0.0, streaming) * counts
+        overhead = counts * speeds.kernel_overhead_s
+        least_s = total(compute) + total(memory) + total(overhead)
+        rings = self._rings(values, sizes) * counts / speeds.memory_bytes_per_s
+        memory += rings
+        per_kernel = compute + memory + overhead
+        serial = (multiplying + streaming) * counts + overhead + rings
+        return KernelSeconds(
+            regions_s=np.stack([total(per_kernel[region]) for region in self._regions]),
+            compute_s=total(compute),
+            memory_s=total(memory),
+            overhead_s=total(overhead),
+            least_s=least_s,
+            serial_s=total(serial),
+            bytes=total(once * counts),
+            peak_s=total(at_bound * counts),
+        )
+
+    def _rings(self, values: Floats, sizes: Sizes) -> Floats:
+        """Bytes that windowed multiplications repeat per execution: [kernels, sizes]."""
+        repeated = self._repeated.at(values)
+        rings = np.zeros((self._counts.count, values.shape[1]))
+        for (kernel, one), each in zip(self._windowed, repeated, strict=True):
+            ring = product_of(one.axes, self._axes, sizes)
+            rings[kernel] += np.where(windows(self._platform, ring), (ring - 1) * each, 0.0)
+        return rings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What decides the time of one execution of a kernel."""
+
+    region: int
+    bytes: Sum
+    matmuls: tuple[Matmul, ...]
+    windowed: tuple[Windowed, ...]
+
+    @staticmethod
+    def of(kernel: Kernel) -> _Work:
+        return _Work(
+            region=kernel.region,
+            bytes=kernel.bytes,
+            matmuls=kernel.matmuls,
+            windowed=kernel.windowed,
+        )
+
+
+class _Matmuls:
+    """All multiplications of all kernels: one call per number type prices the distinct ones."""
+
+    def __init__(self, kernels: Sequence[tuple[Matmul, ...]], formulas: Formulas) -> None:
+        self._kernels = len(kernels)
+        distinct = list(dict.fromkeys(one for matmuls in kernels for one in matmuls))
+        place = {one: number for number, one in enumerate(distinct)}
+        self._uses = [
+            (kernel, place[one]) for kernel, matmuls in enumerate(kernels) for one in matmuls
+        ]
+        self._dtypes = {
+            dtype: np.flatnonzero([one.dtype == dtype for one in distinct])
+            for dtype in dict.fromkeys(one.dtype for one in distinct)
+        }
+        self._batch = _Factors([one.batch for one in distinct], formulas)
+        self._m = _Factors([one.m for one in distinct], formulas)
+        self._n = _Factors([one.n for one in distinct], formulas)
+        self._k = _Factors([one.k for one in distinct], formulas)
+
+    def seconds(self, values: Floats, speeds: Speeds) -> tuple[Floats, Floats]:
+        """Seconds per execution of each kernel, [kernels, sizes]: achieved, and at the bound."""
+        shape = (len(self._m), values.shape[1])
+        achieved, at_bound = np.zeros(shape), np.zeros(shape)
+        for dtype, rows in self._dtypes.items():
+            sides = [side.at(values, rows) for side in (self._batch, self._m, self._n, self._k)]
+            flat = [side.reshape(-1) for side in sides]
+            achieved[rows] = speeds.matmul_s(dtype, *flat).reshape(sides[0].shape)
+            bound = speeds.bound_flops_per_s(dtype)
+            if bound > 0.0:
+                at_bound[rows] = 2.0 * sides[0] * sides[1] * sides[2] * sides[3] / bound
+        of_kernels = np.zeros((2, self._kernels, values.shape[1]))
+        for kernel, matmul in self._uses:
+            of_kernels[0, kernel] += achieved[matmul]
+            of_kernels[1, kernel] += at_bound[matmul]
+        return of_kernels[0], of_kernels[1]
+
+
+class _Factors:
+    """Single monomials, to be evaluated together."""
+
+    def __init__(self, monomials: Sequence[Monomial], formulas: Formulas) -> None:
+        self._powers: Indices = np.array(
+            [formulas.number(one.powers) for one in monomials], np.intp
+        )
+        self._coefficients = np.array([one.coefficient for one in monomials], float)
+
+    def __len__(self) -> int:
+        return len(self._powers)
+
+    def at(self, values: Floats, rows: Indices) -> Floats:
+        return self._coefficients[rows, None] * values[self._powers[rows]]
+
+
+def product_of(axes: Sequence[str], names: Sequence[str], sizes: Sizes) -> Sizes:
+    """Devices in a group over `axes`, [meshes]; axes not in `names` have size 1."""
+    columns = [place for place, name in enumerate(names) if name in axes]
+    return np.prod(sizes[:, columns], axis=1, dtype=np.int64)
+
+
+def total(rows: Floats) -> Floats:
+    """Adds up rows, [rows, sizes], in their order.
+
+    NumPy adds row after row if there are at least two columns; a single column it would add in
+    pairs, and a mesh priced alone would differ from the same mesh among others in the last digit.
+    """
+    if rows.shape[1] == 1:
+        raise ValueError("at least two columns, so that the order of the sum is certain")
+    return np.add.reduce(rows, axis=0)

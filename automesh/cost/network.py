@@ -1,0 +1,181 @@
+"""Time of communication: each distinct pair of a route and a demand is priced once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from automesh.cost.demands import Collectives, Demand, Group
+from automesh.cost.distinct import Codes, distinct
+from automesh.cost.roads import Road, Roads, joined
+from automesh.cost.windowed import PERMUTE_COST
+from automesh.hardware.fabric import Floats
+from automesh.hardware.speeds import Speeds
+from automesh.mesh.batch import Sizes
+
+_SMALL = 1024  # pairs of route and demand that are priced without asking which of them occur
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """Where plans of one set of active axes stand; every field is [plans].
+
+    Attributes:
+      ici, dcn: places in `Roads.ici` and `Roads.dcn`.
+      size: place in the distinct sizes.
+    """
+
+    ici: Codes
+    dcn: Codes
+    size: Codes
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Pairs of route and demand of one group: all that its time depends on.
+
+    Attributes:
+      road: of the group's axes.
+      demand: [sizes] which demand sizes make.
+      demands: how many there are.
+      route, size: [pairs] place in `road.routes`, and in the distinct sizes.
+      key: [plans] which pair a plan is, where only pairs that occur are kept; None where a pair's
+        place is its route times `demands` plus its demand.
+    """
+
+    group: Group
+    road: Road
+    demand: Codes
+    demands: int
+    route: Codes
+    size: Codes
+    key: Codes | None
+
+    def of(self, ways: Ways, plans: slice) -> Codes:
+        """Which pair some of the plans are."""
+        if self.key is not None:
+            return self.key[plans]
+        return _numbers(self.road, self.demand, self.demands, ways, plans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Seconds of one group of collectives.
+
+    Attributes:
+      table: [columns, pairs]: latency, ICI and DCN seconds that are exposed, the seconds of all
+        members if none is windowed, then latency, ICI and DCN seconds that may hide, for each of
+        `regions`.
+      regions: indices into `Terms.regions`.
+    """
+
+    pairs: Pairs
+    table: Floats
+    regions: tuple[int, ...]
+
+
+def priced_groups(
+    collectives: Collectives, sizes: Sizes, ways: Ways, roads: Roads, speeds: Speeds
+) -> list[Priced]:
+    """Prices all collectives of one set of active axes on many plans.
+
+    Args:
+      sizes: [sizes, axes] distinct sizes.
+    """
+    pairs = [_pairs(collectives, group, sizes, ways, roads) for group in collectives.groups]
+    if not pairs:
+        return []
+    # Demands are worked out only for sizes that stand for others.
+    every = np.concatenate([one.size for one in pairs])
+    asked = distinct([every], len(every))
+    demand = collectives.demand(sizes[every[asked.first]])
+    ends = np.cumsum([len(one.size) for one in pairs])
+    columns = np.split(asked.inverse, ends[:-1])
+    seconds = _seconds(collectives, demand, pairs, columns, speeds)
+    return [
+        _tabulated(collectives, demand, one, column, times)
+        for one, column, times in zip(pairs, columns, seconds, strict=True)
+    ]
+
+
+def _numbers(road: Road, demand: Codes, demands: int, ways: Ways, plans: slice) -> Codes:
+    return road.taken(ways.ici[plans], ways.dcn[plans]) * demands + demand[ways.size[plans]]
+
+
+def _pairs(collectives: Collectives, group: Group, sizes: Sizes, ways: Ways, roads: Roads) -> Pairs:
+    asked = collectives.distinct_demands(group, sizes)
+    road = roads.of(group.axes)
+    routes, demands, key = len(road), len(asked), None
+    if routes * demands <= max(_SMALL, len(ways) // 8):
+        route = np.repeat(np.arange(routes), demands)
+        size = np.tile(asked.first, routes)
+    else:
+        number = _numbers(road, asked.inverse, demands, ways, slice(None))
+        found = distinct([number], len(ways))
+        route = number[found.first] // demands
+        size = asked.first[number[found.first] % demands]
+        key = found.inverse
+    return Pairs(
+        group=group,
+        road=road,
+        demand=asked.inverse,
+        demands=demands,
+        route=route,
+        size=size,
+        key=key,
+    )
+
+
+def _seconds(
+    collectives: Collectives,
+    demand: Demand,
+    pairs: Sequence[Pairs],
+    columns: Sequence[Codes],
+    speeds: Speeds,
+) -> list[Floats]:
+    """Seconds of one execution, per group [members, 3, pairs]: one call for each kind.
+
+    Args:
+      columns: per group, the column of `demand` of each of its pairs.
+    """
+    found = [np.zeros((len(one.group.members), 3, len(one.route))) for one in pairs]
+    by_kind: dict[str, list[tuple[int, int, int]]] = {}
+    for place, one in enumerate(pairs):
+        for position, member in enumerate(one.group.members):
+            by_kind.setdefault(collectives.works[member].kind, []).append((place, position, member))
+    for kind, asked in by_kind.items():
+        payload = np.concatenate(
+            [demand.payload_bytes[member, columns[place]] for place, _, member in asked]
+        )
+        routes = [pairs[place].road.routes.rows(pairs[place].route) for place, _, _ in asked]
+        times = speeds.collective_s(kind, payload, joined(routes))
+        start = 0
+        for place, position, _ in asked:
+            here = slice(start, start + len(pairs[place].route))
+            found[place][position] = times.latency_s[here], times.ici_s[here], times.dcn_s[here]
+            start = here.stop
+    return found
+
+
+def _tabulated(
+    collectives: Collectives, demand: Demand, pairs: Pairs, column: Codes, times: Floats
+) -> Priced:
+    members = pairs.group.members
+    hiding = [member for member in members if demand.hidden[member, column].any()]
+    regions = tuple(sorted({collectives.works[member].region for member in hiding}))
+    table = np.zeros((4 + 3 * len(regions), len(column)))
+    for member, each in zip(members, times, strict=True):
+        exposed = demand.exposed[member, column]
+        hidden = demand.hidden[member, column]
+        table[:3] += exposed * each
+        table[3] += (exposed + hidden) * (each[0] + each[1] + each[2])
+        if member in hiding:
+            start = 4 + 3 * regions.index(collectives.works[member].region)
+            slower = np.where(demand.windowed[member, column], PERMUTE_COST, 1.0)
+            table[start : start + 3] += hidden * slower * each
+    return Priced(pairs=pairs, table=table, regions=regions)

@@ -1,0 +1,211 @@
+"""Time, its causes and memory of many plans at once.
+
+What depends on a part of a plan is computed once per distinct part: kernels and memory depend on
+the total sizes of the axes, a collective on where its own axes lie and on the sizes that divide its
+payload. Only the overlap of the two is computed plan by plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.cost.bound import bound_s
+from automesh.cost.demands import Collectives
+from automesh.cost.distinct import Codes, distinct
+from automesh.cost.formulas import Formulas
+from automesh.cost.kernels import Kernels, KernelSeconds, product_of
+from automesh.cost.network import Ways, priced_groups
+from automesh.cost.overlap import overlapped
+from automesh.cost.peak import Peak
+from automesh.cost.prices import Block, Prices
+from automesh.cost.roads import Roads, RoutesOf
+from automesh.cost.terms import Terms, Uncounted
+from automesh.hardware.fabric import Floats
+from automesh.hardware.speeds import Speeds
+from automesh.mesh.batch import Batch, Sizes
+
+_CHUNK = 512  # sizes at a time: 100 kernels on them stay in the processor's cache
+
+
+def price_on(
+    terms: Mapping[tuple[str, ...], Terms],
+    batch: Batch,
+    *,
+    routes_of: RoutesOf,
+    speeds: Speeds,
+) -> Prices:
+    """Prices plans whose axes lie on the wires as `routes_of` says; see `pricing.price`."""
+    roads = Roads(batch, routes_of)
+    shapes = roads.sizes
+    held = batch.ici[shapes.first] * batch.dcn[shapes.first]
+    prices = _unpriced(len(batch))
+    blocks: list[Block] = []
+    for active, own, of_set, plans in _sets(terms, batch, held, shapes.inverse):
+        columns = [batch.names.index(axis) for axis in active]
+        place = np.zeros(len(held), np.intp)
+        place[of_set] = np.arange(len(of_set))
+        ways = Ways(
+            ici=roads.ici.inverse[plans],
+            dcn=roads.dcn.inverse[plans],
+            size=place[shapes.inverse[plans]],
+        )
+        step = _Step(own, active)
+        prices.block[plans] = len(blocks)
+        prices.column[plans] = np.arange(len(plans))
+        blocks.append(step.priced(held[of_set][:, columns], plans, ways, roads, speeds, prices))
+    return replace(prices, blocks=tuple(blocks))
+
+
+def _sets(
+    terms: Mapping[tuple[str, ...], Terms], batch: Batch, held: Sizes, shape: Codes
+) -> Iterator[tuple[tuple[str, ...], Terms, Codes, Codes]]:
+    """Splits a batch by the terms that hold.
+
+    Args:
+      held: [shapes, axes] distinct sizes.
+      shape: [plans] which of them a plan has.
+
+    Yields:
+      the active axes, their terms, rows of `held` and rows of the batch, both ascending.
+    """
+    above = held > 1
+    found = distinct(list(above.T.astype(np.int64)), len(held))
+    number = np.full(len(held), -1, np.int16 if len(found) < 1 << 15 else np.int64)
+    sets: list[tuple[tuple[str, ...], Terms]] = []
+    for place, row in enumerate(found.first):
+        active = tuple(name for name, is_above in zip(batch.names, above[row]) if is_above)
+        if active in terms:
+            of_set = np.flatnonzero(found.inverse == place)
+            columns = [batch.names.index(axis) for axis in active]
+            fits = holds(terms[active], active, held[of_set][:, columns])
+            number[of_set[fits]] = len(sets)
+            sets.append((active, terms[active]))
+    of_plans = number[shape]
+    order = np.argsort(of_plans, kind="stable")
+    ends = np.searchsorted(of_plans[order], np.arange(len(sets) + 1))
+    for place, (active, own) in enumerate(sets):
+        plans = order[ends[place] : ends[place + 1]]
+        if len(plans):
+            yield active, own, np.flatnonzero(number == place), plans
+
+
+def holds(terms: Terms, active: tuple[str, ...], sizes: Sizes) -> NDArray[np.bool_]:
+    """Whether terms hold at other sizes than they were made at: [meshes].
+
+    Args:
+      sizes: [meshes, axes] of the active axes.
+    """
+    fits = np.ones(len(sizes), np.bool_)
+    for guard in terms.guards:
+        fits &= guard.size % product_of(guard.axes, active, sizes) == 0
+    sampled = dict(terms.sampled)
+    made_at = np.array([sampled.get(axis, 1) for axis in active], np.int64)
+    is_same = sizes == made_at
+    for place, axis in enumerate(active):
+        if axis in terms.fixed:
+            fits &= is_same[:, place]
+    for axis, limit in terms.limits:
+        fits &= sizes[:, active.index(axis)] <= limit
+    return fits | is_same.all(axis=1)
+
+
+class _Step:
+    """The formulas of one set of active axes, ready to be evaluated."""
+
+    def __init__(self, terms: Terms, active: tuple[str, ...]) -> None:
+        self._terms = terms
+        self._formulas = Formulas(active)
+        self._kernels = Kernels(terms, self._formulas)
+        self._collectives = Collectives(terms, self._formulas)
+        self._peak = Peak(terms, self._formulas)
+
+    def priced(
+        self, sizes: Sizes, plans: Codes, ways: Ways, roads: Roads, speeds: Speeds, prices: Prices
+    ) -> Block:
+        """Fills the rows `plans` of `prices`.
+
+        Args:
+          sizes: [sizes, axes] distinct sizes of the active axes.
+          ways: where each of the plans stands in them.
+        """
+        of_sizes = self._of_sizes(sizes, speeds)
+        groups = priced_groups(self._collectives, sizes, ways, roads, speeds)
+        seconds = overlapped(of_sizes.kernels, groups, ways, regions=len(self._terms.regions))
+        prices.needs_own[plans] = False
+        prices.step_s[plans] = seconds.step_s
+        prices.lower_s[plans] = seconds.lower_s
+        prices.upper_s[plans] = seconds.upper_s
+        prices.bound_s[plans] = of_sizes.bound_s[ways.size]
+        prices.memory_bytes[plans] = of_sizes.memory_bytes[ways.size]
+        prices.collectives[plans] = of_sizes.collectives[ways.size]
+        return Block(
+            active=self._formulas.axes,
+            plans=plans,
+            causes=seconds.causes,
+            cause_s=seconds.cause_s,
+            uncounted=tuple(dict.fromkeys(_said(one) for one in self._terms.uncounted)),
+            own=set(self._formulas.axes) <= set(self._terms.fixed),
+        )
+
+    def _of_sizes(self, sizes: Sizes, speeds: Speeds) -> _OfSizes:
+        """Prices all that depends on the sizes alone, a part of them at a time."""
+        starts = range(0, len(sizes), _CHUNK)
+        return _OfSizes.joined(
+            [self._of_some_sizes(sizes[start : start + _CHUNK], speeds) for start in starts]
+        )
+
+    def _of_some_sizes(self, sizes: Sizes, speeds: Speeds) -> _OfSizes:
+        if len(sizes) == 1:
+            sizes = np.repeat(sizes, 2, axis=0)  # see `kernels.total`
+        values = self._formulas.values(sizes)
+        kernels = self._kernels.seconds(values, sizes, speeds)
+        arguments = self._peak.argument_bytes(values)
+        return _OfSizes(
+            kernels=kernels,
+            bound_s=bound_s(kernels.peak_s, arguments, kernels.bytes, speeds),
+            memory_bytes=self._peak.bytes(values),
+            collectives=self._collectives.executed(values),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfSizes:
+    """What depends on the sizes of the axes alone; every array is [sizes]."""
+
+    kernels: KernelSeconds
+    bound_s: Floats
+    memory_bytes: NDArray[np.int64]
+    collectives: Floats
+
+    @staticmethod
+    def joined(parts: Sequence[_OfSizes]) -> _OfSizes:
+        return _OfSizes(
+            kernels=KernelSeconds.joined([part.kernels for part in parts]),
+            bound_s=np.concatenate([part.bound_s for part in parts]),
+            memory_bytes=np.concatenate([part.memory_bytes for part in parts]),
+            collectives=np.concatenate([part.collectives for part in parts]),
+        )
+
+
+def _said(one: Uncounted) -> str:
+    where = f" ({one.source})" if one.source else ""
+    return f"{one.what}{where}: {one.why}"
+
+
+def _unpriced(plans: int) -> Prices:
+    return Prices(
+        needs_own=np.ones(plans, np.bool_),
+        step_s=np.full(plans, np.nan),
+        lower_s=np.full(plans, np.nan),
+        upper_s=np.full(plans, np.nan),
+        bound_s=np.full(plans, np.nan),
+        memory_bytes=np.zeros(plans, np.int64),
+        collectives=np.zeros(plans),
+        blocks=(),
+        block=np.zeros(plans, np.int32),
+        column=np.zeros(plans, np.int32),
+    )

@@ -1,0 +1,107 @@
+"""Routes of a batch of plans: asked for once per distinct way in which axes lie on the wires."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from automesh.cost.distinct import Codes, distinct, products, ranked
+from automesh.hardware.fabric import Route
+from automesh.mesh.batch import Batch
+
+# How a set of axes lies on the wires for each mesh of a batch.
+RoutesOf = Callable[[Batch, tuple[str, ...]], Route]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Road:
+    """One set of axes on the plans of a batch.
+
+    Attributes:
+      routes: the distinct routes.
+      place: [ICI shapes * granule counts] which route it is.
+      granules: [DCN shapes] rank of the number of granules that the axes span.
+      granule_counts: how many such ranks there are.
+    """
+
+    routes: Route
+    place: Codes
+    granules: Codes
+    granule_counts: int
+
+    def __len__(self) -> int:
+        return len(self.routes.ici_size)
+
+    def taken(self, ici: Codes, dcn: Codes) -> Codes:
+        """Which of `routes` plans take: [plans], from their places in `Roads.ici` and `.dcn`."""
+        return self.place[ici * self.granule_counts + self.granules[dcn]]
+
+
+class Roads:
+    """Routes of a batch by set of axes.
+
+    A route depends on the ICI sizes of all axes (they decide where each lies) and on the number of
+    granules that its own axes span, on nothing else.
+
+    Attributes:
+      ici, dcn: the distinct shapes inside and between granules.
+      sizes: the distinct sizes of all axes.
+    """
+
+    def __init__(self, batch: Batch, routes_of: RoutesOf) -> None:
+        inside = [ranked(column) for column in batch.ici.T]
+        between = [ranked(column) for column in batch.dcn.T]
+        both = [products(one, other) for one, other in zip(inside, between, strict=True)]
+        self.ici = distinct(inside, len(batch))
+        self.dcn = distinct(between, len(batch))
+        self.sizes = distinct(both, len(batch))
+        self._batch = batch
+        self._routes_of = routes_of
+        self._known: dict[tuple[str, ...], Road] = {}
+
+    def of(self, axes: tuple[str, ...]) -> Road:
+        """The road of one set of axes."""
+        if axes not in self._known:
+            self._known[axes] = self._found(axes)
+        return self._known[axes]
+
+    def _found(self, axes: tuple[str, ...]) -> Road:
+        columns = [place for place, name in enumerate(self._batch.names) if name in axes]
+        spanned = np.prod(self._batch.dcn[self.dcn.first][:, columns], axis=1, dtype=np.int64)
+        granules = distinct([spanned], len(spanned))
+        # One DCN shape stands for all that span as many granules.
+        dcn_rows = self.dcn.first[granules.first]
+        shapes = Batch(
+            names=self._batch.names,
+            ici=np.repeat(self._batch.ici[self.ici.first], len(granules), axis=0),
+            dcn=np.tile(self._batch.dcn[dcn_rows], (len(self.ici), 1)),
+        )
+        routes, place = _deduplicated(self._routes_of(shapes, axes))
+        return Road(
+            routes=routes,
+            place=place,
+            granules=granules.inverse,
+            granule_counts=len(granules),
+        )
+
+
+def _deduplicated(routes: Route) -> tuple[Route, Codes]:
+    """The distinct routes, and which of them each mesh takes."""
+    values = [getattr(routes, one.name) for one in fields(Route)]
+    ranks = [
+        np.unique(value, return_inverse=True)[1] for value in values if (value != value[0]).any()
+    ]
+    found = distinct(ranks, len(routes.ici_size))
+    return routes.rows(found.first), found.inverse
+
+
+def joined(routes: Sequence[Route]) -> Route:
+    """Routes one after another."""
+    return Route(
+        **{
+            one.name: np.concatenate([getattr(route, one.name) for route in routes])
+            for one in fields(Route)
+        }
+    )

@@ -1,0 +1,219 @@
+"""Speeds from data sheets and published measurements, for devices that nobody has calibrated."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from automesh.hardware.achieved import Achieved, achieved_by
+from automesh.hardware.chips import Chip
+from automesh.hardware.fabric import Fabric, Floats, Route
+from automesh.hardware.speeds import CollectiveSeconds
+
+# What `half_size` in achieved.json was measured at: one device of TPU 7x.
+_CURVE_FLOPS_PER_S = 1153.5e12
+# Times that an array goes through the links, and through the waits of a ring.
+_PASSES = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2, "all-to-all": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSheet:
+    """Speeds of one device from its data sheet; see `Speeds`.
+
+    Attributes:
+      share: part of the chip's figures that one device has; not 1 where virtual devices share the
+        cores of a host.
+    """
+
+    chip: Chip
+    achieved: Achieved
+    share: float = 1.0
+
+    @property
+    def origin(self) -> str:
+        """See `Speeds`."""
+        if self.chip.rough:
+            return f"rough figures for a {self.chip.name}"
+        return f"data sheet of {self.chip.name}"
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """See `Speeds`."""
+        return self.achieved.memory * self.chip.hbm_bytes_per_s * self.share
+
+    @property
+    def kernel_overhead_s(self) -> float:
+        """See `Speeds`."""
+        return self.achieved.kernel_s / min(self.share, 1.0)
+
+    @property
+    def bound_memory_bytes_per_s(self) -> float:
+        """See `Speeds`."""
+        return 0.0 if self.chip.rough else self.chip.hbm_bytes_per_s
+
+    def bound_flops_per_s(self, dtype: str) -> float:
+        """See `Speeds`."""
+        if self.chip.rough:
+            return 0.0
+        peaks = dict(self.chip.peak_flops_per_s)
+        bits = _bits(dtype)
+        if bits < 8:
+            return 0.0
+        # A type that the data sheet leaves out runs as one that it has, and no faster than any.
+        return peaks.get(_listed(dtype), max(peaks.values())) if bits == 8 else peaks["bf16"]
+
+    def matmul_s(self, dtype: str, batch: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
+        """See `Speeds`.
+
+        Time of the operations on whole tiles, and a part that grows slower: small multiplications
+        do not fill the units (fitted to the Ironwood curve of `achieved.json`).
+        """
+        have = self.achieved
+        wide, narrow = have.tile
+        # Either operand may be the one that stays in the unit.
+        rows = np.minimum(_up(m, wide) * _up(n, narrow), _up(m, narrow) * _up(n, wide))
+        volume = batch * _up(k, wide) * rows
+        peak = self._flops_per_s(dtype) * self.share
+        half = have.half_size * (peak / _CURVE_FLOPS_PER_S) ** (1 / have.size_power)
+        partial = half**have.size_power * volume ** (1 - have.size_power / 3)
+        return np.asarray(2 * (volume + partial) / (have.matmul * peak))
+
+    def collective_s(self, kind: str, payload_bytes: Floats, route: Route) -> CollectiveSeconds:
+        """See `Speeds`.
+
+        Latency and bandwidth of rings, and over granules the hierarchy reduce-scatter inside,
+        all-reduce of each device's part between, all-gather inside (scaling-book, "Sharded
+        matrices" and "GPUs"; NCCL's src/graph/tuning.cc for the protocols).
+        """
+        inside = self._inside_s(kind, payload_bytes, route)
+        between = self._between_s(kind, payload_bytes, route)
+        if self.achieved.overlaps:
+            inside = np.maximum(inside - between, 0.0)
+        ways = [
+            CollectiveSeconds(
+                latency_s=self._waits_s(kind, route, start, hop, step),
+                ici_s=inside / share,
+                dcn_s=between / share,
+            )
+            for start, hop, share, step in self.achieved.protocols
+        ]
+        return reduce(_faster, ways)
+
+    def _inside_s(self, kind: str, payload: Floats, route: Route) -> Floats:
+        size = route.ici_size
+        speed = route.ici_bytes_per_s * self._link_share(kind, size) * min(self.share, 1.0)
+        sent = payload * (size - 1) / size
+        if kind == "collective-permute":
+            # Over granules the devices at their edges are waited for.
+            sent = np.where(route.dcn_size > 1, 0.0, payload) / route.ici_step_share
+        elif kind == "all-to-all":
+            sent = sent * route.ici_transit / (size * route.dcn_size)
+        else:
+            sent = sent * _passes(kind)
+        return np.where(size > 1, sent / np.where(size > 1, speed, 1.0), 0.0)
+
+    def _between_s(self, kind: str, payload: Floats, route: Route) -> Floats:
+        granules = route.dcn_size
+        have = self.achieved
+        slower = 1 + have.between_decay * np.log2(np.maximum(granules, 2) / 2)
+        speed = route.dcn_bytes_per_s * have.between / slower
+        sent = payload / route.ici_size * (granules - 1) / granules
+        if kind == "collective-permute":
+            sent = payload
+        elif kind == "all-to-all":
+            sent = sent / granules
+        else:
+            sent = sent * _passes(kind)
+        return np.where(granules > 1, sent / speed, 0.0)
+
+    def _waits_s(self, kind: str, route: Route, start: float, hop: float, step: float) -> Floats:
+        """Seconds before and between messages, in the ring inside and the tree or ring between."""
+        inside, granules = route.ici_size > 1, route.dcn_size
+        steps = granules - 1
+        if kind == "collective-permute":
+            hops, steps = np.where(inside, 1.0, 0.0), np.minimum(steps, 1)
+        elif kind == "all-to-all" and self.chip.platform == "gpu":
+            # Everyone sends to everyone at once.
+            hops, steps = np.where(inside, 1.0, 0.0), np.minimum(steps, 1)
+        else:
+            hops = _passes(kind) * np.where(inside, route.ici_hops, 0.0)
+            if kind == "all-reduce":
+                steps = 2 * np.log2(granules)
+        total = start + hop * hops + step * steps
+        total = total + np.where(granules > 1, self.achieved.between_start_s, 0.0)
+        return np.where(inside | (granules > 1), total, 0.0)
+
+    def _link_share(self, kind: str, size: Floats) -> Floats:
+        have = self.achieved
+        large = {"all-reduce": have.reduce, "all-to-all": have.all_to_all}.get(kind, have.gather)
+        # Where small groups are slower, the figures are those of groups of eight.
+        few = 1 - have.small_groups / np.maximum(size, 2)
+        reached = np.minimum((np.maximum(size, 2) - 1) / have.peers, 1.0) if have.peers else 1.0
+        return large * reached * np.minimum(few / (1 - have.small_groups / 8), 1.0)
+
+    def _flops_per_s(self, dtype: str) -> float:
+        peaks = dict(self.chip.peak_flops_per_s)
+        if (listed := _listed(dtype)) in peaks:
+            return peaks[listed]
+        slower = 1.0
+        if self.chip.platform == "gpu":
+            # f32 multiplications run as TF32, half of bf16 (NVIDIA data sheets, A100 to B200).
+            slower = {32: 2.0, 64: 16.0}.get(_bits(dtype), 1.0)
+        elif _bits(dtype) == 64:
+            slower = 2.0 if self.chip.platform == "cpu" else 16.0
+        # TPUs multiply f32 in one bf16 pass unless told otherwise (jax's default precision).
+        return peaks["bf16"] / slower
+
+
+def datasheet_speeds(chip: Chip, fabric: Fabric, *, cores: int = 0) -> DataSheet:
+    """The speeds of one device of a fabric.
+
+    Args:
+      cores: of the host, for virtual CPU devices, which share them; 0 for those of this machine.
+    """
+    share = 1.0
+    if fabric.kind == "shared":
+        share = (cores or _usable_cores()) / fabric.num_devices
+    return DataSheet(chip=chip, achieved=achieved_by(chip), share=share)
+
+
+def _usable_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # Not on macOS and Windows.
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _faster(one: CollectiveSeconds, other: CollectiveSeconds) -> CollectiveSeconds:
+    first = one.latency_s + one.ici_s + one.dcn_s <= other.latency_s + other.ici_s + other.dcn_s
+    return CollectiveSeconds(
+        latency_s=np.where(first, one.latency_s, other.latency_s),
+        ici_s=np.where(first, one.ici_s, other.ici_s),
+        dcn_s=np.where(first, one.dcn_s, other.dcn_s),
+    )
+
+
+def _passes(kind: str) -> int:
+    if kind not in _PASSES:
+        raise ValueError(f"no formula for a collective of kind {kind}")
+    return _PASSES[kind]
+
+
+def _up(size: Floats, tile: int) -> Floats:
+    return np.ceil(size / tile) * tile
+
+
+def _bits(dtype: str) -> int:
+    found = re.search(r"[0-9]+", dtype)
+    return int(found[0]) if found else 8
+
+
+def _listed(dtype: str) -> str:
+    """The name of a number type in the table of chips."""
+    if re.match(r"f8|float8|fp8", dtype):
+        return "fp8"
+    if re.fullmatch(r"(u|s|ui|si|i|int|uint)8", dtype):
+        return "int8"
+    return "bf16" if dtype in ("f16", "float16", "bfloat16") else dtype

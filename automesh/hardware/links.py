@@ -1,0 +1,42 @@
+"""What the links of a torus give a group that lies along some of its dimensions."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+from automesh.hardware.fabric import Reach, Span
+
+
+@cache
+def reach(spans: tuple[Span, ...], torus: tuple[int, ...], wraps: tuple[bool, ...]) -> Reach:
+    """What the links give the groups along all of `spans`.
+
+    Along one dimension groups whose members are not neighbours lie between each other and share its
+    links. A group that runs once round a dimension whose ends are linked sends both ways; any other
+    is a line, whose shards all cross its middle one way (scaling-book, "Sharded matrices": half the
+    speed). Dimensions serve at the same time, each a part of the array. An all-to-all is held up by
+    the dimension whose middle the most bytes cross: a quarter of a line's array.
+    """
+    chips = math.prod(span.extent for span in spans if span.dimension >= 0)
+    links, step, hops, slowest = 0.0, math.inf, 0.0, 0.0
+    for dimension, size in enumerate(torus):
+        here = [span for span in spans if span.dimension == dimension and span.extent > 1]
+        if not here:
+            continue
+        members = math.prod(span.extent for span in here)
+        block = max(span.extent * span.stride for span in here)
+        closed = wraps[dimension] and block == size
+        groups = block / members  # That share each link.
+        both = 2 if closed else 1
+        links += both / groups
+        step = min(step, 1 / groups)
+        hops += size / 2 if closed else sum((one.extent - 1) * one.stride for one in here)
+        slowest = max(slowest, members * groups / both)
+    return Reach(
+        chips=chips,
+        links=links,
+        step_links=step if links else 0.0,
+        hops=hops,
+        spread=slowest / (4 * chips),
+    )

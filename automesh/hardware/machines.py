@@ -1,0 +1,124 @@
+"""GPU clusters by name: `gpu-h100-64`, `gpu-a3-megagpu-8g-512`, `gpu-p5.48xlarge-256`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from automesh.errors import UsageError, did_you_mean
+from automesh.hardware.absent import Absent
+from automesh.hardware.chips import Chip, chip_called
+from automesh.hardware.fabric import Fabric
+from automesh.mesh.strict import check_tree, parse_tree, read_text
+
+_TABLE = Path(__file__).parent / "data" / "machines.json"
+_NAME = re.compile(r"(?P<gpu>gpu-)?(?P<machine>.+)-(?P<count>[0-9]+)")
+MAX_GPUS = 2**17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One kind of GPU machine, as `data/machines.json` has it.
+
+    Attributes:
+      name: of the machine, or of the chip for a machine of the usual build.
+      chip: slug of the chip.
+      devices: GPUs of one machine.
+      domain: GPUs that NVLink joins, which may be those of several machines.
+      network_bytes_per_s: one way, of all network cards of one machine.
+    """
+
+    name: str
+    chip: str
+    devices: int
+    domain: int
+    network_bytes_per_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    meta: dict[str, dict[str, str]]
+    sources: dict[str, str]
+    machines: tuple[Machine, ...]
+
+
+@cache
+def machines() -> dict[str, Machine]:
+    """All machines on record by name."""
+    table = check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
+    return {machine.name: machine for machine in table.machines}
+
+
+def known_machines() -> Iterator[str]:
+    """`gpu-<machine>` of all machines on record."""
+    return (f"gpu-{name}" for name in machines())
+
+
+def read_cluster(text: str) -> Absent | None:
+    """The cluster that a name means; None if the name is not of the form of a GPU's.
+
+    Args:
+      text: in small letters; its last number counts all GPUs.
+
+    Raises:
+      UsageError: an unknown machine, or a number of GPUs that does not fill machines.
+    """
+    match = _NAME.fullmatch(text)
+    if match is None:
+        return None
+    machine = machines().get(match["machine"])
+    if machine is None:
+        similar = [name for name in machines() if name.startswith(f"{match['machine']}-")]
+        if similar or match["gpu"]:
+            raise _unknown(text, match["machine"], similar)
+        return None
+    count = int(match["count"])
+    whole = count % machine.devices == 0 if count > machine.devices else count > 0
+    if not whole or count > MAX_GPUS:
+        raise UsageError(
+            f"target `{text}` has {count} GPUs; machines of this kind have {machine.devices} each, "
+            f"and at most {MAX_GPUS} GPUs are possible",
+            hint=f"write for example `gpu-{machine.name}-{8 * machine.devices}`",
+        )
+    return _absent(machine, count)
+
+
+def _unknown(text: str, name: str, similar: list[str]) -> UsageError:
+    if similar:
+        return UsageError(
+            f"target `{text}` may mean several machines: {', '.join(similar)}",
+            hint="write the full name of one of them",
+        )
+    return UsageError(
+        f"target `{text}` names the GPU machine `{name}`, which is not on record"
+        f"{did_you_mean(name, machines())}",
+        hint=f"use one of {', '.join(machines())}",
+    )
+
+
+def _absent(machine: Machine, count: int) -> Absent:
+    chip = chip_called(machine.chip)
+    each = min(count, machine.devices)
+    return Absent(
+        selector=f"gpu-{machine.name}-{count}",
+        fabric=Fabric(
+            kind="switch",
+            chip=replace(chip, dcn_bytes_per_s=_between_machines(machine, chip, count)),
+            num_granules=count // each,
+            granule_devices=each,
+        ),
+        device_kind=next(iter(chip.device_kinds), ""),
+        device_memory_bytes=chip.hbm_bytes,
+        num_hosts=count // each,
+    )
+
+
+def _between_machines(machine: Machine, chip: Chip, count: int) -> float:
+    """One GPU's share of what joins machines: NVLink inside its domain, network cards beyond."""
+    if count <= machine.domain:
+        return chip.link_bytes_per_s
+    return machine.network_bytes_per_s / machine.devices

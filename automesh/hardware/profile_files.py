@@ -1,0 +1,196 @@
+"""Profiles as files: one per kind of device, in a folder of the user's."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform as machine
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock, Timeout
+
+from automesh.errors import UsageError
+from automesh.hardware.profile import SCHEMA, Profile, identity, merge
+from automesh.mesh.strict import check_tree, parse_tree, read_text
+
+FOLDER_VARIABLE = "AUTOMESH_PROFILES"
+_LOCK_S = 30.0
+_CPU_INFO = Path("/proc/cpuinfo")
+_MEND = "delete it, and measure again with `automesh calibrate`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoProfile:
+    """There is no profile of these devices.
+
+    Attributes:
+      path: where one would be.
+      reason: a sentence.
+    """
+
+    path: Path
+    reason: str
+
+
+def profile_folder(environ: Mapping[str, str]) -> Path:
+    """`$AUTOMESH_PROFILES`, else a folder of the user's own."""
+    chosen = environ.get(FOLDER_VARIABLE, "").strip()
+    return Path(chosen) if chosen else platformdirs.user_data_path("automesh") / "profiles"
+
+
+def host_of(platform: str) -> str:
+    """The model and number of this machine's cores if `platform` is cpu, else nothing.
+
+    Virtual CPU devices are no faster than the cores that they share.
+    """
+    if platform != "cpu":
+        return ""
+    text = _CPU_INFO.read_text(encoding="utf-8") if _CPU_INFO.exists() else ""
+    named = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    model = named[1].strip() if named else machine.processor() or machine.machine()
+    affine = getattr(os, "sched_getaffinity", None)
+    cores = len(affine(0)) if affine else os.cpu_count() or 1
+    return f"{model}, {cores} {'core' if cores == 1 else 'cores'}"
+
+
+def profile_path(
+    folder: Path, *, platform: str, device_kind: str, num_devices: int, host: str
+) -> Path:
+    """Where the profile of such devices is kept."""
+    words = [platform, device_kind]
+    if platform == "cpu":
+        words = [f"cpu-{num_devices}", host]
+    slug = re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
+    return folder / f"{slug}.json"
+
+
+def find_profile(
+    platform: str,
+    device_kind: str,
+    num_devices: int,
+    *,
+    environ: Mapping[str, str],
+    host: str | None = None,
+) -> Profile | NoProfile:
+    """The profile of such devices, if a calibration has written one.
+
+    Args:
+      num_devices: only matters for virtual CPU devices, which share cores.
+      environ: `$AUTOMESH_PROFILES` names the folder.
+      host: see `host_of`; by default this machine.
+
+    Raises:
+      UsageError: there is one, but it is broken.
+    """
+    host = host_of(platform) if host is None else host
+    path = profile_path(
+        profile_folder(environ),
+        platform=platform,
+        device_kind=device_kind,
+        num_devices=num_devices,
+        host=host,
+    )
+    if not path.exists():
+        return NoProfile(path=path, reason=f"there is no profile `{path}`")
+    profile = read_profile(path)
+    is_same = (platform, device_kind, host) == (profile.platform, profile.device_kind, profile.host)
+    if not is_same or (platform == "cpu" and num_devices != profile.num_devices):
+        return NoProfile(path=path, reason=f"`{path}` is of other devices: {profile.about()}")
+    return profile
+
+
+def read_profile(path: Path) -> Profile:
+    """Reads a profile; nothing unknown, missing or mistyped passes.
+
+    Raises:
+      UsageError: it cannot be read, or is not a profile that this version understands.
+    """
+    try:
+        tree = parse_tree(read_text(path), source=path)
+        if tree.get("schema", SCHEMA) != SCHEMA:
+            raise UsageError(f"`{path}`: schema {tree['schema']} is not {SCHEMA}, which this reads")
+        profile = check_tree(tree, Profile, source=path)
+        _check_figures(profile, path)
+    except UsageError as error:
+        raise UsageError(error.message, hint=error.hint or _MEND) from None
+    return profile
+
+
+def check_place(path: Path) -> None:
+    """Finds out before anything is measured that a profile can be merged into this file.
+
+    Raises:
+      UsageError: it cannot be written, or what is there is no profile.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise _unwritable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    if path.exists():
+        read_profile(path)
+
+
+def merge_profile(path: Path, profile: Profile) -> Profile:
+    """Adds the points of `profile` to the file, which is made if missing; gives what it now holds.
+
+    The file is replaced in one step.
+
+    Raises:
+      UsageError: the file is broken, of other devices, or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(path.with_name(f".{path.name}.lock")), timeout=_LOCK_S):
+            if path.exists():
+                before = read_profile(path)
+                if identity(before) != identity(profile):
+                    raise UsageError(
+                        f"`{path}` is a profile of {before.about()}, not of {profile.about()}",
+                        hint="choose another file with --out",
+                    )
+                profile = merge(before, profile)
+            _write(path, json.dumps(asdict(profile), indent=1) + "\n")
+    except Timeout:
+        raise UsageError(
+            f"`{path}` is locked by another process",
+            hint="wait for the other calibration to end",
+        ) from None
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    return profile
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"`{path}` cannot be written: {(error.strerror or type(error).__name__).lower()}",
+        hint=f"choose another file with --out, or another folder with {FOLDER_VARIABLE}",
+    )
+
+
+def _check_figures(profile: Profile, path: Path) -> None:
+    constants = [profile.kernel_s]
+    for fit in profile.matmuls:
+        constants += [fit.call_s, fit.batch_s, fit.left_s, fit.right_s, fit.result_s, fit.flop_s]
+    constants += [one for fit in profile.streams for one in (fit.call_s, fit.byte_s)]
+    constants += [one for fit in profile.collectives for one in (fit.call_s, fit.slowness)]
+    constants += [point.seconds for point in profile.points]
+    # `not >=` also catches what is no number.
+    bad = [one for one in constants if not 0 <= one < float("inf")]
+    if bad:
+        raise UsageError(f"`{path}`: a time of {bad[0]} s is impossible")
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,119 @@
+"""What a calibration measures: one probe is one piece of work, done on all devices at once (no
+jax)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+CollectiveName = Literal[
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
+]
+COLLECTIVES: tuple[CollectiveName, ...] = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+)
+StreamForm = Literal["copy", "map", "reduce", "transpose"]
+STREAM_FORMS: tuple[StreamForm, ...] = ("copy", "map", "reduce", "transpose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulProbe:
+    """`[batch, m, k] x [batch, k, n]` on each device.
+
+    Attributes:
+      dtype: in XLA's words: bf16, f32.
+    """
+
+    dtype: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    kind: Literal["matmul"] = "matmul"
+
+    @property
+    def flops(self) -> float:
+        """Of one device."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        batch = f"{self.batch} x " if self.batch > 1 else ""
+        return f"{self.dtype} matmul {batch}{self.m}x{self.k}x{self.n}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamProbe:
+    """A kernel that reads one array and writes one of the same size, on each device.
+
+    Attributes:
+      form: `copy` adds a constant, `map` takes a sigmoid, `reduce` normalises rows, `transpose`
+        turns a matrix.
+      bytes: read and written together, by one device.
+    """
+
+    form: StreamForm
+    bytes: int
+    kind: Literal["stream"] = "stream"
+
+    def __str__(self) -> str:
+        return f"{self.form} {self.bytes} B"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelProbe:
+    """One link of a chain of kernels that have next to nothing to do: what starting one costs."""
+
+    kind: Literal["kernel"] = "kernel"
+
+    def __str__(self) -> str:
+        return "tiny kernels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveProbe:
+    """One collective over groups of the devices, all groups at once.
+
+    Attributes:
+      group_size: devices of one group.
+      stride: mesh positions between neighbours in a group: 1 if the axis is the innermost one.
+      payload_bytes: the full (gathered, unreduced) array of one group; for collective-permute what
+        one device sends.
+      link_s: what its bytes take at the nominal speed of the links; no part of what the probe is.
+    """
+
+    collective: CollectiveName
+    group_size: int
+    stride: int
+    payload_bytes: int
+    link_s: float = field(compare=False)
+    kind: Literal["collective"] = "collective"
+
+    def __str__(self) -> str:
+        where = "" if self.stride == 1 else f" (stride {self.stride})"
+        return f"{self.collective} over {self.group_size}{where} {self.payload_bytes} B"
+
+
+Probe = MatmulProbe | StreamProbe | KernelProbe | CollectiveProbe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A probe that was measured.
+
+    Attributes:
+      seconds: median over the rounds, of one execution with all devices at work; 0 if that drowned
+        in noise.
+      spread: half the distance between the quartiles, as a fraction of the median.
+      samples: rounds that it was measured in.
+      made: when, ISO 8601 in UTC.
+    """
+
+    probe: Probe
+    seconds: float
+    spread: float
+    samples: int
+    made: str

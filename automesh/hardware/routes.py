@@ -1,0 +1,148 @@
+"""How sets of mesh axes lie on the wires, for many meshes at once (numpy, no jax)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from automesh.errors import AutomeshError
+from automesh.hardware.fabric import Fabric, Floats, Layouts, Reach, Route
+from automesh.hardware.links import reach
+from automesh.mesh.batch import Batch
+
+# Between the two cores of a chip, in links of one direction: stated from memory, no source found.
+# As long as it is several, a mesh waits for other links.
+_CORE_LINKS = 6.0
+_ALONE = (math.inf, 0.0, 1.0, 1.0)
+
+
+def routes(fabric: Fabric, layouts: Layouts, batch: Batch, axes: tuple[str, ...]) -> Route:
+    """The routes of the groups along some axes.
+
+    Args:
+      layouts: of all ICI shapes in the batch; not looked at unless the fabric is a torus.
+      axes: names of the batch's axes; none gives groups of one device.
+
+    Returns:
+      One route per mesh. A mesh of a shape that jax refuses to lay out has NaN for its links.
+
+    Raises:
+      AutomeshError: `layouts` says nothing about a shape of the batch.
+    """
+    columns = tuple(place for place, name in enumerate(batch.names) if name in axes)
+    ici_size = batch.ici[:, columns].prod(axis=1).astype(np.float64)
+    dcn_size = batch.dcn[:, columns].prod(axis=1).astype(np.float64)
+    if fabric.kind == "torus":
+        links = _torus_links(fabric, layouts, batch, columns)
+    else:
+        links = _switch_links(fabric, ici_size)
+    return Route(
+        ici_size=ici_size,
+        dcn_size=dcn_size,
+        ici_bytes_per_s=links[0],
+        ici_hops=links[1],
+        # Each device sends its own part of the array: a group with several devices in a granule
+        # uses the share of each.
+        dcn_bytes_per_s=np.full(len(batch), fabric.chip.dcn_bytes_per_s),
+        ici_transit=links[2],
+        ici_step_share=links[3],
+    )
+
+
+def _switch_links(fabric: Fabric, size: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """A switch, or memory, takes all that each device can send, wherever it goes."""
+    speed = np.where(size > 1, fabric.chip.link_bytes_per_s, math.inf)
+    one = np.ones_like(size)
+    return speed, size - 1, one, one
+
+
+def _torus_links(
+    fabric: Fabric, layouts: Layouts, batch: Batch, columns: tuple[int, ...]
+) -> tuple[Floats, Floats, Floats, Floats]:
+    shapes, place = np.unique(batch.ici, axis=0, return_inverse=True)
+    known = _places(layouts)
+    table = np.empty((len(shapes), 4))
+    for row, sizes in enumerate(shapes):
+        shape = tuple(int(size) for size in sizes)
+        # Of an axis of size 1 nothing depends on where it is.
+        real = tuple(column for column in columns if shape[column] > 1)
+        table[row] = _shape_links(fabric, layouts, known, shape, real)
+    links = table[place.reshape(-1)]
+    return links[:, 0], links[:, 1], links[:, 2], links[:, 3]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Places:
+    """Where `Layouts` says what about a shape."""
+
+    straight: dict[tuple[int, ...], int]
+    crooked: dict[tuple[tuple[int, ...], tuple[int, ...]], Reach]
+    refused: frozenset[tuple[int, ...]]
+
+
+@lru_cache(maxsize=4)
+def _places(layouts: Layouts) -> _Places:
+    crooked = {(one.shape, one.axes): one.reach for one in layouts.crooked}
+    bent = {shape for shape, _ in crooked}
+    return _Places(
+        straight={shape: i for i, shape in enumerate(layouts.shapes) if shape not in bent},
+        crooked=crooked,
+        refused=frozenset(shape for shape, _ in layouts.refused),
+    )
+
+
+def _shape_links(
+    fabric: Fabric,
+    layouts: Layouts,
+    known: _Places,
+    shape: tuple[int, ...],
+    columns: tuple[int, ...],
+) -> tuple[float, float, float, float]:
+    """(bytes per second, hops, transit, step share) of the groups along some axes of a shape."""
+    if not columns:
+        return _ALONE
+    size = math.prod(shape[column] for column in columns)
+    if shape in known.straight:
+        spans = layouts.spans[known.straight[shape]]
+        here = tuple(span for column in columns for span in spans[column])
+        found = reach(here, fabric.torus, fabric.wraps)
+        # Groups on one device of each chip leave half its links to those on the other.
+        share = size / found.chips / fabric.devices_per_chip
+    elif (shape, columns) in known.crooked:
+        found, share = known.crooked[shape, columns], 1.0
+    elif shape in known.refused:
+        return math.nan, math.nan, math.nan, math.nan
+    else:
+        raise AutomeshError(f"no layout of the shape {'x'.join(map(str, shape))} was asked for")
+    return _device_links(fabric, found, size, share)
+
+
+def _device_links(
+    fabric: Fabric, found: Reach, size: int, share: float
+) -> tuple[float, float, float, float]:
+    """What one device sees of the links that its chip has.
+
+    Chips exchange what their devices have together, and the devices of a chip pass it on to each
+    other at the same time: the slower of both counts.
+
+    Args:
+      share: part of the links in `found` that the group has.
+    """
+    link = fabric.chip.link_bytes_per_s * fabric.devices_per_chip
+    chips, each = found.chips, size / found.chips
+    gather = spread = 0.0  # Seconds for an array of one byte.
+    step = math.inf
+    if chips > 1:
+        gather = (chips - 1) / chips / (found.links * share * link)
+        spread = found.spread / (share * link)
+        step = found.step_links * share * link
+    if each > 1:
+        between = _CORE_LINKS * link
+        gather = max(gather, (each - 1) / each / between)
+        spread = max(spread, (each - 1) / each / size / between)
+        step = min(step, between)
+    speed = (size - 1) / size / gather
+    return speed, found.hops, spread * speed * size**2 / (size - 1), step / speed

@@ -1,0 +1,86 @@
+"""How the devices of a target are wired: from its name, or from what the attached devices say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from automesh.errors import UsageError
+from automesh.hardware.chips import chip_for
+from automesh.hardware.fabric import Fabric
+from automesh.hardware.slices import is_flat, wraps_of
+from automesh.hardware.targets import Target
+from automesh.mesh.granules import Located, granules_of
+
+
+class Placed(Located, Protocol):
+    """What tells where a device is; `automesh.program.nouns.Device` fits."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def slice_index(self) -> int: ...
+    @property
+    def coords(self) -> tuple[int, ...]: ...
+
+
+def fabric_of(target: Target, devices: Sequence[Placed]) -> Fabric:
+    """The fabric of what a target names.
+
+    Args:
+      devices: all devices as jax reports them; not looked at if the target's are not here.
+
+    Raises:
+      UsageError: the devices are of several kinds, or they do not say where they are.
+    """
+    return target.absent.fabric if target.absent else attached_fabric(devices)
+
+
+def attached_fabric(devices: Sequence[Placed]) -> Fabric:
+    """The fabric of attached devices.
+
+    A TPU slice is the box that its coordinates span; all GPUs of a process are on one switch;
+    virtual CPU devices share the memory of their host.
+
+    Raises:
+      UsageError: see `fabric_of`.
+    """
+    granules = granules_of(devices)
+    first = devices[0]
+    chip = chip_for(first.kind, first.platform)
+    each = len(granules[0])
+    if first.platform != "tpu":
+        return Fabric(
+            kind="shared" if first.platform == "cpu" else "switch",
+            chip=chip,
+            num_granules=len(granules),
+            granule_devices=each,
+        )
+    torus = _box(granules[0])
+    return Fabric(
+        kind="torus",
+        chip=chip,
+        num_granules=len(granules),
+        granule_devices=each,
+        torus=torus,
+        wraps=wraps_of(first.kind, torus),
+        devices_per_chip=each // math.prod(torus),
+    )
+
+
+def _box(devices: Sequence[Placed]) -> tuple[int, ...]:
+    """Chips along each dimension of the box that the devices of a slice fill."""
+    coords = [device.coords for device in devices]
+    if not all(coords):
+        raise UsageError(
+            f"devices of kind `{devices[0].kind}` do not say where they are in their slice",
+            hint="how their meshes lie on the network cannot be told; upgrade jax or libtpu",
+        )
+    sizes = tuple(max(along) - min(along) + 1 for along in zip(*coords, strict=True))
+    if len(devices) % math.prod(sizes):
+        raise UsageError(
+            f"{len(devices)} devices do not fill a box of {'x'.join(map(str, sizes))} chips",
+            hint="use all devices of a slice",
+        )
+    return sizes[:2] if is_flat(devices[0].kind) else sizes

@@ -1,0 +1,226 @@
+"""The estimate rung: one propagation per set of active axes and knobs, then a price for all."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.cost.terms import Terms
+from automesh.hardware.fabric import Layouts
+from automesh.ladder.propagations import Active, Group, Knobs, Need, groups_of, own_needs
+from automesh.ladder.propagator import NO_TIME, Propagator
+from automesh.mesh.axes import Plan
+from automesh.mesh.batch import Batch
+from automesh.outcomes import Estimated
+from automesh.program.nouns import Propagation
+from automesh.results.estimates import Estimates
+from automesh.results.words import count
+from automesh.worker.messages import LayoutJob
+
+_NO_TERMS = "it needs a propagation of its own, for which the time did not suffice"
+BORROWED = "a program of its own: it is priced by that of other sizes"
+
+
+class Prices(Protocol):
+    """The prices of one batch of meshes."""
+
+    @property
+    def needs_own(self) -> NDArray[np.bool_]:
+        """[meshes]: True where the terms do not hold."""
+        ...
+
+    def estimated(self, row: int) -> Estimated:
+        """The price of one mesh."""
+        ...
+
+
+Price = Callable[[Mapping[Active, Terms], Batch, Layouts], Prices]
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class EstimateRung:
+    """Runs the estimate rung of one search.
+
+    Attributes:
+      layout: asks where mesh axes of these ICI shapes lie on a torus; None where there is none.
+      price: of meshes, with the terms of their sets of active axes.
+      origin: where the speeds come from, in words.
+    """
+
+    plans: Sequence[Plan]
+    propagator: Propagator
+    layout: Callable[[Shapes], LayoutJob] | None
+    price: Price
+    origin: str
+    _terms: dict[tuple[Knobs, Active], Propagation] = field(init=False, default_factory=dict)
+    _reasons: dict[tuple[Knobs, Active], str] = field(init=False, default_factory=dict)
+    _found: dict[Plan, Estimated] = field(init=False, default_factory=dict)
+    _missing: dict[Plan, str] = field(init=False, default_factory=dict)
+    _notes: dict[str, None] = field(init=False, default_factory=dict)
+    _own: list[Need] = field(init=False, default_factory=list)
+    _why_own: Counter[str] = field(init=False, default_factory=Counter)
+
+    def run(self) -> Estimates:
+        """Estimates every plan that it can before the deadline, those with default knobs first."""
+        groups = groups_of(self.plans)
+        if not groups:
+            return Estimates(origin=self.origin)
+        # Asked for first, and done beside the first propagations.
+        ticket = self.propagator.ask(self.layout(_shapes(self.plans))) if self.layout else None
+        self._propagate(groups[0].needs)
+        layouts = self._layouts(ticket)
+        refused = dict(layouts.refused)
+        if refused:
+            self._drop(refused)
+            groups = groups_of(self.plans)
+        return self._priced(groups, layouts)
+
+    def _layouts(self, ticket: int | None) -> Layouts:
+        if ticket is None:
+            return Layouts(shapes=_shapes(self.plans), spans=((),) * len(_shapes(self.plans)))
+        answer = self.propagator.reply(ticket)
+        if not isinstance(answer, Layouts):
+            raise TypeError(f"a layout job was answered with {type(answer).__name__}")
+        return answer
+
+    def _drop(self, refused: Mapping[tuple[int, ...], str]) -> None:
+        """Leaves out meshes that jax cannot lay out on the devices."""
+        shapes = {plan: tuple(axis.ici for axis in plan.axes) for plan in self.plans}
+        self._missing |= {plan: refused[shapes[plan]] for plan in shapes if shapes[plan] in refused}
+        self.plans = [plan for plan in self.plans if plan not in self._missing]
+
+    def _priced(self, groups: Sequence[Group], layouts: Layouts) -> Estimates:
+        usual, *others = groups
+        self._add_prices(usual, layouts)
+        promise = self._promise(usual)
+        self._propagate([need for one in others for need in sorted(one.needs, key=promise)])
+        for group in others:
+            self._add_prices(group, layouts)
+        own = self._propagate_one_by_one({group.knobs: group for group in groups}, layouts)
+        notes = [*self._notes]
+        if own:
+            notes.append(own)
+        if self._missing:
+            notes.append(_missing_notice(self._missing))
+        return Estimates(
+            found=self._found,
+            missing=self._missing,
+            origin=self.origin,
+            notices=tuple(notes),
+            propagations=len(self._terms),
+        )
+
+    def _propagate(self, needs: Sequence[Need]) -> None:
+        for need, answer in self.propagator.answer(needs).items():
+            if isinstance(answer, Propagation):
+                self._terms[need.knobs, need.active] = answer
+                self._notes |= dict.fromkeys(answer.notes)
+            else:
+                self._reasons[need.knobs, need.active] = answer
+
+    def _promise(self, usual: Group) -> Callable[[Need], float]:
+        """The best estimate at the default knobs among the meshes with the same active axes."""
+        best: dict[Active, float] = {}
+        for need in usual.needs:
+            plans = [self.plans[usual.rows[member]] for member in need.members]
+            times = [self._found[plan].step_s for plan in plans if plan in self._found]
+            best[need.active] = min(times, default=math.inf)
+        return lambda need: best.get(need.active, math.inf)
+
+    def _add_prices(self, group: Group, layouts: Layouts) -> None:
+        """Prices all meshes of a group whose sets of active axes have terms."""
+        propagations = {
+            need.active: self._terms[group.knobs, need.active]
+            for need in group.needs
+            if (group.knobs, need.active) in self._terms
+        }
+        terms = {active: one.terms for active, one in propagations.items()}
+        prices = self.price(terms, group.batch, layouts)
+        for need in group.needs:
+            plans = [self.plans[group.rows[member]] for member in need.members]
+            if need.active not in terms:
+                reason = self._reasons.get((group.knobs, need.active), NO_TIME)
+                self._missing |= dict.fromkeys(plans, reason)
+                continue
+            failed = bool(propagations[need.active].failed_probes)
+            wrong = [one for one in need.members if failed or prices.needs_own[one]]
+            for member, plan in zip(need.members, plans, strict=True):
+                if prices.needs_own[member]:
+                    self._missing[plan] = _NO_TERMS
+                else:
+                    self._keep(plan, prices.estimated(member), borrowed=failed)
+            self._own += own_needs(need, group.batch, wrong)
+            self._why_own[_why_own(propagations[need.active])] += len(wrong)
+
+    def _keep(self, plan: Plan, estimated: Estimated, *, borrowed: bool = False) -> None:
+        self._missing.pop(plan, None)
+        if borrowed:  # Good for an order until its own propagation, but not for a bound.
+            uncounted = (*estimated.uncounted, BORROWED)
+            estimated = replace(estimated, bound_s=0.0, uncounted=uncounted)
+        if 0 < estimated.step_s < math.inf:
+            self._found[plan] = estimated
+        else:
+            self._missing[plan] = f"its terms give {estimated.step_s} s, which is no time"
+
+    def _propagate_one_by_one(self, groups: Mapping[Knobs, Group], layouts: Layouts) -> str:
+        """Meshes that their set's terms do not describe, best first; gives a notice."""
+        if not self._own:
+            return ""
+
+        def promise(need: Need) -> float:
+            plan = self._plan(groups[need.knobs], need.members[0])
+            return self._found[plan].step_s if plan in self._found else math.inf
+
+        needs = sorted(self._own, key=promise)
+        answers = self.propagator.answer(needs, note="meshes one by one")
+        reached = 0
+        for need, answer in answers.items():
+            group = groups[need.knobs]
+            if not isinstance(answer, Propagation):
+                plans = [self._plan(group, member) for member in need.members]
+                self._missing |= {p: answer for p in plans if p not in self._found}
+                continue
+            batch = Batch(
+                names=group.batch.names,
+                ici=group.batch.ici[list(need.members)],
+                dcn=group.batch.dcn[list(need.members)],
+            )
+            prices = self.price({need.active: answer.terms}, batch, layouts)
+            for row, member in enumerate(need.members):
+                estimated = replace(prices.estimated(row), own_propagation=True)
+                self._keep(self._plan(group, member), estimated)
+            reached += 1
+        why = self._why_own.most_common(1)[0][0]
+        left = f"; {len(needs) - reached} of them could not" if reached < len(needs) else ""
+        were = "mesh was" if len(needs) == 1 else "meshes were"
+        return f"{len(needs)} {were} to be propagated one by one, because {why}{left}"
+
+    def _plan(self, group: Group, member: int) -> Plan:
+        return self.plans[group.rows[member]]
+
+
+def _shapes(plans: Sequence[Plan]) -> Shapes:
+    return tuple(dict.fromkeys(tuple(axis.ici for axis in plan.axes) for plan in plans))
+
+
+def _why_own(propagation: Propagation) -> str:
+    if propagation.terms.fixed:
+        axes = " and ".join(f"`{axis}`" for axis in propagation.terms.fixed)
+        return f"the step has the size of {axes} in its shapes"
+    if propagation.failed_probes:
+        return "their programs differ in more than the sizes of axes"
+    return "a dimension of an array does not divide evenly there"
+
+
+def _missing_notice(missing: Mapping[Plan, str]) -> str:
+    reason, number = Counter(missing.values()).most_common(1)[0]
+    others = len(missing) - number
+    more = f" (and {others} for other reasons)" if others else ""
+    return f"{count(number, 'plan')} not estimated{more}: {reason}"

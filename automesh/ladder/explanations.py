@@ -1,0 +1,241 @@
+"""Explanations of the plans of a study, or of a script that no search has seen."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.hardware import parse_target
+from automesh.hardware.calibrated import find_speeds
+from automesh.hardware.fabric import Fabric, Layouts
+from automesh.ladder.assemble import assemble
+from automesh.ladder.explaining import Ground, explained, find_plan
+from automesh.ladder.identity import workload_name
+from automesh.ladder.looking import looking
+from automesh.ladder.notebook import Header
+from automesh.ladder.preparation import memory_share_bytes
+from automesh.ladder.reading import reading
+from automesh.ladder.request import SearchRequest
+from automesh.ladder.terms_cache import TERMS, Kept, TermsCache
+from automesh.mesh.axes import Plan, Scalar, parse_mesh
+from automesh.results.explanation import Explanation
+from automesh.results.progress import Progress
+from automesh.results.result import Candidate, SearchResult
+from automesh.space.spec import read_space
+from automesh.worker.messages import LayoutJob, Surroundings
+from automesh.worker.pool import Pool
+
+_LAYOUT_LIMIT_S = 120.0
+
+
+def explain_study(
+    study: Path | None, mesh: str, against: str, *, results: Path, storage: str
+) -> Explanation:
+    """Explains a plan of a study, from what the study keeps.
+
+    Args:
+      mesh: a mesh, which knobs may follow.
+      against: another one to compare it with; empty for none.
+
+    Raises:
+      UsageError: no such study, or it does not hold such a plan or what its estimate rests on.
+    """
+    with reading(study, results=results, storage=storage) as (folder, opened, header):
+        result = assemble(opened, header)
+    cache = TermsCache(
+        folder=folder / TERMS, source_hash=header.source_hash, versions=header.versions
+    )
+    kept = cache.all()
+    if header.fabric is None or not kept:
+        raise UsageError(
+            f"the study in `{folder}` keeps no terms: nothing in it was estimated",
+            hint=f"run its search again: {header.command or 'automesh search SCRIPT'}",
+        )
+    plans = _known_plans(result.candidates, folder / "estimates.csv", kept, header)
+    chosen, notices = _chosen(mesh, against, plans, header.device_count)
+    fabric = header.fabric
+    ground = Ground(
+        kept=kept,
+        fabric=fabric,
+        layouts=_layouts(fabric, header.platform, header.device_kind, chosen),
+        speeds=find_speeds(
+            fabric, platform=header.platform, device_kind=header.device_kind, environ=os.environ
+        ),
+        command=header.command,
+    )
+    notices += _propagation_notes(chosen, kept)
+    if header.speeds and header.speeds != ground.speeds.origin:
+        notices += (f"its search estimated by other speeds: {header.speeds}",)
+    return _explanation(result, chosen, ground, notices)
+
+
+def explain_script(
+    request: SearchRequest, mesh: str, against: str, progress: Progress
+) -> Explanation:
+    """Explains a plan of a script, for which shardings are propagated now.
+
+    Raises:
+      UsageError: bad input, or no such plan.
+      NoFeasibleMesh: no plan is legal.
+    """
+    target, space = parse_target(request.target, os.environ), read_space(request.space)
+    chosen: Sequence[Plan] = ()
+    notices: Sequence[str] = ()
+
+    def choose(plans: Sequence[Plan]) -> Sequence[Plan]:
+        nonlocal chosen, notices
+        chosen, notices = _chosen(mesh, against, plans, plans[0].num_devices)
+        return chosen
+
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-explain-") as folder,
+        looking(request, target, space, progress) as look,
+    ):
+        preparation = look.preparation
+        estimates = look.estimate(share=1.0, choose=choose, terms_folder=Path(folder))
+        kept = TermsCache(
+            folder=Path(folder),
+            source_hash=preparation.inspection.source_hash,
+            versions=preparation.provenance,
+        ).all()
+    for plan, reason in estimates.missing.items():
+        raise UsageError(f"`{plan}` has no estimate: {reason}")
+    fabric = estimates.fabric
+    if fabric is None:
+        raise UsageError(f"the devices of `{request.target}` do not say how they are wired")
+    aim = preparation.aim
+    ground = Ground(
+        kept=kept,
+        fabric=fabric,
+        layouts=_layouts(fabric, aim.platform, aim.device_kind, chosen),
+        speeds=find_speeds(
+            fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ
+        ),
+        command="",
+    )
+    sides = [explained(plan, ground, None) for plan in chosen]
+    return Explanation(
+        workload=workload_name(request.entry),
+        target=preparation.selector,
+        device=aim.device_kind,
+        device_count=aim.num_devices,
+        speeds=ground.speeds.origin,
+        one=sides[0],
+        against=sides[1] if len(sides) > 1 else None,
+        notices=tuple(dict.fromkeys([*notices, *estimates.notices])),
+    )
+
+
+def _explanation(
+    result: SearchResult, chosen: Sequence[Plan], ground: Ground, notices: Sequence[str]
+) -> Explanation:
+    candidates = {candidate.plan: candidate for candidate in result.candidates}
+    sides = [explained(plan, ground, candidates.get(plan)) for plan in chosen]
+    return Explanation(
+        workload=result.workload,
+        target=result.target,
+        device=result.device,
+        device_count=result.device_count,
+        speeds=ground.speeds.origin,
+        one=sides[0],
+        against=sides[1] if len(sides) > 1 else None,
+        notices=tuple(notices),
+        study=result.study,
+    )
+
+
+def _chosen(
+    mesh: str, against: str, plans: Sequence[Plan], num_devices: int
+) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
+    """The plans that are asked for, and what is to be said about the choice."""
+    found = [find_plan(mesh, plans, num_devices=num_devices)]
+    if against.strip():
+        first, _ = found[0]
+        # Without knobs of its own it gets those of the first, so that nothing else differs.
+        alike = sorted(plans, key=lambda plan: _settings(plan) != _settings(first))
+        found.append(find_plan(against, alike, num_devices=num_devices))
+    chosen = tuple(plan for plan, _ in found)
+    if len(chosen) == 2 and chosen[0] == chosen[1]:
+        raise UsageError(
+            f"both are the plan `{chosen[0]}`: there is nothing to compare",
+            hint="give another mesh, or knobs after the mesh, to --against",
+        )
+    return chosen, tuple(notice for _, notice in found if notice)
+
+
+def _settings(plan: Plan) -> tuple[object, object]:
+    return plan.knobs, plan.compiler_options
+
+
+def _known_plans(
+    candidates: Iterable[Candidate], table: Path, kept: Sequence[Kept], header: Header
+) -> tuple[Plan, ...]:
+    """All plans of a study, those with a trial first, then by their estimates."""
+    plans = dict.fromkeys(candidate.plan for candidate in candidates)
+    knobs = {_as_text(one.job.knobs): one.job.knobs for one in kept}
+    if table.is_file():
+        with table.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                plans.setdefault(_plan_of(row, knobs, header.axes))
+    return tuple(plans)
+
+
+def _plan_of(
+    row: Mapping[str, str],
+    knobs: Mapping[frozenset[tuple[str, str]], tuple[tuple[str, Scalar], ...]],
+    axes: Sequence[str],
+) -> Plan:
+    """The plan of one row of `estimates.csv`.
+
+    Args:
+      knobs: those that were propagated, by their text.
+    """
+    said = {key[5:]: text for key, text in row.items() if key.startswith("knob.") and text}
+    options = {key[7:]: text for key, text in row.items() if key.startswith("option.") and text}
+    return Plan(
+        axes=parse_mesh(row["mesh"], axes),
+        # Without terms there is nothing to explain, and what type a knob has does not matter.
+        knobs=knobs.get(frozenset(said.items()), tuple(said.items())),
+        compiler_options=tuple(options.items()),
+    )
+
+
+def _as_text(knobs: Iterable[tuple[str, Scalar]]) -> frozenset[tuple[str, str]]:
+    return frozenset((name, str(value)) for name, value in knobs)
+
+
+def _propagation_notes(plans: Sequence[Plan], kept: Sequence[Kept]) -> tuple[str, ...]:
+    knobs = {plan.knobs for plan in plans}
+    notes = [note for one in kept if one.job.knobs in knobs for note in one.propagation.notes]
+    return tuple(dict.fromkeys(notes))
+
+
+def _layouts(fabric: Fabric, platform: str, device_kind: str, plans: Sequence[Plan]) -> Layouts:
+    """Where the axes of the plans lie on a torus; nothing where there is none."""
+    shapes = tuple(dict.fromkeys(tuple(axis.ici for axis in plan.axes) for plan in plans))
+    if fabric.kind != "torus":
+        return Layouts(shapes=shapes, spans=((),) * len(shapes))
+    job = LayoutJob(
+        platform=platform,
+        device_kind=device_kind,
+        torus=fabric.torus,
+        devices_per_chip=fabric.devices_per_chip,
+        shapes=shapes,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-explain-") as logs,
+        Pool(
+            size=1,
+            surroundings=Surroundings(platforms="cpu"),
+            log_dir=Path(logs),
+            memory_limit_bytes=memory_share_bytes(1),
+        ) as pool,
+    ):
+        answer = pool.run(job, _LAYOUT_LIMIT_S)
+    if not isinstance(answer, Layouts):
+        raise UsageError(f"where the mesh lies on the devices could not be found out: {answer}")
+    return answer

@@ -1,0 +1,215 @@
+"""The start of every search: what the script and the devices are, which plans are legal, and what
+they should take."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from automesh.cost.prices import Prices
+from automesh.cost.pricing import price
+from automesh.cost.terms import Terms
+from automesh.errors import UsageError
+from automesh.hardware import Target
+from automesh.hardware.calibrated import find_speeds
+from automesh.hardware.fabric import Fabric, Layouts
+from automesh.hardware.wiring import fabric_of
+from automesh.ladder.estimate_rung import EstimateRung
+from automesh.ladder.preparation import (
+    Preparation,
+    count_lowering,
+    count_workers,
+    inspect,
+    memory_share_bytes,
+    prepare,
+    surroundings_of,
+)
+from automesh.ladder.propagations import Active
+from automesh.ladder.propagator import Propagator, Step
+from automesh.ladder.request import SearchRequest
+from automesh.ladder.terms_cache import TERMS, TermsCache
+from automesh.mesh.axes import Plan
+from automesh.mesh.batch import Batch
+from automesh.results.estimates import Estimates
+from automesh.results.progress import Progress
+from automesh.results.words import uncounted_notices
+from automesh.space.space import SearchSpace
+from automesh.worker.messages import LayoutJob, Surroundings
+from automesh.worker.pool import Pool
+
+Choose = Callable[[Sequence[Plan]], Sequence[Plan]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is known before anything is tried, and the workers to estimate it with.
+
+    Attributes:
+      pool: serves the target's virtual devices on the CPU.
+    """
+
+    request: SearchRequest
+    target: Target
+    space: SearchSpace
+    preparation: Preparation
+    progress: Progress
+    pool: Pool
+    workers: int
+    clock: Callable[[], float]
+
+    def estimate(
+        self,
+        *,
+        share: float,
+        pulse: Callable[[], object] = lambda: None,
+        choose: Choose | None = None,
+        terms_folder: Path | None = None,
+    ) -> Estimates:
+        """Estimates the legal plans.
+
+        Args:
+          share: of the budget that this may take.
+          pulse: called every half second or so.
+          choose: which of the plans; by default all.
+          terms_folder: where terms are kept; by default in the study's folder, if there is one.
+        """
+        preparation = self.preparation
+        propagator = Propagator(
+            step=_step(preparation, self.space),
+            pool=self.pool,
+            cache=_cache(preparation, terms_folder),
+            progress=self.progress,
+            workers=self.workers,
+            deadline_s=self.clock() + share * self.request.budget_s,
+            timeout_s=self.request.timeout_s,
+            clock=self.clock,
+            pulse=pulse,
+        )
+        return _estimate(preparation, self.target, propagator, choose)
+
+
+@contextmanager
+def looking(
+    request: SearchRequest,
+    target: Target,
+    space: SearchSpace,
+    progress: Progress,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Generator[Look]:
+    """Inspects the script and the devices, and enumerates the plans.
+
+    Raises:
+      UsageError: the script, the space or the baseline cannot be used.
+      NoFeasibleMesh: no plan is legal.
+    """
+    surroundings = surroundings_of(target)
+    shared = surroundings.platforms == "cpu"  # The workers that propagate can inspect, too.
+    workers = count_workers(target, request.workers) if shared else count_lowering()
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="automesh-look-")))
+
+        def open_pool(size: int, around: Surroundings) -> Pool:
+            limit = request.memory_limit_bytes or memory_share_bytes(size)
+            pool = Pool(size=size, surroundings=around, log_dir=logs, memory_limit_bytes=limit)
+            return stack.enter_context(pool)
+
+        pool = open_pool(workers if shared else 1, surroundings)
+        inspection = inspect(pool, request, space, progress, warm_up=workers - 1 if shared else 0)
+        preparation = prepare(request, target, space, inspection, progress)
+        enumeration = preparation.enumeration
+        progress.phase(
+            "enumerate",
+            total=enumeration.num_plans,
+            done=enumeration.num_plans,
+            note=f"{len(enumeration.legal)} legal",
+        )
+        if not shared:
+            pool.close()
+            devices = preparation.aim.num_devices
+            pool = open_pool(workers, Surroundings(platforms="cpu", cpu_devices=devices))
+        yield Look(
+            request=request,
+            target=target,
+            space=space,
+            preparation=preparation,
+            progress=progress,
+            pool=pool,
+            workers=workers,
+            clock=clock,
+        )
+
+
+def notices_of(preparation: Preparation, estimates: Estimates) -> tuple[str, ...]:
+    """What the user should know of the plans and of their estimates."""
+    said = [*preparation.enumeration.notices, *estimates.notices]
+    said += uncounted_notices(list(estimates.found.values()))
+    return tuple(dict.fromkeys(said))
+
+
+def _step(preparation: Preparation, space: SearchSpace) -> Step:
+    inspection = preparation.inspection
+    return Step(
+        entry=preparation.entry,
+        axis_names=space.names,
+        axis_types=inspection.axis_types,
+        facts=inspection.facts,
+        platform=preparation.aim.platform,
+    )
+
+
+def _cache(preparation: Preparation, terms_folder: Path | None) -> TermsCache:
+    # A dry run leaves nothing behind, but reads and completes what a search has begun.
+    folder = preparation.folder
+    return TermsCache(
+        folder=terms_folder or (folder / TERMS if folder.is_dir() else None),
+        source_hash=preparation.inspection.source_hash,
+        versions=preparation.provenance,
+    )
+
+
+def _estimate(
+    preparation: Preparation, target: Target, propagator: Propagator, choose: Choose | None
+) -> Estimates:
+    try:
+        fabric = fabric_of(target, preparation.inspection.devices)
+    except UsageError as error:
+        missing = dict.fromkeys(preparation.plans, error.message)
+        return Estimates(missing=missing, notices=(f"no plan was estimated: {error.message}",))
+    aim = preparation.aim
+    speeds = find_speeds(
+        fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ
+    )
+
+    def price_on_fabric(terms: Mapping[Active, Terms], batch: Batch, layouts: Layouts) -> Prices:
+        return price(terms, batch, fabric=fabric, layouts=layouts, speeds=speeds)
+
+    legal = tuple(dict.fromkeys([*preparation.enumeration.legal, *preparation.baseline]))
+    rung = EstimateRung(
+        plans=choose(legal) if choose else legal,
+        propagator=propagator,
+        layout=_layout_job(preparation, fabric) if fabric.kind == "torus" else None,
+        price=price_on_fabric,
+        origin=speeds.origin,
+    )
+    return replace(rung.run(), fabric=fabric)
+
+
+def _layout_job(
+    preparation: Preparation, fabric: Fabric
+) -> Callable[[tuple[tuple[int, ...], ...]], LayoutJob]:
+    def job(shapes: tuple[tuple[int, ...], ...]) -> LayoutJob:
+        return LayoutJob(
+            platform=preparation.aim.platform,
+            device_kind=preparation.aim.device_kind,
+            torus=fabric.torus,
+            devices_per_chip=fabric.devices_per_chip,
+            shapes=shapes,
+        )
+
+    return job

@@ -1,0 +1,135 @@
+"""Which propagations of shardings the plans of a search need (pure functions)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.mesh.axes import Plan, Scalar
+from automesh.mesh.batch import Batch, batch_of
+
+Knobs = tuple[tuple[str, Scalar], ...]
+Sizes = tuple[tuple[str, int], ...]
+Active = tuple[str, ...]
+
+PROBES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Plans with the same knobs, whose programs differ in the sizes of axes alone.
+
+    Attributes:
+      rows: places of the plans in the list that they came from.
+      batch: their meshes, in the order of `rows`.
+      needs: one propagation per set of active axes.
+    """
+
+    knobs: Knobs
+    rows: tuple[int, ...]
+    batch: Batch
+    needs: tuple[Need, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """One propagation: the step with these axes larger than 1.
+
+    Attributes:
+      sizes: to propagate with, all small.
+      probes: sizes that occur, at which the terms must hold too.
+      spare: sizes of a plan, for a step that refuses `sizes`, which need be no plan's.
+      members: rows of the group's batch that it serves.
+    """
+
+    knobs: Knobs
+    active: Active
+    sizes: Sizes
+    probes: tuple[Sizes, ...]
+    spare: Sizes
+    members: tuple[int, ...]
+
+
+def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
+    """The plans by knobs, in the order of their first plans; compiler options change no terms."""
+    rows: dict[Knobs, list[int]] = {}
+    for row, plan in enumerate(plans):
+        rows.setdefault(plan.knobs, []).append(row)
+    return tuple(_group(knobs, members, plans) for knobs, members in rows.items())
+
+
+def own_needs(need: Need, batch: Batch, members: Sequence[int]) -> list[Need]:
+    """A propagation for each mesh of `members`, at its own sizes; splits over granules share it."""
+    shared: dict[Sizes, list[int]] = {}
+    columns = [batch.names.index(axis) for axis in need.active]
+    for member in members:
+        sizes = _named(need.active, batch.sizes[member, columns])
+        shared.setdefault(sizes, []).append(member)
+    return [
+        Need(
+            knobs=need.knobs,
+            active=need.active,
+            sizes=sizes,
+            probes=(),
+            spare=sizes,
+            members=tuple(rows),
+        )
+        for sizes, rows in shared.items()
+    ]
+
+
+def _group(knobs: Knobs, rows: Sequence[int], plans: Sequence[Plan]) -> Group:
+    batch = batch_of([plans[row] for row in rows])
+    sizes = batch.sizes
+    masks, inverse = np.unique(sizes > 1, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    needs = [
+        _need(knobs, batch.names, sizes, np.flatnonzero(inverse == index))
+        for index in range(len(masks))
+    ]
+    # Those with most axes first: they take longest, and say most about the step.
+    needs.sort(key=lambda need: (-len(need.active), need.active))
+    return Group(knobs=knobs, rows=tuple(rows), batch=batch, needs=tuple(needs))
+
+
+def _need(
+    knobs: Knobs, names: Sequence[str], sizes: NDArray[np.int64], members: NDArray[np.int64]
+) -> Need:
+    mine = sizes[members]
+    columns = np.flatnonzero(mine[0] > 1)
+    active = tuple(names[column] for column in columns.tolist())
+    distinct = np.unique(mine[:, columns], axis=0)
+    base = distinct.min(axis=0) if len(columns) else np.ones(0, np.int64)
+    spare = distinct[np.argmin(distinct.max(axis=1))] if len(columns) else base
+    probes = [_named(active, one) for one in _probes(distinct, base)] if len(columns) else []
+    return Need(
+        knobs=knobs,
+        active=active,
+        sizes=_named(active, base),
+        probes=tuple(probes),
+        spare=_named(active, spare),
+        members=tuple(members.tolist()),
+    )
+
+
+def _probes(distinct: NDArray[np.int64], base: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Sizes that occur and together differ from `base` in as many axes as possible."""
+    chosen: list[NDArray[np.int64]] = []
+    untried = np.ones(len(base), np.bool_)
+    for _ in range(PROBES):
+        news = ((distinct != base) & untried).sum(axis=1)
+        if news.max() == 0:
+            break
+        # Of those that try most axes at another size, the most even one: large sizes are rare.
+        candidates = distinct[news == news.max()]
+        probe = candidates[np.argmin(candidates.max(axis=1))]
+        chosen.append(probe)
+        untried &= probe == base
+    return chosen
+
+
+def _named(active: Active, sizes: NDArray[np.int64]) -> Sizes:
+    return tuple(zip(active, sizes.tolist(), strict=True))

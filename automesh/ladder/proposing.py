@@ -1,0 +1,158 @@
+"""Where plans are too many to be ranked one by one, a sampler chooses: Optuna's TPE, ask and tell.
+
+The sampler sees sizes of axes and settings as parameters; what it asks for need not be legal, so
+the nearest legal plan stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import TrialState, create_trial
+
+from automesh.mesh.axes import Plan
+
+LIMIT = 4000  # plans; up to here the ranking alone decides
+_MOST_KNOWN = 300  # a sampler gains little from more, and its time grows with them
+_OTHER_SETTING = 2  # how many steps of a size another value of a setting is away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Space:
+    """Plans as points.
+
+    Attributes:
+      names: of the parameters: `ici.dp`, `dcn.dp`, `knob.remat`, `option.x`.
+      points: [plans, parameters] place of each plan's value among those that occur.
+      ordered: [parameters] True for sizes, False for settings.
+      counts: [parameters] how many values occur.
+    """
+
+    names: tuple[str, ...]
+    points: NDArray[np.int64]
+    ordered: NDArray[np.bool_]
+    counts: tuple[int, ...]
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        return {
+            name: IntDistribution(0, count - 1)
+            if ordered
+            else CategoricalDistribution(list(range(count)))
+            for name, ordered, count in zip(self.names, self.ordered, self.counts, strict=True)
+        }
+
+    def params(self, row: int) -> dict[str, int]:
+        return dict(zip(self.names, map(int, self.points[row]), strict=True))
+
+    def nearest(self, params: Mapping[str, int], is_free: NDArray[np.bool_]) -> int | None:
+        """The free plan nearest to a point; None if none is free."""
+        if not is_free.any():
+            return None
+        steps = np.abs(self.points - np.array([params[name] for name in self.names]))
+        away = np.where(self.ordered, steps, _OTHER_SETTING * (steps > 0)).sum(axis=1)
+        return int(np.argmin(np.where(is_free, away, np.iinfo(np.int64).max)))
+
+
+def propose(
+    plans: Sequence[Plan],
+    known: Mapping[Plan, float],
+    *,
+    number: int,
+    excluded: Collection[Plan] = (),
+    seed: int = 0,
+) -> tuple[Plan, ...]:
+    """Plans that a sampler finds worth trying.
+
+    Args:
+      plans: all legal plans of a search.
+      known: seconds per step of some of them, measured or predicted: what the sampler starts from.
+      number: how many to propose; fewer if no more are free.
+      excluded: plans not to propose; those of `known` may be proposed.
+    """
+    space = _space_of(plans)
+    rows = {plan: row for row, plan in enumerate(plans)}
+    is_free = np.ones(len(plans), np.bool_)
+    is_free[[rows[plan] for plan in excluded if plan in rows]] = False
+    sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=0)
+    with _quiet():
+        study = optuna.create_study(direction="minimize", sampler=sampler)
+        study.add_trials(
+            [
+                create_trial(
+                    params=dict(space.params(rows[plan])),
+                    distributions=space.distributions,
+                    value=known[plan],
+                )
+                for plan in _telling(known, rows)
+            ]
+        )
+        chosen: list[Plan] = []
+        while len(chosen) < number:
+            trial = study.ask(space.distributions)
+            row = space.nearest(trial.params, is_free)
+            # The plan that stands in for the point is told in its own place, once it is known.
+            study.tell(trial, state=TrialState.FAIL)
+            if row is None:
+                break
+            is_free[row] = False
+            chosen.append(plans[row])
+    return tuple(chosen)
+
+
+def _telling(known: Mapping[Plan, float], rows: Mapping[Plan, int]) -> list[Plan]:
+    """The best, and an even choice of the others: a sampler learns from the contrast."""
+    ranked = sorted((plan for plan in known if plan in rows), key=lambda plan: known[plan])
+    if len(ranked) <= _MOST_KNOWN:
+        return ranked
+    half = _MOST_KNOWN // 2
+    places = np.unique(np.linspace(half, len(ranked) - 1, half).astype(int))
+    return [*ranked[:half], *(ranked[place] for place in places.tolist())]
+
+
+def _space_of(plans: Sequence[Plan]) -> _Space:
+    columns: dict[str, list[object]] = {}
+    for row, plan in enumerate(plans):
+        values: dict[str, object] = {}
+        for axis in plan.axes:
+            values[f"ici.{axis.name}"] = axis.ici
+            values[f"dcn.{axis.name}"] = axis.dcn
+        values |= {f"knob.{name}": repr(value) for name, value in plan.knobs}
+        values |= {f"option.{name}": repr(value) for name, value in plan.compiler_options}
+        for name, value in values.items():
+            columns.setdefault(name, [""] * row).append(value)
+        for name in columns.keys() - values.keys():
+            columns[name].append("")
+    names: list[str] = []
+    points: list[NDArray[np.int64]] = []
+    counts: list[int] = []
+    for name, values_of in columns.items():
+        # A size sorts by itself; the values of a setting have no order, any will do.
+        distinct = sorted(set(values_of), key=lambda one: (not isinstance(one, int), one))
+        if len(distinct) > 1:
+            place = {value: index for index, value in enumerate(distinct)}
+            names.append(name)
+            points.append(np.array([place[value] for value in values_of], np.int64))
+            counts.append(len(distinct))
+    return _Space(
+        names=tuple(names),
+        points=np.array(points, np.int64).reshape(len(points), len(plans)).T,
+        ordered=np.array([name.startswith(("ici.", "dcn.")) for name in names], np.bool_),
+        counts=tuple(counts),
+    )
+
+
+class _quiet:  # noqa: N801 - a context, used as a verb
+    """Optuna's log lines about what we do with it would stand between ours."""
+
+    def __enter__(self) -> None:
+        self._verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        optuna.logging.set_verbosity(self._verbosity)

@@ -1,0 +1,239 @@
+"""Where jax's mesh code puts mesh axes on a torus, read off stand-ins for the devices (jax)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.errors import UsageError
+from automesh.hardware.fabric import Crooked, Layouts, Reach, Span
+from automesh.hardware.links import reach
+from automesh.hardware.slices import wraps_of
+from automesh.mesh.devices import arrange_granule
+
+if TYPE_CHECKING:
+    from automesh.worker.messages import LayoutJob
+
+Ints = NDArray[np.int64]
+Spans = tuple[Span, ...]
+_HOST = (2, 2, 1)  # Chips of a host: jax lists the devices of a slice host by host.
+_CORE = 3  # Place of the core on its chip among the coordinates here.
+# For these jax looks at the last size of a mesh, whether it is 1 or not.
+_BY_LAST_SIZE = ("TPU v2", "TPU v3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandIn:
+    """What jax's mesh code looks at in a TPU device."""
+
+    id: int
+    platform: str
+    device_kind: str
+    process_index: int
+    slice_index: int
+    coords: tuple[int, ...]
+    core_on_chip: int
+
+
+def stand_ins(
+    device_kind: str, torus: tuple[int, ...], devices_per_chip: int
+) -> tuple[StandIn, ...]:
+    """The devices of one slice in the order in which jax lists them.
+
+    The order (hosts, then z, y, x inside each, the cores of a chip side by side) and the ids are
+    those of libtpu's compile-only topologies.
+    """
+    box = (*torus, 1, 1)[:3]
+    host = tuple(min(have, size) for have, size in zip(_HOST, box, strict=True))
+    hosts = tuple(-(-size // have) for size, have in zip(box, host, strict=True))
+    found: list[StandIn] = []
+    for z, y, x in itertools.product(*(range(size) for size in reversed(box))):
+        cell = tuple(at // have for at, have in zip((x, y, z), host, strict=True))
+        chip = x + box[0] * (y + box[1] * z)
+        for core in range(devices_per_chip):
+            found.append(
+                StandIn(
+                    id=chip * devices_per_chip + core,
+                    platform="tpu",
+                    device_kind=device_kind,
+                    process_index=cell[0] + hosts[0] * (cell[1] + hosts[1] * cell[2]),
+                    slice_index=0,
+                    coords=(x, y, z),
+                    core_on_chip=core,
+                )
+            )
+    return tuple(sorted(found, key=lambda device: device.process_index))
+
+
+def lay_out(job: LayoutJob) -> Layouts:
+    """Lays every shape of the job out, and says along which physical dimensions each axis runs."""
+    if not job.torus:
+        return Layouts(shapes=job.shapes, spans=tuple(((),) * len(one) for one in job.shapes))
+    torus = _Torus(job)
+    shapes: list[tuple[int, ...]] = []
+    spans: list[tuple[Spans, ...]] = []
+    crooked: list[Crooked] = []
+    refused: list[tuple[tuple[int, ...], str]] = []
+    for shape in job.shapes:
+        places = torus.places(shape)
+        if isinstance(places, str):
+            refused.append((shape, places))
+            continue
+        straight = spans_of(places)
+        shapes.append(shape)
+        spans.append(straight or ((),) * len(shape))
+        if straight is None:
+            crooked += _crooked(shape, places, job)
+    return Layouts(
+        shapes=tuple(shapes), spans=tuple(spans), crooked=tuple(crooked), refused=tuple(refused)
+    )
+
+
+class _Torus:
+    """The devices of one slice, and the layouts that were made on them."""
+
+    def __init__(self, job: LayoutJob) -> None:
+        self._devices = stand_ins(job.device_kind, job.torus, job.devices_per_chip)
+        self._coords = np.zeros((len(self._devices), 4), np.int64)
+        for device in self._devices:
+            self._coords[device.id] = (*device.coords, device.core_on_chip)
+        self._keeps_ones = job.device_kind in _BY_LAST_SIZE
+        self._known: dict[tuple[int, ...], Ints | str] = {}
+
+    def places(self, shape: tuple[int, ...]) -> Ints | str:
+        """[*shape, 4]: x, y, z and core of the device at each point; or why jax refuses."""
+        key = shape if self._keeps_ones else tuple(size for size in shape if size > 1)
+        if key not in self._known:
+            self._known[key] = self._made(key)
+        known = self._known[key]
+        return known if isinstance(known, str) else known.reshape(*shape, 4)
+
+    def _made(self, shape: tuple[int, ...]) -> Ints | str:
+        name = "x".join(map(str, shape)) or "1"
+        try:
+            mesh = arrange_granule(shape, self._devices[: math.prod(shape)], name=name)
+        except UsageError as refusal:
+            return refusal.message
+        ids = np.array([device.id for device in mesh.flat], np.int64)
+        return self._coords[ids].reshape(*shape, 4)
+
+
+def spans_of(places: Ints) -> tuple[Spans, ...] | None:
+    """Where each axis lies, if every step along an axis leads the same way wherever it is made and
+    the devices along it form a regular box.
+
+    Args:
+      places: [*shape, 4]: x, y, z and core of the device at each point of the mesh.
+    """
+    origin = places.reshape(-1, 4)[0]
+    axes = places.ndim - 1
+    steps: list[Ints] = []
+    total = np.broadcast_to(origin, places.shape)
+    for axis in range(axes):
+        line = places[tuple(slice(None) if one == axis else 0 for one in range(axes))] - origin
+        steps.append(line)
+        total = total + line.reshape(*(-1 if one == axis else 1 for one in range(axes)), 4)
+    if not np.array_equal(total, places):
+        return None
+    spans = [_box(line) for line in steps]
+    return None if None in spans else tuple(one for one in spans if one is not None)
+
+
+def _box(points: Ints) -> Spans | None:
+    """The spans whose product the points are, in any order; None if there are none.
+
+    Args:
+      points: [points, 4], all distinct.
+    """
+    spans: list[Span] = []
+    for dimension in range(4):
+        along = np.unique(points[:, dimension])
+        if len(along) == 1:
+            continue
+        strides = np.unique(np.diff(along))
+        if len(strides) > 1:
+            return None
+        physical = -1 if dimension == _CORE else dimension
+        stride = 1 if dimension == _CORE else int(strides[0])
+        spans.append(Span(dimension=physical, extent=len(along), stride=stride))
+    if math.prod(span.extent for span in spans) != len(points):
+        return None
+    return tuple(spans)
+
+
+def _crooked(shape: tuple[int, ...], places: Ints, job: LayoutJob) -> list[Crooked]:
+    """Every set of axes of a shape that is no product of spans."""
+    wraps = wraps_of(job.device_kind, job.torus)
+    real = [axis for axis, size in enumerate(shape) if size > 1]
+    found: list[Crooked] = []
+    for number in range(1, len(real) + 1):
+        for axes in itertools.combinations(real, number):
+            last = range(len(shape) - len(axes), len(shape))
+            groups = np.moveaxis(places, axes, tuple(last)).reshape(
+                -1, math.prod(shape[axis] for axis in axes), 4
+            )
+            found.append(Crooked(shape=shape, axes=axes, reach=_reach_of(groups, job.torus, wraps)))
+    return found
+
+
+def _reach_of(groups: Ints, torus: tuple[int, ...], wraps: tuple[bool, ...]) -> Reach:
+    """What links give the groups: as a box if it is all of the slice, else as rings.
+
+    Args:
+      groups: [groups, devices, 4] in the order of the mesh.
+    """
+    box = _box(groups[0]) if len(groups) == 1 else None
+    return _rings(groups, torus, wraps) if box is None else reach(box, torus, wraps)
+
+
+def _rings(groups: Ints, torus: tuple[int, ...], wraps: tuple[bool, ...]) -> Reach:
+    """Every group talks along a ring through its chips, messages going along x first, then y, z."""
+    loads: Counter[tuple[tuple[int, ...], int, int]] = Counter()
+    pairs: Counter[tuple[tuple[int, ...], int, int]] = Counter()
+    steps: Counter[tuple[tuple[int, ...], int, int]] = Counter()
+    chips = hops = 0
+    for group in groups:
+        ring = list(dict.fromkeys(tuple(int(at) for at in place[:3]) for place in group))
+        chips = max(chips, len(ring))
+        length = 0
+        for here, there in zip(ring, ring[1:] + ring[:1], strict=True):
+            way = _way(here, there, torus, wraps)
+            length += len(way)
+            steps.update(way)
+            loads.update(way)
+            loads.update(_way(there, here, torus, wraps))
+        hops = max(hops, length)
+        for here, there in itertools.permutations(ring, 2):
+            pairs.update(_way(here, there, torus, wraps))
+    if chips == 1:
+        return Reach(chips=1, links=0.0, step_links=0.0, hops=0.0, spread=0.0)
+    return Reach(
+        chips=chips,
+        links=2 / max(loads.values()),
+        step_links=1 / max(steps.values()),
+        hops=hops / 2,
+        spread=max(pairs.values()) / chips**2,
+    )
+
+
+def _way(
+    here: tuple[int, ...], there: tuple[int, ...], torus: tuple[int, ...], wraps: tuple[bool, ...]
+) -> list[tuple[tuple[int, ...], int, int]]:
+    """The links from one chip to another: (chip that it leaves, dimension, direction)."""
+    at = list(here)
+    way: list[tuple[tuple[int, ...], int, int]] = []
+    for dimension, size in enumerate(torus):
+        distance = there[dimension] - at[dimension]
+        if wraps[dimension] and abs(distance) > size / 2:
+            distance -= int(math.copysign(size, distance))
+        direction = 1 if distance > 0 else -1
+        for _ in range(abs(distance)):
+            way.append((tuple(at), dimension, direction))
+            at[dimension] = (at[dimension] + direction) % size
+    return way

@@ -1,0 +1,291 @@
+"""An explanation on the terminal: causes, collectives, memory, and the reason in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from automesh.cost.breakdown import CollectiveCost, MeshCost
+from automesh.cost.comparison import (
+    CollectiveChange,
+    compare_causes,
+    compare_collectives,
+)
+from automesh.results.columns import GAP, GLUE, Column
+from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.results.explain_words import verdict_sentence, why_sentence
+from automesh.results.explanation import Explained, Explanation
+from automesh.results.words import clean, count, half_interval
+from automesh.units import format_bytes, format_count, format_percent, format_seconds
+
+_MOST = 10
+_LEAST = 5e-4  # smaller parts of a step are left out of the tables: they would print as 0.0 %
+_ALONE = "estimated, each as if nothing ran beside it"
+_CAUSES = {"memory": "device memory"}
+
+
+def render(explanation: Explanation, *, width: int, colour: bool) -> str:
+    """Draws an explanation.
+
+    Args:
+      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
+      colour: write colours as ANSI codes; the text is the same without them.
+
+    Returns:
+      Lines that end in a line feed.
+    """
+    width = max(width, MIN_WIDTH)
+    one, against = explanation.one, explanation.against
+    parts: list[RenderableType] = [Text(glued(_title(explanation)))]
+    if against is None:
+        parts += [Text(), *_one_mesh(one, width)]
+    else:
+        parts += [Text(), *_two_meshes(one, against, width)]
+    parts += [Text(), labelled(_summary(explanation))]
+    return draw(parts, width=width, colour=colour)
+
+
+def _title(explanation: Explanation) -> str:
+    devices = f"{explanation.device_count} x {clean(explanation.device)}"
+    return f"{clean(explanation.workload)} on {clean(explanation.target)} ({devices})"
+
+
+def _one_mesh(one: Explained, width: int) -> list[RenderableType]:
+    parts: list[RenderableType] = [labelled(_evidence(one))]
+    if one.estimated.causes:
+        parts += [Text(), tabulated(_fit(_cause_columns(one), width, ("amount",)), width=width)]
+        parts.append(footnotes([("*", "estimated; what other work hides is not counted")]))
+    shown = one.cost.collectives[:_MOST]
+    if shown:
+        columns = _fit(_collective_columns(shown), width, ("array", "each", "runs"))
+        parts += [Text(), tabulated(columns, width=width)]
+        notes = [("*", _ALONE)]
+        rest = one.cost.collectives[_MOST:]
+        if rest:
+            left = format_seconds(sum(other.seconds for other in rest))
+            notes.append(("", f"and {count(len(rest), 'more collective')}, {left} together"))
+        parts.append(footnotes(notes))
+    return parts
+
+
+def _two_meshes(one: Explained, against: Explained, width: int) -> list[RenderableType]:
+    lines = [*_evidence(one, "A"), *_evidence(against, "B")]
+    parts: list[RenderableType] = [labelled(lines)]
+    parts += [Text(), tabulated(_cause_changes(one, against), width=width)]
+    parts.append(footnotes([("*", "estimated; what other work hides is not counted")]))
+    changes = [
+        change for change in compare_collectives(one.cost, against.cost) if change.change != "same"
+    ]
+    if changes:
+        columns = _fit(_change_columns(changes[:_MOST]), width, ("change",))
+        parts += [Text(), tabulated(columns, width=width)]
+        notes = [("*", _ALONE)]
+        if len(changes) > _MOST:
+            notes.append(("", f"and {count(len(changes) - _MOST, 'more change')}, smaller ones"))
+        parts.append(footnotes(notes))
+    return parts
+
+
+def _evidence(one: Explained, name: str = "") -> list[tuple[str, str]]:
+    """The plan and its step time by every kind of evidence, the strongest first."""
+    estimated = one.estimated
+    low, high = estimated.bracket_s
+    times: list[str] = []
+    if one.measured is not None:
+        half = half_interval(one.measured)
+        spread = f" {half}" if half else ""
+        times.append(f"{format_seconds(one.measured.step_s)}{spread} measured")
+    if one.compiled is not None:
+        times.append(f"{format_seconds(one.compiled.step_s)} predicted from the compiled program")
+    times.append(
+        f"{format_seconds(estimated.step_s)} estimated "
+        f"(between {format_seconds(low)} and {format_seconds(high)})"
+    )
+    lines = [(name or "mesh", clean(str(one.plan))), ("step", ", ".join(times))]
+    if one.failure:
+        lines.append(("", clean(one.failure, 240)))
+    if one.is_borrowed:
+        lines.append(("", "estimated from the program of other sizes: this mesh has its own"))
+    lines.append(("memory", _memory(one)))
+    return lines
+
+
+def _memory(one: Explained) -> str:
+    """The peak by every kind of evidence, and what the estimate of it is made of."""
+    cost = one.cost
+    said: list[str] = []
+    if one.measured is not None and one.measured.peak_bytes:
+        by_compiler = one.compiled and one.compiled.memory.peak_bytes == one.measured.peak_bytes
+        if not by_compiler:
+            said.append(f"{format_bytes(one.measured.peak_bytes)} measured")
+    if one.compiled is not None:
+        said.append(f"{format_bytes(one.compiled.memory.peak_bytes)} compiled")
+    said.append(f"{format_bytes(one.estimated.memory_bytes)} estimated")
+    where = f" at {clean(cost.peak_source)}" if cost.peak_source else ""
+    made = (
+        f"{format_bytes(cost.argument_bytes)} of arguments and "
+        f"{format_bytes(cost.peak_temporary_bytes)} of temporaries, most{where}"
+    )
+    return f"{', '.join(said)}: {made}"
+
+
+def _cause_columns(one: Explained) -> list[Column]:
+    total = one.estimated.step_s
+    causes = [
+        (cause, seconds) for cause, seconds in one.estimated.causes if seconds > _LEAST * total
+    ]
+    return [
+        _words("cause", "cause", [_cause(cause) for cause, _ in causes], most=12),
+        _figures("time", "time *", [format_seconds(seconds) for _, seconds in causes]),
+        _figures("share", "share", [_share(seconds, total) for _, seconds in causes]),
+        _figures("amount", "amount *", [_amount(cause, one.cost) for cause, _ in causes]),
+    ]
+
+
+def _share(seconds: float, total: float) -> str:
+    return format_percent(seconds / total) if total > 0 else ""
+
+
+def _cause(cause: str) -> str:
+    return clean(_CAUSES.get(cause, cause))
+
+
+def _amount(cause: str, cost: MeshCost) -> str:
+    """What a cause has to do in one step on one device."""
+    kind, _, axes = cause.partition(" ")
+    match kind:
+        case "compute":
+            return _flop(cost.flops)
+        case "memory":
+            return format_bytes(cost.memory_traffic_bytes)
+        case "ici" | "dcn":
+            return format_bytes(cost.payload_bytes(tuple(axes.split("+"))))
+        case _:
+            runs = sum(one.count for one in (*cost.collectives, *cost.kernels))
+            return f"{format_count(runs)}{GLUE}starts"
+
+
+def _flop(number: float) -> str:
+    text = format_count(number)
+    return f"{text}FLOP" if text[-1].isalpha() else f"{text}{GLUE}FLOP"
+
+
+def _collective_columns(rows: Sequence[CollectiveCost]) -> list[Column]:
+    return [
+        _words("collective", "collective", [_name(row) for row in rows], most=18),
+        _words("where", "where", [_where(row) for row in rows], most=16),
+        _figures("array", "array", [clean(row.operand, 30) for row in rows], justify="left"),
+        _figures("runs", "runs", [format_count(row.count) for row in rows]),
+        _figures("each", "bytes", [format_bytes(row.payload_bytes) for row in rows]),
+        _figures("time", "time *", [format_seconds(row.seconds) for row in rows]),
+    ]
+
+
+def _name(row: CollectiveCost) -> str:
+    crosses = " (DCN)" if row.granules > 1 else ""
+    return f"{row.kind} {','.join(row.axes)}{crosses}"
+
+
+def _where(row: CollectiveCost) -> str:
+    if not row.source:
+        return clean(row.region) if row.in_loop else "unknown"
+    return f"{clean(row.source)} (loop)" if row.in_loop else clean(row.source)
+
+
+def _cause_changes(one: Explained, against: Explained) -> list[Column]:
+    least_s = _LEAST * max(one.estimated.step_s, against.estimated.step_s)
+    changes = [
+        change
+        for change in compare_causes(one.estimated, against.estimated)
+        if max(change.first_s, change.second_s) > least_s
+    ]
+    rows = [
+        *((_cause(change.cause), change.first_s, change.second_s) for change in changes),
+        ("step", one.estimated.step_s, against.estimated.step_s),
+    ]
+    bytes_ = (one.estimated.memory_bytes, against.estimated.memory_bytes)
+    memory = _signed(bytes_[1] - bytes_[0], format_bytes)
+    return [
+        _words("cause", "cause", [*(name for name, _, _ in rows), "peak memory"], most=12),
+        _figures("a", "A *", [*(_time(one_s) for _, one_s, _ in rows), format_bytes(bytes_[0])]),
+        _figures("b", "B *", [*(_time(one_s) for _, _, one_s in rows), format_bytes(bytes_[1])]),
+        _figures(
+            "change",
+            "B - A *",
+            [*(_signed(two_s - one_s, format_seconds) for _, one_s, two_s in rows), memory],
+        ),
+    ]
+
+
+def _change_columns(changes: Sequence[CollectiveChange]) -> list[Column]:
+    shown = [change.shown for change in changes]
+    return [
+        _words("collective", "collective", [_name(row) for row in shown], most=18),
+        _words("where", "where", [_where(row) for row in shown], most=16),
+        _figures("a", "A *", [_time(change.first_s) for change in changes]),
+        _figures("b", "B *", [_time(change.second_s) for change in changes]),
+        _figures("change", "in B", [change.change for change in changes], justify="left"),
+    ]
+
+
+def _time(seconds: float) -> str:
+    return format_seconds(seconds) if seconds > 0 else "-"
+
+
+def _signed(change: float, said: Callable[[float], str]) -> str:
+    return f"{'-' if change < 0 else '+'}{said(abs(change))}" if change else "="
+
+
+def _summary(explanation: Explanation) -> list[tuple[str, str]]:
+    one, against = explanation.one, explanation.against
+    if against is None:
+        lines = [("why", why_sentence(one))]
+    else:
+        lines = [
+            ("why", verdict_sentence(explanation)),
+            ("A", why_sentence(one)),
+            ("B", why_sentence(against)),
+        ]
+    lines += _uncounted(explanation)
+    lines.append(("speeds", clean(explanation.speeds)))
+    lines += [("note", clean(notice)) for notice in explanation.notices]
+    return [(label, text) for label, text in lines if text]
+
+
+def _uncounted(explanation: Explanation) -> list[tuple[str, str]]:
+    sides = [side for side in (explanation.one, explanation.against) if side is not None]
+    missing = {
+        (missing.what, missing.why, missing.source): None
+        for side in sides
+        for missing in side.cost.uncounted
+    }
+    named = {text: None for side in sides for text in side.estimated.uncounted}
+    said = [
+        f"{clean(what)}{f' at {clean(source)}' if source else ''}: {clean(why)}"
+        for what, why, source in missing
+    ] or [clean(text) for text in named]
+    return [("uncounted", text) for text in said[:5]] + (
+        [("", f"and {len(said) - 5} more")] if len(said) > 5 else []
+    )
+
+
+def _words(name: str, header: str, cells: Sequence[str], *, most: int) -> Column:
+    column = Column(name=name, header=header, cells=tuple(cells))
+    return replace(column, floor=max(min(column.width, most), 1))
+
+
+def _figures(name: str, header: str, cells: Sequence[str], *, justify: str = "right") -> Column:
+    side = "left" if justify == "left" else "right"
+    return Column(name=name, header=header, cells=tuple(cells), justify=side)
+
+
+def _fit(columns: list[Column], width: int, dropped: Sequence[str]) -> list[Column]:
+    """Leaves out the named columns, in this order, until the rest fits."""
+    for drop in ("", *dropped):
+        columns = [column for column in columns if column.name != drop]
+        if sum((column.floor or column.width) + GAP for column in columns) - GAP <= width:
+            return columns
+    return columns

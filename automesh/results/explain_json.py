@@ -1,0 +1,164 @@
+"""What `explain --json` prints.
+
+Schema 1. Names carry their units (`_s` seconds, `_bytes`); a figure that is not finite or not known
+is null. Keys are only ever added within a schema number.
+
+    schema, workload, target, device, device_count, speeds, study, notices
+    why         the sentence: for one mesh where its time goes, for two why one wins
+    one         {plan, mesh, why, failure, step_s {estimated, bracket, bound, compiled, measured,
+                measured_interval}, causes [{cause, seconds, share}], reasons [{reason, axes,
+                seconds, source}], collectives [{kind, axes, source, array, region, in_loop, runs,
+                payload_bytes, latency_s, ici_s, dcn_s, seconds, granules}], flops,
+                memory_traffic_bytes, memory {estimated_bytes, argument_bytes, output_bytes,
+                alias_bytes, temporary_bytes, peak_source, compiled_bytes, measured_bytes},
+                uncounted [{what, why, source}]}
+    against     the same for the other mesh, or null
+    changes     null without it, else {causes [{cause, one_s, against_s}], collectives [{kind, axes,
+                source, region, change, one_s, against_s}]}; `change` is appears, vanishes, grows,
+                shrinks or same, seen from `one`
+
+Seconds of causes and reasons are what remains of them in the estimated step; those of collectives
+are as if nothing ran beside them. All are estimated but for those called compiled or measured.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from automesh.cost.breakdown import CollectiveCost, MeshCost
+from automesh.cost.comparison import Share, compare_causes, compare_collectives, shares_of
+from automesh.results.explain_words import verdict_sentence, why_sentence
+from automesh.results.explanation import Explained, Explanation
+
+SCHEMA = 1
+
+
+def to_json(explanation: Explanation) -> dict[str, Any]:
+    """The explanation as plain values that `json.dumps(..., allow_nan=False)` takes."""
+    one, against = explanation.one, explanation.against
+    return {
+        "schema": SCHEMA,
+        "workload": explanation.workload,
+        "target": explanation.target,
+        "device": explanation.device,
+        "device_count": explanation.device_count,
+        "speeds": explanation.speeds,
+        "study": explanation.study or None,
+        "notices": list(explanation.notices),
+        "why": verdict_sentence(explanation) if against else why_sentence(one),
+        "one": _explained(one),
+        "against": _explained(against) if against else None,
+        "changes": _changes(one, against) if against else None,
+    }
+
+
+def _explained(one: Explained) -> dict[str, Any]:
+    total = one.estimated.step_s
+    return {
+        "plan": str(one.plan),
+        "mesh": one.plan.mesh,
+        "why": why_sentence(one),
+        "failure": one.failure or None,
+        "step_s": _step(one),
+        "causes": [
+            {"cause": cause, "seconds": _known(seconds), "share": _known(seconds / total)}
+            for cause, seconds in one.estimated.causes
+            if total > 0
+        ],
+        "reasons": [_share(share) for share in shares_of(one.cost, one.estimated)],
+        "collectives": [_collective(each) for each in one.cost.collectives],
+        "flops": _known(one.cost.flops),
+        "memory_traffic_bytes": _known(one.cost.memory_traffic_bytes),
+        "memory": _memory(one),
+        "uncounted": [
+            {"what": missing.what, "why": missing.why, "source": missing.source or None}
+            for missing in one.cost.uncounted
+        ],
+    }
+
+
+def _step(one: Explained) -> dict[str, Any]:
+    estimated, measured = one.estimated, one.measured
+    return {
+        "estimated": _known(estimated.step_s),
+        "bracket": [_known(seconds) for seconds in estimated.bracket_s],
+        "bound": _known(estimated.bound_s) or None,
+        "compiled": _known(one.compiled.step_s) if one.compiled else None,
+        "measured": _known(measured.step_s) if measured else None,
+        "measured_interval": [_known(end) for end in measured.interval_s] if measured else None,
+    }
+
+
+def _share(share: Share) -> dict[str, Any]:
+    piece = share.collective or share.kernel
+    return {
+        "reason": share.reason,
+        "axes": list(share.axes),
+        "seconds": _known(share.seconds),
+        "source": piece.source or None if piece else None,
+    }
+
+
+def _collective(one: CollectiveCost) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "axes": list(one.axes),
+        "source": one.source or None,
+        "array": one.operand or None,
+        "region": one.region,
+        "in_loop": one.in_loop,
+        "runs": _known(one.count),
+        "payload_bytes": _known(one.payload_bytes),
+        "latency_s": _known(one.latency_s),
+        "ici_s": _known(one.ici_s),
+        "dcn_s": _known(one.dcn_s),
+        "seconds": _known(one.seconds),
+        "granules": one.granules,
+    }
+
+
+def _memory(one: Explained) -> dict[str, Any]:
+    cost: MeshCost = one.cost
+    return {
+        "estimated_bytes": one.estimated.memory_bytes,
+        "argument_bytes": _known(cost.argument_bytes),
+        "output_bytes": _known(cost.output_bytes),
+        "alias_bytes": _known(cost.alias_bytes),
+        "temporary_bytes": _known(cost.peak_temporary_bytes),
+        "peak_source": cost.peak_source or None,
+        "compiled_bytes": one.compiled.memory.peak_bytes if one.compiled else None,
+        "measured_bytes": one.measured.peak_bytes or None if one.measured else None,
+    }
+
+
+def _changes(one: Explained, against: Explained) -> dict[str, Any]:
+    causes = compare_causes(one.estimated, against.estimated)
+    collectives = compare_collectives(one.cost, against.cost)
+    return {
+        "causes": [
+            {
+                "cause": change.cause,
+                "one_s": _known(change.first_s),
+                "against_s": _known(change.second_s),
+            }
+            for change in causes
+        ],
+        "collectives": [
+            {
+                "kind": change.shown.kind,
+                "axes": list(change.shown.axes),
+                "source": change.shown.source or None,
+                "region": change.shown.region,
+                "change": change.change,
+                "one_s": _known(change.first_s),
+                "against_s": _known(change.second_s),
+            }
+            for change in collectives
+        ],
+    }
+
+
+def _known(value: float) -> float | None:
+    """Strict JSON has no NaN and no infinities."""
+    return value if math.isfinite(value) else None

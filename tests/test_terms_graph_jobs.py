@@ -1,0 +1,119 @@
+"""Propagations as jobs of a worker, on the examples."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from automesh.cost.terms import value_of
+from automesh.mesh.axes import DEFAULT_AXES, MeshAxis
+from automesh.program.building import build_on, read_facts
+from automesh.program.load import load_entry
+from automesh.program.nouns import Propagation
+from automesh.worker import jobs, protocol
+from automesh.worker.messages import PropagateJob
+from tests.program_support import own_process as own_process
+from tests.program_support import script
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def example(name, size):
+    return script(EXAMPLES / f"{name}.py", argv=("--size", size))
+
+
+@functools.cache
+def facts_of(name, size):
+    build = load_entry(example(name, size))
+    return read_facts(build_on(build, [MeshAxis(name=axis) for axis in DEFAULT_AXES]).workload)
+
+
+def job(name, sizes, *probes, size="tiny", knobs=()):
+    return PropagateJob(
+        entry=example(name, size),
+        axis_names=DEFAULT_AXES,
+        axis_types=(),
+        facts=facts_of(name, size),
+        knobs=knobs,
+        sizes=tuple(sizes.items()),
+        probes=tuple(tuple(one.items()) for one in probes),
+        platform="none",
+    )
+
+
+def answer(wanted, events=None) -> Propagation:
+    heard = [] if events is None else events
+    found = jobs.handle(wanted, lambda event: heard.append(event) or {})
+    # As the parent gets it.
+    message = protocol.answer_message(wanted, found)
+    assert protocol.read_result(wanted, message) == found
+    return found
+
+
+def totals(terms, sizes):
+    """FLOPs, bytes, the bytes of each kind of collective, the peak, and the arguments."""
+    flops = sum(
+        2 * value_of(one.count, sizes) * by.batch.at(sizes) * by.m.at(sizes) * by.n.at(sizes)
+        * by.k.at(sizes)
+        for one in terms.kernels
+        for by in one.matmuls
+    )  # fmt: skip
+    moved: dict[str, float] = {}
+    for one in terms.collectives:
+        key = f"{one.kind} {one.axes}"
+        bytes_ = value_of(one.count, sizes) * value_of(one.payload_bytes, sizes)
+        moved[key] = moved.get(key, 0.0) + bytes_
+    traffic = sum(value_of(one.count, sizes) * value_of(one.bytes, sizes) for one in terms.kernels)
+    peak = max(value_of(one.bytes, sizes) for one in terms.points)
+    return {
+        "flops": flops,
+        "traffic": traffic,
+        "peak": peak,
+        "arguments": value_of(terms.argument_bytes, sizes),
+        **moved,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size", "sizes", "other"),
+    [
+        ("dense_lm", "small", {"fsdp": 2, "tp": 2}, {"fsdp": 4, "tp": 2}),
+        ("moe_lm", "small", {"fsdp": 2, "ep": 2}, {"fsdp": 4, "ep": 4}),
+        ("long_context", "small", {"dp": 2, "sp": 2}, {"dp": 2, "sp": 8}),
+    ],
+)
+def test_terms_at_other_sizes_are_those_of_their_own_propagation(
+    own_process, name, size, sizes, other
+):
+    here = answer(job(name, sizes, dict.fromkeys(sizes, 4), size=size))
+    assert here.failed_probes == () and here.terms.fixed == () and here.terms.limits == ()
+    assert here.lower_s > 0 and here.propagate_s > 0
+    jobs._MEMORY.programs.clear()
+    there = answer(job(name, other, size=size))
+    expected = totals(there.terms, other)
+    assert totals(here.terms, other) == pytest.approx(expected, rel=1e-6)
+
+
+def test_sets_of_one_step_share_what_was_lowered(own_process):
+    axes = [("dp", "tp"), ("dp", "sp"), ("sp",)]
+    answers = [
+        answer(job("dense_lm", dict.fromkeys(one, 2), dict.fromkeys(one, 4))) for one in axes
+    ]
+    (programs,) = jobs._MEMORY.programs.values()
+    assert programs.lowered == 4 and not programs.varies
+    assert answers[0].lower_s > 0 and answers[-1].lower_s == 0
+    assert any("derived" in note for note in answers[-1].notes)
+    jobs._MEMORY.programs.clear()
+    own = answer(job("dense_lm", {"sp": 4}))
+    assert totals(answers[-1].terms, {"sp": 4}) == pytest.approx(totals(own.terms, {"sp": 4}))
+    answer(job("dense_lm", {"sp": 2}, knobs=(("remat", "none"),)))
+    (programs,) = jobs._MEMORY.programs.values()
+    assert programs.lowered == 1
+
+
+def test_a_worker_says_what_it_is_doing(own_process):
+    events = []
+    answer(job("dense_lm", {"dp": 2}), events)
+    stages = [one["stage"] for one in events]
+    assert stages[-3:] == ["build", "lower", "propagate"]

@@ -1,0 +1,325 @@
+"""What a step keeps in memory, on programs written by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from automesh.cost.terms import MemoryPoint, Monomial, value_of
+from automesh.program.graph import Block, Graph, Operation, Value
+from automesh.program.liveness import Footprint, memory_points
+from automesh.program.liveness_peaks import undominated
+from automesh.program.liveness_steps import Compiler
+
+MESH = (("x", 2), ("y", 2))
+
+
+def value(*shape: int, axes: dict[int, str] | None = None, dtype: str = "f32") -> Value:
+    split = tuple((axes[d],) if axes and d in axes else () for d in range(len(shape)))
+    return Value(shape=shape, dtype=dtype, axes=split)
+
+
+def apply(block: Block, name: str, *operands: Value, like: Value | None = None, **fields) -> Value:
+    like = like or operands[0]
+    result = Value(shape=like.shape, dtype=like.dtype, axes=like.axes)
+    operation = Operation(name=name, operands=list(operands), results=[result], **fields)
+    block.operations.append(operation)
+    return result
+
+
+def footprint(top: Block, *, stored=None, platform: str = "none", **fields) -> Footprint:
+    graph = Graph(top=top, mesh=MESH, **fields)
+    if stored is None:
+        stored = [result for operation in everything(top) for result in operation.results]
+    return memory_points(graph, stored=stored, platform=platform)
+
+
+def everything(block: Block):
+    for operation in block.operations:
+        yield operation
+        for body in operation.bodies:
+            yield from everything(body)
+
+
+def peak(found: Footprint, **sizes: int) -> float:
+    return max((value_of(point.bytes, sizes) for point in found.points), default=0.0)
+
+
+def test_a_chain_reuses_the_memory_of_what_dies():
+    x = value(256)
+    top = Block(arguments=[x])
+    for _ in range(5):
+        x = apply(top, "sine", x)
+    out = apply(top, "dot_general", x)
+    top.returned = [out]
+    assert peak(footprint(top)) == 1024
+
+
+def test_a_matrix_product_cannot_overwrite_its_operand():
+    x = value(256)
+    top = Block(arguments=[x])
+    inner = apply(top, "dot_general", apply(top, "dot_general", x))
+    top.returned = [apply(top, "dot_general", inner)]
+    assert peak(footprint(top)) == 2048
+
+
+def test_what_is_needed_later_lives_until_then():
+    x = value(256, 256, axes={0: "x"})
+    top = Block(arguments=[x])
+    kept = apply(top, "dot_general", x)
+    other = apply(top, "dot_general", x, like=value(1024, axes={0: "y"}))
+    other = apply(top, "dot_general", other)
+    top.returned = [apply(top, "add", kept, other)]
+    found = footprint(top)
+    assert peak(found, x=4, y=1) == 256 * 256 * 4 / 4 + 2 * 4096
+    assert peak(found, x=1, y=8) == 256 * 256 * 4 + 2 * 512
+
+
+def test_values_that_are_not_stored_cost_nothing_but_keep_what_they_read():
+    x = value(256)
+    top = Block(arguments=[x])
+    kept = apply(top, "dot_general", x)
+    virtual = apply(top, "sine", kept)
+    other = apply(top, "dot_general", x)
+    top.returned = [apply(top, "dot_general", virtual, other)]
+    found = footprint(top, stored=[kept, other, top.returned[0]])
+    assert peak(found) == 2048
+
+
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_outputs_take_over_donated_arguments(donated):
+    x, y = value(1024, axes={0: "x"}), value(256)
+    top = Block(arguments=[x, y])
+    top.returned = [apply(top, "add", x, x)]
+    found = footprint(top, donated=donated)
+    assert found.argument_bytes == (
+        Monomial(coefficient=1024.0),
+        Monomial(coefficient=4096.0, powers=(("x", -1),)),
+    )
+    assert found.output_bytes == (Monomial(coefficient=4096.0, powers=(("x", -1),)),)
+    assert found.alias_bytes == (found.output_bytes if donated else ())
+    assert peak(found) == 0
+
+
+def test_a_donated_argument_that_is_read_later_is_no_place_yet():
+    x = value(1024)
+    top = Block(arguments=[x])
+    new = apply(top, "sine", x)
+    loss = apply(top, "dot_general", x, like=value(1))
+    top.returned = [new, loss]
+    assert peak(footprint(top, donated=(0,))) == 4096
+
+
+def test_arguments_in_host_memory_are_left_out():
+    x, y = value(1024), value(256)
+    top = Block(arguments=[x, y], returned=[x])
+    assert footprint(top, host=(0,)).argument_bytes == (Monomial(coefficient=1024.0),)
+
+
+def loop(trips: int, *, stacked: bool = False) -> Block:
+    """Carries an array of 4096 bytes, needs 2 x 8192 in the body, stacks 1024 bytes per trip."""
+    x = value(1024)
+    top = Block(arguments=[x])
+    start = apply(top, "dot_general", x)
+    starts = [start]
+    if stacked:
+        starts.append(apply(top, "broadcast_in_dim", x, like=value(trips, 256)))
+    arguments = [value(*one.shape) for one in starts]
+    body = Block(arguments=list(arguments))
+    wide = apply(body, "dot_general", arguments[0], like=value(2048))
+    wide = apply(body, "dot_general", wide)
+    body.returned = [apply(body, "dot_general", wide, like=arguments[0])]
+    if stacked:
+        body.returned.append(apply(body, "dynamic_update_slice", arguments[1], body.returned[0]))
+    results = [value(*one.shape) for one in starts]
+    top.operations.append(
+        Operation(name="while", operands=starts, results=results, bodies=[body], trips=trips)
+    )
+    top.returned = [apply(top, "dot_general", *results, like=value(1))]
+    return top
+
+
+@given(st.integers(1, 1000))
+def test_a_loop_keeps_one_copy_of_its_carry_however_often_it_runs(trips):
+    assert peak(footprint(loop(trips))) == 4096 + 2 * 8192
+
+
+@given(st.integers(1, 1000))
+def test_stacked_results_grow_with_the_trips_and_are_written_in_place(trips):
+    assert peak(footprint(loop(trips, stacked=True))) == 4096 + trips * 1024 + 2 * 8192
+
+
+def test_what_a_loop_passes_on_unchanged_is_free():
+    x = value(1024)
+    top = Block(arguments=[x])
+    weight = apply(top, "dot_general", x)
+    carried, passed = value(1024), value(1024)
+    body = Block(arguments=[carried, passed])
+    body.returned = [apply(body, "dot_general", carried, passed), passed]
+    start = apply(top, "dot_general", x)
+    results = [value(1024), value(1024)]
+    top.operations.append(
+        Operation(name="while", operands=[start, weight], results=results, bodies=[body])
+    )
+    top.returned = [apply(top, "dot_general", *results, like=value(1))]
+    # The carry, the weight, and the new carry while the old one is read.
+    assert peak(footprint(top)) == 3 * 4096
+
+
+def test_the_largest_branch_counts():
+    x = value(256)
+    top = Block(arguments=[x])
+    bodies: list[Block] = []
+    for size in (1024, 4096):
+        body = Block()
+        wide = apply(body, "dot_general", x, like=value(size))
+        body.returned = [apply(body, "dot_general", wide, like=x)]
+        bodies.append(body)
+    result = value(256)
+    top.operations.append(Operation(name="case", operands=[], results=[result], bodies=bodies))
+    top.returned = [apply(top, "dot_general", result)]
+    assert peak(footprint(top)) == 1024 + 4 * 4096
+
+
+def test_a_barrier_holds_no_memory():
+    x = value(1024)
+    top = Block(arguments=[x])
+    kept = apply(top, "optimization_barrier", apply(top, "dot_general", x))
+    top.returned = [apply(top, "dot_general", kept, like=value(1))]
+    assert peak(footprint(top)) == 4096
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("trace", ["large", "small", "wide", "middle", "out"]),
+        ("late", ["large", "wide", "small", "middle", "out"]),
+        ("early", ["large", "wide", "small", "middle", "out"]),
+    ],
+)
+def test_orders_in_which_operations_may_run(order, expected):
+    x = value(256)
+    top = Block(arguments=[x])
+    large = apply(top, "dot_general", x, source="large")
+    small = apply(top, "dot_general", large, source="small")
+    wide = apply(top, "dot_general", x, source="wide")
+    middle = apply(top, "dot_general", wide, source="middle")
+    top.returned = [apply(top, "dot_general", middle, small, source="out")]
+    compiler = Compiler([large, small, wide, middle, *top.returned])
+    assert [step.operation.source for step in compiler.steps(top, order)] == expected
+
+
+def test_late_and_early_differ_for_what_is_needed_at_the_end():
+    x = value(256)
+    top = Block(arguments=[x])
+    ready = apply(top, "dot_general", x, source="ready")
+    chain = x
+    for number in range(3):
+        chain = apply(top, "dot_general", chain, source=str(number))
+    top.returned = [apply(top, "dot_general", chain, ready, source="out")]
+    compiler = Compiler([])
+    compiler.stored.update(one.results[0] for one in top.operations)
+    orders = {
+        order: [step.operation.source for step in compiler.steps(top, order)]
+        for order in ("late", "early")
+    }
+    assert orders == {
+        "late": ["0", "1", "ready", "2", "out"],
+        "early": ["ready", "0", "1", "2", "out"],
+    }
+
+
+def product(block: Block, lhs: Value, rhs: Value, like: Value, *, lhs_last: bool = True) -> Value:
+    return apply(
+        block,
+        "dot_general",
+        lhs,
+        rhs,
+        like=like,
+        attributes={
+            "lhs_batch": (),
+            "rhs_batch": (),
+            "lhs_contracting": (1 if lhs_last else 0,),
+            "rhs_contracting": (0,),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result", "lhs_last", "copied"),
+    [
+        ("f32", "f32", True, 0),
+        ("f32", "f32", False, 4),  # transposed
+        ("bf16", "f32", True, 0),
+        ("bf16", "f32", False, 2),
+        ("bf16", "bf16", True, 8),  # both widened
+    ],
+)
+def test_the_cpu_compiler_copies_what_its_matrix_products_cannot_take(
+    dtype, result, lhs_last, copied
+):
+    x, y = value(1024, 1024, dtype=dtype), value(1024, 1024, dtype=dtype)
+    top = Block(arguments=[x, y])
+    out = product(top, x, y, value(1024, 1024, dtype=result), lhs_last=lhs_last)
+    top.returned = [apply(top, "sort", out, like=value(1))]
+    stored = [x, y, out, *top.returned]
+    found = peak(footprint(top, stored=stored, platform="cpu"))
+    kept = 4 if result == "f32" else 2
+    assert found == pytest.approx(1.1 * 2**20 * (kept + copied))
+
+
+def test_the_cpu_compiler_widens_what_a_loop_reads_slice_by_slice():
+    stack = value(16, 1024, dtype="bf16")
+    top = Block(arguments=[stack])
+    argument, carried = value(16, 1024, dtype="bf16"), value(1)
+    body = Block(arguments=[argument, carried])
+    part = apply(body, "dynamic_slice", argument, like=value(1, 1024, dtype="bf16"))
+    body.returned = [argument, apply(body, "reduce", part, like=value(1))]
+    start = apply(top, "sort", stack, like=value(1))
+    results = [value(16, 1024, dtype="bf16"), value(1)]
+    top.operations.append(
+        Operation(name="while", operands=[stack, start], results=results, bodies=[body])
+    )
+    top.returned = [apply(top, "sort", results[1], like=value(1))]
+    stored = [stack, argument, carried, start, body.returned[1], results[1]]
+    assert peak(footprint(top, stored=stored, platform="cpu")) > 4 * 16 * 1024
+    assert peak(footprint(top, stored=stored, platform="gpu")) < 1024
+
+
+AXES = st.lists(st.sampled_from(["x", "y", "z"]), unique=True, max_size=3)
+SUMS = st.dictionaries(
+    AXES.map(lambda axes: tuple((axis, -1) for axis in sorted(axes))),
+    st.integers(1, 1000).map(float),
+    min_size=1,
+    max_size=4,
+).map(lambda found: tuple(Monomial(coefficient=c, powers=p) for p, c in sorted(found.items())))
+
+
+@given(
+    st.lists(SUMS, min_size=1, max_size=12),
+    st.fixed_dictionaries(dict.fromkeys("xyz", st.integers(1, 64))),
+)
+def test_dropping_points_never_changes_the_peak(sums, sizes):
+    points = [MemoryPoint(bytes=one) for one in sums]
+    kept = undominated(points)
+    assert len(kept) <= len(points)
+    before = max(value_of(one.bytes, sizes) for one in points)
+    after = max(value_of(one.bytes, sizes) for one in kept)
+    assert after == pytest.approx(before, abs=1.0)
+
+
+@given(
+    st.lists(st.tuples(AXES, st.integers(1, 64)), min_size=1, max_size=5),
+    st.sampled_from("xyz"),
+    st.fixed_dictionaries(dict.fromkeys("xyz", st.integers(1, 64))),
+)
+def test_doubling_an_axis_never_raises_the_arguments(arguments, doubled, sizes):
+    top = Block(
+        arguments=[
+            Value(shape=(64 * size,), dtype="f32", axes=(tuple(sorted(axes)),))
+            for axes, size in arguments
+        ]
+    )
+    found = footprint(top).argument_bytes
+    assert value_of(found, {**sizes, doubled: 2 * sizes[doubled]}) <= value_of(found, sizes)
