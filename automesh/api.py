@@ -123,7 +123,7 @@ def search(
       target: `local` (the attached devices) or `cpu:N` (virtual).
       space: a shipped search space (`auto`, `dense_lm`, `moe_lm`, `long_context`) or a TOML file.
       budget: time for the search, as `90s`, `10m`, `1.5h`.
-      top: finalists to measure.
+      top: finalists of one race.
       baseline: the mesh in use today, such as `dp:8`; by default the workload's own.
       args: the script's own arguments.
       rules: rule file to merge the winner into; by default beside the script, for a function none.

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
-import io
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -15,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from automesh.cli_guard import guarded, interrupted, prepare_streams
 from automesh.cli_help import (
     CALIBRATE_HELP,
     DOCTOR_HELP,
@@ -23,16 +21,10 @@ from automesh.cli_help import (
     SEARCH_HELP,
     SHOW_HELP,
 )
-from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError
+from automesh.errors import Interrupted, UsageError
 
 _T = TypeVar("_T")
 _COMMANDS = ("search", "show", "explain", "calibrate", "doctor")
-_STOPPED = 130
-_STAND_INS = "automesh.stand-ins"
-_ASCII = {"\u2500": "-", "\u2501": "=", "\u00b1": "~"}
-
-# The root of Typer's argument errors; its module is private, its subclass is not.
-_ArgumentError: type[Exception] = typer.BadParameter.__mro__[2]  # pyright: ignore
 
 app = typer.Typer(
     name="automesh",
@@ -157,7 +149,7 @@ def search(
         result = api.run(request, progress)
     _print(result, as_json=as_json, top=top)
     if result.interrupted:
-        raise _interrupted()
+        raise interrupted()
     if not dry_run:
         result.require_best()
 
@@ -325,91 +317,5 @@ def options(
 
 def main() -> None:
     """Runs the command line; exits with 0 found, 1 nothing feasible, 2 bad input, 130 stopped."""
-    codecs.register_error(_STAND_INS, _stand_in)
-    # `automesh show >&-` gives a program no stream at all.
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
-    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_STAND_INS)
-    sys.exit(_guarded(lambda: app(standalone_mode=False, prog_name="automesh")))
-
-
-def _stand_in(error: UnicodeError) -> tuple[str, int]:
-    """What a terminal that has only ASCII gets: one character for one, so that columns hold."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    foreign = error.object[error.start : error.end]
-    return "".join(_ASCII.get(char, "?") for char in foreign), error.end
-
-
-def _guarded(call: Callable[[], Any]) -> int:
-    try:
-        outcome = call()
-        sys.stdout.flush()
-        if outcome == _STOPPED:  # Typer has caught a KeyboardInterrupt.
-            return _complain(_interrupted(), _STOPPED)
-        return outcome if isinstance(outcome, int) else 0
-    except NoFeasibleMesh as error:
-        return _complain(error, 1)
-    except Interrupted as error:
-        return _complain(error, _STOPPED)
-    except AutomeshError as error:
-        return _complain(error, 2)
-    except BrokenPipeError:
-        # The reader of our table went away (`automesh show | head`): not an error of anyone's.
-        _drop_output()
-        return 0
-    except SystemExit as error:
-        # So Typer deals with a broken pipe of its own accord.
-        if not isinstance(error.__context__, BrokenPipeError):
-            raise
-        _drop_output()
-        return 0
-    except OSError as error:
-        _drop_output()
-        what = f"`{error.filename}`: " if error.filename else ""
-        return _complain(
-            UsageError(
-                f"{what}{(error.strerror or type(error).__name__).lower()}",
-                hint="check the disk and the permissions; what is finished is kept",
-            ),
-            2,
-        )
-    except _ArgumentError as error:
-        return _complain(UsageError(_sentence(error), hint=_help_for(error)), 2)
-
-
-def _drop_output() -> None:
-    """Lets what is still to be written vanish: Python would try again at its end, and complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _interrupted() -> Interrupted:
-    from automesh.results.words import hide_password
-
-    command = hide_password(shlex.join(["automesh", *sys.argv[1:]]))
-    return Interrupted(
-        "interrupted; what is finished is kept", hint=f"the same command goes on: {command}"
-    )
-
-
-def _sentence(error: Any) -> str:
-    message: str = error.format_message()
-    return message[:1].lower() + message[1:].rstrip(".")
-
-
-def _help_for(error: Any) -> str:
-    typed = " ".join(["automesh", *(name for name in sys.argv[1:2] if name in _COMMANDS)])
-    command = error.ctx.command_path if error.ctx else typed
-    if command.endswith(" search"):
-        return "`automesh search --help` lists all; the script's own arguments follow --"
-    return f"`{command} --help` lists all"
-
-
-def _complain(error: AutomeshError, code: int) -> int:
-    # The table first: both may go to one terminal.
-    sys.stdout.flush()
-    hint = f"hint: {error.hint}\n" if error.hint else ""
-    sys.stderr.write(f"error: {error.message}\n{hint}")
-    return code
+    prepare_streams()
+    sys.exit(guarded(lambda: app(standalone_mode=False, prog_name="automesh"), _COMMANDS))

@@ -111,14 +111,20 @@ def inspections_shared() -> Iterator[None]:
     ask = looking.inspect
 
     def inspect(
-        pool: object, request: object, space: object, progress: object, **further: object
+        pool: object,
+        request: object,
+        target: object,
+        space: object,
+        progress: object,
+        **further: object,
     ) -> object:
         path = Path(request.entry.location)
-        key = (path.read_bytes() if path.exists() else path, request.entry.function, space.names)
+        script = path.read_bytes() if path.exists() else path
+        key = (script, request.entry.function, space.names, target.name)
         if "JAX_PLATFORMS" in os.environ:
-            return ask(pool, request, space, progress, **further)
+            return ask(pool, request, target, space, progress, **further)
         if key not in known:
-            known[key] = ask(pool, request, space, progress, **further)
+            known[key] = ask(pool, request, target, space, progress, **further)
         return known[key]
 
     with mock.patch.object(looking, "inspect", inspect):

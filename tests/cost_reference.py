@@ -133,8 +133,6 @@ def _communication(
 ) -> list[tuple[CollectiveTerm, float, float, float]]:
     """Each collective of one region with its exposed and hidden executions and its slow-down."""
     found = []
-    trips = value_of(terms.regions[region].trips, sizes)
-    is_first = True
     counts: dict[CollectiveTerm, float] = defaultdict(float)
     for term in terms.collectives:  # equal ones, listed twice, are one that is executed more often
         counts[replace(term, count=())] += value_of(term.count, sizes)
@@ -145,9 +143,6 @@ def _communication(
         windowed = term.windowed and terms.platform == "tpu" and ring >= SMALLEST_RING
         hides = term.hides or windowed
         shown = 0.0 if hides else count
-        if term.hides and not windowed and term.kind == "all-gather" and is_first:
-            shown = min(count, trips)
-            is_first = False
         found.append((term, shown, count - shown, PERMUTE_COST if windowed else 1.0))
     return found
 

@@ -249,10 +249,10 @@ BARE = Terms(
 
 
 def test_a_step_by_hand() -> None:
-    """Ten layers, each gathering its weights behind a multiplication; one gather is exposed."""
+    """Ten layers that gather weights behind a multiplication, but for the first gather."""
     gather = CollectiveTerm(
         region=1,
-        count=times(20),
+        count=times(10),
         kind="all-gather",
         axes=("a",),
         payload_bytes=times(4e8),
@@ -272,7 +272,11 @@ def test_a_step_by_hand() -> None:
                 ),
             ),
         ),
-        collectives=(gather, replace(gather, kind="all-reduce", count=times(10), hides=False)),
+        collectives=(
+            gather,
+            replace(gather, hides=False),
+            replace(gather, kind="all-reduce", hides=False),
+        ),
         argument_bytes=times(3e9, a=-1),
     )
     estimate = priced(step, plan(a=(4, 1))).estimated(0)
@@ -280,7 +284,7 @@ def test_a_step_by_hand() -> None:
     one_gather = 4e8 * 3 / 4 / 1e11
     start = 1e-6 * (1 + 3)  # three hops
     overhead = 10 * 2e-7
-    assert 10 * (one_gather + start) < compute  # so ten of twenty gathers hide, ten come first
+    assert 10 * (one_gather + start) < compute  # so the gathers that may hide do
     assert dict(estimate.causes) == pytest.approx(
         {
             "compute": compute,

@@ -159,7 +159,7 @@ class TestWhoIsRaced:
         known: dict[Plan, Outcome] = {one: measured(3 * wide[one].step_s) for one in list(wide)[:5]}
         asked = contest(wide)
         assert asked.challengers({}, known) == ()
-        said = asked.belief({}, known)
+        said = asked.belief({}, known, 3.0)
         assert said.startswith("none of the 2 meshes not measured is believed to be more than")
         assert "leave-one-out error" in said and "over 5 measured plans" in said
 
@@ -171,9 +171,9 @@ class TestWhoIsRaced:
         asked = contest(wide)
         assert asked.challengers({}, known) == (plan("dp:16"),)
         assert "1 mesh not measured may be more than 2.0 % faster than the best" in asked.belief(
-            {}, known
+            {}, known, 6.0
         )
-        assert "most likely dp:16 remat=none" in asked.belief({}, known)
+        assert "most likely dp:16 remat=none" in asked.belief({}, known, 6.0)
 
     def test_raceable_is_what_compiled_to_a_new_program(self) -> None:
         known: dict[Plan, Outcome] = {

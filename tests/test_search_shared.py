@@ -44,7 +44,7 @@ def start_two(folder: Path, storage: Storage) -> list[SearchProcess]:
         "--target": "cpu:4",
         "--space": "space.toml",
         "--budget": "60s",
-        "--top": "2",
+        "--top": str(PLANS),  # One race of all: whoever comes second has nothing left to do.
         "--workers": "1",
         "--results": str(folder / "results"),
         "--storage": place,
@@ -159,6 +159,8 @@ def test_the_other_goes_on_if_the_leader_dies_measuring(storage: Storage, tmp_pa
     assert other.finish(WAIT_S) == 0, other.words
     assert other.result()["best"]["evidence"] == "measured"
     _, measured = check_trials(tmp_path, storage)
-    assert pids(measured) == {other.pid}
-    assert all(one.attempts == 2 for one in measured)
+    # Those whose losses differ from the reference's were finished before the race.
+    raced = [one for one in measured if one.rounds]
+    assert pids(raced) == {other.pid}
+    assert all(one.attempts == 2 for one in raced)
     assert not other.survivors(2.0)[0]

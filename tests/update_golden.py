@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests import explain_golden, results_golden
+from tests import explain_golden, results_golden, test_readme
 
 
 def main() -> None:
     _write(results_golden.FOLDER, results_golden.CASES)
     _write(explain_golden.FOLDER, explain_golden.CASES)
+    _update_readme()
 
 
 def _write(folder: Path, cases: Mapping[str, Callable[[], str]]) -> None:
@@ -19,6 +20,13 @@ def _write(folder: Path, cases: Mapping[str, Callable[[], str]]) -> None:
     for name, draw in cases.items():
         (folder / f"{name}.txt").write_text(draw(), encoding="utf-8")
     print(f"{len(cases)} files written to {folder}")
+
+
+def _update_readme() -> None:
+    text = test_readme.README
+    for name in test_readme.EXACT:
+        text = text.replace(test_readme.block(name), test_readme.exact_output(name))
+    (test_readme.ROOT / "README.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -177,8 +177,6 @@ def break_down(
 def _collectives(
     terms: Terms, sizes: Mapping[str, int], speeds: Speeds, route_of: RouteOf
 ) -> Iterable[CollectiveCost]:
-    """Every collective; as in pricing, the first gather of a region has nothing to hide behind."""
-    led: set[int] = set()
     for term in terms.collectives:
         axes = tuple(axis for axis in terms.active if axis in term.axes)
         if not axes:  # every group is one device
@@ -187,10 +185,6 @@ def _collectives(
         is_ring = term.windowed and bool(windows(terms.platform, _one(ring))[0])
         count = value_of(term.count, sizes)
         exposed = 0.0 if term.hides or is_ring else 1.0
-        if term.hides and term.kind == "all-gather" and not is_ring and term.region not in led:
-            led.add(term.region)
-            trips = value_of(terms.regions[term.region].trips, sizes)
-            exposed = min(trips / count, 1.0) if count > 0 else 1.0
         slower = PERMUTE_COST if is_ring else 1.0
         payload = value_of(term.payload_bytes, sizes)
         route = route_of(axes)

@@ -94,11 +94,9 @@ class Collectives:
         self._axes = formulas.axes
         self._platform = terms.platform
         counts = [added(*sums) for sums in merged.values()]
-        trips = [region.trips for region in terms.regions]
         self._counts = Sums(formulas, counts)
         self._payloads = Sums(formulas, [work.payload_bytes for work in self.works])
-        self._trips = Sums(formulas, trips)
-        self.groups = self._grouped(counts, trips)
+        self.groups = self._grouped(counts)
 
     def executed(self, values: Floats) -> Floats:
         """Collectives executed per step, [sizes], from `Formulas.values`."""
@@ -107,27 +105,18 @@ class Collectives:
     def demand(self, sizes: Sizes) -> Demand:
         """How much of each collective there is and how much of it is exposed.
 
-        A collective that `hides` runs beside compute, but for the first gather of a region: its
-        operand is wanted before there is anything to run beside. The ring of a windowed
-        multiplication always hides, and is no first gather.
+        The terms say which collectives hide; the ring of a windowed multiplication always does.
         """
         values = self._formulas.values(sizes)
         counts = self._counts.at(values)
-        trips = self._trips.at(values)
         exposed = np.zeros_like(counts)
         windowed = np.zeros(counts.shape, np.bool_)
-        first = np.ones(trips.shape, np.bool_)
         for place, work in enumerate(self.works):
             if work.windowed:
                 ring = product_of(work.axes, self._axes, sizes)
                 windowed[place] = windows(self._platform, ring)
             if not work.hides:
                 exposed[place] = np.where(windowed[place], 0.0, counts[place])
-            elif work.kind == "all-gather":
-                leads = first[work.region] & ~windowed[place]
-                waits = np.minimum(counts[place], trips[work.region])
-                exposed[place] = np.where(leads, waits, 0.0)
-                first[work.region] &= ~leads
         return Demand(
             payload_bytes=self._payloads.at(values),
             exposed=exposed,
@@ -143,18 +132,14 @@ class Collectives:
             columns.append(windows(self._platform, devices).astype(np.int64))
         return distinct(columns, len(sizes))
 
-    def _grouped(self, counts: list[Sum], trips: list[Sum]) -> tuple[Group, ...]:
+    def _grouped(self, counts: list[Sum]) -> tuple[Group, ...]:
         found: dict[
             tuple[tuple[str, ...], frozenset[tuple[str, ...]], frozenset[tuple[str, ...]]],
             list[int],
         ] = {}
         for place, (work, count) in enumerate(zip(self.works, counts, strict=True)):
-            powers = [one.powers for one in (*work.payload_bytes, *count, *trips[work.region])]
-            rings = frozenset(
-                other.axes
-                for other in self.works
-                if other.windowed and (other == work or other.region == work.region)
-            )
+            powers = [one.powers for one in (*work.payload_bytes, *count)]
+            rings = frozenset((work.axes,)) if work.windowed else frozenset[tuple[str, ...]]()
             found.setdefault((work.axes, _parts(powers, self._axes), rings), []).append(place)
         return tuple(
             Group(axes=axes, members=tuple(members), parts=parts, rings=rings)

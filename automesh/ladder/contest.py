@@ -126,10 +126,12 @@ class Contest:
         return tuple(plan for plan in self.plans if is_open(plan))
 
     def chances(
-        self, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]
+        self,
+        compiled: Mapping[Plan, Outcome],
+        measured: Mapping[Plan, Outcome],
+        best_s: float | None,
     ) -> tuple[Chance, ...]:
-        """How likely each plan that is left beats the best measured one, the likeliest first."""
-        best_s = best_seconds(measured)
+        """How likely each plan that is left beats `best_s`, the likeliest first."""
         view = self.view(compiled, measured)
         if best_s is None or view.refinement is None:
             return ()
@@ -150,7 +152,7 @@ class Contest:
         knows_little = view.refinement.loo_error is None
         likely = [
             one.plan
-            for one in self.chances(compiled, measured)
+            for one in self.chances(compiled, measured, best_seconds(measured))
             if knows_little or one.chance >= MAY_WIN
         ]
         blind = [plan for plan in self.left(compiled, measured) if plan not in view.rows]
@@ -173,20 +175,23 @@ class Contest:
         return promising(known, first=(), limit=len(known))
 
     def certificate(
-        self, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]
+        self, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome], best_s: float
     ) -> str:
-        """What is certain of the plans that are left; see `automesh.ladder.stopping`."""
-        left = self.left(compiled, measured)
-        return certificate(left, self.estimates, best_seconds(measured))
+        """What is certain of the plans that are left; see `automesh.ladder.stopping`.
 
-    def belief(self, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]) -> str:
-        """What the model thinks of the plans that are left; see `automesh.ladder.stopping`."""
-        if best_seconds(measured) is None:
-            return ""
+        Args:
+          best_s: of the winner: times of other races were measured under other conditions.
+        """
+        return certificate(self.left(compiled, measured), self.estimates, best_s)
+
+    def belief(
+        self, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome], best_s: float
+    ) -> str:
+        """What the model thinks of the plans that are left; arguments as of `certificate`."""
         excluded = excluded_by_bound(self.estimates, measured)
         left = [plan for plan in self.left(compiled, measured) if plan not in excluded]
         view = self.view(compiled, measured)
-        return belief(len(left), view.refinement, self.chances(compiled, measured))
+        return belief(len(left), view.refinement, self.chances(compiled, measured, best_s))
 
 
 def contest_of(preparation: Preparation, estimates: Mapping[Plan, Estimated], top: int) -> Contest:

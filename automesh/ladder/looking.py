@@ -120,7 +120,9 @@ def looking(
             return stack.enter_context(pool)
 
         pool = open_pool(workers if shared else 1, surroundings)
-        inspection = inspect(pool, request, space, progress, warm_up=workers - 1 if shared else 0)
+        inspection = inspect(
+            pool, request, target, space, progress, warm_up=workers - 1 if shared else 0
+        )
         preparation = prepare(request, target, space, inspection, progress)
         enumeration = preparation.enumeration
         progress.phase(
@@ -160,6 +162,7 @@ def _step(preparation: Preparation, space: SearchSpace) -> Step:
         axis_types=inspection.axis_types,
         facts=inspection.facts,
         platform=preparation.aim.platform,
+        seen=inspection.seen,
     )
 
 

@@ -113,6 +113,7 @@ def count_lowering() -> int:
 def inspect(
     pool: Pool,
     request: SearchRequest,
+    target: Target,
     space: SearchSpace,
     progress: Progress,
     *,
@@ -127,7 +128,13 @@ def inspect(
       UsageError: the script or its `build` cannot be used, or there are several processes.
     """
     progress.now(f"looking at {request.entry.location}")
-    job = InspectJob(entry=request.entry, axis_names=space.names)
+    # What an attached accelerator is called is not known yet.
+    platform = "cpu" if target.platforms == "cpu" else ""
+    job = InspectJob(
+        entry=request.entry,
+        axis_names=space.names,
+        platform=target.absent.platform if target.absent else platform,
+    )
     ticket = pool.submit(job, request.timeout_s)
     for _ in range(warm_up):
         pool.submit(DevicesJob(), request.timeout_s)

@@ -43,6 +43,7 @@ class Step:
     axis_types: tuple[str, ...]
     facts: tuple[tuple[str, int], ...]
     platform: str
+    seen: tuple[tuple[str, int], ...] = ()
 
     def job(self, need: Need, sizes: Sizes) -> PropagateJob:
         """The message that asks a worker for one propagation."""
@@ -55,6 +56,7 @@ class Step:
             sizes=sizes,
             probes=need.probes if sizes == need.sizes else (),
             platform=self.platform,
+            seen=self.seen,
         )
 
 

@@ -17,13 +17,13 @@ class SearchRequest:
       target: `local`, or `cpu:N` for N virtual CPU devices.
       space: name of a shipped search space or path of a TOML file.
       budget_s: seconds for everything after the inspection; the final confirmation may overrun it.
-      top: finalists that are measured, the baseline not counted.
+      top: finalists of one race, the baseline not counted.
       baseline: the script's own mesh in text form, knobs may follow (`dp:8 remat=full`); empty for
         the workload's own.
       rules: file that the rule is merged into; empty to write none.
       results: folder that holds the study's folder.
       storage: Optuna storage URL or journal file; empty for SQLite in the study's folder.
-      dry_run: stop after the enumeration.
+      dry_run: stop after the estimates.
       new: start another study even if one can be resumed.
       workers: compile workers side by side; 0 for one per core that the memory allows.
       timeout_s: limit of one job of a worker.

@@ -176,8 +176,9 @@ class _Search:
             is_all = len(chosen) == len(self._wanted)
             self._compile(notebook, chosen, deadline_s)
             finalists = self._contest.finalists(self._compiled, measured)
+            others = [plan for plan in finalists if plan not in self.preparation.baseline]
             late = self.clock() >= deadline_s
-            if is_all or late or len(finalists) > self.request.top:
+            if is_all or late or len(others) >= self.request.top:
                 return
             wanted += self.request.top
 
@@ -226,7 +227,12 @@ class _Search:
         decision = notebook.decision()
         compiled = outcomes_of(notebook, self.study.compile)
         measured = outcomes_of(notebook, self.study.measure)
-        measured |= dict(decision.confirmed) if decision else {}
+        view = ("", "")
+        if decision is not None:
+            measured |= dict(decision.confirmed)
+            best_s = dict(decision.confirmed)[decision.winner].step_s
+            known = (compiled, measured, best_s)
+            view = (self._contest.certificate(*known), self._contest.belief(*known))
         reason = "interrupted"
         if not interrupted:
             if not ending:  # Nothing was left to measure: the last race says how it came to this.
@@ -237,8 +243,8 @@ class _Search:
             stop_reason=reason,
             rules_path="",
             interrupted=interrupted,
-            certificate=self._contest.certificate(compiled, measured) if decision else "",
-            belief=self._contest.belief(compiled, measured) if decision else "",
+            certificate=view[0],
+            belief=view[1],
         )
 
     def _extent(self, result: SearchResult) -> str:

@@ -73,6 +73,8 @@ class Inspection:
       source_hash: hash of the script and of the modules beside it that it imported.
       versions: of python, automesh, jax, jaxlib, and libtpu or the CUDA plugin where installed.
       environment: XLA, LIBTPU and NCCL environment variables that are set.
+      seen: (program without the sizes of its mesh, as a hash; meshes for which it was lowered, at
+        the default knobs, for the platform of the job), empty if the job names no platform.
     """
 
     devices: tuple[Device, ...]
@@ -91,6 +93,7 @@ class Inspection:
     source_hash: str
     versions: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
+    seen: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

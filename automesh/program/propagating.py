@@ -18,7 +18,7 @@ from automesh.program.collecting import collect
 from automesh.program.graph import Block, Graph, Value
 from automesh.program.importing import read_graph
 from automesh.program.nouns import Propagation
-from automesh.program.propagating_programs import Located, Programs, Sizes
+from automesh.program.propagating_programs import ENOUGH, Located, Programs, Sizes
 from automesh.program.shardy import STAGE, partitioned
 
 # How many of a worker's first sets are partitioned at another size too; the rest have guards.
@@ -68,7 +68,7 @@ def propagate(
     return Propagation(
         terms=terms,
         failed_probes=tuple(dict.fromkeys(failed)),
-        notes=_notes(programs, located, graph, terms, probed=bool(probes)),
+        notes=_notes(located, graph, terms, probed=bool(probes)),
         lower_s=programs.lower_s - lowering_before_s,
         propagate_s=time.perf_counter() - begun,
     )
@@ -142,13 +142,11 @@ def _values(block: Block) -> Iterator[Value]:
             yield from _values(body)
 
 
-def _notes(
-    programs: Programs, located: Located, graph: Graph, terms: Terms, *, probed: bool
-) -> tuple[str, ...]:
+def _notes(located: Located, graph: Graph, terms: Terms, *, probed: bool) -> tuple[str, ...]:
     notes: list[str] = []
     if located.derived:
         notes.append(
-            f"{programs.lowered} meshes were lowered and differ in the sizes of their axes alone; "
+            f"at least {ENOUGH} meshes were lowered and differ in the sizes of their axes alone; "
             f"the programs of the others were derived from them"
         )
     baked = [axis for axis in terms.fixed if axis not in graph.sub_axes]

@@ -21,9 +21,9 @@ from automesh.program.shardy_numbers import count_numbers, note_fit
 
 Sizes = tuple[tuple[str, int], ...]
 # jax's words for the platforms that programs are lowered for; `none` has no compiler of its own.
-_PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu", "none": "cpu"}
+PLATFORMS = {"cpu": ("cpu",), "gpu": ("cuda",), "tpu": ("tpu",), "none": ("cpu",)}
 # Once so many lowerings differ in the sizes of their meshes alone, the others are derived.
-_ENOUGH = 4
+ENOUGH = 4
 # How many times the fit of one kind of program is compared with lowerings at a job's probes.
 _COMPARED = 2
 
@@ -94,6 +94,7 @@ class Programs:
       build: the step on a mesh of these axes.
       axis_names: all axes, in order.
       platform: whose programs are wanted: cpu, gpu, tpu, none.
+      seen: for how many meshes a program was lowered elsewhere, by `text_of`.
       lower_s: seconds spent in building and lowering so far.
       lowered: how many programs were lowered so far.
       varies: True if lowerings differed in more than the sizes of the mesh.
@@ -103,6 +104,7 @@ class Programs:
     build: Callable[[Sequence[MeshAxis]], Built]
     axis_names: tuple[str, ...]
     platform: str
+    seen: Mapping[str, int] = field(default_factory=dict[str, int])
     lower_s: float = 0.0
     lowered: int = 0
     varies: bool = False
@@ -112,6 +114,13 @@ class Programs:
     _rigid: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     _compared: dict[str, int] = field(default_factory=dict[str, int])
     _reaches: dict[str, _Reach] = field(default_factory=dict[str, "_Reach"])
+
+    @property
+    def witnesses(self) -> int:
+        """Meshes for which the first program was lowered, here or elsewhere."""
+        elsewhere = self.seen.get(self._first.text, 0) if self._first is not None else 0
+        # Of one other mesh it may be the program by chance; of one program among several, too.
+        return self.lowered + (elsewhere if len(self.seen) == 1 else 0)
 
     def at(
         self, sizes: Mapping[str, int], probes: Sequence[Sizes], enter: Callable[[str], None]
@@ -126,7 +135,7 @@ class Programs:
         Raises:
           Exception: whatever the user's code raises at `sizes`.
         """
-        if self._first is not None and not self.varies and self.lowered >= _ENOUGH:
+        if self._first is not None and not self.varies and self.witnesses >= ENOUGH:
             return Located(module=self._first.module, sizes=self._whole(sizes), derived=True)
         lowering = self._lower(sizes, enter)
         if not probes:
@@ -165,7 +174,8 @@ class Programs:
         """Whether another lowering would tell something."""
         if self.varies:
             return self._compared.get(lowering.signature, 0) < _COMPARED
-        return self.lowered < _ENOUGH
+        # One more in any case: what others have seen says nothing about Shardy's answer.
+        return self.lowered < 2 or self.witnesses < ENOUGH
 
     def _whole(self, sizes: Mapping[str, int]) -> dict[str, int]:
         return {name: sizes.get(name, 1) for name in self.axis_names}
@@ -176,12 +186,12 @@ class Programs:
         enter("build")
         built = self.build([MeshAxis(name=name, ici=size) for name, size in whole.items()])
         enter("lower")
-        program = lower(built, platforms=(_PLATFORMS[self.platform],))
+        program = lower(built, platforms=PLATFORMS[self.platform])
         module = plain(program.lowered.compiler_ir("stablehlo"))
         counted = count_numbers(module)
         lowering = Lowering(
             module=module,
-            text=hashlib.sha256(lowered_text(module).encode()).hexdigest(),
+            text=text_of(module),
             signature=counted.signature,
             sample=Sample(sizes=whole, numbers=counted.numbers, elements=counted.elements),
         )
@@ -292,6 +302,11 @@ class Programs:
                 break
             size //= 2
         return size
+
+
+def text_of(module: Any) -> str:
+    """A hash of a program without the sizes of its mesh."""
+    return hashlib.sha256(lowered_text(module).encode()).hexdigest()
 
 
 def _explains(fit: Fit, lowering: Lowering) -> bool:

@@ -20,10 +20,9 @@ from automesh.program.calibrating import calibrate
 from automesh.program.compiled import is_out_of_memory, out_of_memory, read_counts, read_memory
 from automesh.program.laying_out import lay_out
 from automesh.program.load import load_entry
-from automesh.program.lowered import loss_dtype, sharded_axes
+from automesh.program.lowered import loss_dtype
 from automesh.program.lowering import Program, compile_program, lower
-from automesh.program.manual import axes_talked_over
-from automesh.program.notes import in_one_line, note
+from automesh.program.notes import in_one_line
 from automesh.program.nouns import (
     Attachment,
     Calibration,
@@ -43,6 +42,7 @@ from automesh.program.signs import Domain, domains
 from automesh.program.stepping import leaf_shape
 from automesh.program.visiting import visit
 from automesh.worker.failures import OutcomeError
+from automesh.worker.inspecting import Trials, used_axes
 from automesh.worker.messages import (
     CalibrateJob,
     CompileJob,
@@ -182,6 +182,7 @@ def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
     stages.enter("lower")
     program = lower(built)
     workload = built.workload
+    trials = Trials(build=build, job=job, axis_types=built.axis_types)
     return Inspection(
         devices=describing.devices(),
         process_count=jax.process_count(),
@@ -189,7 +190,7 @@ def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
         knobs=signature.knobs,
         takes_any_knob=signature.takes_any_knob,
         facts=read_facts(workload),
-        used_axes=_used(build, job, built.axis_types),
+        used_axes=used_axes(trials, job.axis_names),
         axis_types=built.axis_types,
         baseline=workload.baseline or "",
         tokens_per_step=workload.tokens_per_step,
@@ -199,6 +200,7 @@ def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
         source_hash=describing.source_hash(job.entry),
         versions=describing.versions(),
         environment=describing.environment(),
+        seen=tuple(sorted(trials.seen.items())),
     )
 
 
@@ -238,57 +240,13 @@ def _propagate(job: PropagateJob, stages: _Stages) -> Propagation:
             ),
             axis_names=job.axis_names,
             platform=job.platform,
+            seen=dict(job.seen),
         )
     return propagate(_MEMORY.programs[key], sizes=job.sizes, probes=job.probes, enter=stages.enter)
 
 
 def _ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
     return tuple(MeshAxis(name=name) for name in names)
-
-
-def _used(
-    build: Callable[..., Any], job: InspectJob, axis_types: tuple[str, ...]
-) -> tuple[str, ...]:
-    """The axes that the step names when they are larger than 1: some scripts leave out the rest.
-
-    As many axes as the devices allow are tried at once. One that is not named then is tried alone:
-    the step may use it only while others are 1.
-
-    Judged at the default knobs: another value may end the process, which here would end the search.
-    """
-    devices = len(jax.devices())
-    size = next((p for p in range(2, devices + 1) if devices % p == 0), 1)
-    most = max(1, next(n for n in range(devices + 1) if size ** (n + 1) > devices or size == 1))
-    names = job.axis_names
-    used: set[str] = set()
-    for first in range(0, len(names), most):
-        together = names[first : first + most]
-        if len(together) > 1:
-            used.update(_named(build, job, axis_types, together, size) or ())
-    for name in names:
-        if name not in used and _named(build, job, axis_types, (name,), size) != ():
-            used.add(name)
-    return tuple(name for name in names if name in used)
-
-
-def _named(
-    build: Callable[..., Any],
-    job: InspectJob,
-    axis_types: tuple[str, ...],
-    active: tuple[str, ...],
-    size: int,
-) -> tuple[str, ...] | None:
-    """Those of `active` that the step names while they have `size`; None if it refuses them."""
-    axes = [MeshAxis(name=one, ici=size if one in active else 1) for one in job.axis_names]
-    try:
-        program = lower(build_on(build, axes, axis_types=axis_types))
-    # The user's code may refuse these sizes for any reason: that rules no axis out.
-    except Exception as error:  # noqa: BLE001
-        mesh = ",".join(f"{name}:{size}" for name in active)
-        note(f"`{mesh}` cannot be lowered ({in_one_line(error)})")
-        return None
-    named = {*sharded_axes(program.lowered, job.axis_names), *axes_talked_over(program.traced)}
-    return tuple(name for name in active if name in named)
 
 
 def _argument_bytes(program: Program) -> int:

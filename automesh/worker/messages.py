@@ -27,10 +27,15 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectJob:
-    """Answer: `Inspection`."""
+    """Answer: `Inspection`.
+
+    Attributes:
+      platform: whose programs are going to be propagated: cpu, gpu, tpu; empty: none are.
+    """
 
     entry: Entry
     axis_names: tuple[str, ...]
+    platform: str = ""
     kind: Literal["inspect"] = "inspect"
 
 
@@ -89,6 +94,7 @@ class PropagateJob:
       sizes: of the active axes; all others are 1.
       probes: other sizes of the same axes at which the terms must hold too.
       platform: whose compiler's rewrites are applied: cpu, gpu, tpu, or `none`.
+      seen: programs that an inspection has lowered, see `Inspection.seen`.
     """
 
     entry: Entry
@@ -99,6 +105,7 @@ class PropagateJob:
     sizes: tuple[tuple[str, int], ...]
     probes: tuple[tuple[tuple[str, int], ...], ...]
     platform: str
+    seen: tuple[tuple[str, int], ...] = ()
     kind: Literal["propagate"] = "propagate"
 
 

@@ -1,0 +1,116 @@
+"""What surrounds every command: streams that any terminal can show, errors as sentences."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError
+
+_STOPPED = 130
+_STAND_INS = "automesh.stand-ins"
+_ASCII = {"\u2500": "-", "\u2501": "=", "\u00b1": "~"}
+
+# The root of Typer's argument errors; its module is private, its subclass is not.
+_ArgumentError: type[Exception] = typer.BadParameter.__mro__[2]  # pyright: ignore
+
+
+def prepare_streams() -> None:
+    """Lets output be written whatever the terminal can show, and if there is no stream at all."""
+    codecs.register_error(_STAND_INS, _stand_in)
+    # `automesh show >&-` gives a program no stream at all.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_STAND_INS)
+
+
+def _stand_in(error: UnicodeError) -> tuple[str, int]:
+    """What a terminal that has only ASCII gets: one character for one, so that columns hold."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    foreign = error.object[error.start : error.end]
+    return "".join(_ASCII.get(char, "?") for char in foreign), error.end
+
+
+def guarded(call: Callable[[], Any], commands: Sequence[str]) -> int:
+    """Runs the command line and gives its exit code; `commands` are the names of all commands."""
+    try:
+        outcome = call()
+        sys.stdout.flush()
+        if outcome == _STOPPED:  # Typer has caught a KeyboardInterrupt.
+            return _complain(interrupted(), _STOPPED)
+        return outcome if isinstance(outcome, int) else 0
+    except NoFeasibleMesh as error:
+        return _complain(error, 1)
+    except Interrupted as error:
+        return _complain(error, _STOPPED)
+    except AutomeshError as error:
+        return _complain(error, 2)
+    except BrokenPipeError:
+        # The reader of our table went away (`automesh show | head`): not an error of anyone's.
+        _drop_output()
+        return 0
+    except SystemExit as error:
+        # So Typer deals with a broken pipe of its own accord.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _drop_output()
+        return 0
+    except OSError as error:
+        _drop_output()
+        what = f"`{error.filename}`: " if error.filename else ""
+        return _complain(
+            UsageError(
+                f"{what}{(error.strerror or type(error).__name__).lower()}",
+                hint="check the disk and the permissions; what is finished is kept",
+            ),
+            2,
+        )
+    except _ArgumentError as error:
+        return _complain(UsageError(_sentence(error), hint=_help_for(error, commands)), 2)
+
+
+def _drop_output() -> None:
+    """Lets what is still to be written vanish: Python would try again at its end, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def interrupted() -> Interrupted:
+    """What to say when the user has stopped the program: how to go on."""
+    from automesh.results.words import hide_password  # Only now: it loads half of the program.
+
+    command = hide_password(shlex.join(["automesh", *sys.argv[1:]]))
+    return Interrupted(
+        "interrupted; what is finished is kept", hint=f"the same command goes on: {command}"
+    )
+
+
+def _sentence(error: Any) -> str:
+    message: str = error.format_message()
+    return message[:1].lower() + message[1:].rstrip(".")
+
+
+def _help_for(error: Any, commands: Sequence[str]) -> str:
+    typed = " ".join(["automesh", *(name for name in sys.argv[1:2] if name in commands)])
+    command = error.ctx.command_path if error.ctx else typed
+    if command.endswith(" search"):
+        return "`automesh search --help` lists all; the script's own arguments follow --"
+    return f"`{command} --help` lists all"
+
+
+def _complain(error: AutomeshError, code: int) -> int:
+    # The table first: both may go to one terminal.
+    sys.stdout.flush()
+    hint = f"hint: {error.hint}\n" if error.hint else ""
+    sys.stderr.write(f"error: {error.message}\n{hint}")
+    return code

@@ -1,0 +1,88 @@
+"""Recorded searches, replayed: what the bound and the model would have said at every moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from automesh.hardware import chip_for
+from automesh.ladder.contest import Contest, best_seconds
+from automesh.ladder.ranking import may_be_exported
+from automesh.ladder.stopping import excluded_by_bound
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Measured, Outcome
+from tests.record_studies import FOLDER, Recorded, read
+
+STUDIES = sorted(FOLDER.glob("*.json"))
+
+
+def test_there_are_recorded_studies() -> None:
+    assert [path.stem for path in STUDIES] == ["dense_lm", "long_context", "moe_lm"]
+
+
+@pytest.fixture(params=STUDIES, ids=lambda path: path.stem)
+def recorded(request: pytest.FixtureRequest) -> Recorded:
+    path: Path = request.param
+    return read(path)
+
+
+def measured_of(recorded: Recorded) -> dict[Plan, Measured]:
+    found = {plan: one for plan, one in recorded.measured if may_be_exported(one)}
+    return {plan: one for plan, one in found.items() if isinstance(one, Measured)}
+
+
+def contest_of(recorded: Recorded) -> Contest:
+    plans = [plan for plan, _ in recorded.compiled]
+    return Contest(
+        plans=plans,
+        estimates=dict(recorded.estimates),
+        baseline=(),
+        usual=plans[0],
+        chip=chip_for(recorded.device_kind, recorded.platform),
+        top=6,
+        device_memory_bytes=0,
+    )
+
+
+def test_the_bound_never_rules_out_the_measured_winner(recorded: Recorded) -> None:
+    estimates, measured = dict(recorded.estimates), measured_of(recorded)
+    fastest = min(measured, key=lambda plan: measured[plan].step_s)
+    assert all(one.bound_s <= one.bracket_s[0] for one in estimates.values())
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        others: list[Plan] = [plan for plan in measured if draw.random() < 0.5]
+        known: dict[Plan, Outcome] = {plan: measured[plan] for plan in others if plan != fastest}
+        assert fastest not in excluded_by_bound(estimates, known)
+
+
+def test_no_plan_is_faster_than_its_bound(recorded: Recorded) -> None:
+    estimates = dict(recorded.estimates)
+    for plan, one in measured_of(recorded).items():
+        if plan in estimates:
+            assert estimates[plan].bound_s <= one.interval_s[1]
+
+
+def test_measurements_bring_the_estimates_nearer(recorded: Recorded) -> None:
+    measured, estimates = measured_of(recorded), dict(recorded.estimates)
+    known = {plan: one for plan, one in measured.items() if plan in estimates}
+    view = contest_of(recorded).view(dict(recorded.compiled), dict(known))
+    assert view.refinement is not None and view.refinement.loo_error is not None
+    raw = [np.log(estimates[plan].step_s / one.step_s) for plan, one in known.items()]
+    refined = [np.log(view.step_s(plan) / one.step_s) for plan, one in known.items()]
+    assert np.mean(np.square(refined)) < np.mean(np.square(raw))
+    assert view.refinement.loo_error < 0.3
+
+
+def test_the_sentences_of_the_end(recorded: Recorded) -> None:
+    contest, measured = contest_of(recorded), dict(recorded.measured)
+    best_s = best_seconds(measured)
+    assert best_s is not None
+    known = (dict(recorded.compiled), measured, best_s)
+    left = contest.left(dict(recorded.compiled), measured)
+    assert str(len(left)) in contest.certificate(*known)
+    assert "no certificate" in contest.certificate(*known)  # CPU devices have no known peak
+    assert f"over {len(measured)} measured plans" in contest.belief(*known)
+    for sentence in (contest.certificate(*known), contest.belief(*known)):
+        assert ("bound" in sentence or "sound" in sentence) != ("leave-one-out" in sentence)
