@@ -120,7 +120,8 @@ def search(
 
     Args:
       build: `train.py`, `train.py:make_step`, `package.module:function`, or the function itself.
-      target: `local` (the attached devices) or `cpu:N` (virtual).
+      target: `local` (the attached devices), `cpu:N` (virtual), or devices that are not here, such
+        as `tpu-v5p-128` or `gpu-h100-64`, for a dry run.
       space: a shipped search space (`auto`, `dense_lm`, `moe_lm`, `long_context`) or a TOML file.
       budget: time for the search, as `90s`, `10m`, `1.5h`.
       top: finalists of one race.
@@ -246,7 +247,8 @@ def calibrate(
     """Measures devices, and keeps what it finds for all later searches on devices of their kind.
 
     Args:
-      target: `local` (the attached devices) or `cpu:N` (virtual).
+      target: `local` (the attached devices), `cpu:N` (virtual), or devices that are not here, such
+        as `tpu-v5p-128` or `gpu-h100-64`, for a dry run.
       out: file to merge the profile into; by default the one that searches look for.
       budget: time for it, as `60s` or `5m`.
       progress: where to report to; by default nowhere.

@@ -21,7 +21,7 @@ import typer
 from automesh import api
 from automesh.hardware import parse_target
 from automesh.hardware.profile_files import FOLDER_VARIABLE
-from automesh.ladder.looking import look
+from automesh.ladder.looking import looking
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated
 from automesh.results.progress import Silent
@@ -113,8 +113,9 @@ def estimates_of(one: Sweep) -> tuple[Mapping[Plan, Estimated], str]:
     )
     target = parse_target(_TARGET, os.environ)
     terms = one.folder / example.name / "terms"
-    seen = look(request, target, read_space(str(space)), Silent(), terms_folder=terms)
-    return seen.estimates.found, seen.estimates.origin
+    with looking(request, target, read_space(str(space)), Silent()) as look:
+        estimates = look.estimate(share=1.0, terms_folder=terms)
+    return estimates.found, estimates.origin
 
 
 def calibrate(folder: Path, budget: str) -> float:

@@ -19,7 +19,7 @@ from automesh.hardware import parse_target
 from automesh.hardware.datasheet import datasheet_speeds
 from automesh.hardware.fabric import Fabric, Layouts
 from automesh.hardware.speeds import Speeds
-from automesh.ladder.looking import look
+from automesh.ladder.looking import looking
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.batch import Batch, Sizes
@@ -103,11 +103,13 @@ def _bench(
             results=Path(folder),
             dry_run=True,
         )
-        seen = look(request, aim, read_space(str(space)), progress, terms_folder=Path(folder))
+        with looking(request, aim, read_space(str(space)), progress) as look:
+            look.estimate(share=1.0, terms_folder=Path(folder))
+        inspection = look.preparation.inspection
         kept = TermsCache(
             folder=Path(folder),
-            source_hash=seen.preparation.inspection.source_hash,
-            versions=seen.preparation.provenance,
+            source_hash=inspection.source_hash,
+            versions=look.preparation.provenance,
         ).all()
         # Guards would send the extreme plans of this benchmark to propagations of their own.
         terms = {

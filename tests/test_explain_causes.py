@@ -45,14 +45,15 @@ def priced(mesh: str, terms: Terms, *, granules: int = 1, **knobs: bool | str) -
 def propagated(script: str, mesh: str, **knobs: bool | str) -> Explained:
     """One mesh of a real script, at its own sizes."""
     plan = samples.plan(mesh, **knobs)
+    sizes = tuple((axis.name, axis.size) for axis in plan.axes if axis.size > 1)
     job = PropagateJob(
         entry=Entry(kind="script", location=str(SCRIPTS / script)),
         axis_names=AXES,
         axis_types=(),
         facts=(),
         knobs=plan.knobs,
-        sizes=tuple((axis.name, axis.size) for axis in plan.axes if axis.size > 1),
-        probes=(),
+        sizes=sizes,
+        probes=(tuple((name, 4 if size == 2 else 2) for name, size in sizes),),
         platform="gpu",
     )
     answer = jobs.handle(job, lambda _: {})

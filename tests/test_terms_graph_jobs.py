@@ -1,6 +1,7 @@
 """Propagations as jobs of a worker, on the examples."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from automesh.program.building import build_on, read_facts
 from automesh.program.load import load_entry
 from automesh.program.nouns import Propagation
 from automesh.worker import jobs, protocol
-from automesh.worker.messages import PropagateJob
+from automesh.worker.messages import InspectJob, PropagateJob
 from tests.program_support import own_process as own_process
 from tests.program_support import script
 
@@ -117,3 +118,20 @@ def test_a_worker_says_what_it_is_doing(own_process):
     answer(job("dense_lm", {"dp": 2}), events)
     stages = [one["stage"] for one in events]
     assert stages[-3:] == ["build", "lower", "propagate"]
+
+
+def test_what_an_inspection_lowered_need_not_be_lowered_again(own_process):
+    entry = example("dense_lm", "tiny")
+    seen = answer(InspectJob(entry=entry, axis_names=DEFAULT_AXES, platform="none")).seen
+    ((_, meshes),) = seen
+    assert meshes >= 2
+    other = (("another program", 9),)
+    # Several programs say that the step is another one on some meshes: then none is a witness.
+    for known, lowered in ((seen, 2), (other, 4), ((*seen, *other), 4)):
+        jobs._MEMORY.programs.clear()
+        wanted = job("dense_lm", {"dp": 2, "tp": 2}, {"dp": 4, "tp": 2}, {"dp": 2, "tp": 4})
+        first = answer(replace(wanted, seen=known))
+        answer(replace(job("dense_lm", {"tp": 2}, {"tp": 4}), seen=known))
+        (programs,) = jobs._MEMORY.programs.values()
+        assert programs.lowered == lowered
+        assert first.failed_probes == () and first.terms.fixed == ()

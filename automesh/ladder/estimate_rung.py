@@ -221,6 +221,5 @@ def _why_own(propagation: Propagation) -> str:
 
 def _missing_notice(missing: Mapping[Plan, str]) -> str:
     reason, number = Counter(missing.values()).most_common(1)[0]
-    others = len(missing) - number
-    more = f" (and {others} for other reasons)" if others else ""
-    return f"{count(number, 'plan')} not estimated{more}: {reason}"
+    which = f"{number} of them because" if number < len(missing) else "because"
+    return f"{count(len(missing), 'plan')} not estimated, {which}: {reason}"

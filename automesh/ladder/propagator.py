@@ -193,7 +193,7 @@ class Propagator:
                     retried.add(done.need)
                     submit(done.need, again)
                     continue
-                answers[done.need] = self._taken(done.need, done.sizes, finished)
+                answers[done.need] = self._taken(done.need, finished)
                 self._done += 1
                 self._show(note, took_s=self.clock() - done.began_s)
                 # At once, so that it goes to the worker that has just lowered these knobs.
@@ -203,13 +203,13 @@ class Propagator:
             self.pulse()
             self.progress.tick()
 
-    def _taken(self, need: Need, sizes: Sizes, finished: Finished) -> Propagation | str:
+    def _taken(self, need: Need, finished: Finished) -> Propagation | str:
         result = finished.result
         if isinstance(result, Propagation):
             self.cache.keep(self.step.job(need, need.sizes), result)
             return result
         if isinstance(result, Failure):
-            return f"{_text(need, sizes)} could not be propagated: {failure_reason(result)}"
+            return f"its shardings could not be propagated: {failure_reason(result)}"
         raise TypeError(f"a propagation was answered with {type(result).__name__}")
 
     def _show(self, note: str, *, took_s: float = 0.0) -> None:

@@ -14,7 +14,7 @@ class SearchRequest:
 
     Attributes:
       command: what was typed, to be shown as the way to go on; empty from Python.
-      target: `local`, or `cpu:N` for N virtual CPU devices.
+      target: `local`, `cpu:N` for N virtual CPU devices, or absent ones for a dry run.
       space: name of a shipped search space or path of a TOML file.
       budget_s: seconds for everything after the inspection; the final confirmation may overrun it.
       top: finalists of one race, the baseline not counted.
