@@ -69,7 +69,9 @@ def test_sums_as_arrays(formulas_of: list[Sum], where: np.ndarray) -> None:
 def test_added_sums(one: Sum, other: Sum, where: np.ndarray) -> None:
     at = dict(zip(AXES, where[0].tolist()))
     both = added(one, other)
-    assert value_of(both, at) == pytest.approx(value_of(one, at) + value_of(other, at), abs=1e-6)
+    assert value_of(both, at) == pytest.approx(
+        value_of(one, at) + value_of(other, at), rel=1e-9, abs=1e-6
+    )
     assert len({term.powers for term in both}) == len(both)
 
 

@@ -45,7 +45,7 @@ def search(folder: Path, habits: str) -> tuple[SearchProcess, int]:
         "--top": "3",
         "--timeout": f"{TIMEOUT_S}s",
         "--worker-memory": "1500MiB",
-        "--budget": "4m",
+        "--budget": "2m",
         "--results": str(folder / "results"),
         "--rules": str(folder / "mesh_rules.toml"),
     }
