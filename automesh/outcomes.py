@@ -80,7 +80,7 @@ class Estimated:
       causes: (cause, seconds) that sum to `step_s`: `compute`, `memory`, `ici tp`, `dcn dp`,
         `latency`, largest first.
       uncounted: what has no price, in words.
-      own_propagation: True if the terms were made for this mesh alone.
+      own_propagation: True if the terms were made at exactly the sizes of this mesh.
     """
 
     step_s: float

@@ -96,7 +96,7 @@ class Searched:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     """A small search from its beginning to its end, without a terminal."""
     folder = folder_for_search(tmp_path_factory.mktemp("searched"))
-    done = call(f"{SEARCH} --budget 40s", folder)
+    done = call(f"{SEARCH} --budget 30s", folder)
     assert done.code == 0, done.stderr
     return Searched(folder=folder, done=done)
 

@@ -8,13 +8,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from automesh.cost.terms import Guard
 from automesh.hardware.fabric import Layouts
 from automesh.ladder.propagations import groups_of
 from automesh.ladder.propagator import NO_TIME, Lanes
 from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, TimedOut
+from automesh.program.nouns import Propagation
 from automesh.space.enumerate import factorizations
+from automesh.worker.messages import PropagateJob
 from tests.estimate_fakes import AXES, GUARD, FakePool, plan, propagation, rung
 
 
@@ -138,19 +141,53 @@ def test_a_worker_that_died_of_something_else_is_given_a_second_try() -> None:
     assert set(found.found) == {plan("dp:8")}
 
 
-def test_meshes_beyond_the_guards_are_propagated_one_by_one() -> None:
-    pool = FakePool(answers=lambda job: propagation(job, guards=(GUARD,)))
-    plans = all_plans(16)
+def uneven_at_8(job: PropagateJob) -> Propagation:
+    """Terms as `propagate` makes them of a program with a dimension of 4 that tp splits."""
+    is_even = 4 % dict(job.sizes).get("tp", 1) == 0
+    return propagation(job, guards=(GUARD,)) if is_even else propagation(job, fixed=("tp",))
+
+
+def test_meshes_beyond_the_guards_share_propagations_of_their_own() -> None:
+    pool = FakePool(answers=uneven_at_8)
+    plans = all_plans(128)
     found = rung(plans, pool).run()
-    own = [one for one in plans if one.sizes["tp"] in (8, 16)]
     assert set(found.found) == set(plans)
-    # tp:16 is the only mesh with tp alone, and so was propagated at its size to begin with.
-    alone = [job for job in pool.propagated if dict(job.sizes).get("tp") == 8]
-    assert len(alone) == sum(one.sizes["tp"] == 8 for one in own)
-    assert {one for one in plans if found.found[one].own_propagation} == {
-        one for one in own if one.sizes["tp"] == 8
+    apart = [job for job in pool.propagated if job.exact]
+    # Each size of tp that does not divide, once per set of axes that has meshes with it.
+    wanted = {
+        (tp, one.sizes["dp"] > 1, one.sizes["sp"] > 1)
+        for one in plans
+        if (tp := one.sizes["tp"]) > 4 and tp < 128
     }
-    assert any("one by one, because a dimension" in notice for notice in found.notices)
+    assert {
+        (sizes["tp"], "dp" in sizes, "sp" in sizes) for job in apart if (sizes := dict(job.sizes))
+    } == wanted
+    assert len(apart) == len(wanted)
+    assert any("because a dimension of an array" in notice for notice in found.notices)
+
+
+def test_a_program_that_is_another_one_at_the_smallest_size_is_tried_at_the_next() -> None:
+    def answer(job: PropagateJob) -> Propagation:
+        sizes = dict(job.sizes)
+        return propagation(job, fixed=("sp",)) if sizes.get("sp") == 2 else propagation(job)
+
+    pool = FakePool(answers=answer)
+    plans = all_plans(128)
+    found = rung(plans, pool).run()
+    assert set(found.found) == set(plans)
+    again = [dict(job.sizes) for job in pool.propagated if dict(job.sizes).get("sp") == 4]
+    # All meshes with sp:4 and above at once, for each set of axes; sp alone has only sp:128.
+    assert sorted(map(tuple, again)) == [("dp", "sp"), ("dp", "tp", "sp"), ("tp", "sp")]
+
+
+def test_terms_that_never_hold_end_in_a_propagation_for_each_mesh() -> None:
+    pool = FakePool(
+        answers=lambda job: propagation(job, guards=(GUARD, Guard(size=1, axes=("sp",))))
+    )
+    plans = all_plans(32)
+    found = rung(plans, pool).run()
+    assert set(found.found) == set(plans)
+    assert len(pool.propagated) <= 2 * len(plans)
 
 
 def test_an_axis_whose_size_is_in_the_shapes_is_named() -> None:

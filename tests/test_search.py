@@ -25,7 +25,7 @@ def search(script: str, folder: Path, *, top: int = 2, baseline: str = "") -> au
         script,
         target="cpu:4",
         space=space,
-        budget="25s",
+        budget="15s",
         top=top,
         baseline=baseline,
         rules=folder / "mesh_rules.toml",
@@ -98,7 +98,7 @@ def test_a_callable_is_searched_and_resumed(tmp_path: Path) -> None:
 
     def once() -> automesh.Result:
         return api.search(
-            build, target="cpu:4", space=space, budget="20s", top=1, results=tmp_path / "results"
+            build, target="cpu:4", space=space, budget="15s", top=1, results=tmp_path / "results"
         )
 
     first, again = once(), once()

@@ -43,7 +43,7 @@ def start_two(folder: Path, storage: Storage) -> list[SearchProcess]:
     options = {
         "--target": "cpu:4",
         "--space": "space.toml",
-        "--budget": "40s",
+        "--budget": "30s",
         "--top": str(PLANS),  # One race of all: whoever comes second has nothing left to do.
         "--workers": "1",
         "--results": str(folder / "results"),

@@ -42,7 +42,7 @@ def run(folder: Path, *, stop: bool) -> SearchResult:
         folder / "train.py",
         target="cpu:2",
         space=folder / "space.toml",
-        budget="40s",
+        budget="25s",
         results=folder / "results",
         progress=StopBeforeMeasuring() if stop else Silent(),
     )

@@ -142,7 +142,7 @@ def test_an_unrolled_ring_holds_at_its_own_size_and_says_so():
         answer = propagated(build, {"dp": 2, "tp": size}, {"dp": 2, "tp": 8})
         assert answer.terms.fixed == ("tp",)
         assert answer.failed_probes == ((("dp", 2), ("tp", 8)),)
-        assert any("`tp`" in one and "on its own" in one for one in answer.notes)
+        assert any("`tp`" in one and "propagated apart" in one for one in answer.notes)
         sizes = {"dp": 4, "tp": size}  # `dp` is none of its troubles.
         moved = collectives(answer.terms, sizes, "collective-permute")
         piece = 256 / 4 / size * 64 * BYTES
@@ -402,3 +402,44 @@ def test_a_minimum_of_a_size_limits_the_terms():
     assert answer.terms.limits == (("dp", 4),) and answer.terms.fixed == ()
     assert any("`dp` is larger than 4" in one for one in answer.notes)
     assert flops(answer.terms, {"dp": 4}) == 2 * 256 / 4 * 32 * 64
+
+
+def test_a_dimension_that_does_not_divide_is_counted_with_its_padding():
+    def build(mesh):
+        def step(x, w):
+            x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("tp", None)))
+            return jax.lax.with_sharding_constraint(x @ w, NamedSharding(mesh, P("tp", None)))
+
+        return step, (array((6, 32)), array((32, 64)))
+
+    even = propagated(build, {"tp": 2})
+    uneven = propagated(build, {"tp": 4})
+    whole = 2 * 6 * 32 * 64
+    assert flops(even.terms, {"tp": 2}) == whole / 2
+    # Four parts of two rows each, though there are only six.
+    assert flops(uneven.terms, {"tp": 4}) == whole / 3
+    assert uneven.terms.fixed == ("tp",) and uneven.terms.guards == ()
+    assert any("does not divide evenly over `tp`" in one for one in uneven.notes)
+
+
+def test_a_program_is_not_derived_where_the_step_must_be_asked():
+    def build(mesh):
+        if mesh.shape["tp"] == 8:
+            raise ValueError("tp is at most 4")
+
+        def step(x):
+            return jax.lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P(None, "tp")))
+
+        return step, (array((16, 16), mesh, ("dp", None)),)
+
+    programs = Programs(build=lambda axes: build_on(build, axes), axis_names=AXES, platform="cpu")
+
+    def at(exact, **sizes):
+        given = tuple(sizes.items())
+        return propagate(programs, sizes=given, probes=(), exact=exact, enter=lambda _: None)
+
+    for sizes in ({"dp": 2}, {"dp": 4}, {"tp": 2}, {"tp": 4}):
+        at(False, **sizes)
+    assert at(False, tp=8).terms.active == ("tp",)
+    with pytest.raises(ValueError, match="at most 4"):
+        at(True, tp=8)

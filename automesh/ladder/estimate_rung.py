@@ -11,9 +11,19 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from automesh.cost.plans import holds
 from automesh.cost.terms import Terms
 from automesh.hardware.fabric import Layouts
-from automesh.ladder.propagations import Active, Group, Knobs, Need, groups_of, own_needs
+from automesh.ladder.propagations import (
+    Active,
+    Group,
+    Knobs,
+    Need,
+    Sizes,
+    groups_of,
+    own_needs,
+    refined_needs,
+)
 from automesh.ladder.propagator import NO_TIME, Propagator
 from automesh.mesh.axes import Plan
 from automesh.mesh.batch import Batch
@@ -64,8 +74,8 @@ class EstimateRung:
     _found: dict[Plan, Estimated] = field(init=False, default_factory=dict)
     _missing: dict[Plan, str] = field(init=False, default_factory=dict)
     _notes: dict[str, None] = field(init=False, default_factory=dict)
-    _own: list[Need] = field(init=False, default_factory=list)
-    _why_own: Counter[str] = field(init=False, default_factory=Counter)
+    _apart: list[Need] = field(init=False, default_factory=list)
+    _why_apart: Counter[str] = field(init=False, default_factory=Counter)
 
     def run(self) -> Estimates:
         """Estimates every plan that it can before the deadline, those with default knobs first."""
@@ -103,10 +113,10 @@ class EstimateRung:
         self._propagate([need for one in others for need in sorted(one.needs, key=promise)])
         for group in others:
             self._add_prices(group, layouts)
-        own = self._propagate_one_by_one({group.knobs: group for group in groups}, layouts)
+        apart = self._propagate_apart({group.knobs: group for group in groups}, layouts)
         notes = [*self._notes]
-        if own:
-            notes.append(own)
+        if apart:
+            notes.append(apart)
         if self._missing:
             notes.append(_missing_notice(self._missing))
         return Estimates(
@@ -149,15 +159,37 @@ class EstimateRung:
                 reason = self._reasons.get((group.knobs, need.active), NO_TIME)
                 self._missing |= dict.fromkeys(plans, reason)
                 continue
-            failed = bool(propagations[need.active].failed_probes)
-            wrong = [one for one in need.members if failed or prices.needs_own[one]]
-            for member, plan in zip(need.members, plans, strict=True):
-                if prices.needs_own[member]:
-                    self._missing[plan] = _NO_TERMS
-                else:
-                    self._keep(plan, prices.estimated(member), borrowed=failed)
-            self._own += own_needs(need, group.batch, wrong)
-            self._why_own[_why_own(propagations[need.active])] += len(wrong)
+            self._take(group, need, propagations[need.active], prices, need.members)
+
+    def _take(
+        self, group: Group, need: Need, made: Propagation, prices: Prices, rows: Sequence[int]
+    ) -> None:
+        """Keeps the prices of a need's meshes where its terms hold, and lists what is needed else.
+
+        Args:
+          prices: of any batch with these meshes.
+          rows: of the need's members in it.
+        """
+        contradicted = any(_says_to_hold(made.terms, probe) for probe in made.failed_probes)
+        wrong: list[int] = []
+        for member, row in zip(need.members, rows, strict=True):
+            plan = self._plan(group, member)
+            if prices.needs_own[row]:
+                self._missing.setdefault(plan, _NO_TERMS)
+            else:
+                estimated = prices.estimated(row)
+                if all(plan.sizes[axis] == size for axis, size in made.terms.sampled):
+                    estimated = replace(estimated, own_propagation=True)
+                self._keep(plan, estimated, borrowed=contradicted)
+            if contradicted or prices.needs_own[row]:
+                wrong.append(member)
+        if wrong:
+            self._why_apart[_why_apart(made)] += len(wrong)
+            self._apart += (
+                own_needs(need, group.batch, wrong)
+                if contradicted
+                else refined_needs(need, group.batch, wrong, made.terms)
+            )
 
     def _keep(self, plan: Plan, estimated: Estimated, *, borrowed: bool = False) -> None:
         self._missing.pop(plan, None)
@@ -169,38 +201,43 @@ class EstimateRung:
         else:
             self._missing[plan] = f"its terms give {estimated.step_s} s, which is no time"
 
-    def _propagate_one_by_one(self, groups: Mapping[Knobs, Group], layouts: Layouts) -> str:
-        """Meshes that their set's terms do not describe, best first; gives a notice."""
-        if not self._own:
-            return ""
+    def _propagate_apart(self, groups: Mapping[Knobs, Group], layouts: Layouts) -> str:
+        """Meshes that their set's terms do not describe, best first, in rounds; gives a notice."""
 
         def promise(need: Need) -> float:
-            plan = self._plan(groups[need.knobs], need.members[0])
-            return self._found[plan].step_s if plan in self._found else math.inf
+            plans = [self._plan(groups[need.knobs], member) for member in need.members]
+            return min((self._found[p].step_s for p in plans if p in self._found), default=math.inf)
 
-        needs = sorted(self._own, key=promise)
-        answers = self.propagator.answer(needs, note="meshes one by one")
-        reached = 0
-        for need, answer in answers.items():
-            group = groups[need.knobs]
-            if not isinstance(answer, Propagation):
-                plans = [self._plan(group, member) for member in need.members]
-                self._missing |= {p: answer for p in plans if p not in self._found}
-                continue
-            batch = Batch(
-                names=group.batch.names,
-                ici=group.batch.ici[list(need.members)],
-                dcn=group.batch.dcn[list(need.members)],
-            )
-            prices = self.price({need.active: answer.terms}, batch, layouts)
-            for row, member in enumerate(need.members):
-                estimated = replace(prices.estimated(row), own_propagation=True)
-                self._keep(self._plan(group, member), estimated)
-            reached += 1
-        why = self._why_own.most_common(1)[0][0]
-        left = f"; {len(needs) - reached} of them could not" if reached < len(needs) else ""
-        were = "mesh was" if len(needs) == 1 else "meshes were"
-        return f"{len(needs)} {were} to be propagated one by one, because {why}{left}"
+        meshes = sum(len(need.members) for need in self._apart)
+        propagations = 0
+        while self._apart:
+            needs, self._apart = sorted(self._apart, key=promise), []
+            answers = self.propagator.answer(needs, note="meshes apart")
+            for need, answer in answers.items():
+                self._take_apart(groups[need.knobs], need, answer, layouts)
+            propagations += len(needs)
+        if not meshes:
+            return ""
+        why = self._why_apart.most_common(1)[0][0]
+        return (
+            f"{count(meshes, 'plan')} took {count(propagations, 'further propagation')}, "
+            f"because {why}"
+        )
+
+    def _take_apart(
+        self, group: Group, need: Need, answer: Propagation | str, layouts: Layouts
+    ) -> None:
+        if not isinstance(answer, Propagation):
+            plans = [self._plan(group, member) for member in need.members]
+            self._missing |= {plan: answer for plan in plans if plan not in self._found}
+            return
+        self._notes |= dict.fromkeys(answer.notes)
+        members = list(need.members)
+        batch = Batch(
+            names=group.batch.names, ici=group.batch.ici[members], dcn=group.batch.dcn[members]
+        )
+        prices = self.price({need.active: answer.terms}, batch, layouts)
+        self._take(group, need, answer, prices, range(len(members)))
 
     def _plan(self, group: Group, member: int) -> Plan:
         return self.plans[group.rows[member]]
@@ -210,13 +247,19 @@ def _shapes(plans: Sequence[Plan]) -> Shapes:
     return tuple(dict.fromkeys(tuple(axis.ici for axis in plan.axes) for plan in plans))
 
 
-def _why_own(propagation: Propagation) -> str:
+def _why_apart(propagation: Propagation) -> str:
     if propagation.terms.fixed:
         axes = " and ".join(f"`{axis}`" for axis in propagation.terms.fixed)
         return f"the step has the size of {axes} in its shapes"
     if propagation.failed_probes:
         return "their programs differ in more than the sizes of axes"
     return "a dimension of an array does not divide evenly there"
+
+
+def _says_to_hold(terms: Terms, sizes: Sizes) -> bool:
+    """Whether terms claim other sizes of their axes."""
+    row = np.array([[size for _, size in sizes]], np.int64)
+    return bool(holds(terms, tuple(axis for axis, _ in sizes), row)[0])
 
 
 def _missing_notice(missing: Mapping[Plan, str]) -> str:

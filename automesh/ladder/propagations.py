@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from automesh.cost.terms import Terms
 from automesh.mesh.axes import Plan, Scalar
 from automesh.mesh.batch import Batch, batch_of
 
@@ -43,6 +45,8 @@ class Need:
       probes: sizes that occur, at which the terms must hold too.
       spare: sizes of a plan, for a step that refuses `sizes`, which need be no plan's.
       members: rows of the group's batch that it serves.
+      exact: True if the step must be lowered at `sizes`, however alike its programs were elsewhere:
+        some array does not divide evenly there, which jax may refuse.
     """
 
     knobs: Knobs
@@ -51,6 +55,7 @@ class Need:
     probes: tuple[Sizes, ...]
     spare: Sizes
     members: tuple[int, ...]
+    exact: bool = False
 
 
 def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
@@ -59,6 +64,30 @@ def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
     for row, plan in enumerate(plans):
         rows.setdefault(plan.knobs, []).append(row)
     return tuple(_group(knobs, members, plans) for knobs, members in rows.items())
+
+
+def refined_needs(
+    need: Need, batch: Batch, members: Sequence[int], terms: Terms
+) -> tuple[Need, ...]:
+    """Propagations for meshes at which the terms of a need do not hold, and why not.
+
+    Meshes that break the same assumptions share one: where an array does not divide evenly, the
+    axes that split it are taken as they are; an axis whose size is in the shapes, or is beyond a
+    limit, is tried again at the smallest size that is left. Every round settles at least the
+    meshes at its own sizes, so this ends.
+    """
+    classes: dict[tuple[object, ...], list[int]] = {}
+    rows = {member: dict(zip(batch.names, batch.sizes[member].tolist())) for member in members}
+    for member, sizes in rows.items():
+        classes.setdefault(_broken(terms, sizes), []).append(member)
+    found: list[Need] = []
+    for (exact, *_), alike in classes.items():
+        made = _need(need.knobs, batch.names, batch.sizes, np.array(alike))
+        if set(alike) == set(need.members) and made.sizes == need.sizes:
+            found += own_needs(need, batch, alike)
+        else:
+            found.append(replace(made, exact=bool(exact)))
+    return tuple(found)
 
 
 def own_needs(need: Need, batch: Batch, members: Sequence[int]) -> list[Need]:
@@ -76,9 +105,26 @@ def own_needs(need: Need, batch: Batch, members: Sequence[int]) -> list[Need]:
             probes=(),
             spare=sizes,
             members=tuple(rows),
+            exact=True,
         )
         for sizes, rows in shared.items()
     ]
+
+
+def _broken(terms: Terms, sizes: Mapping[str, int]) -> tuple[object, ...]:
+    """Which assumptions of terms a mesh breaks; first the sizes of axes that do not divide."""
+    uneven = {
+        axis
+        for guard in terms.guards
+        if guard.size % math.prod(sizes[axis] for axis in guard.axes)
+        for axis in guard.axes
+    }
+    sampled = dict(terms.sampled)
+    return (
+        tuple((axis, sizes[axis]) for axis in sorted(uneven)),
+        tuple(axis for axis in terms.fixed if sizes[axis] != sampled[axis]),
+        tuple(axis for axis, limit in terms.limits if sizes[axis] > limit),
+    )
 
 
 def _group(knobs: Knobs, rows: Sequence[int], plans: Sequence[Plan]) -> Group:

@@ -57,6 +57,7 @@ class Step:
             probes=need.probes if sizes == need.sizes else (),
             platform=self.platform,
             seen=self.seen,
+            exact=need.exact,
         )
 
 

@@ -143,6 +143,8 @@ class Graph:
       host_outputs: positions of the returned values that lie in host memory.
       sub_axes: axes that some array could be split over in part only: everything holds at the
         sizes of `mesh` alone.
+      padded: axes that do not divide some array evenly, whose shape is then that of whole parts:
+        this, too, holds at the sizes of `mesh` alone.
     """
 
     top: Block
@@ -152,6 +154,7 @@ class Graph:
     host: tuple[int, ...] = ()
     host_outputs: tuple[int, ...] = ()
     sub_axes: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
 
 
 def _monomial(

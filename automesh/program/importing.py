@@ -89,7 +89,7 @@ def read_graph(module: Any) -> Graph:
 
 
 class _Importer:
-    """Walks one module; `sub_axes` collects the axes that are split in part somewhere."""
+    """Walks one module; its `MeshReader` collects the axes that do not split arrays evenly."""
 
     def __init__(self, module: Any) -> None:
         found = bindings()
@@ -133,6 +133,7 @@ class _Importer:
             host=_on_host(given),
             host_outputs=_on_host(returned),
             sub_axes=tuple(sorted(self._axes.sub_axes)),
+            padded=tuple(sorted(self._axes.padded)),
         )
 
     def _dictionaries(self, function: Any, name: str, count: int) -> list[dict[str, Any]]:

@@ -24,11 +24,13 @@ class MeshReader:
     Attributes:
       mesh: names and sizes, in order.
       sub_axes: axes of which some array or collective uses a part.
+      padded: axes that do not divide some dimension evenly: the compiler pads it to equal parts.
     """
 
     def __init__(self, found: Bindings, module: Any) -> None:
         self._sdy = found.sdy
         self.sub_axes: set[str] = set()
+        self.padded: set[str] = set()
         self.mesh: tuple[tuple[str, int], ...] = ()
         for one in module.regions[0].blocks[0].operations:
             if one.operation.name == "sdy.mesh":
@@ -56,7 +58,7 @@ class MeshReader:
         self, sharding: Any, shape: tuple[int, ...], manual: tuple[str, ...]
     ) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
         """Per dimension the axes that split it, less the manual ones; and the shape, divided by the
-        sub-axes that split it."""
+        sub-axes that split it and padded to equal parts."""
         split: list[tuple[str, ...]] = []
         divided = list(shape)
         parts = self._sdy.TensorShardingAttr(sharding).dimension_shardings
@@ -71,6 +73,10 @@ class MeshReader:
                     size = self._sdy.SubAxisInfoAttr(reference.sub_axis_info).size
                     divided[position] = -(-divided[position] // size)
                     self.sub_axes.add(reference.name)
+            parts_of = self.size(names)
+            if divided[position] % parts_of:
+                divided[position] += -divided[position] % parts_of
+                self.padded.update(names)
             split.append(tuple(names))
         return tuple(split), tuple(divided)
 

@@ -31,6 +31,7 @@ def propagate(
     *,
     sizes: Sizes,
     probes: Sequence[Sizes],
+    exact: bool = False,
     enter: Callable[[str], None],
 ) -> Propagation:
     """The terms of a step for the axes in `sizes`.
@@ -39,6 +40,7 @@ def propagate(
       programs: the step; remembers between calls what it has lowered.
       sizes: of the active axes; all others are 1.
       probes: other sizes of the same axes at which the terms must hold too.
+      exact: lower the step at `sizes`, rather than derive its program from others.
       enter: told what comes next: build, lower, propagate.
 
     Raises:
@@ -46,7 +48,7 @@ def propagate(
       Exception: whatever the user's code raises at `sizes`.
     """
     lowering_before_s = programs.lower_s
-    located = programs.at(dict(sizes), probes, enter)
+    located = programs.at(dict(sizes), probes, enter, exact=exact)
     begun = time.perf_counter()
     enter(STAGE)
     graph = _graph(located)
@@ -54,9 +56,9 @@ def propagate(
     if programs.verified < _VERIFIED:
         programs.verified += 1
         failed += _contradicting(graph, located, probes)
-    fixed = {*located.fixed, *(axis for axis in graph.sub_axes if axis in dict(sizes))}
     active = tuple(axis for axis, _ in sizes)
-    guards = _guards(graph)
+    fixed = {*located.fixed, *graph.sub_axes, *graph.padded}
+    guards = tuple(one for one in _guards(graph) if not fixed.issuperset(one.axes))
     terms = replace(
         collect(graph, active=active, platform=programs.platform),
         active=active,
@@ -149,21 +151,26 @@ def _notes(located: Located, graph: Graph, terms: Terms, *, probed: bool) -> tup
             f"at least {ENOUGH} meshes were lowered and differ in the sizes of their axes alone; "
             f"the programs of the others were derived from them"
         )
-    baked = [axis for axis in terms.fixed if axis not in graph.sub_axes]
+    baked = [axis for axis in terms.fixed if axis not in (*graph.sub_axes, *graph.padded)]
     if baked and probed:
         notes.append(
             f"the program depends on the size of {_listed(baked)} in a way that has no formula: "
-            f"each mesh with another size is propagated on its own"
+            f"meshes with other sizes there are propagated apart"
         )
     for axis, limit in terms.limits:
         notes.append(
             f"the program is another one where `{axis}` is larger than {limit}: "
-            f"each of those meshes is propagated on its own"
+            f"those meshes are propagated apart"
         )
     if graph.sub_axes:
         notes.append(
             f"some array is split over a part of {_listed(graph.sub_axes)} only; its collectives "
             f"are priced as if they ran over the whole axis"
+        )
+    if graph.padded:
+        notes.append(
+            f"some array does not divide evenly over {_listed(graph.padded)}: it is counted with "
+            f"the padding that the compiler adds, and meshes with other sizes there apart"
         )
     return tuple(notes)
 

@@ -123,7 +123,12 @@ class Programs:
         return self.lowered + (elsewhere if len(self.seen) == 1 else 0)
 
     def at(
-        self, sizes: Mapping[str, int], probes: Sequence[Sizes], enter: Callable[[str], None]
+        self,
+        sizes: Mapping[str, int],
+        probes: Sequence[Sizes],
+        enter: Callable[[str], None],
+        *,
+        exact: bool = False,
     ) -> Located:
         """The program at `sizes`, with notes of how its numbers depend on the axes.
 
@@ -131,11 +136,13 @@ class Programs:
           sizes: of the active axes.
           probes: other sizes of the same axes; without any, nothing is claimed about other sizes.
           enter: told what comes next: build, lower.
+          exact: lower at `sizes` in any case.
 
         Raises:
           Exception: whatever the user's code raises at `sizes`.
         """
-        if self._first is not None and not self.varies and self.witnesses >= ENOUGH:
+        is_known = self._first is not None and not self.varies and self.witnesses >= ENOUGH
+        if self._first is not None and is_known and not exact:
             return Located(module=self._first.module, sizes=self._whole(sizes), derived=True)
         lowering = self._lower(sizes, enter)
         if not probes:

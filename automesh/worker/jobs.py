@@ -242,7 +242,13 @@ def _propagate(job: PropagateJob, stages: _Stages) -> Propagation:
             platform=job.platform,
             seen=dict(job.seen),
         )
-    return propagate(_MEMORY.programs[key], sizes=job.sizes, probes=job.probes, enter=stages.enter)
+    return propagate(
+        _MEMORY.programs[key],
+        sizes=job.sizes,
+        probes=job.probes,
+        exact=job.exact,
+        enter=stages.enter,
+    )
 
 
 def _ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:

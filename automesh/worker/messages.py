@@ -95,6 +95,7 @@ class PropagateJob:
       probes: other sizes of the same axes at which the terms must hold too.
       platform: whose compiler's rewrites are applied: cpu, gpu, tpu, or `none`.
       seen: programs that an inspection has lowered, see `Inspection.seen`.
+      exact: True if the step must be lowered at `sizes`, not derived from other lowerings.
     """
 
     entry: Entry
@@ -106,6 +107,7 @@ class PropagateJob:
     probes: tuple[tuple[tuple[str, int], ...], ...]
     platform: str
     seen: tuple[tuple[str, int], ...] = ()
+    exact: bool = False
     kind: Literal["propagate"] = "propagate"
 
 
