@@ -94,15 +94,49 @@ class Estimated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A scheduled program, played on the links of its target.
+
+    Attributes:
+      step_s: seconds of a step.
+      bracket_s: what the busiest resource needs alone; what it takes if nothing overlaps.
+      causes: (cause, seconds) that sum to `step_s`: `compute`, `memory`, `ici tp`, `dcn dp`,
+        `host`, `latency`, largest first. A second of communication stands here only if the cores
+        waited for it.
+      communication_s: (wires and axes, seconds) of all transfers, each as if it had its links to
+        itself: `ici tp`; what of it is in `causes` is exposed.
+      busy_s: (resource, seconds) that it was in use; none is above `step_s`.
+      mfu: FLOPs of the program's matrix products over those of the chip's peak in `step_s`.
+      uncounted: what has no price, in words.
+    """
+
+    step_s: float
+    bracket_s: tuple[float, float]
+    causes: tuple[tuple[str, float], ...]
+    communication_s: tuple[tuple[str, float], ...]
+    busy_s: tuple[tuple[str, float], ...]
+    mfu: float
+    uncounted: tuple[str, ...] = ()
+
+
+Effort = Literal["default", "low"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """The compiler accepted the plan.
 
     Attributes:
       fingerprint: hash of the lowered program, equal for programs that differ in axis names alone.
-      step_s: time of a step predicted from `counts`, seconds.
+      step_s: time of a step predicted from the replay, else from `counts`, seconds.
       compile_s: seconds spent lowering and compiling; 0 when the result was taken over.
       same_as: text of the plan with the same program whose result this is; empty if compiled
         itself.
+      effort: how hard the compiler tried: at `low` its memory is a lower estimate, and its
+        schedule is none that would run.
+      stored: key of the scheduled program in the store of compiled modules; empty if it is not
+        kept.
+      replay: None where the program's schedule was not played.
     """
 
     fingerprint: str
@@ -111,6 +145,9 @@ class Compiled:
     step_s: float
     compile_s: float
     same_as: str = ""
+    effort: Effort = "default"
+    stored: str = ""
+    replay: Replayed | None = None
     kind: Literal["compiled"] = "compiled"
 
 

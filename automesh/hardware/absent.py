@@ -3,8 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from automesh.hardware.fabric import Fabric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """What a compile-only client of jax is told: sent to workers.
+
+    Attributes:
+      device_kind: as jax calls one of the devices.
+      num_devices: of all granules together.
+      num_hosts: jax processes of all granules together.
+      torus: TPU: chips along each dimension of a slice; empty for GPUs.
+      devices_per_chip: 2 where a chip is two devices.
+      topology: TPU: `v5e:4x4`; GPU: partitions, hosts of each and devices of each host: `1x2x8`.
+      num_granules: slices, or hosts of GPUs.
+      chip_config: TPU: `megacore` where two cores are one device; else empty.
+      host: TPU: chips of one host along each of three dimensions; empty for GPUs.
+      gpu: name of the target configuration in `data/gpus/`; empty for TPUs.
+    """
+
+    platform: Literal["tpu", "gpu"]
+    device_kind: str
+    num_devices: int
+    num_granules: int
+    num_hosts: int
+    topology: str
+    torus: tuple[int, ...] = ()
+    devices_per_chip: int = 1
+    chip_config: str = ""
+    host: tuple[int, ...] = ()
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Literal
 from automesh.cost.terms import Terms
 from automesh.hardware.profile_points import Point
 from automesh.mesh.axes import Scalar
-from automesh.outcomes import Counts, Memory
+from automesh.outcomes import Counts, Effort, Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +106,24 @@ class Lowered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileAnswer:
-    """What one compile tells. `compile_s` covers build, lowering and compilation."""
+    """What one compile tells.
+
+    Attributes:
+      compile_s: of build, lowering and compilation; what was found in the store keeps the seconds
+        of its own compile.
+      effort: how hard the compiler tried.
+      stored: key of the scheduled program in the store; empty if it is not kept.
+      asked: what user code asked about devices while it was built and traced for devices that are
+        not here, in words, each once.
+    """
 
     fingerprint: str
     memory: Memory
     counts: Counts
     compile_s: float
+    effort: Effort = "default"
+    stored: str = ""
+    asked: tuple[str, ...] = ()
     kind: Literal["compile_answer"] = "compile_answer"
 
 

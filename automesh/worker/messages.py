@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from automesh.hardware.absent import Elsewhere
 from automesh.hardware.profile_points import Probe
 from automesh.mesh.axes import Plan, Scalar
+from automesh.outcomes import Effort
 from automesh.program.nouns import Entry
 
 
@@ -31,11 +33,13 @@ class InspectJob:
 
     Attributes:
       platform: whose programs are going to be propagated: cpu, gpu, tpu; empty: none are.
+      elsewhere: the devices that user code is told of, if they are not here.
     """
 
     entry: Entry
     axis_names: tuple[str, ...]
     platform: str = ""
+    elsewhere: Elsewhere | None = None
     kind: Literal["inspect"] = "inspect"
 
 
@@ -49,13 +53,24 @@ class DevicesJob:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileJob:
     """Answer: `CompileAnswer`, or `Lowered` if the parent answered `{"go": false}` to the event
-    `{"event": "lowered", "fingerprint": ...}`, which the worker sends before it compiles."""
+    `{"event": "lowered", "fingerprint": ...}`, which the worker sends before it compiles.
+
+    Attributes:
+      cache_dir: where jax keeps executables for devices that are here.
+      elsewhere: the devices to compile for, if they are not here; None: those that are.
+      effort: how hard the compiler shall try.
+      store_dir: where the scheduled program is kept, and looked for before it is compiled; empty:
+        nowhere.
+    """
 
     entry: Entry
     plan: Plan
     axis_types: tuple[str, ...]
     facts: tuple[tuple[str, int], ...]
     cache_dir: str
+    elsewhere: Elsewhere | None = None
+    effort: Effort = "default"
+    store_dir: str = ""
     kind: Literal["compile"] = "compile"
 
 
@@ -95,6 +110,7 @@ class PropagateJob:
       probes: other sizes of the same axes at which the terms must hold too.
       platform: whose compiler's rewrites are applied: cpu, gpu, tpu, or `none`.
       seen: programs that an inspection has lowered, see `Inspection.seen`.
+      elsewhere: the devices that user code is told of, if they are not here.
       exact: True if the step must be lowered at `sizes`, not derived from other lowerings.
     """
 
@@ -107,6 +123,7 @@ class PropagateJob:
     probes: tuple[tuple[tuple[str, int], ...], ...]
     platform: str
     seen: tuple[tuple[str, int], ...] = ()
+    elsewhere: Elsewhere | None = None
     exact: bool = False
     kind: Literal["propagate"] = "propagate"
 
