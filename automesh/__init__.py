@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from automesh.api import Result, calibrate, explain, load, search, show
+    from automesh.api import Result, Results, calibrate, explain, load, search, show, targets
     from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError
     from automesh.mesh.axes import MeshAxis, Plan
     from automesh.mesh.config import MeshConfig, Rules
@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from automesh.program.workload import Workload
 
 _HOMES = {
-    "automesh.api": ("Result", "calibrate", "explain", "load", "search", "show"),
+    "automesh.api": (
+        "Result",
+        "Results",
+        "calibrate",
+        "explain",
+        "load",
+        "search",
+        "show",
+        "targets",
+    ),
     "automesh.errors": ("AutomeshError", "NoFeasibleMesh", "UsageError"),
     "automesh.mesh.axes": ("MeshAxis", "Plan"),
     "automesh.mesh.config": ("MeshConfig", "Rules"),
@@ -36,6 +45,7 @@ __all__ = [
     "NoFeasibleMesh",
     "Plan",
     "Result",
+    "Results",
     "Rules",
     "UsageError",
     "Workload",
@@ -44,6 +54,7 @@ __all__ = [
     "load",
     "search",
     "show",
+    "targets",
 ]
 
 

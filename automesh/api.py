@@ -2,109 +2,104 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
+from automesh.answers import Account, Result, Results, TargetList, is_colourful
 from automesh.errors import UsageError
-from automesh.ladder.entry import parse_entry
+from automesh.ladder.asking import make_request
 from automesh.ladder.request import SearchRequest
-from automesh.mesh.config import MeshConfig, Rules
+from automesh.mesh.axes import Scalar
+from automesh.mesh.config import Rules
 from automesh.mesh.rules_file import read_rules
-from automesh.program.nouns import Entry
-from automesh.program.payload import pickle_entry
-from automesh.results.result import SearchResult
+from automesh.space.options import knobs_of
 from automesh.units import parse_duration
+
+__all__ = [
+    "Account",
+    "Result",
+    "Results",
+    "TargetList",
+    "calibrate",
+    "explain",
+    "is_colourful",
+    "is_study",
+    "load",
+    "make_request",
+    "progress_on_stderr",
+    "run",
+    "run_all",
+    "search",
+    "show",
+    "targets",
+    "write_trace",
+]
 
 _EXPLAIN_S = 600.0
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from automesh.results.calibration import CalibrationResult
-    from automesh.results.explanation import Explanation
     from automesh.results.progress import Progress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a search found.
-
-    Attributes:
-      found: the full record: every candidate with its evidence, the funnel, notices.
-    """
-
-    found: SearchResult
-
-    @property
-    def interrupted(self) -> bool:
-        return self.found.interrupted
-
-    @property
-    def best(self) -> MeshConfig:
-        """The winner, ready for `create_device_mesh()`, with its knobs and compiler options.
-
-        Raises:
-          NoFeasibleMesh: nothing was measured and confirmed; the message says why.
-        """
-        return self.require_best()
-
-    def require_best(self) -> MeshConfig:
-        """As `best`, for callers to whom raising is the point."""
-        from automesh.results.rule import config_of
-
-        return config_of(self.found)
-
-    def table(self, *, top: int = 8, width: int | None = None) -> str:
-        """The result as text that fits the terminal (or `width` columns)."""
-        from automesh.results.table import render
-
-        columns = width or shutil.get_terminal_size().columns
-        return render(self.found, top=top, width=max(columns, 40), colour=is_colourful())
-
-    def dataframe(self) -> pd.DataFrame:
-        """Every candidate as a row."""
-        from automesh.results.csv_export import dataframe
-
-        return dataframe(self.found)
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON values; what `--json` prints."""
-        from automesh.results.json_export import to_json
-
-        return to_json(self.found)
-
-    def save_rules(self, path: str | Path = "mesh_rules.toml") -> Path:
-        """Merges the winner's rule into a rule file, keeping everything else that is in it.
-
-        Raises:
-          NoFeasibleMesh: there is no winner to write.
-          UsageError: the file is broken or cannot be written; it is left as it was.
-        """
-        from automesh.results.rule import save_rule
-
-        return save_rule(self.found, Path(path))
+@overload
+def search(
+    build: str | Path | Callable[..., Any],
+    *,
+    target: str = ...,
+    hardware: str | Path = ...,
+    space: str | Path = ...,
+    budget: str = ...,
+    top: int | None = ...,
+    baseline: str = ...,
+    args: Sequence[str] = ...,
+    rules: str | Path | None = ...,
+    results: str | Path = ...,
+    storage: str = ...,
+    workers: int = ...,
+    timeout: str = ...,
+    reserve_hbm: str = ...,
+    xla: Mapping[str, Scalar | Sequence[Scalar]] | None = ...,
+    dry_run: bool = ...,
+    new: bool = ...,
+    progress: Progress | None = ...,
+) -> Result: ...
 
 
-def is_colourful() -> bool:
-    """True if stdout is a terminal that shows colours, and nobody forbids them."""
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout.isatty() and not is_plain
+@overload
+def search(
+    build: str | Path | Callable[..., Any],
+    *,
+    target: list[str] | tuple[str, ...],
+    hardware: str | Path = ...,
+    space: str | Path = ...,
+    budget: str = ...,
+    top: int | None = ...,
+    baseline: str = ...,
+    args: Sequence[str] = ...,
+    rules: str | Path | None = ...,
+    results: str | Path = ...,
+    storage: str = ...,
+    workers: int = ...,
+    timeout: str = ...,
+    reserve_hbm: str = ...,
+    xla: Mapping[str, Scalar | Sequence[Scalar]] | None = ...,
+    dry_run: bool = ...,
+    new: bool = ...,
+    progress: Progress | None = ...,
+) -> Results: ...
 
 
 def search(
     build: str | Path | Callable[..., Any],
     *,
-    target: str = "local",
+    target: str | list[str] | tuple[str, ...] = "local",
+    hardware: str | Path = "",
     space: str | Path = "auto",
     budget: str = "10m",
-    top: int = 8,
+    top: int | None = None,
     baseline: str = "",
     args: Sequence[str] = (),
     rules: str | Path | None = None,
@@ -112,24 +107,31 @@ def search(
     storage: str = "",
     workers: int = 0,
     timeout: str = "5m",
+    reserve_hbm: str = "",
+    xla: Mapping[str, Scalar | Sequence[Scalar]] | None = None,
     dry_run: bool = False,
     new: bool = False,
     progress: Progress | None = None,
-) -> Result:
+) -> Result | Results:
     """Searches the fastest mesh for a training step; the same call resumes an unfinished search.
 
     Args:
       build: `train.py`, `train.py:make_step`, `package.module:function`, or the function itself.
       target: `local` (the attached devices), `cpu:N` (virtual), or devices that are not here, such
-        as `tpu-v5p-128` or `gpu-h100-64`, for a dry run.
+        as `tpu-v5p-128` or `gpu-h100-64`; a list of them gives `Results`, with one rule each.
+      hardware: TOML file with clusters of your own, each a target by its name.
       space: a shipped search space (`auto`, `dense_lm`, `moe_lm`, `long_context`) or a TOML file.
       budget: time for the search, as `90s`, `10m`, `1.5h`.
-      top: finalists of one race.
+      top: finalists of one race (by default 8), or plans to compile for devices that are not here
+        (by default 10).
       baseline: the mesh in use today, such as `dp:8`; by default the workload's own.
       args: the script's own arguments.
       rules: rule file to merge the winner into; by default beside the script, for a function none.
       results: folder for the study.
       storage: Optuna storage URL or journal file; by default SQLite in the study's folder.
+      reserve_hbm: memory of a device that plans leave free, as `1GiB` or `5%`.
+      xla: compiler options by name, with the value or the values to try; `default` leaves an option
+        to the compiler.
       progress: where to report to; by default nowhere.
 
     Raises:
@@ -139,7 +141,8 @@ def search(
     request = make_request(
         build,
         args=args,
-        target=target,
+        target=target if isinstance(target, str) else "local",
+        hardware=str(hardware),
         space=str(space),
         budget_s=parse_duration(budget),
         top=top,
@@ -150,66 +153,17 @@ def search(
         workers=workers,
         timeout_s=parse_duration(timeout),
         memory_limit_bytes=0,
+        reserve=reserve_hbm,
+        xla=knobs_of(xla or {}),
         dry_run=dry_run,
         new=new,
     )
     from automesh.results.progress import Silent
 
-    return run(request, progress or Silent())
-
-
-def make_request(
-    build: str | Path | Callable[..., Any],
-    *,
-    args: Sequence[str],
-    target: str,
-    space: str,
-    budget_s: float,
-    top: int,
-    baseline: str,
-    rules: Path | None,
-    results: Path,
-    storage: str,
-    workers: int,
-    timeout_s: float,
-    memory_limit_bytes: int,
-    dry_run: bool,
-    new: bool,
-    command: str = "",
-) -> SearchRequest:
-    """Checks the arguments of a search that need no worker; see `SearchRequest`."""
-    if top < 1:
-        raise UsageError(f"`top` is {top}; at least one finalist must be measured")
-    entry = _entry_of(build, args)
-    if rules is None and entry.kind == "script":
-        rules = Path(entry.location).parent / "mesh_rules.toml"
-    elif rules is None and entry.kind == "module":
-        rules = Path("mesh_rules.toml")
-    return SearchRequest(
-        entry=entry,
-        command=command,
-        target=target,
-        space=space,
-        budget_s=budget_s,
-        top=top,
-        baseline=baseline,
-        rules=str(rules.absolute()) if rules is not None else "",
-        results=results.absolute(),
-        storage=storage,
-        workers=workers,
-        timeout_s=timeout_s,
-        memory_limit_bytes=memory_limit_bytes,
-        dry_run=dry_run,
-        new=new,
-    )
-
-
-def _entry_of(build: str | Path | Callable[..., Any], args: Sequence[str]) -> Entry:
-    if isinstance(build, str | Path):
-        return parse_entry(str(build), args)
-    folder = Path(tempfile.mkdtemp(prefix="automesh-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return pickle_entry(build, folder / "build.pickle")
+    shown = progress or Silent()
+    if isinstance(target, str):
+        return run(request, shown)
+    return run_all(request, target, lambda: shown)
 
 
 def run(request: SearchRequest, progress: Progress) -> Result:
@@ -219,6 +173,17 @@ def run(request: SearchRequest, progress: Progress) -> Result:
 
     with interrupts_at_rest():
         return Result(found=start(request, progress))
+
+
+def run_all(
+    request: SearchRequest, targets: Sequence[str], open_progress: Callable[[], Progress]
+) -> Results:
+    """Runs a checked request for several targets, one after the other."""
+    from automesh.ladder.interrupts import interrupts_at_rest
+    from automesh.ladder.several import start_all
+
+    with interrupts_at_rest():
+        return Results(found=start_all(request, targets, open_progress))
 
 
 def show(
@@ -267,43 +232,13 @@ def calibrate(
         return run_calibration(request, shown)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """Where the time of a mesh goes, or why one of two is faster.
-
-    Attributes:
-      found: the full record.
-    """
-
-    found: Explanation
-
-    @property
-    def why(self) -> str:
-        """The reason in words."""
-        from automesh.results.explain_words import verdict_sentence, why_sentence
-
-        return verdict_sentence(self.found) or why_sentence(self.found.one)
-
-    def text(self, *, width: int | None = None) -> str:
-        """Tables and sentences that fit the terminal (or `width` columns)."""
-        from automesh.results.explain import render
-
-        columns = width or shutil.get_terminal_size().columns
-        return render(self.found, width=max(columns, 40), colour=is_colourful())
-
-    def to_json(self) -> dict[str, Any]:
-        """The account as plain JSON values; what `explain --json` prints."""
-        from automesh.results.explain_json import to_json
-
-        return to_json(self.found)
-
-
 def explain(
     subject: str | Path,
     mesh: str,
     *,
     against: str = "",
     target: str = "",
+    hardware: str | Path = "",
     space: str | Path = "",
     args: Sequence[str] = (),
     storage: str = "",
@@ -316,6 +251,7 @@ def explain(
       mesh: `dp:2,tp:4`, or with knobs `dp:8 remat=full`.
       against: another mesh to compare with.
       target: for a script: what to estimate for; by default `local`.
+      hardware: for a script: TOML file with clusters of your own.
       space: for a script: the search space; by default `auto`.
       args: for a script: its own arguments.
       storage: the --storage of the search that made the study, if it had one.
@@ -328,7 +264,7 @@ def explain(
     from automesh.results.progress import Silent
 
     if is_study(subject):
-        if target or space or args:
+        if target or hardware or space or args:
             raise UsageError(
                 f"`{subject}` is a study, which has its target and its search space already",
                 hint="give the script instead to explain it for other devices",
@@ -340,6 +276,7 @@ def explain(
         subject,
         args=args,
         target=target or "local",
+        hardware=str(hardware),
         space=str(space) or "auto",
         budget_s=_EXPLAIN_S,
         top=1,
@@ -354,6 +291,50 @@ def explain(
         new=False,
     )
     return Account(found=explain_script(request, mesh, against, progress or Silent()))
+
+
+def write_trace(study: str | Path, mesh: str, path: str | Path, *, storage: str = "") -> None:
+    """Writes the replay of a compiled plan as a Chrome trace, for https://ui.perfetto.dev.
+
+    Args:
+      study: folder of a study of devices that are not here.
+      mesh: `dp:2,tp:4`, or with knobs `dp:8 remat=full`.
+      path: the file.
+      storage: the --storage of the search that made the study, if it had one.
+
+    Raises:
+      UsageError: no such study or plan, nothing to replay, or the file cannot be written.
+    """
+    from automesh.ladder.tracing import write_trace as write
+
+    if not is_study(study):
+        raise UsageError(
+            f"`{study}` is a script: what has not been compiled cannot be replayed",
+            hint="search with it first, and give the folder of the study",
+        )
+    folder = Path(study)
+    write(folder, mesh, Path(path), results=folder.parent, storage=storage)
+
+
+def targets(pattern: str = "", *, hardware: str | Path = "") -> TargetList:
+    """Lists devices that a search may be aimed at without having them.
+
+    Args:
+      pattern: the name of a target, or a part of names (`v5p`, `h100`, `tpu-v5*`); empty: all.
+      hardware: TOML file with clusters of your own.
+
+    Raises:
+      UsageError: nothing is called so, or the file is wrong.
+    """
+    from automesh.hardware import clusters_in
+    from automesh.hardware.catalogue import find_targets
+    from automesh.hardware.compilers import compiler_for
+
+    return TargetList(
+        found=find_targets(pattern, clusters_in(str(hardware))),
+        pattern=pattern,
+        compilers=(compiler_for("tpu"), compiler_for("gpu")),
+    )
 
 
 def is_study(subject: str | Path) -> bool:

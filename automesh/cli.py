@@ -18,13 +18,19 @@ from automesh.cli_help import (
     DOCTOR_HELP,
     EXPLAIN_HELP,
     HELP,
+    RESERVE_OPTION,
     SEARCH_HELP,
     SHOW_HELP,
+    TARGET_OPTION,
+    TARGETS_HELP,
+    TOP_OPTION,
+    TRACE_OPTION,
+    XLA_OPTION,
 )
 from automesh.errors import Interrupted, UsageError
 
 _T = TypeVar("_T")
-_COMMANDS = ("search", "show", "explain", "calibrate", "doctor")
+_COMMANDS = ("search", "show", "explain", "targets", "calibrate", "doctor")
 
 app = typer.Typer(
     name="automesh",
@@ -50,12 +56,13 @@ def search(
         typer.Argument(metavar="-- ARGS", help="The script's own sys.argv, after --."),
     ] = None,
     target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=TARGET_OPTION, show_default=False),
+    ] = None,
+    hardware: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Devices: local (the attached ones) or cpu:N (N virtual ones).",
-        ),
-    ] = "local",
+        typer.Option(metavar="FILE", help="TOML file with clusters of your own, as targets."),
+    ] = "",
     space: Annotated[
         str,
         typer.Option(
@@ -72,8 +79,9 @@ def search(
         ),
     ] = "10m",
     top: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Meshes in one race, and rows to print.")
-    ] = 8,
+        int | None,
+        typer.Option(metavar="N", min=1, help=TOP_OPTION, show_default=False),
+    ] = None,
     baseline: Annotated[
         str,
         typer.Option(
@@ -114,6 +122,14 @@ def search(
             help="Limit for one worker, as 8GiB; by default its share of what is free.",
         ),
     ] = "",
+    reserve_hbm: Annotated[
+        str,
+        typer.Option(metavar="SIZE", help=RESERVE_OPTION, show_default=False),
+    ] = "",
+    xla: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help=XLA_OPTION, show_default=False),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Rank the meshes by estimate, and stop.")
     ] = False,
@@ -123,12 +139,16 @@ def search(
     ] = False,
 ) -> None:
     from automesh import api
+    from automesh.space.curated import CURATED
+    from automesh.space.options import parse_options
     from automesh.units import parse_bytes, parse_duration
 
+    targets, options = target or ["local"], xla or []
     request = api.make_request(
         script,
         args=script_args or [],
-        target=target,
+        target=targets[0],
+        hardware=hardware,
         space=space,
         budget_s=_read("--budget", parse_duration, budget),
         top=top,
@@ -141,13 +161,23 @@ def search(
         memory_limit_bytes=_read("--worker-memory", parse_bytes, worker_memory)
         if worker_memory
         else 0,
+        reserve=reserve_hbm,
+        xla=parse_options(one for one in options if one != CURATED),
+        curated=CURATED in options,
         dry_run=dry_run,
         new=new,
         command=shlex.join(["automesh", *sys.argv[1:]]),
     )
+    if len(targets) > 1:
+        found = api.run_all(request, targets, api.progress_on_stderr)
+        _print(found, as_json=as_json, top=top or 0)
+        if found.interrupted:
+            raise interrupted()
+        found.require_all()
+        return
     with api.progress_on_stderr() as progress:
         result = api.run(request, progress)
-    _print(result, as_json=as_json, top=top)
+    _print(result, as_json=as_json, top=top or 0)
     if result.interrupted:
         raise interrupted()
     if not dry_run:
@@ -177,6 +207,28 @@ def show(
     from automesh import api
 
     _print(api.show(study, results=results, storage=storage), as_json=as_json, top=top)
+
+
+@app.command(help=TARGETS_HELP, short_help="List what can be searched for, with facts.")
+def targets(
+    pattern: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATTERN",
+            help="A target, or a part of names: v5p, h100, 'tpu-v5*'.",
+            show_default=False,
+        ),
+    ] = "",
+    hardware: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="TOML file with clusters of your own."),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print all facts as JSON.")] = False,
+) -> None:
+    from automesh import api
+
+    found = api.targets(pattern, hardware=hardware)
+    sys.stdout.write(json.dumps(found.to_json(), indent=1) + "\n" if as_json else found.table())
 
 
 @app.command(help=CALIBRATE_HELP, short_help="Measure the devices, for better estimates.")
@@ -234,6 +286,9 @@ def explain(
     target: Annotated[
         str, typer.Option(metavar="NAME", help="For a script: devices, as in search; else local.")
     ] = "",
+    hardware: Annotated[
+        str, typer.Option(metavar="FILE", help="For a script: clusters of your own, in TOML.")
+    ] = "",
     space: Annotated[
         str, typer.Option(metavar="NAME", help="For a script: search space; else auto.")
     ] = "",
@@ -241,16 +296,23 @@ def explain(
         str,
         typer.Option(metavar="URL", help="The --storage of the search, if it had one."),
     ] = "",
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=TRACE_OPTION, show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     from automesh import api
 
+    if trace is not None:
+        api.write_trace(study, mesh, trace, storage=storage)
     with api.progress_on_stderr() as progress:
         account = api.explain(
             study,
             mesh,
             against=against,
             target=target,
+            hardware=hardware,
             space=space,
             args=script_args or [],
             storage=storage,
@@ -268,10 +330,22 @@ def doctor(
     target: Annotated[
         str, typer.Option(metavar="NAME", help="Devices to look at: local or cpu:N.")
     ] = "local",
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Show the compiled programs that are kept instead.")
+    ] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="With --cache: remove them all.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     from automesh import diagnosis
 
+    if clear and not cache:
+        raise UsageError(
+            "--clear removes the compiled programs that --cache shows",
+            hint="write `automesh doctor --cache --clear`",
+        )
+    if cache:
+        sys.stdout.write(diagnosis.examine_store(clear=clear, as_json=as_json))
+        return
     findings = diagnosis.examine(target)
     sys.stdout.write(diagnosis.to_json(findings) if as_json else diagnosis.render(findings))
     if any(finding.level == "error" for finding in findings):

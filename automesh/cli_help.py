@@ -37,6 +37,12 @@ best of them against the script's own mesh (--baseline), and runs the winner aga
 processes. While others may still win and there is time, it races on. The table goes to
 stdout, progress to stderr.
 
+Devices that are not here (--target tpu-v5p-128) are compiled for: what does not fit is found
+out by their own compiler, the schedules of the best are replayed on the links of the target,
+and the rule says that its times are predicted. That needs `pip install 'jax-automesh[tpu]'`
+or `[gpu]`; a search on the devices later starts from the rule and replaces it by what it
+measures.
+
 Stop it whenever you like: the same command goes on where it was. What is finished is never
 repeated.
 
@@ -45,6 +51,7 @@ Examples:
   automesh search train.py
   automesh search train.py --dry-run          the estimates alone
   automesh search train.py --dry-run --target tpu-v5p-128
+  automesh search train.py --target tpu-v5p-128 --target gpu-h100-64
   automesh search train.py --target cpu:8 --budget 3m
   automesh search train.py --baseline "fsdp:8 remat=full"
   automesh search train.py --space my_space.toml --top 4
@@ -74,6 +81,41 @@ Examples:
   automesh show --json | jq .best
 """
 
+TARGETS_HELP = """List the devices that a search may be aimed at without having them.
+
+Without PATTERN there is a line for each kind. A kind (v5p, h100), a part of names ('tpu-v5*')
+or a target (tpu-v5p-128, v5e:4x8, gpu-h100-64) gives names, shapes, speeds, and the sources of
+all figures. It is also said what can be compiled for on this machine, and what to install for
+the rest.
+
+\b
+Clusters of your own become targets with --hardware, here and in search:
+  [clusters.lab]
+  chip = "h100"                 # on record, or described below
+  nodes = 16
+  devices_per_node = 8
+  network_bytes_per_s = 400e9   # one way, of all network cards of a node
+  [clusters.pod]
+  chip = "v5p"
+  torus = [4, 4, 8]             # chips along each dimension of a slice
+  wraps = [true, true, true]    # dimensions whose ends are linked
+  slices = 2
+  [chips.h100-nvl]              # what differs from the chip that it is like
+  like = "h100"
+  hbm_bytes = 99.9e9
+  hbm_bytes_per_s = 3.9e12
+  link_bytes_per_s = 300e9      # one way, over all links to its switch
+  flops_per_s = { bf16 = 835e12, fp8 = 1671e12 }
+
+\b
+Examples:
+  automesh targets
+  automesh targets v5p
+  automesh targets tpu-v5litepod-256-4
+  automesh targets lab --hardware our.toml
+  automesh targets --json | jq .targets[].name
+"""
+
 CALIBRATE_HELP = """Measure the devices, so that searches estimate with their real speeds instead
 of a data sheet's.
 
@@ -101,7 +143,8 @@ MESH may be followed by knobs: "dp:8 remat=full".
 
 Printed are seconds by cause, the ten most expensive collectives with their source lines, the
 memory peak, what could not be counted, and the reason in a sentence. Every figure says whether
-it is estimated, compiled or measured.
+it is estimated, compiled or measured. Of devices that are not here, a study has replays of the
+compiled schedules as well: they stand beside the estimates, and --trace draws one.
 
 \b
 Examples:
@@ -113,8 +156,29 @@ Examples:
 DOCTOR_HELP = """Check this machine: versions, devices, known-bad combinations, and what to
 install for which target.
 
+What is compiled for devices that are not here is kept, so that no search compiles it again:
+in $AUTOMESH_CACHE, if set, and no more than $AUTOMESH_CACHE_LIMIT, else 4 GiB, of which what
+was used least recently goes first. --cache shows it.
+
 \b
 Examples:
   automesh doctor
   automesh doctor --target cpu:8
+  automesh doctor --cache
+  automesh doctor --cache --clear
 """
+
+TARGET_OPTION = """Devices: local (the attached ones, by default), cpu:N (N virtual ones), or some
+that are not here: tpu-v5p-128, v5e:4x8, gpu-h100-64. Give it again for several: one rule each."""
+
+TOP_OPTION = """Meshes in one race (by default 8), or to compile for devices that are not here (10);
+and rows to print."""
+
+RESERVE_OPTION = """Memory of a device that plans leave free, as 1GiB or 5%; by default, of devices
+that are not here, 256 MiB of a TPU and what jax does not take of a GPU (25 %)."""
+
+XLA_OPTION = """Compiler option; NAME=default,VALUE tries both. May be given again. `curated` tries
+those that are worth it on the target."""
+
+TRACE_OPTION = """Write the replay of MESH as a Chrome trace, for ui.perfetto.dev; for a study of
+devices that are not here."""

@@ -18,15 +18,20 @@ from typing import Literal
 
 import psutil
 
+from automesh.errors import UsageError
 from automesh.hardware import (
     check_present,
     chip_for,
     parse_target,
     running_under_several_processes,
 )
+from automesh.hardware.compilers import compiler_for
+from automesh.hardware.fitting import fits, wanted_by_jax
+from automesh.hlo.store import default_store
 from automesh.ladder.preparation import memory_share_bytes, surroundings_of
 from automesh.outcomes import Failed
 from automesh.program.nouns import Attachment
+from automesh.results.kept import render_store, store_to_json
 from automesh.units import format_bytes
 from automesh.worker.messages import DevicesJob
 from automesh.worker.pool import Pool
@@ -112,6 +117,29 @@ def render(findings: tuple[Finding, ...], width: int = 80) -> str:
 def to_json(findings: tuple[Finding, ...]) -> str:
     """The findings as JSON."""
     return json.dumps([asdict(finding) for finding in findings], indent=1) + "\n"
+
+
+def examine_store(*, clear: bool, as_json: bool) -> str:
+    """The compiled programs that are kept, as text or JSON; what is left after removing them all.
+
+    Raises:
+      UsageError: they cannot be removed, or the limit in the environment is no size.
+    """
+    store = default_store(os.environ)
+    removed = 0
+    if clear:
+        try:
+            removed = store.clear()
+        except OSError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+            raise UsageError(
+                f"the compiled programs in `{store.folder}` cannot be removed: {reason}",
+                hint="change the permissions of the folder, or remove it",
+            ) from error
+    if as_json:
+        return json.dumps({**store_to_json(store), "removed": removed}, indent=1) + "\n"
+    told = f"removed   {removed} programs\n" if clear else ""
+    return told + render_store(store)
 
 
 def _version(package: str) -> str:
@@ -238,24 +266,32 @@ def _environment(attachment: Attachment) -> list[Finding]:
 
 
 def _targets() -> list[Finding]:
+    """What compiles for devices that are not here; for attached ones it is needed as well."""
     found: list[Finding] = []
-    for what, modules, extra in (
-        ("TPU targets", ("libtpu",), "tpu"),
-        ("GPU targets", ("jax_cuda12_plugin", "jax_cuda13_plugin"), "gpu"),
-    ):
-        present = next((name for name in modules if importlib.util.find_spec(name)), "")
-        if present:
-            version = _version(present.replace("_", "-"))
-            found.append(Finding(level="ok", about=what, detail=f"{present} {version}"))
-        else:
+    for what, kind in (("TPU targets", "tpu"), ("GPU targets", "gpu")):
+        compiler = compiler_for(kind)
+        wanted = wanted_by_jax(kind)
+        detail = f"{compiler.name} {compiler.version}"
+        if not compiler.version:
             found.append(
                 Finding(
                     level="note",
                     about=what,
-                    detail="not installed",
-                    hint=f"for attached devices: `pip install 'jax-automesh[{extra}]'`",
+                    detail=f"{compiler.name} is not installed: estimates only, by `--dry-run`",
+                    hint=compiler.install,
                 )
             )
+        elif not fits(compiler.version, wanted):
+            found.append(
+                Finding(
+                    level="warning",
+                    about=what,
+                    detail=f"{detail}, but jax {_version('jax')} wants {wanted}",
+                    hint=compiler.install,
+                )
+            )
+        else:
+            found.append(Finding(level="ok", about=what, detail=f"{detail} compiles for them"))
     return found
 
 

@@ -34,7 +34,8 @@ class Counts:
     """What one device does in one step of a compiled program, loops multiplied.
 
     Attributes:
-      flops: floating-point operations of matrix multiplications and convolutions.
+      flops: floating-point operations of matrix multiplications and convolutions, and those that
+        the author of a kernel states.
       hbm_bytes: bytes read and written by top-level instructions and fusions.
       collectives: one entry per kind and set of axes.
       uncounted: what could not be counted (custom calls, loops of unknown length), in words.
@@ -188,12 +189,17 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """Needs more memory than there is: at least `needed_bytes`, seen when it was stopped."""
+    """Needs more memory than there is: at least `needed_bytes`, seen when it was stopped.
+
+    Attributes:
+      reserve_bytes: of `limit_bytes`, kept free for what lives beside the program.
+    """
 
     stage: str
     needed_bytes: int
     limit_bytes: int
     detail: str
+    reserve_bytes: int = 0
     kind: Literal["out_of_memory"] = "out_of_memory"
 
 

@@ -30,9 +30,10 @@ SIZES = {
     ),
     "small": Preset(model=presets.SMALL, rows=64, length=1024, chunk=1024),
     "mid": Preset(model=presets.MID, rows=64, length=2048, chunk=1024),
-    "1b": Preset(model=presets.LLAMA_1B, rows=256, length=4096, chunk=1024),
+    "1b": Preset(model=presets.LLAMA_1B, rows=64, length=4096, chunk=1024),
     "8b": Preset(model=presets.LLAMA_8B, rows=512, length=8192, chunk=1024),
     "70b": Preset(model=presets.LLAMA_70B, rows=512, length=8192, chunk=1024),
+    **presets.public(rows=512, length=4096),
 }
 
 
@@ -44,7 +45,8 @@ def build(mesh: Mesh, remat: str = "full", microbatches: int = 1) -> automesh.Wo
       remat: activations that the backward pass computes again: none, dots or full.
       microbatches: parts of the batch whose gradients are accumulated.
     """
-    size = SIZES[training.arguments(SIZES).size]
+    options = training.arguments(SIZES)
+    size = SIZES[options.size].changed(options)
     layout = Layout(mesh=mesh)
     plan = transformer.weights(size.model, transformer.swiglu_weights(size.model))
     state = training.abstract_state(plan, layout)

@@ -42,12 +42,14 @@ SIZES = {
     # The length of the last stage of Llama 3's training.
     "8b-128k": Preset(model=presets.LLAMA_8B, rows=32, length=131_072, chunk=1024),
     "70b-128k": Preset(model=presets.LLAMA_70B, rows=32, length=131_072, chunk=1024),
+    **presets.public(rows=32, length=131_072),
 }
 
 
 def build(mesh: Mesh, remat: str = "full", microbatches: int = 1) -> automesh.Workload:
     """The training step and its arguments on `mesh`; see `dense_lm.build`."""
-    size = SIZES[training.arguments(SIZES).size]
+    options = training.arguments(SIZES)
+    size = SIZES[options.size].changed(options)
     layout = Layout(mesh=mesh)
     plan = transformer.weights(size.model, transformer.swiglu_weights(size.model))
     state = training.abstract_state(plan, layout)

@@ -71,19 +71,66 @@ SIZES = {
     "8x7b": Preset(
         model=replace(presets.LLAMA_8B, vocab=32_000), rows=1024, length=4096, chunk=1024
     ),
+    # MaxText's configs/models/mixtral-8x22b.yml, qwen3-30b-a3b.yml and qwen3.5-35b-a3b.yml; of the
+    # last one, all layers attend here, and no expert is shared.
+    "8x22b": Preset(
+        model=Decoder(
+            vocab=32_768,
+            d_model=6144,
+            num_layers=56,
+            num_heads=48,
+            num_kv_heads=8,
+            head_size=128,
+            d_ff=16_384,
+        ),
+        rows=1024,
+        length=4096,
+        chunk=1024,
+    ),
+    "qwen3-30b-a3b": Preset(
+        model=Decoder(
+            vocab=151_936,
+            d_model=2048,
+            num_layers=48,
+            num_heads=32,
+            num_kv_heads=4,
+            head_size=128,
+            d_ff=768,
+        ),
+        rows=1024,
+        length=4096,
+        chunk=1024,
+    ),
+    "qwen3.5-35b-a3b": Preset(
+        model=Decoder(
+            vocab=248_320,
+            d_model=2048,
+            num_layers=40,
+            num_heads=16,
+            num_kv_heads=2,
+            head_size=256,
+            d_ff=512,
+        ),
+        rows=8,
+        length=1024,
+        chunk=1024,
+    ),
 }
 EXPERTS = {
     "tiny": Experts(total=8, chosen=2),
     "small": Experts(total=16, chosen=2),
     "mid": Experts(total=16, chosen=2),
     "8x7b": Experts(total=8, chosen=2),
+    "8x22b": Experts(total=8, chosen=2),
+    "qwen3-30b-a3b": Experts(total=128, chosen=8),
+    "qwen3.5-35b-a3b": Experts(total=256, chosen=8),
 }
 
 
 def build(mesh: Mesh, remat: str = "full", microbatches: int = 1) -> automesh.Workload:
     """The training step and its arguments on `mesh`; see `dense_lm.build`."""
-    name = training.arguments(SIZES).size
-    size, experts = SIZES[name], EXPERTS[name]
+    options = training.arguments(SIZES)
+    size, experts = SIZES[options.size].changed(options), EXPERTS[options.size]
     layout = Layout(mesh=mesh, rows=("dp", "fsdp", "ep"), sequence=None)
     plan = transformer.weights(size.model, expert_weights(size.model, experts))
     state = training.abstract_state(plan, layout)

@@ -60,6 +60,26 @@ match = "cpu-4"
 ici = { dp = 4 }
 """
 SEARCH = "search train.py --target cpu:4"
+CLUSTER = """\
+[clusters.lab]
+chip = "h100"
+nodes = 16
+devices_per_node = 8
+network_bytes_per_s = 400e9
+"""
+TORUS = """\
+[clusters.lab]
+chip = "v5p"
+torus = [4, 4, 8]
+"""
+CHIP = """\
+[chips.x1]
+platform = "gpu"
+flops_per_s = { bf16 = 1e15 }
+hbm_bytes = 80e9
+hbm_bytes_per_s = 3e12
+link_bytes_per_s = 450e9
+""" + CLUSTER.replace("h100", "x1")
 
 
 def refused(command: str, *, script: str = UNUSED, **more: str | bytes) -> BadInput:
@@ -79,6 +99,14 @@ def spaced(space: str | bytes) -> BadInput:
 def ruled(rules: str | bytes) -> BadInput:
     """A search beside a rules file."""
     return refused(SEARCH, rules=rules)
+
+
+def clustered(hardware: str, target: str = "lab") -> BadInput:
+    """A search for a cluster of the user's own."""
+    return BadInput(
+        command=f"search train.py --target {target} --hardware our.toml",
+        files={"train.py": UNUSED, "our.toml": hardware},
+    )
 
 
 def scripted(script: str, command: str = SEARCH) -> BadInput:
@@ -129,7 +157,38 @@ QUICK: dict[str, BadInput] = {
     "target-cpu-0": refused("search train.py --target cpu:0"),
     "target-cpu-too-many": refused("search train.py --target cpu:100000"),
     "target-cpu-banana": refused("search train.py --target cpu:banana"),
-    "target-tpu": refused("search train.py --target tpu-v5p-128"),
+    "target-tpu-unknown": refused("search train.py --target tpu-v9-8"),
+    "target-tpu-misspelt": refused("search train.py --target tpu-v5o-128"),
+    "target-slice-of-no-size": refused("search train.py --target tpu-v5p-100"),
+    "target-slice-of-no-shape": refused("search train.py --target v5p:4x4x6"),
+    "target-slice-of-no-flat-shape": refused("search train.py --target v5e:3x5"),
+    "target-slice-of-two-dimensions": refused("search train.py --target v5p:4x4"),
+    "target-slice-twisted": refused("search train.py --target v5p:4x4x8_twisted"),
+    "target-slices-zero": refused("search train.py --target v5e:4x4*0"),
+    "target-machine-of-a-slice": refused("search train.py --target ct6e-standard-4t"),
+    "target-gpu-unknown": refused("search train.py --target gpu-h1000-8"),
+    "target-gpu-of-two-kinds": refused("search train.py --target gpu-a100-16"),
+    "target-gpu-without-number": refused("search train.py --target gpu-p5.48xlarge"),
+    "target-gpu-unfilled": refused("search train.py --target gpu-h100-12"),
+    "target-gpu-too-many": refused("search train.py --target gpu-h100-262144"),
+    "target-neuron": refused("search train.py --target neuron-trn2.48xlarge-64"),
+    "target-without-compiler": refused("search train.py --target gpu-mi300x-16"),
+    "hardware-missing": refused("search train.py --target lab --hardware our.toml"),
+    "hardware-syntax": clustered("[clusters.lab\n"),
+    "hardware-no-clusters": clustered('[chips.x]\nlike = "h100"\n'),
+    "hardware-unknown-key": clustered(CLUSTER.replace("nodes", "node")),
+    "hardware-unknown-chip": clustered(CLUSTER.replace("h100", "h1000")),
+    "hardware-no-network": clustered(CLUSTER.replace("network_bytes_per_s = 400e9\n", "")),
+    "hardware-wrong-kind": clustered(CLUSTER.replace("h100", "v5p")),
+    "hardware-no-torus": clustered(TORUS.replace("[4, 4, 8]", "[4, 4, 6]")),
+    "hardware-wraps": clustered(TORUS + "wraps = [true]\n"),
+    "hardware-host": clustered(TORUS + "host = [2, 3, 1]\n"),
+    "hardware-name-taken": clustered(CLUSTER.replace("lab", "h100-8")),
+    "hardware-chip-without-figures": clustered(CHIP.replace("hbm_bytes = 80e9\n", "")),
+    "hardware-chip-without-bf16": clustered(CHIP.replace("bf16", "fp8")),
+    "hardware-chip-without-compiler": clustered(CHIP),
+    "hardware-other-target": clustered(CLUSTER, target="lap"),
+    "hardware-too-many": clustered(CLUSTER, target="lab-256"),
     "budget-banana": refused(f"{SEARCH} --budget banana"),
     "budget-zero": refused(f"{SEARCH} --budget 0"),
     "budget-negative": refused(f"{SEARCH} --budget=-5m"),
@@ -191,6 +250,10 @@ QUICK: dict[str, BadInput] = {
     "show-not-a-database": BadInput(command="show old", files={"old/study.db": "these are notes"}),
     "show-of-another-program": BadInput(
         command="show old", files={"old/study.db": foreign_database()}
+    ),
+    "targets-unknown": BadInput(command="targets banana"),
+    "targets-hardware": BadInput(
+        command="targets lab --hardware our.toml", files={"our.toml": "clusters = 3\n"}
     ),
     "doctor-target": BadInput(command="doctor --target banana"),
     "calibrate-target": BadInput(command="calibrate --target tpu-v5p-128"),

@@ -1,8 +1,11 @@
 """Every test sees 16 virtual CPU devices; set before anything can import jax."""
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
+
+import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "16"
@@ -13,3 +16,22 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As for any command in the background: what the tests start would ignore their Ctrl-C, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What compiles for devices that are not here, by the marker of the tests that need it.
+_COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what needs a compiler that is not installed."""
+    for marker, modules in _COMPILERS.items():
+        if not any(map(importlib.util.find_spec, modules)):
+            skip = pytest.mark.skip(reason=f"needs `pip install 'jax-automesh[{marker}]'`")
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What somebody has compiled on this machine is none of a test's business either."""
+    os.environ["AUTOMESH_CACHE"] = str(tmp_path_factory.mktemp("compiled"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Terms, value_of
-from automesh.cost.windowed import PERMUTE_COST, SMALLEST_RING
+from automesh.cost.windowed import SMALLEST_RING
 from automesh.mesh.batch import Batch
 from tests.cost_samples import PlainSpeeds, simple_routes
 
@@ -32,11 +32,12 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
     least = serial = step = multiplying_at_peak = touched = executed = 0.0
     alone: dict[str, float] = defaultdict(float)
     for region in range(len(terms.regions)):
-        compute = 0.0
+        compute = in_rings = 0.0
         for kernel in terms.kernels:
             if kernel.region == region:
                 seconds = _kernel(kernel, terms, sizes, speeds)
                 compute += seconds.central
+                in_rings += seconds.central if seconds.is_windowed else 0.0
                 least += seconds.least
                 serial += seconds.serial
                 multiplying_at_peak += seconds.at_peak
@@ -44,22 +45,28 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
                 causes[seconds.cause] += seconds.larger
                 causes["memory"] += seconds.rings
                 causes["latency"] += seconds.overhead
-        hidden: dict[str, float] = defaultdict(float)
         exposed: dict[str, float] = defaultdict(float)
-        for term, shown, beside, slower in _communication(terms, region, sizes):
+        hidden: dict[bool, dict[str, float]] = {False: defaultdict(float), True: defaultdict(float)}
+        for term, shown, beside, slower, is_ring in _communication(terms, region, sizes):
             axes = tuple(axis for axis in term.axes if sizes[axis] > 1)
             pieces = _collective(term, batch, row, axes, speeds)
             executed += shown + beside
-            for cause, seconds in pieces.items():
-                exposed[cause] += shown * seconds
-                hidden[cause] += beside * slower * seconds
             alone["+".join(axes)] += (shown + beside) * sum(pieces.values())
-        wanted = sum(hidden.values())
-        step += max(compute, wanted) + sum(exposed.values())
-        serial += wanted + sum(exposed.values())
-        share = max(wanted - compute, 0.0) / wanted if wanted else 0.0
-        for cause in hidden:
-            causes[cause] += exposed[cause] + share * hidden[cause]
+            for cause, seconds in pieces.items():
+                exposed[cause] += shown * slower * seconds
+                ring = _ring_cost(batch, row, axes) if cause.startswith("ici") else 1.0
+                hidden[is_ring][cause] += beside * (ring if is_ring else slower) * seconds
+        serial += sum(exposed.values())
+        step += compute + sum(exposed.values())
+        for cause, seconds in exposed.items():
+            causes[cause] += seconds
+        for is_ring, beside_s in ((False, compute), (True, in_rings)):
+            wanted = sum(hidden[is_ring].values())
+            left = max(wanted - beside_s, 0.0)
+            step += left
+            serial += wanted
+            for cause, seconds in hidden[is_ring].items():
+                causes[cause] += seconds * left / wanted if wanted else 0.0
     arguments = value_of(terms.argument_bytes, sizes)
     through_memory = min(round(arguments), touched) / speeds.bound_memory_bytes_per_s
     memory = (
@@ -83,19 +90,17 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
 class _Kernel:
     cause: str
     larger: float
+    least: float
     rings: float
+    is_windowed: bool
     overhead: float
     serial: float
     at_peak: float
     bytes: float
 
     @property
-    def least(self) -> float:
-        return self.larger + self.overhead
-
-    @property
     def central(self) -> float:
-        return self.least + self.rings
+        return self.larger + self.overhead + self.rings
 
 
 def _kernel(kernel: Kernel, terms: Terms, sizes: dict[str, int], speeds: PlainSpeeds) -> _Kernel:
@@ -107,16 +112,22 @@ def _kernel(kernel: Kernel, terms: Terms, sizes: dict[str, int], speeds: PlainSp
         multiplying += float(speeds.matmul_s(one.dtype, batch, m, n, k)[0])
         bound = speeds.bound_flops_per_s(one.dtype)
         at_peak += float((2.0 * batch * m * n * k)[0]) / bound if bound else 0.0
-    rings = 0.0
+    rings, is_windowed = 0.0, False
+    least = max(multiplying, streaming)
     for one in kernel.windowed:
         ring = math.prod(sizes[axis] for axis in one.axes)
-        if terms.platform == "tpu" and ring >= SMALLEST_RING:
-            rings += (ring - 1) * value_of(one.bytes, sizes) / speeds.memory_bytes_per_s
+        if _is_ring(terms, ring, value_of(one.whole_bytes, sizes)):
+            is_windowed = True
+            again = ((ring + 1) // 2 - 1) * value_of(one.bytes, sizes) / speeds.memory_bytes_per_s
+            rings += again if one.adds else 0.0
+            streaming += 0.0 if one.adds else again
     overhead = count * speeds.kernel_overhead_s
     return _Kernel(
         cause="compute" if multiplying >= streaming else "memory",
         larger=count * max(multiplying, streaming),
+        least=count * least + overhead,
         rings=count * rings,
+        is_windowed=is_windowed,
         overhead=overhead,
         serial=count * (multiplying + streaming + rings) + overhead,
         at_peak=count * at_peak,
@@ -130,8 +141,8 @@ def _at(side: Monomial, sizes: dict[str, int]) -> np.ndarray:
 
 def _communication(
     terms: Terms, region: int, sizes: dict[str, int]
-) -> list[tuple[CollectiveTerm, float, float, float]]:
-    """Each collective of one region with its exposed and hidden executions and its slow-down."""
+) -> list[tuple[CollectiveTerm, float, float, float, bool]]:
+    """Each collective of one region: exposed and hidden executions, slow-down, if it is a ring."""
     found = []
     counts: dict[CollectiveTerm, float] = defaultdict(float)
     for term in terms.collectives:  # equal ones, listed twice, are one that is executed more often
@@ -140,11 +151,24 @@ def _communication(
         ring = math.prod(sizes[axis] for axis in term.axes)
         if term.region != region or not any(sizes[axis] > 1 for axis in term.axes):
             continue
-        windowed = term.windowed and terms.platform == "tpu" and ring >= SMALLEST_RING
+        whole = value_of(term.whole_bytes, sizes)
+        windowed = term.windowed and _is_ring(terms, ring, whole)
         hides = term.hides or windowed
         shown = 0.0 if hides else count
-        found.append((term, shown, count - shown, PERMUTE_COST if windowed else 1.0))
+        whole_mesh = ring == math.prod(sizes.values()) and term.kind == "reduce-scatter"
+        other = 2.0 if whole_mesh and terms.platform == "tpu" else 1.0
+        found.append((term, shown, count - shown, 1.0 if windowed else other, windowed))
     return found
+
+
+def _ring_cost(batch: Batch, row: int, axes: tuple[str, ...]) -> float:
+    alone = Batch(names=batch.names, ici=batch.ici[row : row + 1], dcn=batch.dcn[row : row + 1])
+    return 1.0 / float(simple_routes(alone, axes).ici_step_share[0])
+
+
+def _is_ring(terms: Terms, ring: int, whole_bytes: float) -> bool:
+    is_large = whole_bytes >= terms.window_threshold_bytes
+    return terms.platform == "tpu" and ring >= SMALLEST_RING and is_large
 
 
 def _collective(

@@ -78,6 +78,7 @@ def simple_routes(batch: Batch, axes: tuple[str, ...]) -> Route:
         ici_bytes_per_s=1.0e11 / stride,
         ici_hops=(inside - 1) * stride,
         dcn_bytes_per_s=np.full(len(batch), 6.0e9),
+        ici_step_share=1.0 / np.maximum(np.minimum(inside, 3.0), 1.0),
     )
 
 

@@ -72,7 +72,7 @@ class Worker:
 
 def forget_scripts(before_modules):
     """Drops what jobs and imports of scripts have left in this process."""
-    jobs._MEMORY.loaded.clear()
+    jobs._MEMORY.scripts.loaded.clear()
     jobs._MEMORY.ready.clear()
     jobs._MEMORY.domains.clear()
     jobs._MEMORY.programs.clear()

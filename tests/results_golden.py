@@ -10,6 +10,8 @@ from rich.console import Console
 from automesh.results.live import frame
 from automesh.results.phases import State, with_phase
 from automesh.results.progress import PlainProgress
+from automesh.results.several import Several, Sought
+from automesh.results.several import render as render_several
 from automesh.results.table import render
 from tests import results_samples
 
@@ -29,6 +31,21 @@ class Clock:
 
 def table(sample: Callable[[], object], *, width: int, colour: bool = False) -> str:
     return render(sample(), top=5, width=width, colour=colour)
+
+
+def several(*, width: int) -> str:
+    """A summary of three targets, of which one has no answer."""
+    searches = (
+        Sought(target="tpu-v5p-1024-4", result=results_samples.predicted_search()),
+        Sought(target="cpu:8", result=results_samples.measured_search()),
+        Sought(
+            target="gpu-h100-16",
+            result=results_samples.empty_search(),
+            reason="no plan was compiled that fits: 3 plans: 3 out of memory",
+            hint="search for more devices",
+        ),
+    )
+    return render_several(Several(searches=searches), width=width, colour=False)
 
 
 def running_state() -> State:
@@ -100,10 +117,12 @@ CASES: dict[str, Callable[[], str]] = {
         for name, sample in (
             ("measured", results_samples.measured_search),
             ("compiled", results_samples.compiled_search),
+            ("predicted", results_samples.predicted_search),
             ("nothing", results_samples.empty_search),
         )
     },
     "measured_80_colour": partial(table, results_samples.measured_search, width=80, colour=True),
+    **{f"several_{width}": partial(several, width=width) for width in WIDTHS},
     **{f"live_{width}": partial(live, width=width) for width in WIDTHS},
     "live_80_colour": partial(live, width=80, colour=True),
     "plain": plain,

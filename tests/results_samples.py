@@ -7,10 +7,12 @@ from automesh.outcomes import (
     Collective,
     Compiled,
     Counts,
+    Estimated,
     Failed,
     Measured,
     Memory,
     OutOfMemory,
+    Replayed,
     TimedOut,
 )
 from automesh.results.result import Candidate, Funnel, SearchResult, Standing, Verification
@@ -236,6 +238,91 @@ def compiled_search() -> SearchResult:
         interrupted=True,
         study="postgresql+psycopg://me:secret@host/automesh",
         command="automesh search moe_lm.py --target tpu-v5p-1024-4",
+    )
+
+
+def replayed(step_s: float) -> Replayed:
+    return Replayed(
+        step_s=step_s,
+        bracket_s=(0.7 * step_s, 1.9 * step_s),
+        causes=(
+            ("compute", 0.74 * step_s),
+            ("ici tp", 0.12 * step_s),
+            ("memory", 0.08 * step_s),
+            ("dcn dp", 0.05 * step_s),
+            ("latency", 0.01 * step_s),
+        ),
+        communication_s=(("ici tp", 0.5 * step_s), ("dcn dp", 0.2 * step_s)),
+        busy_s=(("core", step_s),),
+        mfu=0.42 * 0.412 / step_s,
+        uncounted=("custom call x: its inside is not seen",),
+    )
+
+
+def predicted_search() -> SearchResult:
+    """A search for absent hardware that ran to its end: replays, low effort, no memory left."""
+    base = compiled_search()
+    ranked = [
+        replace(
+            one,
+            outcome=replace(one.outcome, stored="ab", replay=replayed(one.outcome.step_s)),
+            bound_by="compute",
+        )
+        for one in base.candidates
+        if isinstance(one.outcome, Compiled)
+    ]
+    estimate = Estimated(
+        step_s=0.5,
+        bracket_s=(0.3, 0.9),
+        bound_s=0.0,
+        memory_bytes=20 * GIB,
+        causes=(("compute", 0.5),),
+    )
+    low = candidate(
+        plan("dcn.dp:4,fsdp:16,tp:8", remat="full", microbatches=1),
+        estimate,
+        "not_measured",
+        1.2,
+        compiled=replace(compiled(9.0, peak_bytes=11 * GIB), effort="low"),
+    )
+    refused = candidate(
+        plan("dcn.dp:4,dp:128", remat="none", microbatches=1),
+        OutOfMemory(
+            stage="compile",
+            needed_bytes=131 * GIB,
+            limit_bytes=383 * GIB // 4,
+            detail="Ran out of memory on HBM",
+            reserve_bytes=GIB // 4,
+        ),
+        "failed",
+    )
+    funnel = replace(
+        base.funnel, compiled=4, out_of_memory=1, screened=1, waiting=145, estimated=140
+    )
+    return replace(
+        base,
+        candidates=(*ranked, low, refused),
+        funnel=funnel,
+        stop_reason="the plans that promised most were compiled and replayed, and nothing was run",
+        belief="none of the 145 meshes not compiled is believed to be more than 2.0 % faster than "
+        "the best (highest chance 1.2 %: dcn.dp:4,fsdp:16,tp:8); its leave-one-out error is 3.1 % "
+        "over 4 replayed plans; the estimate orders 5 of 6 pairs that are no ties as the replay "
+        "does",
+        speeds="data sheet of TPU v5p",
+        interrupted=False,
+        rules_path="mesh_rules.toml",
+        is_ahead=True,
+        device_memory_bytes=383 * GIB // 4,
+        reserve_bytes=GIB // 4,
+        versions=(
+            ("automesh", "0.1.0"),
+            ("jax", "0.10.2"),
+            ("jax-cuda12-plugin", "0.10.2"),
+            ("libtpu", "0.0.42.1"),
+            ("LIBTPU_INIT_ARGS", "--xla_x=1"),
+        ),
+        study="results/moe_lm-tpu-v5p-1024-4-77aa01/study.db",
+        results_dir="results/moe_lm-tpu-v5p-1024-4-77aa01",
     )
 
 

@@ -21,6 +21,7 @@ HELPS = {
     "help_search": "search --help",
     "help_show": "show --help",
     "help_explain": "explain --help",
+    "help_targets": "targets --help",
     "help_calibrate": "calibrate --help",
     "help_doctor": "doctor --help",
 }
@@ -71,7 +72,7 @@ def test_every_example_in_the_help_is_a_command(tmp_path: Path) -> None:
             command, *arguments = shlex.split(example)
             seen.add(command)
             commands[command].make_context(command, arguments)
-    assert seen == {"search", "show", "explain", "calibrate", "doctor"}
+    assert seen == {"search", "show", "explain", "targets", "calibrate", "doctor"}
 
 
 def test_the_space_in_the_help_is_one(tmp_path: Path) -> None:

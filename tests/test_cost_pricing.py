@@ -76,7 +76,16 @@ kernels = st.builds(
     count=sums(64, 1),
     bytes=sums(1e9),
     matmuls=st.lists(matmuls, max_size=2).map(tuple),
-    windowed=st.lists(st.builds(Windowed, axes=axis_sets, bytes=sums(1e8)), max_size=1).map(tuple),
+    windowed=st.lists(
+        st.builds(
+            Windowed,
+            axes=axis_sets,
+            bytes=sums(1e8),
+            whole_bytes=sums(1e9),
+            adds=st.booleans(),
+        ),
+        max_size=2,
+    ).map(tuple),
 )
 collectives = st.builds(
     CollectiveTerm,
@@ -87,6 +96,7 @@ collectives = st.builds(
     payload_bytes=sums(1e9, 2),
     hides=st.booleans(),
     windowed=st.booleans(),
+    whole_bytes=sums(1e9),
 )
 steps = st.builds(
     Terms,
@@ -100,6 +110,7 @@ steps = st.builds(
     argument_bytes=sums(1e9),
     output_bytes=sums(1e9, 1),
     alias_bytes=sums(1e7, 1),
+    window_threshold_bytes=st.sampled_from([0.0, 0.0, 1e8, 5e8, 1e12]),
 )
 
 
@@ -329,10 +340,18 @@ def test_windows_need_a_ring_of_four_and_a_tpu() -> None:
         return dict(priced(one, plan(a=(devices, 1))).estimated(0).causes)
 
     assert seconds(step, 2)["memory"] == pytest.approx(kernel)
-    assert seconds(step, 2)["ici a"] == pytest.approx(scatter / 2)
+    # Over the whole mesh, what is no ring is summed by all and scattered by none.
+    assert seconds(step, 2)["ici a"] == pytest.approx(2 * scatter / 2)
     four = seconds(step, 4)
-    assert four["memory"] == pytest.approx(kernel + 10 * 3 * 4e8 / 8e11)
-    assert four["ici a"] + four["memory"] == pytest.approx(1.8 * scatter * 3 / 4, rel=1e-2)
+    # Two shards at a time: two steps, of which one adds to the result again.
+    assert four["memory"] == pytest.approx(kernel + 10 * 4e8 / 8e11)
+    # The ring's neighbours have a third of the links, and it hides behind this product alone.
+    assert four["ici a"] + four["memory"] == pytest.approx(3 * scatter * 3 / 4, rel=1e-2)
+    beside = replace(
+        step, kernels=(*step.kernels, Kernel(region=1, count=times(1), bytes=times(8e10)))
+    )
+    more = seconds(beside, 4)
+    assert more["ici a"] == pytest.approx(four["ici a"], rel=1e-3)
     elsewhere = seconds(replace(step, platform="gpu"), 4)
     assert elsewhere["memory"] == pytest.approx(kernel)
     assert elsewhere["ici a"] == pytest.approx(scatter * 3 / 4)

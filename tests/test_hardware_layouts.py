@@ -16,11 +16,11 @@ from automesh.hardware import parse_target
 from automesh.hardware.fabric import Layouts, Span
 from automesh.hardware.links import reach
 from automesh.hardware.routes import routes
+from automesh.hardware.walks import reach_of_rings
 from automesh.hardware.wiring import attached_fabric, fabric_of
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.batch import Batch
 from automesh.mesh.devices import create_mesh_for
-from automesh.program import laying_out
 from automesh.program.laying_out import lay_out, spans_of, stand_ins
 from automesh.program.nouns import Device
 from automesh.worker.jobs import handle
@@ -227,7 +227,7 @@ def test_formulas_agree_with_counting_links(size, extents, data):
     blocks = range(0, size, math.prod(extents))
     places = np.zeros((len(groups) * len(blocks), groups.shape[1], 4), np.int64)
     places[:, :, 0] = np.concatenate([groups + start for start in blocks])
-    counted = laying_out._rings(places, (size,), (wraps,))
+    counted = reach_of_rings(list(places), (size,), (wraps,))
     spans = tuple(span(0, extents[i], strides[i]) for i in taken)
     found = reach(spans, (size,), (wraps,))
     around = wraps and max(one.extent * one.stride for one in spans) == size

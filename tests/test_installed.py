@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from automesh.hardware.configurations import known_configurations
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = """
 import jax, jax.numpy as jnp
@@ -53,6 +55,8 @@ def test_the_wheel_holds_only_the_package_and_its_data(installed: Path) -> None:
     assert {name for name in top if not name.endswith(".dist-info")} == {"automesh"}
     spaces = {path.stem for path in (installed / "automesh" / "search_spaces").glob("*.toml")}
     assert spaces == {"auto", "dense_lm", "moe_lm", "long_context"}
+    gpus = {path.stem for path in (installed / "automesh/hardware/data/gpus").glob("*.txtpb")}
+    assert gpus == set(known_configurations())
 
 
 @pytest.mark.slow

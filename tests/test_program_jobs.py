@@ -440,7 +440,7 @@ def test_source_hash_follows_the_script_and_what_lies_beside_it(own_process, mon
     def digest():
         before = set(sys.modules)
         found = Worker(script(own_process / "main_script.py"), own_process / "cache").inspect()
-        jobs._MEMORY.loaded.clear()
+        jobs._MEMORY.scripts.loaded.clear()
         for name in set(sys.modules) - before:
             del sys.modules[name]
         shutil.rmtree(own_process / "__pycache__", ignore_errors=True)

@@ -120,6 +120,9 @@ def test_json_is_strict_and_complete() -> None:
         "speedup": 1.309,
         "speedup_interval": [1.271, 1.353],
         "is_tie": False,
+        "bracket_s": None,
+        "exposed_s": None,
+        "mfu": None,
     }
     assert data["baseline"] == "dp:8 remat=full"
     assert data["funnel"]["ruled_out"][0] == {"rule": "axis ep is never used", "count": 120}

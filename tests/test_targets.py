@@ -133,7 +133,7 @@ def test_absent_devices_by_name(name, selector, torus, wraps, granules, devices,
     # The workers stand in for them on the CPU.
     assert target.platforms == "cpu"
     assert target.cpu_devices == min(granules * devices, 4096)
-    with pytest.raises(UsageError, match="this version searches attached and virtual devices only"):
+    with pytest.raises(UsageError, match="names devices that are not here"):
         check_present(target)
 
 

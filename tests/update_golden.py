@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests import explain_golden, results_golden, test_readme
+from tests import explain_golden, replay_golden, results_golden, targets_golden, test_readme
 
 
 def main() -> None:
     _write(results_golden.FOLDER, results_golden.CASES)
     _write(explain_golden.FOLDER, explain_golden.CASES)
+    _write(targets_golden.FOLDER, targets_golden.CASES)
+    _write(replay_golden.FOLDER, replay_golden.CASES)
     _update_readme()
 
 

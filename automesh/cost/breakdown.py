@@ -12,16 +12,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from automesh.cost.demands import whole_sum_cost
 from automesh.cost.terms import (
     Kernel,
     Matmul,
     Monomial,
+    Sum,
     Terms,
     Uncounted,
     Windowed,
     value_of,
 )
-from automesh.cost.windowed import PERMUTE_COST, windows
+from automesh.cost.windowed import repeats, ring_cost, windows
 from automesh.hardware.fabric import Floats, Route
 from automesh.hardware.speeds import Speeds
 
@@ -43,6 +45,7 @@ class CollectiveCost:
       latency_s, ici_s, dcn_s: by cause.
       exposed: part of the executions that no compute can hide.
       granules: how many its groups span; more than 1 means that it crosses DCN.
+      is_ring: True if it is no such collective, but the ring of a windowed multiplication.
     """
 
     kind: str
@@ -58,6 +61,7 @@ class CollectiveCost:
     dcn_s: float
     exposed: float
     granules: int
+    is_ring: bool = False
 
     @property
     def seconds(self) -> float:
@@ -74,8 +78,9 @@ class KernelCost:
       flops: of the multiplications of one execution.
       matmul_s: the multiplications at the speed that their sizes allow.
       ideal_s: the multiplications at the speed of large ones.
-      memory_s: the bytes at the speed of device memory.
-      ring_s: what a windowed multiplication reads or writes again, at the speed of device memory.
+      memory_s: the bytes at the speed of device memory, with what a windowed multiplication reads
+        again while it multiplies.
+      ring_s: what a windowed multiplication adds to again, at the speed of device memory.
       overhead_s: of starting it.
       matmul: local `(batch, m, n, k)` of its largest multiplication; zeros if it has none.
       cut_axes: mesh axes that make the smallest of m, n, k smaller.
@@ -131,6 +136,11 @@ class MeshCost:
     uncounted: tuple[Uncounted, ...]
 
     @property
+    def ring_s(self) -> float:
+        """What windowed multiplications spend on reading and writing activations again."""
+        return sum(one.ring_s for one in self.kernels)
+
+    @property
     def flops(self) -> float:
         """Of all multiplications of a step on one device."""
         return sum(one.flops * one.count for one in self.kernels)
@@ -182,13 +192,15 @@ def _collectives(
         if not axes:  # every group is one device
             continue
         ring = math.prod(sizes[axis] for axis in axes)
-        is_ring = term.windowed and bool(windows(terms.platform, _one(ring))[0])
+        is_ring = term.windowed and _is_ring(terms, ring, term.whole_bytes, sizes)
         count = value_of(term.count, sizes)
         exposed = 0.0 if term.hides or is_ring else 1.0
-        slower = PERMUTE_COST if is_ring else 1.0
         payload = value_of(term.payload_bytes, sizes)
         route = route_of(axes)
         each = speeds.collective_s(term.kind, _one(payload), route)
+        slower = np.full(3, whole_sum_cost(terms, term.kind, axes))
+        if is_ring:
+            slower = ring_cost(route)[:, 0]
         yield CollectiveCost(
             kind=term.kind,
             axes=axes,
@@ -198,11 +210,12 @@ def _collectives(
             in_loop=_is_loop(terms, term.region),
             count=count,
             payload_bytes=payload,
-            latency_s=slower * count * float(each.latency_s[0]),
-            ici_s=slower * count * float(each.ici_s[0]),
-            dcn_s=slower * count * float(each.dcn_s[0]),
+            latency_s=float(slower[0]) * count * float(each.latency_s[0]),
+            ici_s=float(slower[1]) * count * float(each.ici_s[0]),
+            dcn_s=float(slower[2]) * count * float(each.dcn_s[0]),
             exposed=exposed,
             granules=round(float(route.dcn_size[0])),
+            is_ring=is_ring,
         )
 
 
@@ -210,7 +223,10 @@ def _merged(costs: Iterable[CollectiveCost]) -> list[CollectiveCost]:
     """One entry for collectives that differ in nothing but where the program repeats them."""
     kept: dict[tuple[object, ...], CollectiveCost] = {}
     for one in costs:
-        key = (one.kind, one.axes, one.source, one.operand, one.region, one.payload_bytes)
+        key = (
+            *(one.kind, one.axes, one.source, one.operand),
+            *(one.region, one.payload_bytes, one.is_ring),
+        )
         there = kept.get(key)
         kept[key] = one if there is None else _added(there, one)
     return list(kept.values())
@@ -237,7 +253,10 @@ def _kernel(
     rates: Mapping[str, float],
 ) -> KernelCost:
     count, moved = value_of(kernel.count, sizes), value_of(kernel.bytes, sizes)
-    rings = sum(_ring_bytes(terms.platform, one, sizes) for one in kernel.windowed)
+    added, read = (
+        sum(_ring_bytes(terms, one, sizes) for one in kernel.windowed if one.adds is adds)
+        for adds in (True, False)
+    )
     largest = max(kernel.matmuls, key=lambda one: _flops(one, sizes), default=None)
     repeated = tuple(axis for axis in terms.active if _repeats(terms, kernel, axis, sizes))
     return KernelCost(
@@ -250,8 +269,8 @@ def _kernel(
         flops=sum(_flops(one, sizes) for one in kernel.matmuls),
         matmul_s=count * sum(_matmul_s(one, sizes, speeds) for one in kernel.matmuls),
         ideal_s=count * sum(_flops(one, sizes) / rates[one.dtype] for one in kernel.matmuls),
-        memory_s=count * moved / speeds.memory_bytes_per_s,
-        ring_s=count * rings / speeds.memory_bytes_per_s,
+        memory_s=count * (moved + read) / speeds.memory_bytes_per_s,
+        ring_s=count * added / speeds.memory_bytes_per_s,
         overhead_s=count * speeds.kernel_overhead_s,
         matmul=_shape(largest, sizes) if largest else (0, 0, 0, 0),
         cut_axes=_cut_axes(largest, terms.active, sizes) if largest else (),
@@ -266,10 +285,14 @@ def _large_rate(speeds: Speeds, dtype: str) -> float:
     return 2 * _LARGE**3 / float(speeds.matmul_s(dtype, _one(1.0), side, side, side)[0])
 
 
-def _ring_bytes(platform: str, one: Windowed, sizes: Mapping[str, int]) -> float:
+def _ring_bytes(terms: Terms, one: Windowed, sizes: Mapping[str, int]) -> float:
     ring = math.prod(sizes.get(axis, 1) for axis in one.axes)
-    is_ring = bool(windows(platform, _one(ring))[0])
-    return (ring - 1) * value_of(one.bytes, sizes) if is_ring else 0.0
+    is_ring = _is_ring(terms, ring, one.whole_bytes, sizes)
+    return float(repeats(_one(ring))[0]) * value_of(one.bytes, sizes) if is_ring else 0.0
+
+
+def _is_ring(terms: Terms, ring: int, whole_bytes: Sum, sizes: Mapping[str, int]) -> bool:
+    return bool(windows(terms, _one(ring), _one(value_of(whole_bytes, sizes)))[0])
 
 
 def _matmul_s(one: Matmul, sizes: Mapping[str, int], speeds: Speeds) -> float:

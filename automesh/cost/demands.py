@@ -11,11 +11,14 @@ from automesh.cost.distinct import Distinct, distinct
 from automesh.cost.formulas import Formulas, Powers, Sums, added
 from automesh.cost.kernels import product_of, total
 from automesh.cost.terms import CollectiveTerm, Sum, Terms
-from automesh.cost.windowed import windows
+from automesh.cost.windowed import SMALLEST_RING, windows
 from automesh.hardware.fabric import Floats
 from automesh.mesh.batch import Sizes
 
 Flags = NDArray[np.bool_]
+# A sum over every device of the mesh is never scattered on TPU: each has it whole and keeps a part.
+# Seen in programs of libtpu 0.0.42 for 16 chips of v5e without rings; over 4 or 8 of them it is.
+_WHOLE_SUM_COST = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +29,16 @@ class Demand:
       payload_bytes: of one execution.
       exposed: executions that nothing hides.
       hidden: executions that run beside the compute of their region.
-      windowed: True where it is the ring of a windowed multiplication.
+      slower: how much longer one takes than its kind says: a scattered sum that is not scattered.
+      is_ring: True where it is the ring of a windowed multiplication, which takes as long as
+        `windowed.ring_cost` says and runs beside such multiplications only.
     """
 
     payload_bytes: Floats
     exposed: Floats
     hidden: Floats
-    windowed: Flags
+    slower: Floats
+    is_ring: Flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,7 @@ class Work:
     payload_bytes: Sum
     hides: bool
     windowed: bool
+    whole_bytes: Sum
 
     @staticmethod
     def of(term: CollectiveTerm, active: tuple[str, ...]) -> Work:
@@ -72,6 +79,7 @@ class Work:
             payload_bytes=term.payload_bytes,
             hides=term.hides,
             windowed=term.windowed,
+            whole_bytes=term.whole_bytes,
         )
 
 
@@ -92,10 +100,11 @@ class Collectives:
         self.works = tuple(merged)
         self._formulas = formulas
         self._axes = formulas.axes
-        self._platform = terms.platform
+        self._terms = terms
         counts = [added(*sums) for sums in merged.values()]
         self._counts = Sums(formulas, counts)
         self._payloads = Sums(formulas, [work.payload_bytes for work in self.works])
+        self._whole = Sums(formulas, [work.whole_bytes for work in self.works])
         self.groups = self._grouped(counts)
 
     def executed(self, values: Floats) -> Floats:
@@ -109,19 +118,24 @@ class Collectives:
         """
         values = self._formulas.values(sizes)
         counts = self._counts.at(values)
+        whole = self._whole.at(values)
         exposed = np.zeros_like(counts)
-        windowed = np.zeros(counts.shape, np.bool_)
+        slower = np.ones_like(counts)
+        rings = np.zeros(counts.shape, np.bool_)
         for place, work in enumerate(self.works):
             if work.windowed:
                 ring = product_of(work.axes, self._axes, sizes)
-                windowed[place] = windows(self._platform, ring)
+                rings[place] = windows(self._terms, ring, whole[place])
             if not work.hides:
-                exposed[place] = np.where(windowed[place], 0.0, counts[place])
+                exposed[place] = np.where(rings[place], 0.0, counts[place])
+            alone = whole_sum_cost(self._terms, work.kind, work.axes)
+            slower[place] = np.where(rings[place], 1.0, alone)
         return Demand(
             payload_bytes=self._payloads.at(values),
             exposed=exposed,
             hidden=counts - exposed,
-            windowed=windowed,
+            slower=slower,
+            is_ring=rings,
         )
 
     def distinct_demands(self, group: Group, sizes: Sizes) -> Distinct:
@@ -129,7 +143,7 @@ class Collectives:
         columns = [product_of(part, self._axes, sizes) for part in sorted(group.parts)]
         for ring in sorted(group.rings):
             devices = product_of(ring, self._axes, sizes)
-            columns.append(windows(self._platform, devices).astype(np.int64))
+            columns.append((devices >= SMALLEST_RING).astype(np.int64))
         return distinct(columns, len(sizes))
 
     def _grouped(self, counts: list[Sum]) -> tuple[Group, ...]:
@@ -138,13 +152,19 @@ class Collectives:
             list[int],
         ] = {}
         for place, (work, count) in enumerate(zip(self.works, counts, strict=True)):
-            powers = [one.powers for one in (*work.payload_bytes, *count)]
+            powers = [one.powers for one in (*work.payload_bytes, *work.whole_bytes, *count)]
             rings = frozenset((work.axes,)) if work.windowed else frozenset[tuple[str, ...]]()
             found.setdefault((work.axes, _parts(powers, self._axes), rings), []).append(place)
         return tuple(
             Group(axes=axes, members=tuple(members), parts=parts, rings=rings)
             for (axes, parts, rings), members in found.items()
         )
+
+
+def whole_sum_cost(terms: Terms, kind: str, axes: tuple[str, ...]) -> float:
+    """How much longer a reduce-scatter takes that the compiler leaves an all-reduce."""
+    is_whole = kind == "reduce-scatter" and set(axes) == set(terms.active)
+    return _WHOLE_SUM_COST if is_whole and terms.platform == "tpu" else 1.0
 
 
 def _parts(powers: list[Powers], axes: tuple[str, ...]) -> frozenset[tuple[str, ...]]:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from automesh.cost.formulas import Formulas, Indices, Sums, added
 from automesh.cost.terms import Kernel, Matmul, Monomial, Sum, Terms, Windowed
-from automesh.cost.windowed import windows
+from automesh.cost.windowed import repeats, windows
 from automesh.hardware.fabric import Floats
 from automesh.hardware.speeds import Speeds
 from automesh.mesh.batch import Sizes
@@ -20,9 +21,11 @@ class KernelSeconds:
     """Seconds of a step on one device without communication; every field but one is [sizes].
 
     Attributes:
-      regions_s: [regions, sizes]; `compute_s + memory_s + overhead_s` by region.
+      regions_s: [2 * regions, sizes]; `compute_s + memory_s + overhead_s` by region, then the part
+        of windowed multiplications in it.
       compute_s: of kernels that the multiplications hold up.
-      memory_s: of kernels that device memory holds up, and of rings of windowed multiplications.
+      memory_s: of kernels that device memory holds up, and of windowed multiplications what they
+        add to their results step by step.
       overhead_s: of starting kernels.
       least_s: if no multiplication is windowed.
       serial_s: if no kernel computes while it reads or writes.
@@ -59,7 +62,7 @@ class Kernels:
         for kernel in terms.kernels:
             merged.setdefault(_Work.of(kernel), []).append(kernel.count)
         works = list(merged)
-        self._platform = terms.platform
+        self._terms = terms
         self._axes = formulas.axes
         self._regions = [
             np.flatnonzero([work.region == region for work in works])
@@ -70,6 +73,7 @@ class Kernels:
         self._matmuls = _Matmuls([work.matmuls for work in works], formulas)
         self._windowed = [(place, one) for place, work in enumerate(works) for one in work.windowed]
         self._repeated = Sums(formulas, [one.bytes for _, one in self._windowed])
+        self._whole = Sums(formulas, [one.whole_bytes for _, one in self._windowed])
 
     def seconds(self, values: Floats, sizes: Sizes, speeds: Speeds) -> KernelSeconds:
         """Prices the kernels.
@@ -82,34 +86,47 @@ class Kernels:
         once = self._bytes.at(values)
         streaming = once / speeds.memory_bytes_per_s
         multiplying, at_bound = self._matmuls.seconds(values, speeds)
+        least = total(np.maximum(multiplying, streaming) * counts)
+        added_again, read_again, is_ring = self._rings(values, sizes)
+        streaming += read_again / speeds.memory_bytes_per_s
         bound_by_compute = multiplying >= streaming
         compute = np.where(bound_by_compute, multiplying, 0.0) * counts
         memory = np.where(bound_by_compute, 0.0, streaming) * counts
         overhead = counts * speeds.kernel_overhead_s
-        least_s = total(compute) + total(memory) + total(overhead)
-        rings = self._rings(values, sizes) * counts / speeds.memory_bytes_per_s
+        rings = added_again * counts / speeds.memory_bytes_per_s
         memory += rings
         per_kernel = compute + memory + overhead
         serial = (multiplying + streaming) * counts + overhead + rings
+        of_rings = np.where(is_ring, per_kernel, 0.0)
         return KernelSeconds(
-            regions_s=np.stack([total(per_kernel[region]) for region in self._regions]),
+            regions_s=np.stack(
+                [total(each[region]) for each in (per_kernel, of_rings) for region in self._regions]
+            ),
             compute_s=total(compute),
             memory_s=total(memory),
             overhead_s=total(overhead),
-            least_s=least_s,
+            least_s=least + total(overhead),
             serial_s=total(serial),
             bytes=total(once * counts),
             peak_s=total(at_bound * counts),
         )
 
-    def _rings(self, values: Floats, sizes: Sizes) -> Floats:
-        """Bytes that windowed multiplications repeat per execution: [kernels, sizes]."""
-        repeated = self._repeated.at(values)
-        rings = np.zeros((self._counts.count, values.shape[1]))
-        for (kernel, one), each in zip(self._windowed, repeated, strict=True):
+    def _rings(self, values: Floats, sizes: Sizes) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """Bytes that windowed multiplications repeat per execution: [kernels, sizes].
+
+        Returns:
+          What they add to again, after it was multiplied; what they read again meanwhile; and which
+          kernels are windowed.
+        """
+        repeated, whole = self._repeated.at(values), self._whole.at(values)
+        rings = np.zeros((2, self._counts.count, values.shape[1]))
+        windowed = np.zeros(rings.shape[1:], np.bool_)
+        for (kernel, one), each, bytes_of in zip(self._windowed, repeated, whole, strict=True):
             ring = product_of(one.axes, self._axes, sizes)
-            rings[kernel] += np.where(windows(self._platform, ring), (ring - 1) * each, 0.0)
-        return rings
+            is_ring = windows(self._terms, ring, bytes_of)
+            windowed[kernel] |= is_ring
+            rings[0 if one.adds else 1, kernel] += np.where(is_ring, repeats(ring) * each, 0.0)
+        return rings[0], rings[1], windowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from automesh.cost.demands import Collectives, Demand, Group
 from automesh.cost.distinct import Codes, distinct
 from automesh.cost.roads import Road, Roads, joined
-from automesh.cost.windowed import PERMUTE_COST
+from automesh.cost.windowed import ring_cost
 from automesh.hardware.fabric import Floats
 from automesh.hardware.speeds import Speeds
 from automesh.mesh.batch import Sizes
@@ -69,9 +69,9 @@ class Priced:
 
     Attributes:
       table: [columns, pairs]: latency, ICI and DCN seconds that are exposed, the seconds of all
-        members if none is windowed, then latency, ICI and DCN seconds that may hide, for each of
-        `regions`.
-      regions: indices into `Terms.regions`.
+        members if none takes longer than its kind says, then latency, ICI and DCN seconds that may
+        hide, for each of `regions`.
+      regions: indices into `KernelSeconds.regions_s`.
     """
 
     pairs: Pairs
@@ -80,12 +80,19 @@ class Priced:
 
 
 def priced_groups(
-    collectives: Collectives, sizes: Sizes, ways: Ways, roads: Roads, speeds: Speeds
+    collectives: Collectives,
+    sizes: Sizes,
+    ways: Ways,
+    roads: Roads,
+    speeds: Speeds,
+    *,
+    regions: int,
 ) -> list[Priced]:
     """Prices all collectives of one set of active axes on many plans.
 
     Args:
       sizes: [sizes, axes] distinct sizes.
+      regions: of the step.
     """
     pairs = [_pairs(collectives, group, sizes, ways, roads) for group in collectives.groups]
     if not pairs:
@@ -98,7 +105,7 @@ def priced_groups(
     columns = np.split(asked.inverse, ends[:-1])
     seconds = _seconds(collectives, demand, pairs, columns, speeds)
     return [
-        _tabulated(collectives, demand, one, column, times)
+        _tabulated(collectives, demand, one, column, times, regions=regions)
         for one, column, times in zip(pairs, columns, seconds, strict=True)
     ]
 
@@ -163,19 +170,31 @@ def _seconds(
 
 
 def _tabulated(
-    collectives: Collectives, demand: Demand, pairs: Pairs, column: Codes, times: Floats
+    collectives: Collectives,
+    demand: Demand,
+    pairs: Pairs,
+    column: Codes,
+    times: Floats,
+    *,
+    regions: int,
 ) -> Priced:
-    members = pairs.group.members
-    hiding = [member for member in members if demand.hidden[member, column].any()]
-    regions = tuple(sorted({collectives.works[member].region for member in hiding}))
-    table = np.zeros((4 + 3 * len(regions), len(column)))
-    for member, each in zip(members, times, strict=True):
-        exposed = demand.exposed[member, column]
-        hidden = demand.hidden[member, column]
-        table[:3] += exposed * each
-        table[3] += (exposed + hidden) * (each[0] + each[1] + each[2])
-        if member in hiding:
-            start = 4 + 3 * regions.index(collectives.works[member].region)
-            slower = np.where(demand.windowed[member, column], PERMUTE_COST, 1.0)
-            table[start : start + 3] += hidden * slower * each
-    return Priced(pairs=pairs, table=table, regions=regions)
+    ring_costs = ring_cost(pairs.road.routes.rows(pairs.route))
+    exposed = np.zeros((4, len(column)))
+    hidden: dict[int, Floats] = {}
+    for member, each in zip(pairs.group.members, times, strict=True):
+        shown, beside = demand.exposed[member, column], demand.hidden[member, column]
+        slower, is_ring = demand.slower[member, column], demand.is_ring[member, column]
+        exposed[:3] += shown * slower * each
+        exposed[3] += (shown + beside) * (each[0] + each[1] + each[2])
+        region = collectives.works[member].region
+        # What is no ring hides behind all of its region, a ring behind windowed multiplications.
+        for place, runs, cost in (
+            (region, np.where(is_ring, 0.0, beside), slower),
+            (regions + region, np.where(is_ring, beside, 0.0), ring_costs),
+        ):
+            if runs.any():
+                known = hidden.setdefault(place, np.zeros((3, len(column))))
+                known += runs * cost * each
+    order = tuple(sorted(hidden))
+    table = np.concatenate([exposed, *(hidden[place] for place in order)])
+    return Priced(pairs=pairs, table=table, regions=order)

@@ -31,14 +31,13 @@ class StepSeconds:
     cause_s: Floats
 
 
-def overlapped(
-    kernels: KernelSeconds, groups: Sequence[Priced], ways: Ways, *, regions: int
-) -> StepSeconds:
+def overlapped(kernels: KernelSeconds, groups: Sequence[Priced], ways: Ways) -> StepSeconds:
     """Lets communication run beside the compute of its region.
 
     Central: a region takes the larger of its compute and of the communication that hides, plus
-    what is exposed. Lower: everything runs beside everything, but for kernels beside each other and
-    collectives over the same axes beside each other. Upper: the sum of all.
+    what is exposed; rings of windowed multiplications hide behind these alone. Lower: everything
+    runs beside everything, but for kernels beside each other and collectives over the same axes
+    beside each other. Upper: the sum of all.
     """
     sets = list(dict.fromkeys(group.pairs.group.axes for group in groups))
     names = ["+".join(axes) for axes in sets]
@@ -52,7 +51,7 @@ def overlapped(
     )
     for start in range(0, len(ways), _CHUNK):
         chunk = slice(start, min(start + _CHUNK, len(ways)))
-        _overlap(kernels, groups, ways, result, chunk, sets=sets, regions=regions)
+        _overlap(kernels, groups, ways, result, chunk, sets=sets)
     return result
 
 
@@ -64,7 +63,6 @@ def _overlap(
     chunk: slice,
     *,
     sets: Sequence[tuple[str, ...]],
-    regions: int,
 ) -> None:
     """Fills one chunk of `result`."""
     size = ways.size[chunk]
@@ -77,7 +75,7 @@ def _overlap(
     longest = kernels.least_s[size]
     serial = kernels.serial_s[size]
     alone = np.zeros((len(sets), len(size)))
-    hiding: list[list[tuple[int, Sequence[Floats]]]] = [[] for _ in range(regions)]
+    hiding: list[list[tuple[int, Sequence[Floats]]]] = [[] for _ in kernels.regions_s]
     for group in groups:
         pair = group.pairs.of(ways, chunk)
         # Column by column: NumPy looks up single numbers far faster than rows.

@@ -133,8 +133,9 @@ class _Step:
           ways: where each of the plans stands in them.
         """
         of_sizes = self._of_sizes(sizes, speeds)
-        groups = priced_groups(self._collectives, sizes, ways, roads, speeds)
-        seconds = overlapped(of_sizes.kernels, groups, ways, regions=len(self._terms.regions))
+        regions = len(self._terms.regions)
+        groups = priced_groups(self._collectives, sizes, ways, roads, speeds, regions=regions)
+        seconds = overlapped(of_sizes.kernels, groups, ways)
         prices.needs_own[plans] = False
         prices.step_s[plans] = seconds.step_s
         prices.lower_s[plans] = seconds.lower_s

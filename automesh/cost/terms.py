@@ -61,10 +61,16 @@ class Windowed:
     Attributes:
       axes: mesh axes of the ring.
       bytes: what every step but one reads or writes again.
+      whole_bytes: of the operand that would be gathered instead, or of the result that would be
+        scattered: what the compiler's threshold is compared with.
+      adds: True if every step adds to the whole result; False if it reads the other operand again,
+        which it does while it multiplies.
     """
 
     axes: tuple[str, ...]
     bytes: Sum
+    whole_bytes: Sum = ()
+    adds: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +108,7 @@ class CollectiveTerm:
       hides: True if the compiler can run it beside compute of its region (see `Terms.platform`).
       windowed: True if it becomes the ring of a windowed multiplication, where the compiler does
         that.
+      whole_bytes: of the ring's `Windowed`.
       source: `file.py:12`, or empty.
       operand: what is moved, in words: `f32[4096,1024]`.
     """
@@ -113,6 +120,7 @@ class CollectiveTerm:
     payload_bytes: Sum
     hides: bool
     windowed: bool = False
+    whole_bytes: Sum = ()
     source: str = ""
     operand: str = ""
 
@@ -174,6 +182,8 @@ class Terms:
       guards: where the terms hold; elsewhere the mesh needs a propagation of its own.
       fixed: axes for which the terms hold at the sampled size only (sizes baked into shapes).
       limits: axes for which the terms hold up to some size only, and that size.
+      window_threshold_bytes: multiplications around anything smaller are not windowed; see
+        `automesh.cost.windowed`.
     """
 
     active: tuple[str, ...]
@@ -190,3 +200,4 @@ class Terms:
     uncounted: tuple[Uncounted, ...] = ()
     fixed: tuple[str, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()
+    window_threshold_bytes: float = 0.0

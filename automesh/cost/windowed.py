@@ -1,29 +1,79 @@
 """Windowed multiplications: a gather or scatter cut into a ring of steps around a multiplication.
 
 XLA's SPMD partitioner replaces `all-gather; dot` and `dot; reduce-scatter` by loops that multiply
-one shard while the next one travels (`spmd/dot_handler.cc`). On TPU that hides the transfer but
-reads or accumulates a whole activation in every step of the ring.
+one shard while the next ones travel (`spmd/dot_handler.cc`). On TPU that hides the transfer but
+reads or accumulates a whole activation in every step of the ring. Shards travel both ways, and a
+step multiplies one of each direction: a ring of n devices takes n/2 steps. A compiler option says
+from which size on: the whole operand that would be gathered, or the whole result that would be
+scattered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.hardware.fabric import Floats
+from automesh.cost.terms import Terms
+from automesh.hardware.fabric import Floats, Route
+from automesh.mesh.axes import Scalar
 
-# Both fitted by hand on ahead-of-time schedules of libtpu 0.0.42 for 16 chips of v5e (45 programs
-# of three models), never on a running TPU. Two devices: none were windowed; four: all were.
+# From ahead-of-time schedules of libtpu 0.0.42 for 16 chips of v5e (45 programs of three models).
+# Two devices: none were windowed; four: all were.
 SMALLEST_RING = 4
-# The ring's permutes against the gather that they replace: they share one direction of a link.
-PERMUTE_COST = 1.8
+# The option, by platform; its unit is MiB. Left to the compiler nothing was too small for a ring in
+# those programs (weights of 4 MiB and more), so that its default counts as 0.
+THRESHOLDS = {"tpu": "xla_jf_spmd_threshold_for_windowed_einsum_mib"}
 
 
-def windows(platform: str, ring: NDArray[np.integer] | Floats) -> NDArray[np.bool_]:
+def windows(
+    terms: Terms, ring: NDArray[np.integer] | Floats, whole_bytes: Floats
+) -> NDArray[np.bool_]:
     """Where a multiplication that may be windowed is: [meshes].
 
     Args:
-      platform: whose compiler makes the program.
+      terms: say whose compiler makes the program, and its threshold.
       ring: devices of the ring, [meshes].
+      whole_bytes: of the operand or the result that is not gathered or scattered then, [meshes].
     """
-    return (ring >= SMALLEST_RING) & (platform == "tpu")
+    if terms.platform not in THRESHOLDS:
+        return np.zeros(len(ring), np.bool_)
+    return (ring >= SMALLEST_RING) & (whole_bytes >= terms.window_threshold_bytes)
+
+
+def repeats(ring: NDArray[np.integer] | Floats) -> Floats:
+    """Steps of a ring that read or write an activation again: all but one.
+
+    Programs of libtpu 0.0.42 for 16 chips of v5e: 8 accumulations in a ring of 16 devices, 4 in one
+    of 8, 2 in one of 4.
+    """
+    return np.ceil(ring / 2) - 1.0
+
+
+def ring_cost(route: Route) -> Floats:
+    """How much longer the permutes of a ring take than the gather or scatter that they replace.
+
+    Each device sends to its neighbours in the ring alone, over the links to these; a gather fills
+    all links of the group. That the two directions of a ring go separate ways, as they do where a
+    torus closes, is not counted on.
+
+    Returns:
+      Factors for latency, ICI and DCN seconds, [3, meshes].
+    """
+    alone = np.ones_like(route.ici_size)
+    # No part of the links serves a group inside one chip, which needs none.
+    share = np.where(route.ici_step_share > 0.0, route.ici_step_share, 1.0)
+    return np.stack([alone, 1.0 / share, alone])
+
+
+def under_options(terms: Terms, options: Iterable[tuple[str, Scalar]]) -> Terms:
+    """The terms as the compiler makes the program with a plan's compiler options.
+
+    A value that is no number is left to the compiler to refuse.
+    """
+    value = dict(options).get(THRESHOLDS.get(terms.platform, ""))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return terms
+    return replace(terms, window_threshold_bytes=float(value) * 2**20)

@@ -17,12 +17,18 @@ class Elsewhere:
       num_devices: of all granules together.
       num_hosts: jax processes of all granules together.
       torus: TPU: chips along each dimension of a slice; empty for GPUs.
+      wraps: TPU: per dimension, whether its ends are linked; empty for GPUs, and for links that are
+        not Google's: the compiler knows no others.
       devices_per_chip: 2 where a chip is two devices.
-      topology: TPU: `v5e:4x4`; GPU: partitions, hosts of each and devices of each host: `1x2x8`.
+      topology: TPU: `v5e:4x4`, empty for those that cannot be compiled for; GPU: partitions, hosts
+        of each and devices of each host: `1x2x8`.
       num_granules: slices, or hosts of GPUs.
       chip_config: TPU: `megacore` where two cores are one device; else empty.
       host: TPU: chips of one host along each of three dimensions; empty for GPUs.
-      gpu: name of the target configuration in `data/gpus/`; empty for TPUs.
+      gpu: name of the target configuration in `data/gpus/`; empty for TPUs, and for GPUs that none
+        is shipped for: those cannot be compiled for.
+      memory_bytes: GPU: of one device, since its compiler never says that a program does not fit;
+        0 for TPUs, whose compiler does.
     """
 
     platform: Literal["tpu", "gpu"]
@@ -32,10 +38,12 @@ class Elsewhere:
     num_hosts: int
     topology: str
     torus: tuple[int, ...] = ()
+    wraps: tuple[bool, ...] = ()
     devices_per_chip: int = 1
     chip_config: str = ""
     host: tuple[int, ...] = ()
     gpu: str = ""
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +56,13 @@ class Absent:
       device_memory_bytes: what the compiler lets one device use, or all it has where that is not
         known.
       num_hosts: of all granules together; each is one jax process.
-      topology: for compile-only clients: `v5e:4x4`; empty for GPUs.
+      topology: for compile-only clients: `v5e:4x4`; empty for GPUs, and for TPUs that cannot be
+        compiled for.
       chip_config: for compile-only clients: `megacore` where two cores are one device.
       host: for compile-only clients: chips of one host along each of three dimensions; empty for
         GPUs.
+      gpu: name of the target configuration in `data/gpus/`; empty for TPUs, and for GPUs that
+        cannot be compiled for.
     """
 
     selector: str
@@ -62,6 +73,7 @@ class Absent:
     topology: str = ""
     chip_config: str = ""
     host: tuple[int, ...] = ()
+    gpu: str = ""
 
     @property
     def platform(self) -> str:

@@ -80,6 +80,22 @@ def chip_called(slug: str) -> Chip:
     return {chip.slug: chip for _, chip in _table()}[slug]
 
 
+@cache
+def known_chips() -> dict[str, Chip]:
+    """The TPUs and GPUs on record by slug, stand-ins left out."""
+    return {chip.slug: chip for _, chip in _table() if not chip.rough}
+
+
+def sources_of(slug: str) -> dict[str, str]:
+    """What a figure of a chip on record is of -> names of sources."""
+    return next(row.sources for row in _file().chips if row.slug == slug)
+
+
+def chip_sources() -> dict[str, str]:
+    """What the names of sources in the table of chips stand for."""
+    return _file().sources
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     name: str
@@ -107,9 +123,13 @@ class _Table:
 
 
 @cache
+def _file() -> _Table:
+    return check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
+
+
+@cache
 def _table() -> tuple[tuple[tuple[str, ...], Chip], ...]:
-    table = check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
-    return tuple((tuple(row.device_kinds), _chip(row)) for row in table.chips)
+    return tuple((tuple(row.device_kinds), _chip(row)) for row in _file().chips)
 
 
 def _chip(row: _Row) -> Chip:

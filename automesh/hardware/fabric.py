@@ -90,6 +90,19 @@ class Crooked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wound:
+    """Where the devices of a shape are that does not follow its spans point by point.
+
+    Attributes:
+      shape: sizes of all mesh axes inside one granule.
+      places: x, y, z and core of the device at each point of the mesh, row by row.
+    """
+
+    shape: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
     """Where jax's own mesh code puts axes, per ICI shape.
 
@@ -100,12 +113,15 @@ class Layouts:
       crooked: what is known of shapes that are no product of spans (jax winds small slices up into
         one ring); their `spans` are empty.
       refused: shapes that jax's mesh code cannot lay out, with its reason; not in `shapes`.
+      wound: shapes whose axes do not run along their spans one after the other, x outermost: all
+        crooked ones, and small slices that jax winds up into a ring.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     spans: tuple[tuple[tuple[Span, ...], ...], ...]
     crooked: tuple[Crooked, ...] = ()
     refused: tuple[tuple[tuple[int, ...], str], ...] = ()
+    wound: tuple[Wound, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

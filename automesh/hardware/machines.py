@@ -11,6 +11,7 @@ from pathlib import Path
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import Chip, chip_called
+from automesh.hardware.configurations import configuration_of, usable_bytes_of
 from automesh.hardware.fabric import Fabric
 from automesh.mesh.strict import check_tree, parse_tree, read_text
 
@@ -47,15 +48,23 @@ class _Table:
 
 
 @cache
+def _table() -> _Table:
+    return check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
+
+
 def machines() -> dict[str, Machine]:
     """All machines on record by name."""
-    table = check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
-    return {machine.name: machine for machine in table.machines}
+    return {machine.name: machine for machine in _table().machines}
 
 
 def known_machines() -> Iterator[str]:
     """`gpu-<machine>` of all machines on record."""
     return (f"gpu-{name}" for name in machines())
+
+
+def machine_sources() -> dict[str, str]:
+    """What the names of sources in the table of machines stand for."""
+    return _table().sources
 
 
 def read_cluster(text: str) -> Absent | None:
@@ -67,6 +76,12 @@ def read_cluster(text: str) -> Absent | None:
     Raises:
       UsageError: an unknown machine, or a number of GPUs that does not fill machines.
     """
+    bare = text.removeprefix("gpu-")
+    if bare in machines():
+        raise UsageError(
+            f"target `{text}` does not say how many GPUs",
+            hint=f"write for example `gpu-{bare}-{8 * machines()[bare].devices}`",
+        )
     match = _NAME.fullmatch(text)
     if match is None:
         return None
@@ -77,34 +92,71 @@ def read_cluster(text: str) -> Absent | None:
             raise _unknown(text, match["machine"], similar)
         return None
     count = int(match["count"])
-    whole = count % machine.devices == 0 if count > machine.devices else count > 0
-    if not whole or count > MAX_GPUS:
+    if count > MAX_GPUS:
         raise UsageError(
-            f"target `{text}` has {count} GPUs; machines of this kind have {machine.devices} each, "
-            f"and at most {MAX_GPUS} GPUs are possible",
+            f"target `{text}` has {count} GPUs; at most {MAX_GPUS} are possible",
             hint=f"write for example `gpu-{machine.name}-{8 * machine.devices}`",
         )
-    return _absent(machine, count)
+    check_filled(machine, count, text, prefix="gpu-")
+    chip = chip_called(machine.chip)
+    return cluster_of(
+        machine,
+        chip,
+        count,
+        selector=f"gpu-{machine.name}-{count}",
+        gpu=configuration_of(chip),
+        memory_bytes=usable_bytes_of(chip),
+    )
+
+
+def check_filled(machine: Machine, count: int, text: str, *, prefix: str = "") -> None:
+    """Makes sure that a number of GPUs is part of one machine, or fills several.
+
+    Args:
+      text: the target's name as written.
+      prefix: what stands before the machine's name in targets.
+
+    Raises:
+      UsageError: it does not.
+    """
+    each = machine.devices
+    if 0 < count <= each or (count > each and count % each == 0):
+        return
+    below = max(count // each * each, 1)
+    raise UsageError(
+        f"target `{text}` has {count} GPUs; machines of this kind have {each} each, "
+        "and several must be filled",
+        hint=f"use `{prefix}{machine.name}-{below}` or "
+        f"`{prefix}{machine.name}-{max(below // each + 1, 1) * each}`",
+    )
 
 
 def _unknown(text: str, name: str, similar: list[str]) -> UsageError:
     if similar:
         return UsageError(
             f"target `{text}` may mean several machines: {', '.join(similar)}",
-            hint="write the full name of one of them",
+            hint=f"write the full name of one of them, as in `{text.replace(name, similar[0])}`",
         )
     return UsageError(
         f"target `{text}` names the GPU machine `{name}`, which is not on record"
         f"{did_you_mean(name, machines())}",
-        hint=f"use one of {', '.join(machines())}",
+        hint="`automesh targets gpu` lists those that are; or describe yours in a file for "
+        "--hardware",
     )
 
 
-def _absent(machine: Machine, count: int) -> Absent:
-    chip = chip_called(machine.chip)
+def cluster_of(
+    machine: Machine, chip: Chip, count: int, *, selector: str, gpu: str, memory_bytes: int
+) -> Absent:
+    """The cluster that a number of GPUs makes.
+
+    Args:
+      gpu: name of the target configuration; see `Absent`.
+      memory_bytes: of one GPU.
+    """
     each = min(count, machine.devices)
     return Absent(
-        selector=f"gpu-{machine.name}-{count}",
+        selector=selector,
         fabric=Fabric(
             kind="switch",
             chip=replace(chip, dcn_bytes_per_s=_between_machines(machine, chip, count)),
@@ -112,8 +164,9 @@ def _absent(machine: Machine, count: int) -> Absent:
             granule_devices=each,
         ),
         device_kind=next(iter(chip.device_kinds), ""),
-        device_memory_bytes=chip.hbm_bytes,
+        device_memory_bytes=memory_bytes,
         num_hosts=count // each,
+        gpu=gpu,
     )
 
 

@@ -15,7 +15,7 @@ from automesh.mesh.batch import Batch
 
 # Between the two cores of a chip, in links of one direction: stated from memory, no source found.
 # As long as it is several, a mesh waits for other links.
-_CORE_LINKS = 6.0
+CORE_LINKS = 6.0
 _ALONE = (math.inf, 0.0, 1.0, 1.0)
 
 
@@ -117,10 +117,10 @@ def _shape_links(
         return math.nan, math.nan, math.nan, math.nan
     else:
         raise AutomeshError(f"no layout of the shape {'x'.join(map(str, shape))} was asked for")
-    return _device_links(fabric, found, size, share)
+    return device_links(fabric, found, size, share)
 
 
-def _device_links(
+def device_links(
     fabric: Fabric, found: Reach, size: int, share: float
 ) -> tuple[float, float, float, float]:
     """What one device sees of the links that its chip has.
@@ -140,7 +140,7 @@ def _device_links(
         spread = found.spread / (share * link)
         step = found.step_links * share * link
     if each > 1:
-        between = _CORE_LINKS * link
+        between = CORE_LINKS * link
         gather = max(gather, (each - 1) / each / between)
         spread = max(spread, (each - 1) / each / size / between)
         step = min(step, between)

@@ -18,7 +18,8 @@ from automesh.mesh.strict import check_tree, parse_tree, read_text
 _TABLE = Path(__file__).parent / "data" / "topologies.json"
 _NAME = re.compile(r"(?P<tpu>tpu-?)?(?P<kind>[a-z0-9]+)-(?P<count>[0-9]+)(-(?P<slices>[0-9]+))?")
 _SHAPE = re.compile(
-    r"(?P<tpu>tpu-?)?(?P<kind>[a-z0-9]+)[:-](?P<dims>[0-9]+(x[0-9]+)+)([*-](?P<slices>[0-9]+))?"
+    r"(?P<tpu>tpu-?)?(?P<kind>[a-z0-9]+)[:-](?P<dims>[0-9]+(x[0-9]+)+)(?P<twist>_(un)?twisted)?"
+    r"([*-](?P<slices>[0-9]+))?"
 )
 MAX_SLICES = 1024
 Dims = tuple[int, ...]
@@ -31,6 +32,8 @@ class Generation:
     Attributes:
       slug: the name that selectors use.
       aliases: other names; the first one stands before a shape.
+      shape_aliases: names that may stand before a shape, but not before a number.
+      machine_types: names of the machines that slices are made of.
       device_kind: as jax reports it.
       compiler_name, chip_config: for compile-only clients.
       wraps: `an axis of 16`, or `all axes if all are multiples of 4`.
@@ -42,6 +45,8 @@ class Generation:
 
     slug: str
     aliases: tuple[str, ...]
+    shape_aliases: tuple[str, ...]
+    machine_types: tuple[str, ...]
     device_kind: str
     compiler_name: str
     chip_config: str
@@ -60,6 +65,32 @@ class Generation:
         """Number in a name -> chips along each dimension."""
         return {int(count): _dims(dims) for count, dims in self.slices.items()}
 
+    def host_of(self, torus: Dims) -> Dims:
+        """Chips of one host of a slice along each of three dimensions."""
+        if math.prod(torus) == 1:
+            return (1, 1, 1)
+        return (*(torus if torus in self.whole_hosts else self.host), 1)[:3]
+
+    def topology(self, torus: Dims) -> str:
+        """What a compile-only client calls a slice."""
+        return f"{self.compiler_name}:{_text(torus)}"
+
+    def why_not(self, torus: Dims) -> str:
+        """Why no slice can have this shape; empty for those on record, and for joined cubes."""
+        known = list(self.shapes().values())
+        cubes = (
+            self.dimensions == len(torus) == 3
+            and all(size and size % 4 == 0 for size in torus)
+            and math.prod(torus) <= max(math.prod(one) for one in known)
+        )
+        if cubes or tuple(sorted(torus)) in {tuple(sorted(one)) for one in known}:
+            return ""
+        if len(torus) != self.dimensions:
+            return f"slices of TPU {self.aliases[0]} have {self.dimensions} dimensions"
+        if self.dimensions == 3:
+            return "larger slices are made of cubes of 4x4x4 chips"
+        return f"its slices are {', '.join(self.slices.values())}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
@@ -68,19 +99,35 @@ class _Table:
     generations: tuple[Generation, ...]
 
 
-@cache
 def generations() -> tuple[Generation, ...]:
     """All generations whose slices are on record."""
-    return check_tree(
-        parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE
-    ).generations
+    return _table().generations
+
+
+def generation_called(name: str) -> Generation | None:
+    """The generation of this slug or alias; None if there is none on record."""
+    return next((one for one in generations() if name in (one.slug, *one.aliases)), None)
+
+
+def slice_sources() -> dict[str, str]:
+    """What the names of sources in the table of slices stand for."""
+    return _table().sources
+
+
+def slices_of(generation: Generation) -> Iterator[str]:
+    """The selectors of the single slices of a generation."""
+    return (f"tpu-{generation.slug}-{count}" for count in generation.slices)
 
 
 def known_slices() -> Iterator[str]:
     """The selectors of all single slices on record."""
     for generation in generations():
-        for count in generation.slices:
-            yield f"tpu-{generation.slug}-{count}"
+        yield from slices_of(generation)
+
+
+@cache
+def _table() -> _Table:
+    return check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
 
 
 def read_slice(text: str) -> Absent | None:
@@ -92,11 +139,12 @@ def read_slice(text: str) -> Absent | None:
     Raises:
       UsageError: a generation or a topology that does not exist.
     """
+    _refuse_machine_type(text)
     shaped, named = _SHAPE.fullmatch(text), _NAME.fullmatch(text)
     match = shaped or named
     if match is None:
         return None
-    generation = _generation(match["kind"])
+    generation = _generation(match["kind"], shaped=shaped is not None)
     if generation is None:
         if match["tpu"] or re.fullmatch(r"v[0-9]+[a-z]*", match["kind"]):
             raise _unknown(text, match["kind"])
@@ -105,7 +153,12 @@ def read_slice(text: str) -> Absent | None:
     if not 1 <= slices <= MAX_SLICES:
         raise UsageError(
             f"target `{text}` has {slices} slices; 1 to {MAX_SLICES} are possible",
-            hint=f"write for example `tpu-{generation.slug}-{next(iter(generation.slices))}-2`",
+            hint=f"write for example `{text[: match.start('slices')]}2`",
+        )
+    if shaped and shaped["twist"] == "_twisted":
+        raise UsageError(
+            f"target `{text}` is a twisted torus, whose links are not on record",
+            hint=f"leave out `_twisted`: `{text.replace('_twisted', '')}` is the plain one",
         )
     if shaped:
         dims = _possible(generation, _dims(match["dims"]), text)
@@ -149,11 +202,30 @@ def _dims(text: str) -> Dims:
     return tuple(int(size) for size in text.split("x"))
 
 
-def _generation(kind: str) -> Generation | None:
+def _text(dims: Dims) -> str:
+    return "x".join(map(str, dims))
+
+
+def _generation(kind: str, *, shaped: bool) -> Generation | None:
     for generation in generations():
         if kind == generation.slug or kind in generation.aliases:
             return generation
+        if shaped and kind in generation.shape_aliases:
+            return generation
     return None
+
+
+def _refuse_machine_type(text: str) -> None:
+    for generation in generations():
+        for machine in generation.machine_types:
+            if text.removeprefix("tpu-").startswith(machine):
+                raise UsageError(
+                    f"target `{text}` names a machine of which slices of TPU "
+                    f"{generation.aliases[0]} are made, not a slice",
+                    hint="name the slice by its size or its shape, for example "
+                    f"`{list(slices_of(generation))[-1]}` or "
+                    f"`{generation.aliases[0]}:{list(generation.slices.values())[-1]}`",
+                )
 
 
 def _unknown(text: str, kind: str) -> UsageError:
@@ -161,8 +233,8 @@ def _unknown(text: str, kind: str) -> UsageError:
     return UsageError(
         f"target `{text}` names the TPU `{kind}`, whose slices are not on record"
         f"{did_you_mean(kind, names)}",
-        hint=f"use one of {', '.join(g.aliases[0] for g in generations())}; "
-        "attached devices are searched with `--target local`",
+        hint=f"use one of {', '.join(g.aliases[0] for g in generations())}, or describe it in a "
+        "file for --hardware; attached devices are searched with `--target local`",
     )
 
 
@@ -174,12 +246,13 @@ def _named(generation: Generation, count: int, text: str) -> Dims:
     raise UsageError(
         f"there is no TPU slice `{text}`: nearest are "
         + ", ".join(f"tpu-{generation.slug}-{known}" for known in near),
-        hint=f"the number counts {_counted(generation)}; or give the shape, "
+        hint=f"the number counts {counted(generation)}; or give the shape, "
         f"for example `{generation.aliases[0]}:{generation.slices[str(near[0])]}`",
     )
 
 
-def _counted(generation: Generation) -> str:
+def counted(generation: Generation) -> str:
+    """What the number in a name counts, in words."""
     chip = chip_for(generation.device_kind, "tpu")
     if chip.counted_per_device == 2:
         return "TensorCores, two per chip"
@@ -187,36 +260,26 @@ def _counted(generation: Generation) -> str:
 
 
 def _possible(generation: Generation, dims: Dims, text: str) -> Dims:
-    """The dimensions, if a slice can have them: those on record, or cubes of 4x4x4 joined."""
-    known = list(generation.shapes().values())
-    cubes = (
-        generation.dimensions == len(dims) == 3
-        and all(size and size % 4 == 0 for size in dims)
-        and math.prod(dims) <= max(math.prod(one) for one in known)
-    )
-    if cubes or tuple(sorted(dims)) in {tuple(sorted(one)) for one in known}:
-        return dims
-    if len(dims) != generation.dimensions:
-        reason = f"slices of TPU {generation.aliases[0]} have {generation.dimensions} dimensions"
-    elif generation.dimensions == 3:
-        reason = "larger slices are made of cubes of 4x4x4 chips"
-    else:
-        reason = f"its slices are {', '.join(generation.slices.values())}"
-    example = generation.slices[max(generation.slices, key=int)]
-    raise UsageError(
-        f"there is no TPU slice `{text}`: {reason}",
-        hint=f"write for example `{generation.aliases[0]}:{example}`",
-    )
+    """The dimensions, if a slice can have them."""
+    if reason := generation.why_not(dims):
+        near = _nearest(list(generation.shapes().values()), math.prod(dims))
+        raise UsageError(
+            f"there is no TPU slice `{text}`: {reason}",
+            hint="write for example "
+            + " or ".join(f"`{generation.aliases[0]}:{_text(one)}`" for one in near),
+        )
+    return dims
+
+
+def _nearest(known: list[Dims], chips: int) -> list[Dims]:
+    """The two shapes whose number of chips is nearest, the smaller one first."""
+    near = sorted(known, key=lambda one: abs(math.log(math.prod(one) / max(chips, 1))))
+    return sorted(near[:2], key=math.prod)
 
 
 def _absent(generation: Generation, dims: Dims, slices: int, selector: str) -> Absent:
     chip = chip_for(generation.device_kind, "tpu")
-    chips = math.prod(dims)
-    host = (*generation.host, 1)[:3]
-    if chips == 1:
-        host = (1, 1, 1)
-    elif dims in generation.whole_hosts:
-        host = (*dims, 1)[:3]
+    chips, host = math.prod(dims), generation.host_of(dims)
     return Absent(
         selector=selector,
         fabric=Fabric(
@@ -231,7 +294,7 @@ def _absent(generation: Generation, dims: Dims, slices: int, selector: str) -> A
         device_kind=generation.device_kind,
         device_memory_bytes=generation.usable_bytes,
         num_hosts=slices * chips // math.prod(host),
-        topology=f"{generation.compiler_name}:{'x'.join(map(str, dims))}",
+        topology=generation.topology(dims),
         chip_config=generation.chip_config,
         host=host,
     )

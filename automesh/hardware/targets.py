@@ -11,6 +11,7 @@ from pathlib import Path
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import chip_for
+from automesh.hardware.clusters import Clusters
 from automesh.hardware.machines import read_cluster
 from automesh.hardware.slices import read_slice
 
@@ -19,7 +20,7 @@ _CPU = re.compile(r"cpu:([0-9]+)")
 _EXAMPLES = ("local", "cpu:8", "tpu-v5p-128", "v5e:4x8", "gpu-h100-64")
 _UNDERSTOOD = (
     "`local` (the attached devices), `cpu:N` (N virtual CPU devices), or a name like "
-    "`tpu-v5p-128`, `v5e:4x8` or `gpu-h100-64` (with --dry-run)"
+    "`tpu-v5p-128`, `v5e:4x8` or `gpu-h100-64`; `automesh targets` lists them"
 )
 
 
@@ -36,6 +37,7 @@ class Target:
       absent: the devices that the name means, if they are not here: the workers run on as many
         virtual CPU devices in their place, but on no more than MAX_CPU_DEVICES.
       notices: what the user should know, one sentence each.
+      figures: a digest of what a file of the user's says about the devices; empty where none does.
     """
 
     name: str
@@ -44,13 +46,15 @@ class Target:
     cpu_devices: int = 0
     absent: Absent | None = None
     notices: tuple[str, ...] = ()
+    figures: str = ""
 
 
-def parse_target(name: str, environ: Mapping[str, str]) -> Target:
+def parse_target(name: str, environ: Mapping[str, str], clusters: Clusters | None = None) -> Target:
     """Reads the name of a target.
 
     Args:
       environ: environment variables; JAX_PLATFORMS decides what `local` is, if it is set.
+      clusters: the user's own, if there are any.
 
     Raises:
       UsageError: an unknown name, or devices that cannot exist.
@@ -73,7 +77,8 @@ def parse_target(name: str, environ: Mapping[str, str]) -> Target:
             hint="write for example `cpu:8`",
         )
     small = text.lower()
-    absent = read_slice(small) or read_cluster(small)
+    own = clusters.find(small) if clusters else None
+    absent = own[0] if own else read_slice(small) or read_cluster(small)
     if absent is not None:
         return Target(
             name=name,
@@ -81,25 +86,37 @@ def parse_target(name: str, environ: Mapping[str, str]) -> Target:
             platforms="cpu",
             cpu_devices=min(absent.num_devices, MAX_CPU_DEVICES),
             absent=absent,
+            figures=own[1].figures if own else "",
         )
-    raise UsageError(
-        f"`{name}` is not a target{did_you_mean(text, _EXAMPLES)}",
+    raise _unknown(name, clusters)
+
+
+def _unknown(name: str, clusters: Clusters | None) -> UsageError:
+    text = name.strip()
+    if text.lower().startswith("neuron-"):
+        return UsageError(
+            f"`{name}` is not a target: AWS Neuron devices are not on record",
+            hint=f"use {_UNDERSTOOD}",
+        )
+    names = clusters.names if clusters else ()
+    in_file = f", nor one of `{clusters.path}`: {', '.join(names)}" if clusters else ""
+    return UsageError(
+        f"`{name}` is not a target{in_file}{did_you_mean(text, (*names, *_EXAMPLES))}",
         hint=f"use {_UNDERSTOOD}",
     )
 
 
 def check_present(target: Target) -> None:
-    """Refuses what needs the devices themselves: compiling for them, and measuring.
+    """Refuses what needs the devices themselves, as to look at them.
 
     Raises:
       UsageError: the devices are not here.
     """
     if target.absent is not None:
         raise UsageError(
-            f"target `{target.name}` names devices to compile for without having them, but this "
-            "version searches attached and virtual devices only",
-            hint="run it there with `--target local`, rank its meshes by estimate with "
-            "`--dry-run`, or try the search here with `--target cpu:8`",
+            f"target `{target.name}` names devices that are not here",
+            hint=f"`automesh targets {target.name}` tells what is known of them, and whether they "
+            "can be compiled for on this machine",
         )
 
 

@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from pathlib import PurePath
 
+from automesh.hlo.kinds import SHARDED_BEFORE, kind_of
 from automesh.hlo.narrow import narrowed_bits
-from automesh.hlo.nouns import Computation, Instruction, Module
-from automesh.hlo.spans import Axes, Span, span_of_groups, span_of_pairs
-
-_KINDS = frozenset(
-    {
-        "all-reduce",
-        "all-gather",
-        "reduce-scatter",
-        "all-to-all",
-        "ragged-all-to-all",
-        "collective-permute",
-        "collective-broadcast",
-    }
-)
-# Before these, each device of a group holds one part of the full array; before others, all of it.
-_SHARDED_BEFORE = frozenset({"all-gather", "all-to-all", "ragged-all-to-all"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """One execution of one collective.
-
-    Attributes:
-      kind: as in `outcomes.Collective`.
-      payload_bytes: of the full array of one group, at the width before the compiler's promotion.
-      wire_bytes: that one device sends, see `wire_bytes`.
-      unproven: in words, if the width before promotion is in doubt; else empty.
-    """
-
-    kind: str
-    span: Span
-    payload_bytes: int
-    wire_bytes: int
-    unproven: str = ""
+from automesh.hlo.nouns import Computation, Groups, Instruction, Module
+from automesh.hlo.partitions import Partitions
+from automesh.hlo.schedule_nouns import Transfer
+from automesh.hlo.spans import span_of_groups, span_of_pairs
 
 
 def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
@@ -63,30 +34,59 @@ def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
     return payload_bytes if others else 0
 
 
-def kind_of(instruction: Instruction) -> str:
-    """The kind of a collective or of the start of an asynchronous one; empty for anything else."""
-    kind = instruction.opcode.removesuffix("-start")
-    return kind if kind in _KINDS else ""
-
-
 def transfer_of(
-    module: Module, computation: Computation, instruction: Instruction, axes: Axes
+    module: Module,
+    computation: Computation,
+    instruction: Instruction,
+    partitions: Partitions,
+    *,
+    by: Instruction,
+    kind: str = "",
+    hbm_bytes: int = 0,
+    synchronous: bool = False,
 ) -> Transfer:
-    """Says what one execution of a collective moves, on a mesh of `axes`."""
-    kind = kind_of(instruction)
-    if instruction.pairs or kind == "collective-permute":
-        span = span_of_pairs(instruction.pairs, axes)
+    """Says what one execution of a collective moves.
+
+    Args:
+      by: what stands for it in the schedule: itself, or a fusion or start that holds it.
+      kind: what it amounts to there, if that is not what its opcode says.
+
+    Raises:
+      ValueError: a device id is outside the mesh.
+    """
+    groups: Groups = ()
+    kind = kind or kind_of(instruction)
+    pairs = partitions.pairs(instruction.pairs)
+    if pairs or kind == "collective-permute":
+        span = span_of_pairs(pairs, partitions.axes)
     else:
-        span = span_of_groups(_partition_groups(instruction), axes)
+        groups = partitions.groups(_listed_groups(instruction))
+        span = span_of_groups(groups, partitions.axes)
     held, unproven = _held_bytes(module, computation, instruction, kind)
-    payload = held * span.group_size if kind in _SHARDED_BEFORE else held
+    payload = held * span.group_size if kind in SHARDED_BEFORE else held
     return Transfer(
+        name=by.name,
         kind=kind,
-        span=span,
+        medium="fabric",
+        axes=span.axes,
+        groups=groups,
+        pairs=pairs,
+        group_size=span.group_size,
         payload_bytes=payload,
         wire_bytes=wire_bytes(kind, payload, span.group_size),
-        unproven=unproven,
+        hbm_bytes=hbm_bytes,
+        synchronous=synchronous,
+        uncounted=unproven,
+        op_name=instruction.op_name or by.op_name,
+        source=source_of(instruction) or source_of(by),
     )
+
+
+def source_of(instruction: Instruction) -> str:
+    """`step.py:123`; empty if unknown."""
+    if not instruction.source_file:
+        return ""
+    return f"{PurePath(instruction.source_file).name}:{instruction.source_line}"
 
 
 def _held_bytes(
@@ -106,8 +106,11 @@ def _held_bytes(
     return total, unproven
 
 
-def _partition_groups(instruction: Instruction) -> tuple[tuple[int, ...], ...]:
-    """Groups of partition ids: without global ids, those on a channel count replicas: one."""
+def _listed_groups(instruction: Instruction) -> Groups:
+    """Groups of partitions; empty for one group of all.
+
+    Without global ids, those on a channel count replicas, of which there is one.
+    """
     groups = instruction.groups or ()
     counts_replicas = (
         instruction.channel > 0

@@ -1,34 +1,133 @@
-"""Floating-point operations of matrix multiplications and convolutions: two per multiply-add.
+"""Matrix products and convolutions: their local sizes and floating-point operations.
 
-Source: xla/service/hlo_cost_analysis.cc (HandleDot, HandleRaggedDot, HandleConvolution), except
-that a complex multiply-add counts as four real ones.
+Two operations per multiply-add. Source: xla/service/hlo_cost_analysis.cc (HandleDot,
+HandleRaggedDot, HandleConvolution), except that a complex multiply-add counts as four real ones.
+On GPUs a product may be a call of cuBLAS, whose config says what a `dot` says
+(xla/service/gpu/backend_configs.proto, GemmBackendConfig).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-from automesh.hlo.nouns import Computation, Instruction, Shape, WindowDimension
+from automesh.hlo.nouns import (
+    Computation,
+    DotDimensions,
+    Instruction,
+    Shape,
+    WindowDimension,
+)
+from automesh.hlo.schedule_nouns import Matmul
+
+_CUBLAS = "__cublas$"
+_REAL_PART = {"c64": "f32", "c128": "f64"}
+
+
+def matmul_of(computation: Computation, instruction: Instruction) -> Matmul | None:
+    """The product that a `dot`, `ragged-dot`, `convolution` or cuBLAS call is; None for others."""
+    if instruction.opcode == "convolution":
+        return _product_of_convolution(computation, instruction)
+    dimensions = product_dimensions(instruction)
+    if dimensions is None:
+        return None
+    left, right = (operand.shape for operand in computation.operands(instruction)[:2])
+    sizes = left.dims
+    return Matmul(
+        dtype=_dtype(left, right),
+        batch=_product(sizes, dimensions.lhs_batch),
+        m=_product(sizes, _rest(left, dimensions.lhs_batch, dimensions.lhs_contracting)),
+        n=_product(
+            right.dims,
+            _rest(right, dimensions.rhs_batch, dimensions.rhs_contracting, dimensions.group),
+        ),
+        k=_product(sizes, dimensions.lhs_contracting) * _real_factor(left, right),
+    )
+
+
+def product_dimensions(instruction: Instruction) -> DotDimensions | None:
+    """What a `dot`, `ragged-dot` or cuBLAS call contracts; None for anything else."""
+    if instruction.dot is not None:
+        return instruction.dot
+    if not instruction.target.startswith(_CUBLAS):
+        return None
+    config = instruction.config.get("gemm_backend_config") or {}
+    numbers: Mapping[str, Any] = config.get("dot_dimension_numbers") or {}
+    if not numbers:
+        return None
+    return DotDimensions(
+        lhs_contracting=_numbers(numbers, "lhs_contracting_dimensions"),
+        rhs_contracting=_numbers(numbers, "rhs_contracting_dimensions"),
+        lhs_batch=_numbers(numbers, "lhs_batch_dimensions"),
+        rhs_batch=_numbers(numbers, "rhs_batch_dimensions"),
+    )
+
+
+def _numbers(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in config.get(key, ()))  # JSON writes int64 as text.
+
+
+def _product(sizes: Sequence[int], dims: Sequence[int]) -> int:
+    return math.prod(sizes[dim] for dim in dims)
+
+
+def _rest(shape: Shape, *taken: tuple[int, ...]) -> list[int]:
+    gone = {dim for dims in taken for dim in dims}
+    return [dim for dim in range(len(shape.dims)) if dim not in gone]
+
+
+def _dtype(left: Shape, right: Shape) -> str:
+    wider = max((left, right), key=lambda shape: shape.element_bits).element_type
+    return _REAL_PART.get(wider, wider)
 
 
 def flops_of(computation: Computation, instruction: Instruction) -> int:
-    """Counts the operations of one `dot`, `ragged-dot` or `convolution`; 0 for any other."""
-    if instruction.opcode in ("dot", "ragged-dot"):
-        return _dot(computation, instruction)
+    """Counts the operations of what `matmul_of` knows; 0 for anything else."""
     if instruction.opcode == "convolution":
         return _convolution(computation, instruction)
-    return 0
+    one = matmul_of(computation, instruction)
+    return 0 if one is None else 2 * one.batch * one.m * one.n * one.k
 
 
-def _dot(computation: Computation, instruction: Instruction) -> int:
-    assert instruction.dot is not None
-    left, right = (operand.shape for operand in computation.operands(instruction)[:2])
-    contracted = math.prod(left.dims[dim] for dim in instruction.dot.lhs_contracting)
-    results = instruction.shape.size
-    if set(instruction.dot.ragged) & set(instruction.dot.lhs_contracting):
-        # The groups share the contracted dimension, and each has a result of its own.
-        results //= math.prod(instruction.shape.dims[:1])
-    return 2 * results * contracted * _real_factor(left, right)
+def _product_of_convolution(computation: Computation, instruction: Instruction) -> Matmul:
+    numbers = instruction.convolution
+    assert numbers is not None
+    image, kernel = (operand.shape for operand in computation.operands(instruction)[:2])
+    groups = numbers.feature_groups * numbers.batch_groups
+    sizes = {
+        "batch": groups,
+        "m": image.dims[numbers.input_batch] // numbers.batch_groups,
+        "n": instruction.shape.dims[numbers.output_feature] // groups,
+    }
+    met = 1.0
+    for i, k, o, window in zip(
+        numbers.input_spatial, numbers.kernel_spatial, numbers.output_spatial, numbers.window
+    ):
+        length, elements, results = image.dims[i], kernel.dims[k], instruction.shape.dims[o]
+        pairs = window_positions(length, results, window)
+        sizes[_role(length, elements, results, pairs)] *= results
+        met *= pairs / max(results, 1)
+    features_in = image.dims[numbers.input_feature] // numbers.feature_groups
+    return Matmul(
+        dtype=_dtype(image, kernel),
+        batch=sizes["batch"],
+        m=sizes["m"],
+        n=sizes["n"],
+        k=max(1, round(features_in * met)) * _real_factor(image, kernel),
+    )
+
+
+def _role(length: int, elements: int, results: int, pairs: int) -> Literal["batch", "m", "n"]:
+    """What a spatial dimension of a convolution is to the product.
+
+    TPU compilers write further dimensions of a product as spatial ones, in which every result meets
+    one element: of the image and of the kernel (a batch), of the image alone (rows of the result)
+    or of the kernel alone (its columns).
+    """
+    if results == pairs == length == elements:
+        return "batch" if results > 1 else "m"
+    return "n" if length == 1 and results == pairs == elements else "m"
 
 
 def _convolution(computation: Computation, instruction: Instruction) -> int:
@@ -48,16 +147,20 @@ def _convolution(computation: Computation, instruction: Instruction) -> int:
 def window_positions(length: int, results: int, window: WindowDimension) -> int:
     """Pairs of result and window element that meet a real element: no padding, no hole."""
     dilated = (length - 1) * window.base_dilation + 1
+    common = math.gcd(window.stride, window.base_dilation)
+    period = window.base_dilation // common
+    inverse = pow(window.stride // common, -1, period) if period > 1 else 0
     pairs = 0
     for offset in range(window.size):
         shift = offset * window.window_dilation - window.padding_low
-        if window.base_dilation == 1:
-            first = max(0, -(shift // window.stride))
-            last = min(results - 1, (dilated - 1 - shift) // window.stride)
-            pairs += max(0, last - first + 1)
-        else:
-            touched = (shift + result * window.stride for result in range(results))
-            pairs += sum(0 <= at < dilated and at % window.base_dilation == 0 for at in touched)
+        if shift % common:
+            continue
+        # The result r meets shift + r * stride, which is real at multiples of the base dilation.
+        first = max(0, -(shift // window.stride))
+        last = min(results - 1, (dilated - 1 - shift) // window.stride)
+        phase = -(shift // common) * inverse % period
+        first += (phase - first) % period
+        pairs += max(0, (last - first) // period + 1)
     return pairs
 
 

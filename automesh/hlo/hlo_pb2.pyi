@@ -368,13 +368,25 @@ class StackFrameIndex(_message.Message):
     stack_frames: _containers.RepeatedCompositeFieldContainer[StackFrameIndex.StackFrame]
     def __init__(self, file_names: _Optional[_Iterable[str]] = ..., file_locations: _Optional[_Iterable[_Union[StackFrameIndex.FileLocation, _Mapping]]] = ..., stack_frames: _Optional[_Iterable[_Union[StackFrameIndex.StackFrame, _Mapping]]] = ...) -> None: ...
 
+class DeviceAssignment(_message.Message):
+    __slots__ = ("computation_devices",)
+    class ComputationDevice(_message.Message):
+        __slots__ = ("replica_device_ids",)
+        REPLICA_DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
+        replica_device_ids: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, replica_device_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    COMPUTATION_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    computation_devices: _containers.RepeatedCompositeFieldContainer[DeviceAssignment.ComputationDevice]
+    def __init__(self, computation_devices: _Optional[_Iterable[_Union[DeviceAssignment.ComputationDevice, _Mapping]]] = ...) -> None: ...
+
 class Module(_message.Message):
-    __slots__ = ("name", "computations", "entry_computation_id", "schedule", "input_output_alias", "stack_frame_index", "payloads")
+    __slots__ = ("name", "computations", "entry_computation_id", "schedule", "input_output_alias", "device_assignment", "stack_frame_index", "payloads")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COMPUTATIONS_FIELD_NUMBER: _ClassVar[int]
     ENTRY_COMPUTATION_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     INPUT_OUTPUT_ALIAS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     STACK_FRAME_INDEX_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -382,6 +394,7 @@ class Module(_message.Message):
     entry_computation_id: int
     schedule: Schedule
     input_output_alias: bytes
+    device_assignment: DeviceAssignment
     stack_frame_index: StackFrameIndex
     payloads: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, name: _Optional[str] = ..., computations: _Optional[_Iterable[_Union[Computation, _Mapping]]] = ..., entry_computation_id: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., input_output_alias: _Optional[bytes] = ..., stack_frame_index: _Optional[_Union[StackFrameIndex, _Mapping]] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., computations: _Optional[_Iterable[_Union[Computation, _Mapping]]] = ..., entry_computation_id: _Optional[int] = ..., schedule: _Optional[_Union[Schedule, _Mapping]] = ..., input_output_alias: _Optional[bytes] = ..., device_assignment: _Optional[_Union[DeviceAssignment, _Mapping]] = ..., stack_frame_index: _Optional[_Union[StackFrameIndex, _Mapping]] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...

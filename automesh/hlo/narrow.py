@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from automesh.hlo.fused_traffic import users_of
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
 from automesh.hlo.trace import Place, origin
-from automesh.hlo.traffic import users_of
 
 _MOVES = frozenset(
     {

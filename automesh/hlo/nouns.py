@@ -210,12 +210,15 @@ class Module:
       computations: by id.
       entry: id of the computation that runs first.
       aliases: which results share memory with which parameters, in wire format.
+      device_ids: the device that runs each partition; empty if the module does not say. A program
+        for several TPU slices holds those of one slice.
     """
 
     name: str
     computations: Mapping[int, Computation] = field(hash=False)
     entry: int
     aliases: bytes = b""
+    device_ids: tuple[int, ...] = ()
 
     @property
     def entry_computation(self) -> Computation:

@@ -57,6 +57,10 @@ def read_module(serialized: bytes) -> Module:
         computations=computations,
         entry=message.entry_computation_id,
         aliases=message.input_output_alias,
+        device_ids=tuple(
+            partition.replica_device_ids[0]
+            for partition in message.device_assignment.computation_devices
+        ),
     )
 
 

@@ -7,7 +7,12 @@ xla/service/hlo_cost_analysis.cc).
 
 from __future__ import annotations
 
-from automesh.hlo.nouns import Computation, Instruction, Module
+from dataclasses import replace
+
+from automesh.hlo.fused_traffic import SLICES, fusion_touches
+from automesh.hlo.memories import Touch, Touched, by_memory, leaves_of, touch_all
+from automesh.hlo.nouns import Computation, Instruction, Module, Shape
+from automesh.hlo.schedule_nouns import Platform
 
 _FREE = frozenset(
     {
@@ -36,90 +41,71 @@ _FREE = frozenset(
         "recv-done",
     }
 )
-_SLICES = frozenset({"slice", "dynamic-slice", "gather"})
+# Custom calls that move nothing: libtpu's buffers that are filled later, or in parts, and what it
+# does around handing a collective to a SparseCore.
+FREE_TARGETS = frozenset(
+    {"AllocateBuffer", "ConcatBitcast", "PrepareAsyncCallDone", "PrepareAsyncCallStart"}
+)
+_LIBRARIES = ("__cublas$", "__cudnn$")
 
 
-def traffic_of(module: Module, computation: Computation, instruction: Instruction) -> int:
+def traffic_of(
+    module: Module, computation: Computation, instruction: Instruction, platform: Platform
+) -> Touched:
     """Bytes read and written by one instruction that is not itself inside a fusion.
 
     Instructions that only name memory are free; loops, calls and branches are as well, since their
     computations are counted on their own; a `-start` carries the traffic of its `-done`.
     """
+    if instruction.opcode in _FREE or instruction.target in FREE_TARGETS:
+        return Touched()
+    return by_memory(_touches(module, computation, instruction), platform)
+
+
+def traffic_of_fused_collective(
+    computation: Computation, fusion: Instruction, platform: Platform
+) -> Touched:
+    """Bytes of a collective in a fusion: what the fusion takes and what it makes.
+
+    The first result of a TPU fusion that begins one is an operand under another name.
+    """
+    made = leaves_of(fusion.shape)
+    if len(made) > 1:
+        made = made[1:]
+    operands = [operand.shape for operand in computation.operands(fusion)]
+    return by_memory(touch_all(*operands, *made), platform)
+
+
+def _touches(module: Module, computation: Computation, instruction: Instruction) -> list[Touch]:
     opcode = instruction.opcode
-    if opcode in _FREE:
-        return 0
+    operands = [operand.shape for operand in computation.operands(instruction)]
     if opcode == "fusion":
-        return _fusion(module, instruction)
-    sizes = [operand.shape.bytes for operand in computation.operands(instruction)]
-    result = instruction.shape.bytes
-    if opcode in _SLICES:
-        return 2 * result + sum(sizes[1:])
+        return fusion_touches(module, instruction, operands)
+    result = touch_all(_without_workspace(instruction))
+    if opcode in SLICES:
+        taken = instruction.shape.bytes
+        return [(operands[0].memory_space, taken), *result, *touch_all(*operands[1:])]
     if opcode == "dynamic-update-slice":
-        return 2 * sizes[1]
+        return [*touch_all(operands[1]), (instruction.shape.memory_space, operands[1].bytes)]
     if opcode == "scatter":
-        updates = sizes[len(sizes) // 2 + 1 :]
-        return 3 * sum(updates) + sizes[len(sizes) // 2]
+        half = len(operands) // 2
+        targets, updates = operands[:half], operands[half + 1 :]
+        rewritten = [(t.memory_space, 2 * u.bytes) for t, u in zip(targets, updates)]
+        return [*rewritten, *touch_all(*updates), *touch_all(operands[half])]
     if opcode == "copy-start":
-        return 2 * sizes[0]
+        return touch_all(operands[0], instruction.shape.elements[0])
     if opcode == "all-gather-start":  # The result repeats the operands.
         return result
     if opcode in ("all-reduce-start", "collective-permute-start"):
-        return 2 * sum(sizes)
-    return result + sum(
-        computation.instructions[operand].shape.bytes for operand in set(instruction.operands)
-    )
+        return 2 * touch_all(*operands)
+    distinct = {i: computation.instructions[i].shape for i in instruction.operands}
+    return [*result, *touch_all(*distinct.values())]
 
 
-def _fusion(module: Module, fusion: Instruction) -> int:
-    body = module.computations[fusion.called[0]]
-    users = users_of(body)
-    written = _written(body, body.root_instruction)
-    in_place = set(_updates_at_root(body, body.root_instruction))
-    read = sum(_read(body, users, p, p.shape.bytes, in_place) for p in body.parameters().values())
-    return read + written
-
-
-def users_of(computation: Computation) -> dict[int, list[Instruction]]:
-    """Instruction id -> the instructions that take it as an operand."""
-    users: dict[int, list[Instruction]] = {number: [] for number in computation.instructions}
-    for instruction in computation.instructions.values():
-        for operand in set(instruction.operands):
-            users[operand].append(instruction)
-    return users
-
-
-def _read(
-    body: Computation,
-    users: dict[int, list[Instruction]],
-    value: Instruction,
-    whole: int,
-    in_place: set[int],
-) -> int:
-    total = 0
-    for user in users[value.id]:
-        first_only = user.operands[0] == value.id and value.id not in user.operands[1:]
-        if user.opcode == "bitcast":
-            total += _read(body, users, user, whole, in_place)
-        elif user.opcode in _SLICES and first_only:
-            total += user.shape.bytes
-        elif user.id in in_place and first_only:
-            total += 0
-        else:
-            return whole
-    return min(total, whole)
-
-
-def _updates_at_root(body: Computation, instruction: Instruction) -> list[int]:
-    if instruction.opcode in ("tuple", "bitcast"):
-        return [
-            i for operand in body.operands(instruction) for i in _updates_at_root(body, operand)
-        ]
-    return [instruction.id] if instruction.opcode == "dynamic-update-slice" else []
-
-
-def _written(body: Computation, instruction: Instruction) -> int:
-    if instruction.opcode in ("tuple", "bitcast"):
-        return sum(_written(body, operand) for operand in body.operands(instruction))
-    if instruction.opcode == "dynamic-update-slice":
-        return body.operands(instruction)[1].shape.bytes
-    return instruction.shape.bytes
+def _without_workspace(instruction: Instruction) -> Shape:
+    """The result; of a library's call without the scratch memory that comes with it."""
+    shape = instruction.shape
+    if instruction.target.startswith(_LIBRARIES) and len(shape.elements) > 1:
+        kept = tuple(one for one in shape.elements if one.element_type not in ("s8", "u8"))
+        return replace(shape, elements=kept or shape.elements)
+    return shape

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from automesh.hardware import chip_for
-from automesh.ladder.notebook import Header, Notebook
+from automesh.ladder.notebook import Footer, Header, Notebook
 from automesh.ladder.ranking import rank
+from automesh.ladder.ranking_ahead import rank_ahead
 from automesh.ladder.rung import Rung
 from automesh.ladder.study import Study
+from automesh.ladder.verdict import Decision
 from automesh.mesh.axes import Plan
 from automesh.outcomes import (
     Compiled,
@@ -26,20 +28,31 @@ from automesh.results.result import Candidate, Funnel, SearchResult
 def assemble(study: Study, header: Header) -> SearchResult:
     """Reads everything that a study knows for the script and versions of its header."""
     notebook = Notebook(study=study, source_hash=header.source_hash, versions=header.versions)
-    compiled = outcomes_of(notebook, study.compile)
+    judged = header.room.judged
+    compiled = {plan: judged(one) for plan, one in outcomes_of(notebook, study.compile).items()}
     measured = outcomes_of(notebook, study.measure)
+    screened: dict[Plan, Outcome] = {}
     decision, footer = notebook.decision(), notebook.footer()
     if decision is not None:
         measured |= dict(decision.confirmed)
-    candidates = rank(
-        compiled=compiled,
-        measured=measured,
-        comparisons=() if decision is None else decision.race.comparisons,
-        baseline=header.baseline,
-        chip=chip_for(header.device_kind, header.platform),
-        winner=() if decision is None else (decision.winner,),
-        estimates=_estimates(notebook, study.compile),
-    )
+    if header.is_ahead:
+        screened |= {plan: judged(one) for plan, one in outcomes_of(notebook, study.screen).items()}
+        candidates = rank_ahead(
+            compiled=compiled,
+            screened=screened,
+            estimates=_estimates(notebook, study.screen) | _estimates(notebook, study.compile),
+            baseline=header.baseline,
+        )
+    else:
+        candidates = rank(
+            compiled=compiled,
+            measured=measured,
+            comparisons=() if decision is None else decision.race.comparisons,
+            baseline=header.baseline,
+            chip=chip_for(header.device_kind, header.platform),
+            winner=() if decision is None else (decision.winner,),
+            estimates=_estimates(notebook, study.compile),
+        )
     stale = sum(1 for trial in study.compile.trials() if not notebook.is_current(trial))
     notices = list(header.notices)
     if stale:
@@ -53,7 +66,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
         device_count=header.device_count,
         axes=header.axes,
         candidates=candidates,
-        funnel=_funnel(header, candidates, compiled, measured),
+        funnel=_funnel(header, candidates, screened | compiled, measured),
         reference=notebook.reference(),
         verifications=() if decision is None else (decision.verification,),
         stop_reason="the search has not ended yet" if footer is None else footer.stop_reason,
@@ -63,13 +76,22 @@ def assemble(study: Study, header: Header) -> SearchResult:
         results_dir=header.results_dir,
         rules_path="" if footer is None else footer.rules_path,
         command=header.command,
-        made="" if decision is None else decision.made,
+        made=_made(decision, footer),
         versions=header.versions,
         interrupted=footer is not None and footer.interrupted,
         speeds=header.speeds,
         certificate="" if footer is None else footer.certificate,
         belief="" if footer is None else footer.belief,
+        is_ahead=header.is_ahead,
+        device_memory_bytes=header.room.limit_bytes,
+        reserve_bytes=header.room.reserve_bytes,
     )
+
+
+def _made(decision: Decision | None, footer: Footer | None) -> str:
+    if decision is not None:
+        return decision.made
+    return "" if footer is None else footer.made
 
 
 def outcomes_of(notebook: Notebook, rung: Rung) -> dict[Plan, Outcome]:
@@ -95,12 +117,17 @@ def _funnel(
     compiled: Mapping[Plan, Outcome],
     measured: Mapping[Plan, Outcome],
 ) -> Funnel:
+    """Counts the plans; `compiled` at any effort."""
+    screened = [one for one in compiled.values() if _is_low(one)]
+    compiled = {plan: one for plan, one in compiled.items() if not _is_low(one)}
     kinds = Counter(type(outcome) for outcome in compiled.values())
     duplicates = sum(
         1 for outcome in compiled.values() if isinstance(outcome, Compiled) and outcome.same_as
     )
     waiting = max(header.plans - len(compiled), 0)
-    went_further = sum(1 for one in candidates if one.estimated is not None)
+    went_further = sum(
+        1 for one in candidates if one.estimated is not None or _is_low(one.compiled)
+    )
     return Funnel(
         enumerated=header.enumerated,
         ruled_out=header.ruled_out,
@@ -113,4 +140,10 @@ def _funnel(
         waiting=waiting,
         measured=sum(1 for outcome in measured.values() if isinstance(outcome, Measured)),
         estimated=min(max(header.estimated - went_further, 0), waiting),
+        screened=len(screened),
     )
+
+
+def _is_low(outcome: Outcome | None) -> bool:
+    """Whether a plan was compiled at low effort alone."""
+    return isinstance(outcome, Compiled) and outcome.effort == "low"

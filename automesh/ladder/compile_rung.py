@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from automesh.cost.roofline import predict
+from automesh.ladder.compiling import Compiling
 from automesh.ladder.notebook import Notebook
+from automesh.ladder.option_names import refuse_options
 from automesh.ladder.preparation import Preparation
 from automesh.ladder.refusal import refuse_to_blame
 from automesh.ladder.rung import Rung
@@ -25,27 +26,29 @@ from automesh.outcomes import (
 )
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.results.progress import Progress
-from automesh.units import format_bytes, format_seconds
-from automesh.worker.messages import CompileJob
+from automesh.units import format_seconds
 from automesh.worker.pool import Pool
 from automesh.worker.protocol import Answer
 
 POLL_S = 0.5
-GRACE_S = (
-    20.0  # what a compile in progress may take past the deadline before it is left for the next run
-)
+GRACE_S = 20.0
 
 
 @dataclass(slots=True)
 class CompileRung:
-    """Runs the compile rung of one search.
+    """Runs the compile rung of one search, or the rung of compiles at low effort.
 
     Attributes:
-      plans: what to compile.
+      rung: where its trials are.
+      name: of the phase, for the display.
+      compiling: for which devices, and what becomes of the compilers' answers.
+      choose: what to compile, in view of what is done.
       order: of what is left of it, best first, in view of what is done.
       estimates: to be kept with the trials.
       workers: compiles side by side.
       deadline_s: on `clock`; no compile is started after it, but the first always is.
+      grace_s: what a compile in progress may take past the deadline before it is left for the next
+        run.
     """
 
     preparation: Preparation
@@ -53,13 +56,17 @@ class CompileRung:
     study: Study
     pool: Pool
     progress: Progress
-    plans: Sequence[Plan]
+    rung: Rung
+    compiling: Compiling
+    choose: Callable[[Mapping[Plan, Outcome]], Sequence[Plan]]
     order: Callable[[Sequence[Plan], Mapping[Plan, Outcome]], Sequence[Plan]]
     estimates: Mapping[Plan, Estimated]
     workers: int
     deadline_s: float
     clock: Callable[[], float] = time.monotonic
-    _rung: Rung = field(init=False)
+    name: Literal["screen", "compile"] = "compile"
+    grace_s: float = GRACE_S
+    _plans: Sequence[Plan] = field(init=False, default=())
     _done: dict[Plan, Outcome] = field(init=False, default_factory=dict)
     _known: dict[str, tuple[str, Outcome]] = field(init=False, default_factory=dict)
     _running: dict[int, tuple[Trial, float]] = field(init=False, default_factory=dict)
@@ -72,9 +79,6 @@ class CompileRung:
     _took_s: float = field(init=False, default=0.0)
     _recorded: int = field(init=False, default=0)
 
-    def __post_init__(self) -> None:
-        self._rung = self.study.compile
-
     def run(self) -> Mapping[Plan, Outcome]:
         """Compiles until all plans are done or the deadline has passed.
 
@@ -83,11 +87,11 @@ class CompileRung:
         """
         while True:
             self._reload()
-            if all(plan in self._done for plan in self.plans):
+            if all(plan in self._done for plan in self._plans):
                 break
             late_s = self.clock() - self.deadline_s
             # A compile that takes longer than all that is granted must end in some run, too.
-            impatient = late_s > GRACE_S and self._recorded
+            impatient = late_s > self.grace_s and self._recorded
             if late_s > 0 and self._started and (not self._running or impatient):
                 break
             if late_s <= 0 or not self._started:
@@ -100,12 +104,12 @@ class CompileRung:
                 self._record(finished.ticket, finished.result, doubtful=finished.doubtful)
             self.progress.tick()
         # What is still in flight or waits for it is for the next run: this pool is about to close.
-        self._rung.give_all_back()
-        return {plan: self._done[plan] for plan in self.plans if plan in self._done}
+        self.rung.give_all_back()
+        return {plan: self._done[plan] for plan in self._plans if plan in self._done}
 
     def _reload(self) -> None:
         """Takes over what other searches on this storage, or earlier runs, have finished."""
-        self._read = self._rung.trials()
+        self._read = self.rung.trials()
         for trial in self._read:
             if trial.outcome is None:
                 continue
@@ -113,48 +117,43 @@ class CompileRung:
                 self._done[trial.plan] = trial.outcome
             if trial.versions == self.preparation.provenance and trial.fingerprint:
                 self._remember(trial.fingerprint, str(trial.plan), trial.outcome)
+        self._plans = self.choose(self._done)
         self._show()
 
     def _remember(self, fingerprint: str, plan: str, outcome: Outcome) -> None:
         # A program that does not fit the device never will; one whose worker was killed, for the
         # memory of the host too, may have had bad luck.
-        limit = self.preparation.device_memory_bytes
-        too_large = isinstance(outcome, OutOfMemory) and limit and outcome.limit_bytes == limit
-        if isinstance(outcome, Compiled) or too_large:
+        too_large = isinstance(outcome, OutOfMemory) and self.preparation.room.is_device(outcome)
+        kept = isinstance(outcome, Compiled) and self.compiling.keeps(outcome)
+        if kept or too_large:
             self._known.setdefault(fingerprint, (plan, outcome))
 
     def _lead(self) -> None:
         """Only the holder of the lease enqueues, a few plans more than the workers can take."""
         if not self.study.lead():
             return
-        self._rung.adopt_expired()
+        self.rung.adopt_expired()
         mine = [trial for trial in self._read if self.notebook.is_current(trial)]
         open_plans = {trial.plan for trial in mine if trial.is_open}
-        wanted = [p for p in self.plans if p not in self._done and p not in open_plans]
+        wanted = [p for p in self._plans if p not in self._done and p not in open_plans]
         room = 2 * self.workers - sum(1 for trial in mine if trial.state == "waiting")
         if wanted and room > 0:
-            self._rung.enqueue(self.order(wanted, self._done)[:room], self.estimates)
+            self.rung.enqueue(self.order(wanted, self._done)[:room], self.estimates)
 
     def _start(self) -> None:
         while self._retries and len(self._running) < self.workers:
             self._submit(self._retries.pop())
         while len(self._running) < self.workers:
-            trial = self._rung.claim()
+            trial = self.rung.claim()
             if trial is None:
                 return
             self._submit(trial)
 
     def _submit(self, trial: Trial) -> None:
-        inspection = self.preparation.inspection
-        job = CompileJob(
-            entry=self.preparation.entry,
-            plan=trial.plan,
-            axis_types=inspection.axis_types,
-            facts=inspection.facts,
-            cache_dir=str(self.preparation.cache_dir),
-        )
         ticket = self.pool.submit(
-            job, self.preparation.timeout_s, on_event=lambda event: self._on_event(trial, event)
+            self.compiling.job(trial.plan),
+            self.preparation.timeout_s,
+            on_event=lambda event: self._on_event(trial, event),
         )
         self._running[ticket] = (trial, self.clock())
         self._started += 1
@@ -176,6 +175,7 @@ class CompileRung:
             self._retry(trial)
             return
         refuse_to_blame(result)
+        refuse_options(result)
         self._took_s = self.clock() - began_s
         self._recorded += 1
         if isinstance(result, Lowered):
@@ -185,7 +185,7 @@ class CompileRung:
                 self._waiting.setdefault(result.fingerprint, []).append(trial)
             return
         if isinstance(result, CompileAnswer):
-            fingerprint, outcome = result.fingerprint, self._priced(result)
+            fingerprint, outcome = result.fingerprint, self.compiling.outcome(trial.plan, result)
         elif isinstance(result, (Failed, TimedOut, OutOfMemory)):
             fingerprint, outcome = self._compiling(trial), result
         else:
@@ -209,24 +209,6 @@ class CompileRung:
         owned = [key for key, owner in self._programs.items() if owner == trial.storage_id]
         return owned[0] if owned else ""
 
-    def _priced(self, answer: CompileAnswer) -> Outcome:
-        limit = self.preparation.device_memory_bytes
-        if limit and answer.memory.peak_bytes > limit:
-            return OutOfMemory(
-                stage="compile",
-                needed_bytes=answer.memory.peak_bytes,
-                limit_bytes=limit,
-                detail=f"the compiler needs {format_bytes(answer.memory.peak_bytes)} on each "
-                f"device, which has {format_bytes(limit)}",
-            )
-        return Compiled(
-            fingerprint=answer.fingerprint,
-            memory=answer.memory,
-            counts=answer.counts,
-            step_s=predict(answer.counts, self.preparation.chip).step_s,
-            compile_s=answer.compile_s,
-        )
-
     def _release_waiting(self, fingerprint: str) -> None:
         for trial in self._waiting.pop(fingerprint, []):
             if fingerprint in self._known:
@@ -237,30 +219,31 @@ class CompileRung:
     def _take_over(self, trial: Trial, fingerprint: str) -> None:
         plan, outcome = self._known[fingerprint]
         if isinstance(outcome, Compiled):
-            # Priced again: the chip table may have changed since a stale trial was written.
-            step_s = predict(outcome.counts, self.preparation.chip).step_s
-            original = outcome.same_as or plan
             # Of an older script it may be the plan's own: that is no duplicate.
+            original = outcome.same_as or plan
             same_as = "" if original == str(trial.plan) else original
-            outcome = replace(outcome, compile_s=0.0, step_s=step_s, same_as=same_as)
+            known = replace(outcome, compile_s=0.0, same_as=same_as)
+            outcome = self.compiling.again(trial.plan, known)
         self._finish(trial, outcome, fingerprint)
 
     def _finish(self, trial: Trial, outcome: Outcome, fingerprint: str) -> None:
-        self._rung.finish(trial, outcome, fingerprint=fingerprint)
+        self.rung.finish(trial, outcome, fingerprint=fingerprint)
         self._done[trial.plan] = outcome
 
     def _show(self) -> None:
-        outcomes = [self._done[plan] for plan in self.plans if plan in self._done]
+        outcomes = [self._done[plan] for plan in self._plans if plan in self._done]
         failed = sum(1 for outcome in outcomes if not isinstance(outcome, Compiled))
         self.progress.phase(
-            "compile",
-            total=len(self.plans),
+            self.name,
+            total=len(self._plans),
             done=len(outcomes),
             note=f"{failed} failed" if failed else "",
             took_s=self._took_s,
             lanes=self.workers,
         )
         self._took_s = 0.0
+        if self.name == "screen":
+            return  # What low effort predicts is no time of a step.
         best = min(
             (
                 (outcome.step_s, plan)

@@ -31,6 +31,7 @@ class Contest:
     Attributes:
       plans: the baseline among them.
       baseline: the script's own plan, or nothing.
+      promised: what a rule promises that was only compiled so far, or nothing: it is raced, too.
       top: finalists of a race, the baseline not counted.
       device_memory_bytes: 0 where nobody says.
     """
@@ -42,6 +43,12 @@ class Contest:
     chip: Chip
     top: int
     device_memory_bytes: int
+    promised: Sequence[Plan] = ()
+
+    @property
+    def first(self) -> tuple[Plan, ...]:
+        """Plans that are compiled and raced whatever is thought of them."""
+        return tuple(dict.fromkeys([*self.baseline, *self.promised]))
 
     def view(self, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]) -> View:
         """What is believed of all plans now."""
@@ -57,7 +64,7 @@ class Contest:
             self.estimates,
             compiled,
             usual=self.usual,
-            first=self.baseline,
+            first=self.first,
             device_memory_bytes=self.device_memory_bytes,
         )
 
@@ -78,11 +85,11 @@ class Contest:
         blind = [plan for plan in ordered if plan not in self.estimates]
         if len(blind) > LIMIT:
             blind = [
-                *(plan for plan in blind if plan in compiled or plan in self.baseline),
+                *(plan for plan in blind if plan in compiled or plan in self.first),
                 *self._proposed(blind, view, measured, wanted, excluded=set(compiled)),
             ]
-        best = [plan for plan in ordered if plan in self.estimates and plan not in self.baseline]
-        taken = {*self.baseline, *best[:wanted], *blind}
+        best = [plan for plan in ordered if plan in self.estimates and plan not in self.first]
+        taken = {*self.first, *best[:wanted], *blind}
         return tuple(plan for plan in ordered if plan in taken)
 
     def _proposed(
@@ -103,9 +110,9 @@ class Contest:
     def finalists(
         self, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]
     ) -> tuple[Plan, ...]:
-        """The plans of the first race: the baseline, and the best that compiled."""
+        """The plans of the first race: the baseline, what is promised, the best that compiled."""
         view = self.view(compiled, measured)
-        return promising(compiled, first=self.baseline, limit=self.top, seconds=view.step_s)
+        return promising(compiled, first=self.first, limit=self.top, seconds=view.step_s)
 
     def left(
         self, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]
@@ -204,6 +211,7 @@ def contest_of(preparation: Preparation, estimates: Mapping[Plan, Estimated], to
         chip=preparation.chip,
         top=top,
         device_memory_bytes=preparation.device_memory_bytes,
+        promised=preparation.promised,
     )
 
 

@@ -6,14 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from automesh.cost.plans import holds
 from automesh.cost.terms import Terms
 from automesh.hardware.fabric import Layouts
+from automesh.ladder.priced_options import Price, Prices, price_with_options, unpriced_notice
 from automesh.ladder.propagations import (
     Active,
     Group,
@@ -37,20 +36,6 @@ _NO_TERMS = "it needs a propagation of its own, for which the time did not suffi
 BORROWED = "a program of its own: it is priced by that of other sizes"
 
 
-class Prices(Protocol):
-    """The prices of one batch of meshes."""
-
-    @property
-    def needs_own(self) -> NDArray[np.bool_]:
-        """[meshes]: True where the terms do not hold."""
-        ...
-
-    def estimated(self, row: int) -> Estimated:
-        """The price of one mesh."""
-        ...
-
-
-Price = Callable[[Mapping[Active, Terms], Batch, Layouts], Prices]
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -117,6 +102,8 @@ class EstimateRung:
         notes = [*self._notes]
         if apart:
             notes.append(apart)
+        if unpriced := unpriced_notice(self.plans, self.propagator.step.platform):
+            notes.append(unpriced)
         if self._missing:
             notes.append(_missing_notice(self._missing))
         return Estimates(
@@ -125,6 +112,7 @@ class EstimateRung:
             origin=self.origin,
             notices=tuple(notes),
             propagations=len(self._terms),
+            layouts=layouts,
         )
 
     def _propagate(self, needs: Sequence[Need]) -> None:
@@ -152,7 +140,8 @@ class EstimateRung:
             if (group.knobs, need.active) in self._terms
         }
         terms = {active: one.terms for active, one in propagations.items()}
-        prices = self.price(terms, group.batch, layouts)
+        plans = [self.plans[row] for row in group.rows]
+        prices = price_with_options(self.price, terms, group.batch, layouts, plans)
         for need in group.needs:
             plans = [self.plans[group.rows[member]] for member in need.members]
             if need.active not in terms:
@@ -236,7 +225,9 @@ class EstimateRung:
         batch = Batch(
             names=group.batch.names, ici=group.batch.ici[members], dcn=group.batch.dcn[members]
         )
-        prices = self.price({need.active: answer.terms}, batch, layouts)
+        plans = [self._plan(group, member) for member in members]
+        terms = {need.active: answer.terms}
+        prices = price_with_options(self.price, terms, batch, layouts, plans)
         self._take(group, need, answer, prices, range(len(members)))
 
     def _plan(self, group: Group, member: int) -> Plan:

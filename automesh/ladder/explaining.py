@@ -12,6 +12,7 @@ from automesh.cost.breakdown import break_down
 from automesh.cost.plans import holds
 from automesh.cost.pricing import price
 from automesh.cost.terms import Terms
+from automesh.cost.windowed import under_options
 from automesh.errors import UsageError
 from automesh.hardware.fabric import Fabric, Layouts, Route
 from automesh.hardware.routes import routes
@@ -61,6 +62,7 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
             if ground.command
             else "run its search again",
         )
+    terms = under_options(terms, plan.compiler_options)
     batch = batch_of([plan])
     sizes = plan.sizes
     # As if made for this mesh: a mesh that has only the terms of other sizes is priced by these.
@@ -117,7 +119,9 @@ def _unguarded(terms: Terms) -> Terms:
 def _compiled(candidate: Candidate | None) -> Compiled | None:
     if candidate is None:
         return None
-    return candidate.outcome if isinstance(candidate.outcome, Compiled) else candidate.compiled
+    found = candidate.outcome if isinstance(candidate.outcome, Compiled) else candidate.compiled
+    # At low effort nothing would run as it was compiled.
+    return found if found is not None and found.effort == "default" else None
 
 
 def _measured(candidate: Candidate | None) -> Measured | None:

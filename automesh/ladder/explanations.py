@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from automesh.errors import UsageError
-from automesh.hardware import parse_target
+from automesh.hardware import clusters_in, parse_target
 from automesh.hardware.calibrated import find_speeds
 from automesh.hardware.fabric import Fabric, Layouts
 from automesh.ladder.assemble import assemble
@@ -25,6 +25,7 @@ from automesh.mesh.axes import Plan, Scalar, parse_mesh
 from automesh.results.explanation import Explanation
 from automesh.results.progress import Progress
 from automesh.results.result import Candidate, SearchResult
+from automesh.space.options import value_of
 from automesh.space.spec import read_space
 from automesh.worker.messages import LayoutJob, Surroundings
 from automesh.worker.pool import Pool
@@ -61,7 +62,7 @@ def explain_study(
     ground = Ground(
         kept=kept,
         fabric=fabric,
-        layouts=_layouts(fabric, header.platform, header.device_kind, chosen),
+        layouts=layouts_of(fabric, header.platform, header.device_kind, chosen),
         speeds=find_speeds(
             fabric, platform=header.platform, device_kind=header.device_kind, environ=os.environ
         ),
@@ -82,7 +83,8 @@ def explain_script(
       UsageError: bad input, or no such plan.
       NoFeasibleMesh: no plan is legal.
     """
-    target, space = parse_target(request.target, os.environ), read_space(request.space)
+    target = parse_target(request.target, os.environ, clusters_in(request.hardware))
+    space = read_space(request.space)
     chosen: Sequence[Plan] = ()
     notices: Sequence[str] = ()
 
@@ -111,7 +113,7 @@ def explain_script(
     ground = Ground(
         kept=kept,
         fabric=fabric,
-        layouts=_layouts(fabric, aim.platform, aim.device_kind, chosen),
+        layouts=layouts_of(fabric, aim.platform, aim.device_kind, chosen),
         speeds=find_speeds(
             fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ
         ),
@@ -195,7 +197,9 @@ def _plan_of(
       knobs: those that were propagated, by their text.
     """
     said = {key[5:]: text for key, text in row.items() if key.startswith("knob.") and text}
-    options = {key[7:]: text for key, text in row.items() if key.startswith("option.") and text}
+    options = {
+        key[7:]: value_of(text) for key, text in row.items() if key.startswith("option.") and text
+    }
     return Plan(
         axes=parse_mesh(row["mesh"], axes),
         # Without terms there is nothing to explain, and what type a knob has does not matter.
@@ -214,7 +218,7 @@ def _propagation_notes(plans: Sequence[Plan], kept: Sequence[Kept]) -> tuple[str
     return tuple(dict.fromkeys(notes))
 
 
-def _layouts(fabric: Fabric, platform: str, device_kind: str, plans: Sequence[Plan]) -> Layouts:
+def layouts_of(fabric: Fabric, platform: str, device_kind: str, plans: Sequence[Plan]) -> Layouts:
     """Where the axes of the plans lie on a torus; nothing where there is none."""
     shapes = tuple(dict.fromkeys(tuple(axis.ici for axis in plan.axes) for plan in plans))
     if fabric.kind != "torus":
@@ -225,6 +229,7 @@ def _layouts(fabric: Fabric, platform: str, device_kind: str, plans: Sequence[Pl
         torus=fabric.torus,
         devices_per_chip=fabric.devices_per_chip,
         shapes=shapes,
+        wraps=fabric.wraps,
     )
     with (
         tempfile.TemporaryDirectory(prefix="automesh-explain-") as logs,

@@ -23,13 +23,17 @@ def workload_name(entry: Entry) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
 
 
-def study_name(entry: Entry, *, selector: str, axes: Sequence[str], scope: Path) -> str:
+def study_name(
+    entry: Entry, *, selector: str, axes: Sequence[str], scope: Path, figures: str = ""
+) -> str:
     """`<workload>-<target>-<hash>`; hashed are script path, function, arguments, target, axes.
 
     Args:
       scope: directory that stands for the location of a callable, which has no path.
+      figures: of a target of the user's own, see `Target`.
     """
     location = str(scope) if entry.kind == "pickle" else entry.location
     identity = [entry.kind, location, entry.function, list(entry.argv), selector, list(axes)]
+    identity += [figures] if figures else []
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
     return f"{workload_name(entry)}-{selector}-{digest}"

@@ -17,6 +17,7 @@ from automesh.cost.terms import Terms
 from automesh.errors import UsageError
 from automesh.hardware import Target
 from automesh.hardware.calibrated import find_speeds
+from automesh.hardware.elsewhere import elsewhere_of
 from automesh.hardware.fabric import Fabric, Layouts
 from automesh.hardware.wiring import fabric_of
 from automesh.ladder.estimate_rung import EstimateRung
@@ -80,9 +81,9 @@ class Look:
         """
         preparation = self.preparation
         propagator = Propagator(
-            step=_step(preparation, self.space),
+            step=_step(preparation, self.target, self.space),
             pool=self.pool,
-            cache=_cache(preparation, terms_folder),
+            cache=_cache(preparation, terms_folder, self.request.shared_terms),
             progress=self.progress,
             workers=self.workers,
             deadline_s=self.clock() + share * self.request.budget_s,
@@ -154,7 +155,7 @@ def notices_of(preparation: Preparation, estimates: Estimates) -> tuple[str, ...
     return tuple(dict.fromkeys(said))
 
 
-def _step(preparation: Preparation, space: SearchSpace) -> Step:
+def _step(preparation: Preparation, target: Target, space: SearchSpace) -> Step:
     inspection = preparation.inspection
     return Step(
         entry=preparation.entry,
@@ -163,16 +164,20 @@ def _step(preparation: Preparation, space: SearchSpace) -> Step:
         facts=inspection.facts,
         platform=preparation.aim.platform,
         seen=inspection.seen,
+        elsewhere=elsewhere_of(target.absent) if target.absent else None,
     )
 
 
-def _cache(preparation: Preparation, terms_folder: Path | None) -> TermsCache:
+def _cache(
+    preparation: Preparation, terms_folder: Path | None, shared: tuple[Path, ...]
+) -> TermsCache:
     # A dry run leaves nothing behind, but reads and completes what a search has begun.
     folder = preparation.folder
     return TermsCache(
         folder=terms_folder or (folder / TERMS if folder.is_dir() else None),
         source_hash=preparation.inspection.source_hash,
         versions=preparation.provenance,
+        others=shared,
     )
 
 
@@ -213,6 +218,7 @@ def _layout_job(
             torus=fabric.torus,
             devices_per_chip=fabric.devices_per_chip,
             shapes=shapes,
+            wraps=fabric.wraps,
         )
 
     return job

@@ -7,6 +7,7 @@ from typing import Any
 
 from automesh.hardware.fabric import Fabric
 from automesh.jsonio import from_json, to_json
+from automesh.ladder.room import NO_LIMIT, Room
 from automesh.ladder.study import Study, Trial
 from automesh.ladder.verdict import Decision
 from automesh.mesh.axes import Plan
@@ -25,6 +26,8 @@ class Header:
       speeds: where the speeds of the estimates come from, in words.
       estimated: how many of `plans` have an estimate.
       fabric: how the devices are wired; None if that could not be told.
+      is_ahead: True if the devices are not here: nothing can be measured.
+      room: what a plan may use of a device's memory.
     """
 
     workload: str
@@ -47,17 +50,20 @@ class Header:
     speeds: str = ""
     estimated: int = 0
     fabric: Fabric | None = None
+    is_ahead: bool = False
+    room: Room = NO_LIMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """How the last run ended; `certificate` and `belief` as in `SearchResult`."""
+    """How the last run ended; `certificate`, `belief` and `made` as in `SearchResult`."""
 
     stop_reason: str
     rules_path: str
     interrupted: bool
     certificate: str = ""
     belief: str = ""
+    made: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from automesh.errors import UsageError
 from automesh.hardware import Chip, Target, chip_for, local_selector
+from automesh.hardware.elsewhere import elsewhere_of
+from automesh.hardware.reserve import NO_RESERVE, Reserve, default_reserve, parse_reserve
 from automesh.ladder.baseline import parse_plan
 from automesh.ladder.identity import study_name
 from automesh.ladder.refusal import inspection_error
 from automesh.ladder.request import SearchRequest
+from automesh.ladder.room import Room
 from automesh.mesh.axes import Plan
 from automesh.mesh.granules import granules_of
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
@@ -22,6 +25,7 @@ from automesh.results.progress import Progress
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.space import SearchSpace
+from automesh.worker.environment import surroundings_for
 from automesh.worker.messages import DevicesJob, InspectJob, Surroundings
 from automesh.worker.pool import Pool
 from automesh.worker.protocol import Answer
@@ -57,7 +61,9 @@ class Preparation:
       name: of the study.
       folder: of the study.
       device_memory_bytes: what one device can hold; 0 where nobody says (CPU).
+      reserve: of these, what is kept free.
       provenance: versions and environment; trials made with others are stale.
+      promised: what a rule promises that was only compiled so far; see `ladder.promised`.
     """
 
     entry: Entry
@@ -73,6 +79,21 @@ class Preparation:
     provenance: Versions
     num_granules: int
     timeout_s: float
+    reserve: Reserve = NO_RESERVE
+    promised: tuple[Plan, ...] = ()
+
+    @property
+    def room(self) -> Room:
+        """What a plan may use of a device's memory."""
+        limit = self.device_memory_bytes
+        return Room(limit_bytes=limit, reserve_bytes=self.reserve.of(limit))
+
+    def with_memory(self, limit_bytes: int) -> Preparation:
+        """With the limit that a compiler has stated; 0 leaves what is on record."""
+        if not limit_bytes:
+            return self
+        aim = replace(self.aim, memory_bytes=limit_bytes)
+        return replace(self, aim=aim, device_memory_bytes=limit_bytes)
 
     @property
     def cache_dir(self) -> Path:
@@ -87,6 +108,8 @@ class Preparation:
 
 def surroundings_of(target: Target) -> Surroundings:
     """The environment in which workers serve a target."""
+    if target.absent is not None:
+        return surroundings_for(elsewhere_of(target.absent), cpu_devices=target.cpu_devices)
     return Surroundings(platforms=target.platforms, cpu_devices=target.cpu_devices)
 
 
@@ -134,6 +157,7 @@ def inspect(
         entry=request.entry,
         axis_names=space.names,
         platform=target.absent.platform if target.absent else platform,
+        elsewhere=elsewhere_of(target.absent) if target.absent else None,
     )
     ticket = pool.submit(job, request.timeout_s)
     for _ in range(warm_up):
@@ -188,7 +212,13 @@ def prepare(
         aim.platform, aim.device_kind, aim.num_devices, slices
     )
     baseline = _baseline(request, inspection, enumeration, space, aim)
-    name = study_name(request.entry, selector=selector, axes=space.names, scope=request.results)
+    name = study_name(
+        request.entry,
+        selector=selector,
+        axes=space.names,
+        scope=request.results,
+        figures=target.figures,
+    )
     folder = _study_folder(request.results, name, new=request.new)
     return Preparation(
         entry=request.entry,
@@ -206,7 +236,16 @@ def prepare(
         provenance=tuple(sorted((*inspection.versions, *inspection.environment))),
         num_granules=aim.num_granules,
         timeout_s=request.timeout_s,
+        reserve=_reserve(request, target, aim),
     )
+
+
+def _reserve(request: SearchRequest, target: Target, aim: Aim) -> Reserve:
+    """What is kept free; of devices that are here nothing, unless it is asked for: they say
+    themselves what fits."""
+    if request.reserve:
+        return parse_reserve(request.reserve)
+    return default_reserve(aim.platform, os.environ) if target.absent else NO_RESERVE
 
 
 def aim_of(target: Target, inspection: Inspection) -> Aim:

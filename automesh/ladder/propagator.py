@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from automesh.hardware.absent import Elsewhere
 from automesh.ladder.propagations import Knobs, Need, Sizes
 from automesh.ladder.terms_cache import TermsCache
 from automesh.outcomes import Failed, Failure, OutOfMemory
@@ -44,6 +45,7 @@ class Step:
     facts: tuple[tuple[str, int], ...]
     platform: str
     seen: tuple[tuple[str, int], ...] = ()
+    elsewhere: Elsewhere | None = None
 
     def job(self, need: Need, sizes: Sizes) -> PropagateJob:
         """The message that asks a worker for one propagation."""
@@ -57,6 +59,7 @@ class Step:
             probes=need.probes if sizes == need.sizes else (),
             platform=self.platform,
             seen=self.seen,
+            elsewhere=self.elsewhere,
             exact=need.exact,
         )
 

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from automesh.program.nouns import Entry
+from automesh.space.space import Knob
+
+_FINALISTS = 8
+_COMPILED_AHEAD = 10
+
+
+def usual_top(*, is_ahead: bool) -> int:
+    """Finalists of a race, or plans to compile for devices that are not here."""
+    return _COMPILED_AHEAD if is_ahead else _FINALISTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,10 +23,11 @@ class SearchRequest:
 
     Attributes:
       command: what was typed, to be shown as the way to go on; empty from Python.
-      target: `local`, `cpu:N` for N virtual CPU devices, or absent ones for a dry run.
+      target: `local`, `cpu:N` for N virtual CPU devices, or devices that are not here.
       space: name of a shipped search space or path of a TOML file.
       budget_s: seconds for everything after the inspection; the final confirmation may overrun it.
-      top: finalists of one race, the baseline not counted.
+      top: finalists of one race, or plans to compile for devices that are not here; the baseline
+        not counted. 0 for what is usual.
       baseline: the script's own mesh in text form, knobs may follow (`dp:8 remat=full`); empty for
         the workload's own.
       rules: file that the rule is merged into; empty to write none.
@@ -28,6 +38,11 @@ class SearchRequest:
       workers: compile workers side by side; 0 for one per core that the memory allows.
       timeout_s: limit of one job of a worker.
       memory_limit_bytes: limit of one worker; 0 for its share of the free memory.
+      hardware: TOML file with clusters of the user's own; empty for none.
+      reserve: memory of a device to keep free, `1GiB` or `5%`; empty for what is usual.
+      xla: compiler options beside those of the space.
+      curated: True for those that come with automesh as well, see `automesh.space.curated`.
+      shared_terms: folders of other searches for the same script, whose terms may do here as well.
     """
 
     entry: Entry
@@ -35,7 +50,7 @@ class SearchRequest:
     target: str = "local"
     space: str = "auto"
     budget_s: float = 600.0
-    top: int = 8
+    top: int = 0
     baseline: str = ""
     rules: str
     results: Path
@@ -45,3 +60,8 @@ class SearchRequest:
     workers: int = 0
     timeout_s: float = 300.0
     memory_limit_bytes: int = 0
+    hardware: str = ""
+    reserve: str = ""
+    xla: tuple[Knob, ...] = ()
+    curated: bool = False
+    shared_terms: tuple[Path, ...] = ()

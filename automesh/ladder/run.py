@@ -8,13 +8,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from automesh.hardware import Target, check_present
+from automesh.hardware import Target
+from automesh.ladder.ahead import AheadSearch, ready_for
 from automesh.ladder.assemble import assemble, outcomes_of
 from automesh.ladder.compile_rung import CompileRung
+from automesh.ladder.compiling import CompilingHere
 from automesh.ladder.contest import COMPILES_PER_FINALIST, Contest, contest_of
-from automesh.ladder.identity import workload_name
+from automesh.ladder.heading import header_of, spent
 from automesh.ladder.live_pool import LeaseLost, LivePool
-from automesh.ladder.looking import looking, notices_of
+from automesh.ladder.looking import looking
 from automesh.ladder.measure_rung import MeasureRung
 from automesh.ladder.notebook import Footer, Header, Notebook
 from automesh.ladder.places import as_seen, check_places, make_folder
@@ -24,6 +26,7 @@ from automesh.ladder.preparation import (
     memory_share_bytes,
     surroundings_of,
 )
+from automesh.ladder.promised import promised_plans
 from automesh.ladder.reading import reading
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.study import Study, open_study, parse_storage
@@ -37,7 +40,6 @@ from automesh.results.progress import Progress
 from automesh.results.result import SearchResult
 from automesh.results.rule import save_rule
 from automesh.space.space import SearchSpace
-from automesh.units import format_wait
 from automesh.worker.messages import Surroundings
 from automesh.worker.pool import Pool
 
@@ -60,11 +62,19 @@ def run_search(
       UsageError: bad input.
       NoFeasibleMesh: no plan is legal.
     """
-    check_present(target)
     check_places(request, space.names)
+    # Before anything costs time: without its compiler, a search for absent devices ends in nothing.
+    found = ready_for(request, target, progress) if target.absent else None
     with ExitStack() as lookers:
         look = lookers.enter_context(looking(request, target, space, progress, clock=clock))
         preparation = look.preparation
+        if found is not None:
+            preparation = preparation.with_memory(found.device_memory_bytes)
+        else:
+            promised, notices = promised_plans(request, preparation)
+            preparation = replace(preparation, promised=promised)
+            for notice in notices:
+                progress.notice(notice)
         make_folder(preparation.folder)
         with open_study(
             parse_storage(request.storage, preparation.folder),
@@ -75,6 +85,18 @@ def run_search(
             started_s = clock()
             estimates = look.estimate(share=ESTIMATE_SHARE, pulse=study.heartbeat)
             lookers.close()  # The workers make room for those that compile.
+            if target.absent is not None:
+                return AheadSearch(
+                    request=request,
+                    preparation=preparation,
+                    absent=target.absent,
+                    estimates=estimates,
+                    study=study,
+                    progress=progress,
+                    workers=count_workers(target, request.workers),
+                    started_s=started_s,
+                    clock=clock,
+                ).run()
             search = _Search(
                 request=request,
                 preparation=preparation,
@@ -115,7 +137,7 @@ class _Search:
     _wanted: list[Plan] = field(init=False, default_factory=list[Plan])
 
     def run(self) -> SearchResult:
-        header = _header(self.request, self.preparation, self.estimates, self.study)
+        header = header_of(self.request, self.preparation, self.estimates, self.study)
         self._contest = contest_of(self.preparation, self.estimates.found, self.request.top)
         notebook = Notebook(
             study=self.study, source_hash=header.source_hash, versions=header.versions
@@ -169,14 +191,15 @@ class _Search:
     def _compile_first(self, notebook: Notebook, deadline_s: float) -> None:
         """Compiles the most promising plans until there are enough programs for a race."""
         measured = outcomes_of(notebook, self.study.measure)
-        self._compiled |= outcomes_of(notebook, self.study.compile)
+        self._compiled |= self._judged(outcomes_of(notebook, self.study.compile))
         wanted = COMPILES_PER_FINALIST * self.request.top
         while True:
             chosen = self._contest.to_compile(self._compiled, measured, wanted=wanted)
             is_all = len(chosen) == len(self._wanted)
             self._compile(notebook, chosen, deadline_s)
             finalists = self._contest.finalists(self._compiled, measured)
-            others = [plan for plan in finalists if plan not in self.preparation.baseline]
+            first = (*self.preparation.baseline, *self.preparation.promised)
+            others = [plan for plan in finalists if plan not in first]
             late = self.clock() >= deadline_s
             if is_all or late or len(others) >= self.request.top:
                 return
@@ -198,19 +221,25 @@ class _Search:
             return
         view = self._contest.view(self._compiled, outcomes_of(notebook, self.study.measure))
         with self._open_pool(self.workers) as pool:
-            self._compiled |= CompileRung(
+            done = CompileRung(
                 preparation=self.preparation,
                 notebook=notebook,
                 study=self.study,
+                rung=self.study.compile,
+                compiling=CompilingHere(preparation=self.preparation),
                 pool=pool,
                 progress=self.progress,
-                plans=self._wanted,
+                choose=lambda _: self._wanted,
                 order=lambda plans, done: self._contest.order(plans, view, done),
                 estimates=self.estimates.found,
                 workers=self.workers,
                 deadline_s=deadline_s,
                 clock=self.clock,
             ).run()
+        self._compiled |= self._judged(done)
+
+    def _judged(self, outcomes: Mapping[Plan, Outcome]) -> dict[Plan, Outcome]:
+        return {plan: self.preparation.room.judged(one) for plan, one in outcomes.items()}
 
     def _open_pool(self, size: int) -> Pool:
         return Pool(
@@ -225,7 +254,7 @@ class _Search:
     ) -> Footer:
         result = assemble(self.study, header)
         decision = notebook.decision()
-        compiled = outcomes_of(notebook, self.study.compile)
+        compiled = self._judged(outcomes_of(notebook, self.study.compile))
         measured = outcomes_of(notebook, self.study.measure)
         view = ("", "")
         if decision is not None:
@@ -252,37 +281,4 @@ class _Search:
             return "every legal plan was compiled"
         if all(plan in self._compiled for plan in self._wanted):
             return "the plans that promised most were compiled"
-        budget_s = self.request.budget_s
-        spent = format_wait(budget_s) if budget_s >= 120 else f"{budget_s:.0f} s"
-        return f"the budget of {spent} was spent before all promising plans were compiled"
-
-
-def _header(
-    request: SearchRequest, preparation: Preparation, estimates: Estimates, study: Study
-) -> Header:
-    enumeration, inspection = preparation.enumeration, preparation.inspection
-    extra = len(preparation.plans) - len(enumeration.legal)  # a baseline outside of the space
-    return Header(
-        workload=workload_name(request.entry),
-        target=preparation.selector,
-        platform=preparation.aim.platform,
-        device_kind=preparation.aim.device_kind,
-        device_count=preparation.aim.num_devices,
-        axes=tuple(axis.name for axis in enumeration.legal[0].axes),
-        enumerated=enumeration.num_plans + extra,
-        plans=len(preparation.plans),
-        ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
-        baseline=preparation.baseline,
-        notices=notices_of(preparation, estimates),
-        tokens_per_step=inspection.tokens_per_step,
-        location=study.storage.text
-        if study.storage.kind == "server"
-        else as_seen(study.storage.location),
-        results_dir=as_seen(preparation.folder),
-        command=request.command,
-        source_hash=inspection.source_hash,
-        versions=preparation.provenance,
-        speeds=estimates.origin,
-        estimated=len(estimates.found),
-        fabric=estimates.fabric,
-    )
+        return f"{spent(self.request.budget_s)} before all promising plans were compiled"

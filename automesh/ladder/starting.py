@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from automesh.errors import UsageError
-from automesh.hardware import parse_target, running_under_several_processes
-from automesh.ladder.request import SearchRequest
+from automesh.hardware import (
+    Target,
+    check_compilable,
+    clusters_in,
+    parse_target,
+    running_under_several_processes,
+)
+from automesh.ladder.request import SearchRequest, usual_top
 from automesh.results.progress import Progress
 from automesh.results.result import SearchResult
+from automesh.space.curated import CURATED, curated_for
+from automesh.space.options import with_options
+from automesh.space.space import Knob
 from automesh.space.spec import read_space
 
 
@@ -25,13 +35,33 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
             f"this is one of several processes ({several}), but a search runs in a single one",
             hint="run the search on one host, without the launcher",
         )
-    target = parse_target(request.target, os.environ)
-    space = read_space(request.space)
+    target = parse_target(request.target, os.environ, clusters_in(request.hardware))
+    space = with_options(read_space(request.space), _options(request, target))
+    if not request.top:
+        request = replace(request, top=usual_top(is_ahead=target.absent is not None))
     if request.dry_run:
         from automesh.ladder.dry_run import estimate_only
 
         return estimate_only(request, target, space, progress)
+    check_compilable(target)
     # Optuna, SQLAlchemy and SciPy take a second to import, which a dry run does without.
     from automesh.ladder.run import run_search
 
     return run_search(request, target, space, progress)
+
+
+def _options(request: SearchRequest, target: Target) -> tuple[Knob, ...]:
+    """The compiler options of the command line; what is named there replaces what is curated."""
+    if not request.curated:
+        return request.xla
+    absent = target.absent
+    if absent is None:
+        raise UsageError(
+            f"`--xla {CURATED}` is for devices that a target names, and `{target.name}` does not "
+            "say of which kind they are",
+            hint="name the options to try: `--xla NAME=default,VALUE`",
+        )
+    chip, granules = absent.fabric.chip, absent.fabric.num_granules
+    named = {knob.name for knob in request.xla}
+    curated = curated_for(absent.platform, chip.slug, granules)
+    return (*request.xla, *(knob for knob in curated if knob.name not in named))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -94,42 +95,53 @@ def certificate(
     return f"{whose} not measured {verb}{by}: sound bound"
 
 
-def belief(left: int, refinement: Refinement | None, chances: Sequence[Chance]) -> str:
+def belief(
+    left: int,
+    refinement: Refinement | None,
+    chances: Sequence[Chance],
+    *,
+    how: Literal["measured", "replayed"] = "measured",
+) -> str:
     """What the model thinks of the plans that were not measured, with its error.
 
     Args:
       left: how many were not measured and did not fail.
       refinement: of all plans, by what was measured; None without an estimate.
       chances: of those that were not measured, as far as the model has a view, best first.
+      how: where the times come from that the model has learned from.
     """
+    if how == "measured":
+        sample_of, not_so = ("measurement", "measurements"), "not measured"
+    else:
+        sample_of, not_so = ("replay", "replays"), "not compiled"
     if not left:
         return ""
     if refinement is None or refinement.loo_error is None:
         sample = refinement.sample if refinement else 0
         return (
-            f"no view of the {count(left, 'mesh', 'meshes')} not measured: "
-            f"{count(sample, 'measurement')} to learn from, which is too few"
+            f"no view of the {count(left, 'mesh', 'meshes')} {not_so}: "
+            f"{count(sample, *sample_of)} to learn from, which is too few"
         )
     error = (
         f"its leave-one-out error is {format_percent(refinement.loo_error)} "
-        f"over {refinement.sample} measured plans"
+        f"over {refinement.sample} {how} plans"
     )
     blind = left - len(chances)
     unseen = f", and no view of {blind} without an estimate" if blind else ""
     if not chances:
-        return f"no view of the {left} not measured, which have no estimate; {error}"
+        return f"no view of the {left} {not_so}, which have no estimate; {error}"
     best = chances[0]
     may = sum(one.chance >= MAY_WIN for one in chances)
     ahead = f"more than {format_percent(MARGIN)} faster than the best"
     if may:
         return (
-            f"{count(may, 'mesh', 'meshes')} not measured may be {ahead}, most likely {best.plan} "
+            f"{count(may, 'mesh', 'meshes')} {not_so} may be {ahead}, most likely {best.plan} "
             f"(chance {format_percent(best.chance)}){unseen}; {error}"
         )
     whose = "the mesh" if len(chances) == 1 else f"none of the {len(chances)} meshes"
     verb = "is not" if len(chances) == 1 else "is"
     return (
-        f"{whose} not measured {verb} believed to be {ahead} "
+        f"{whose} {not_so} {verb} believed to be {ahead} "
         f"(highest chance {format_percent(best.chance)}: {best.plan}){unseen}; {error}"
     )
 

@@ -1,15 +1,17 @@
-"""A search's memory: the studies `compile` and `measure`, shared by all who open the storage."""
+"""A search's memory: the studies `screen`, `compile` and `measure`, shared by all who open the
+storage."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from automesh.errors import UsageError
 from automesh.ladder.lease import Lease, Owner, this_owner
 from automesh.ladder.storage import Storage, parse_storage
-from automesh.ladder.trials import Round, Trial
+from automesh.ladder.trials import Round, RungName, Trial
 
 if TYPE_CHECKING:
     from automesh.ladder.backend import Backend
@@ -43,26 +45,35 @@ def open_study(
     backend = open_backend(storage)
     owner = this_owner()
     lease = Lease(backend.holds, f"{name}/lease", owner)
+
+    def open_rung(rung: RungName) -> Rung:
+        return Rung(
+            backend,
+            name,
+            rung,
+            owner=owner,
+            lease=lease,
+            source_hash=source_hash,
+            versions=versions,
+        )
+
     try:
         with explained(storage):
             if not create:
                 _check_exists(backend, name)
-            compiles, measures = (
-                Rung(
-                    backend,
-                    name,
-                    rung,
-                    owner=owner,
-                    lease=lease,
-                    source_hash=source_hash,
-                    versions=versions,
-                )
-                for rung in ("compile", "measure")
-            )
+            compiles, measures = open_rung("compile"), open_rung("measure")
     except BaseException:
         backend.close()
         raise
-    return Study(backend, name, owner=owner, lease=lease, compiles=compiles, measures=measures)
+    return Study(
+        backend,
+        name,
+        owner=owner,
+        lease=lease,
+        compiles=compiles,
+        measures=measures,
+        open_screen=lambda: open_rung("screen"),
+    )
 
 
 def _check_exists(backend: Backend, name: str) -> None:
@@ -79,7 +90,8 @@ class Study:
     """The open study of one search in one process; a context manager, to be used from one thread.
 
     Attributes:
-      name: of the search; Optuna's studies are `<name>/compile` and `<name>/measure`.
+      name: of the search; Optuna's studies are `<name>/compile`, `<name>/measure` and, for devices
+        that are not here, `<name>/screen`.
       storage: where it is kept.
       owner: what this process is known as to the others.
       compile: the rung of compiled plans.
@@ -95,6 +107,7 @@ class Study:
         lease: Lease,
         compiles: Rung,
         measures: Rung,
+        open_screen: Callable[[], Rung],
     ) -> None:
         self.name = name
         self.storage = backend.storage
@@ -103,6 +116,16 @@ class Study:
         self.measure = measures
         self._backend = backend
         self._lease = lease
+        self._open_screen = open_screen
+        self._screen: Rung | None = None
+
+    @property
+    def screen(self) -> Rung:
+        """The rung of plans compiled at low effort; it is made when it is asked for."""
+        if self._screen is None:
+            with self._backend.explained():
+                self._screen = self._open_screen()
+        return self._screen
 
     def lead(self) -> bool:
         """Whether this process enqueues and measures: takes the lease if nobody else has it."""
@@ -139,6 +162,8 @@ class Study:
         try:
             self.compile.give_all_back()
             self.measure.give_all_back()
+            if self._screen is not None:
+                self._screen.give_all_back()
             with self._backend.explained():
                 self._lease.release()
         finally:

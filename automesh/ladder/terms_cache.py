@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from automesh.errors import AutomeshError
@@ -15,7 +15,7 @@ from automesh.program.nouns import Propagation
 from automesh.worker.messages import PropagateJob
 
 TERMS = "terms"  # the folder inside a study's
-_FORMAT = 1  # to be raised when the terms of an unchanged step change
+_FORMAT = 3  # to be raised when the terms of an unchanged step change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +32,33 @@ class Kept:
 class TermsCache:
     """Answers to `PropagateJob`s by what they depend on.
 
+    A step that asks nothing about devices that are not here has the same terms for all devices of
+    a platform: then they are kept without saying for which devices they were made.
+
     Attributes:
       folder: one file per propagation; None keeps nothing.
       source_hash: of the script.
       versions: of everything whose change may change a program.
+      others: folders of other searches, which are looked into as well.
     """
 
     folder: Path | None
     source_hash: str
     versions: tuple[tuple[str, str], ...]
+    others: tuple[Path, ...] = ()
 
     def find(self, job: PropagateJob) -> Propagation | None:
         """What was kept for a job; None if nothing was, or not in a form that is read here."""
-        kept = None if self.folder is None else _read(self._path(job))
-        return None if kept is None else kept.propagation
+        own = () if self.folder is None else (self.folder,)
+        for folder in (*own, *self.others):
+            for one in dict.fromkeys((job, _anywhere(job))):
+                kept = _read(folder / self._name(one))
+                if kept is None:
+                    continue
+                if folder != self.folder:  # So that the study explains itself.
+                    self.keep(job, kept.propagation)
+                return kept.propagation
+        return None
 
     def all(self) -> tuple[Kept, ...]:
         """Everything that was kept for this script and these versions."""
@@ -63,7 +76,8 @@ class TermsCache:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(job)
+        job = job if propagation.asked else _anywhere(job)
+        path = self.folder / self._name(job)
         kept = Kept(
             source_hash=self.source_hash,
             versions=self.versions,
@@ -78,11 +92,15 @@ class TermsCache:
         finally:
             Path(temporary).unlink(missing_ok=True)
 
-    def _path(self, job: PropagateJob) -> Path:
-        assert self.folder is not None
+    def _name(self, job: PropagateJob) -> str:
         mine = [_FORMAT, self.source_hash, self.versions, to_json(job, PropagateJob)]
         digest = hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()
-        return self.folder / f"{digest[:32]}.json"
+        return f"{digest[:32]}.json"
+
+
+def _anywhere(job: PropagateJob) -> PropagateJob:
+    """The job for any devices of its platform."""
+    return replace(job, elsewhere=None)
 
 
 def _read(path: Path) -> Kept | None:

@@ -9,7 +9,7 @@ from automesh.ladder.lease import Owner
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Outcome
 
-RungName = Literal["compile", "measure"]
+RungName = Literal["screen", "compile", "measure"]
 State = Literal["waiting", "running", "done", "raced_out", "failed"]
 
 
@@ -33,7 +33,7 @@ class Trial:
     """One plan on one rung, as the storage had it when it was read.
 
     Attributes:
-      rung: compile or measure.
+      rung: screen (compiled at low effort), compile or measure.
       number: from 0, in the order of enqueueing; best first as long as the ladder enqueues so.
       storage_id: the storage's own key of the trial.
       plan: what is tried.

@@ -34,7 +34,11 @@ class Evidence:
       kind: what `step_s` comes from; `none` for a rule written by hand.
       step_s: seconds per step; 0 if unknown.
       interval_s: low and high end of the 95 % interval of `step_s`; empty unless measured.
+      bracket_s: what the busiest part of the hardware needs alone, and what a step takes if nothing
+        overlaps; empty unless compiled.
+      exposed_s: of `step_s`, what the cores wait for communication; 0 unless compiled.
       hbm_bytes: peak on one device; 0 if unknown.
+      reserve_bytes: of a device, what the search kept free beside that; 0 if nothing.
       mfu: model FLOPs utilization from 0 to 1; 0 if unknown.
       tried: number of plans by what became of them, such as `compiled` or `measured`.
       study: where the trials are.
@@ -48,7 +52,10 @@ class Evidence:
     kind: Literal["measured", "compiled", "estimated", "none"]
     step_s: float = 0.0
     interval_s: tuple[float, ...] = ()
+    bracket_s: tuple[float, ...] = ()
+    exposed_s: float = 0.0
     hbm_bytes: int = 0
+    reserve_bytes: int = 0
     mfu: float = 0.0
     runner_up: RunnerUp = RunnerUp()
     tried: tuple[tuple[str, int], ...] = ()

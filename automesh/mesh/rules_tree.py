@@ -21,6 +21,7 @@ from automesh.mesh.strict import check_tree
 SCHEMA = 1
 _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
+_Pair = Annotated[list[_Finite], Field(min_length=2, max_length=2)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +34,11 @@ class _RunnerUpTable:
 class _EvidenceTable:
     kind: Literal["measured", "compiled", "estimated"]
     step_s: _Finite = 0.0
-    interval_s: Annotated[list[_Finite], Field(min_length=2, max_length=2)] | None = None
+    interval_s: _Pair | None = None
+    bracket_s: _Pair | None = None
+    exposed_s: _Finite = 0.0
     hbm_bytes: _Count = 0
+    reserve_bytes: _Count = 0
     mfu: _Finite = 0.0
     runner_up: _RunnerUpTable | None = None
     tried: dict[str, _Count] = field(default_factory=dict)
@@ -114,7 +118,10 @@ def _tree_of_evidence(evidence: Evidence) -> dict[str, Any]:
         "kind": evidence.kind,
         "step_s": evidence.step_s,
         "interval_s": list(evidence.interval_s),
+        "bracket_s": list(evidence.bracket_s),
+        "exposed_s": evidence.exposed_s,
         "hbm_bytes": evidence.hbm_bytes,
+        "reserve_bytes": evidence.reserve_bytes,
         "mfu": evidence.mfu,
         "runner_up": {"plan": runner_up.plan, "slower": runner_up.slower} if runner_up.plan else {},
         "tried": dict(evidence.tried),
@@ -170,7 +177,10 @@ def _evidence(table: _EvidenceTable) -> Evidence:
         kind=table.kind,
         step_s=table.step_s,
         interval_s=tuple(table.interval_s or ()),
+        bracket_s=tuple(table.bracket_s or ()),
+        exposed_s=table.exposed_s,
         hbm_bytes=table.hbm_bytes,
+        reserve_bytes=table.reserve_bytes,
         mfu=table.mfu,
         runner_up=RunnerUp(plan=runner_up.plan, slower=runner_up.slower)
         if runner_up

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh
 from automesh.errors import UsageError, kind_of
 from automesh.mesh.axes import MeshAxis, Scalar, parse_mesh
 from automesh.mesh.devices import create_mesh_for
+from automesh.mesh.granules import Located
 from automesh.program.contexts import ambient_mesh, no_ambient_mesh
 from automesh.program.workload import Workload
 
@@ -48,6 +49,7 @@ def build_on(
     *,
     axis_types: tuple[str, ...] = (),
     knobs: tuple[tuple[str, Scalar], ...] = (),
+    devices: Sequence[Located] | None = None,
 ) -> Built:
     """Calls `build` on a mesh of `axes`; again, if the workload asks for other axis types than the
     mesh has.
@@ -57,15 +59,16 @@ def build_on(
         to.
       axis_types: one per axis, as an inspection reported them; empty for Auto.
       knobs: keyword arguments for `build`.
+      devices: to lay the mesh out on; default: all devices of the default backend.
 
     Raises:
       UsageError: the return value is not one of the three forms, or a field of the workload is
         wrong.
     """
-    built = _call(build, axes, axis_types, knobs)
+    built = _call(build, axes, axis_types, knobs, devices)
     wanted = built.axis_types
     if wanted and wanted != (axis_types or ("auto",) * len(axes)):
-        built = _call(build, axes, wanted, knobs)
+        built = _call(build, axes, wanted, knobs, devices)
         if built.axis_types != wanted:
             raise UsageError(
                 f"the workload asks for the axis types {wanted}, "
@@ -80,8 +83,9 @@ def _call(
     axes: Sequence[MeshAxis],
     axis_types: tuple[str, ...],
     knobs: tuple[tuple[str, Scalar], ...],
+    devices: Sequence[Located] | None,
 ) -> Built:
-    mesh = create_mesh_for(axes, axis_types=axis_types)
+    mesh = create_mesh_for(axes, devices=devices, axis_types=axis_types)
     with no_ambient_mesh():
         returned: Any = build(mesh, **dict(knobs))
         ambient = ambient_mesh()

@@ -31,6 +31,16 @@ def use(directory: str) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def leave() -> None:
+    """Keeps no executables from now on: those for devices that are not here cannot be read back.
+
+    A script or a variable may have named a directory.
+    """
+    if _directory() is not None:
+        compilation_cache.reset_cache()
+        jax.config.update("jax_compilation_cache_dir", None)
+
+
 def _directory() -> str | None:
     config: Any = jax.config
     return config.jax_compilation_cache_dir

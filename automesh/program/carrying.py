@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from automesh.program.compiled import output_shardings
+from automesh.program.elsewhere import is_absent
 from automesh.program.stepping import is_concrete, is_ref, leaf_shape
 
 
@@ -51,7 +52,7 @@ class Carry:
             if now.is_equivalent_to(before, len(leaf_shape(leaf))):
                 return leaf
             changed = True
-            if is_concrete(leaf):
+            if is_concrete(leaf) and not any(map(is_absent, now.device_set)):
                 return jax.device_put(leaf, now)
             return jax.ShapeDtypeStruct(leaf_shape(leaf), leaf.dtype, sharding=now)
 

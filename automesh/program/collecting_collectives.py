@@ -78,7 +78,8 @@ def collective_term(
         return None
     backend, kind = _BACKENDS[platform], _KINDS[operation.name]
     waits = kind == "all-gather" and is_first_gather and backend.first_gather_waits
-    windowed = bool(operation.attributes.get(IN_RING))
+    whole: Sum = operation.attributes.get(IN_RING, ())
+    windowed = bool(whole)
     return CollectiveTerm(
         region=region,
         count=count,
@@ -87,6 +88,7 @@ def collective_term(
         payload_bytes=_payload(operation, widens=backend.widens),
         hides=kind in backend.hides and (windowed or not waits),
         windowed=windowed,
+        whole_bytes=whole,
         source=nearby_source(operation),
         operand=", ".join(map(_words, operation.operands)),
     )

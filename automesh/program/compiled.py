@@ -14,12 +14,23 @@ from automesh.mesh.axes import Scalar
 from automesh.outcomes import Counts, Failed, Memory, OutOfMemory
 from automesh.program import cache
 from automesh.program.refused import Refused
+from automesh.units import format_bytes
 
 _SIZE = r"([\d.]+)\s*([KMGT]?)i?B?"
 # What XLA prints: (needed, limit) of TPUs, of older libtpu, of the allocators of GPUs and hosts.
 _NEEDED_OF_LIMIT = (
     re.compile(rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
-    re.compile(rf"Used {_SIZE} of {_SIZE} (?:hbm|vmem)"),
+    re.compile(rf"Used {_SIZE} of {_SIZE} hbm"),
+)
+# Kernels whose blocks are larger than the memory on the chip: (needed, limit, which memory).
+_ON_CHIP = (
+    re.compile(
+        rf"Used (?P<needed>{_SIZE}) of (?P<limit>{_SIZE}) (?P<space>vmem|smem|cmem)", re.DOTALL
+    ),
+    re.compile(
+        rf"Allocation \(size=(?P<needed>{_SIZE})\) would exceed memory \(size=(?P<limit>{_SIZE})\)"
+        r".*space=(?P<space>vmem|smem|cmem)"
+    ),
 )
 _NEEDED = (
     re.compile(rf"(?:allocate|allocating|alloc) (?:[a-z ]*?){_SIZE}(?: bytes| of|\.|$)"),
@@ -46,6 +57,8 @@ def compile_lowered(
 
 def _refusal(error: Exception, options: Sequence[tuple[str, Scalar]]) -> Exception:
     text = str(error)
+    if on_chip := _too_large_for_the_chip(text):
+        return on_chip
     if is_out_of_memory(error):
         return Refused(out_of_memory(error, stage="compile"))
     if match := re.search(r"No such compile option: '([^']*)'", text):
@@ -57,6 +70,29 @@ def _refusal(error: Exception, options: Sequence[tuple[str, Scalar]]) -> Excepti
         reason = f"the compiler refuses the options {dict(options)}: {text.splitlines()[0]}"
         return Refused(Failed(stage="compile", reason=reason))
     return error
+
+
+def _too_large_for_the_chip(text: str) -> Refused | None:
+    """The failure of a kernel; None if the message is about something else.
+
+    It is no want of the device's memory: another mesh may not help, another block would.
+    """
+    for pattern in _ON_CHIP:
+        if match := pattern.search(text):
+            sizes = [
+                format_bytes(_bytes(*parts.groups()))
+                for part in ("needed", "limit")
+                if (parts := re.fullmatch(_SIZE, match[part]))
+            ]
+            reason = "a kernel needs {} of {}, the memory on the chip, which has {}"
+            return Refused(
+                Failed(
+                    stage="compile",
+                    reason=reason.format(sizes[0], match["space"], sizes[1]),
+                    hint="make its blocks smaller",
+                )
+            )
+    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -123,11 +159,8 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
     )
 
 
-def read_counts(compiled: jax.stages.Compiled, axes: Sequence[tuple[str, int]]) -> Counts:
-    """What one device does in one step.
-
-    Args:
-      axes: names and sizes of the mesh's axes, in order.
+def serialized(compiled: jax.stages.Compiled) -> bytes:
+    """The compiled program as a serialized HLO module.
 
     Raises:
       Refused: the executable holds no readable program, or not exactly one.
@@ -142,8 +175,23 @@ def read_counts(compiled: jax.stages.Compiled, axes: Sequence[tuple[str, int]]) 
     if len(blobs) != 1:
         what = "no program" if not blobs else f"{len(blobs)} programs"
         raise Refused(Failed(stage="compile", reason=f"the executable holds {what} instead of one"))
+    return blobs[0]
+
+
+def count_serialized(
+    module: bytes, axes: Sequence[tuple[str, int]], dcn: Sequence[int] = ()
+) -> Counts:
+    """What one device does in one step.
+
+    Args:
+      axes: names and sizes of the mesh's axes, in order.
+      dcn: of each axis, how many granules it spans; needed where TPU slices work together.
+
+    Raises:
+      Refused: the program cannot be counted.
+    """
     try:
-        return count(read_module(blobs[0]), axes)
+        return count(read_module(module), axes, dcn)
     except (AutomeshError, ValueError) as error:
         reason = f"the compiled program cannot be counted: {str(error).splitlines()[0]}"
         raise Refused(Failed(stage="compile", reason=reason)) from error

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,12 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 def devices() -> tuple[Device, ...]:
     """All devices, in jax's order."""
-    return tuple(_device(device) for device in jax.devices())
+    return described(jax.devices())
+
+
+def described(found: Sequence[Any]) -> tuple[Device, ...]:
+    """What jax says of devices, in their order."""
+    return tuple(_device(device) for device in found)
 
 
 def _device(device: Any) -> Device:

@@ -10,13 +10,19 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from automesh.errors import UsageError
+from automesh.mesh.axes import Scalar
+from automesh.program.elsewhere import low_effort, needed_options
 from automesh.program.notes import in_one_line, note
 from automesh.program.stepping import is_ref, leaf_shape
 
 Init = Callable[[Any], Any]
 
 _LARGEST_CONSTANTS = 2**26
-_QUICKLY = {"cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}}
+_QUICKLY: dict[str, dict[str, Scalar]] = {
+    "cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
+    "tpu": dict(low_effort("tpu")),
+    "gpu": dict(needed_options("gpu")),
+}
 
 
 def with_init_shardings(init: Init | None, args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:

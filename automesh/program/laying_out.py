@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.errors import UsageError
-from automesh.hardware.fabric import Crooked, Layouts, Reach, Span
-from automesh.hardware.links import reach
+from automesh.hardware.fabric import Crooked, Layouts, Span, Wound
+from automesh.hardware.placement import places_along
 from automesh.hardware.slices import wraps_of
+from automesh.hardware.walks import box_of, reach_of_box_or_rings
 from automesh.mesh.devices import arrange_granule
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Spans = tuple[Span, ...]
 _HOST = (2, 2, 1)  # Chips of a host: jax lists the devices of a slice host by host.
-_CORE = 3  # Place of the core on its chip among the coordinates here.
 # For these jax looks at the last size of a mesh, whether it is 1 or not.
 _BY_LAST_SIZE = ("TPU v2", "TPU v3")
 
@@ -42,15 +41,21 @@ class StandIn:
 
 
 def stand_ins(
-    device_kind: str, torus: tuple[int, ...], devices_per_chip: int
+    device_kind: str,
+    torus: tuple[int, ...],
+    devices_per_chip: int,
+    host: tuple[int, ...] = _HOST,
 ) -> tuple[StandIn, ...]:
     """The devices of one slice in the order in which jax lists them.
 
     The order (hosts, then z, y, x inside each, the cores of a chip side by side) and the ids are
     those of libtpu's compile-only topologies.
+
+    Args:
+      host: chips of one host along each of three dimensions.
     """
     box = (*torus, 1, 1)[:3]
-    host = tuple(min(have, size) for have, size in zip(_HOST, box, strict=True))
+    host = tuple(min(have, size) for have, size in zip(host, box, strict=True))
     hosts = tuple(-(-size // have) for size, have in zip(box, host, strict=True))
     found: list[StandIn] = []
     for z, y, x in itertools.product(*(range(size) for size in reversed(box))):
@@ -80,6 +85,7 @@ def lay_out(job: LayoutJob) -> Layouts:
     spans: list[tuple[Spans, ...]] = []
     crooked: list[Crooked] = []
     refused: list[tuple[tuple[int, ...], str]] = []
+    wound: list[Wound] = []
     for shape in job.shapes:
         places = torus.places(shape)
         if isinstance(places, str):
@@ -90,8 +96,14 @@ def lay_out(job: LayoutJob) -> Layouts:
         spans.append(straight or ((),) * len(shape))
         if straight is None:
             crooked += _crooked(shape, places, job)
+        if straight is None or not np.array_equal(places_along(straight, shape), places):
+            wound.append(_wound(shape, places))
     return Layouts(
-        shapes=tuple(shapes), spans=tuple(spans), crooked=tuple(crooked), refused=tuple(refused)
+        shapes=tuple(shapes),
+        spans=tuple(spans),
+        crooked=tuple(crooked),
+        refused=tuple(refused),
+        wound=tuple(wound),
     )
 
 
@@ -141,35 +153,19 @@ def spans_of(places: Ints) -> tuple[Spans, ...] | None:
         total = total + line.reshape(*(-1 if one == axis else 1 for one in range(axes)), 4)
     if not np.array_equal(total, places):
         return None
-    spans = [_box(line) for line in steps]
+    spans = [box_of(line) for line in steps]
     return None if None in spans else tuple(one for one in spans if one is not None)
 
 
-def _box(points: Ints) -> Spans | None:
-    """The spans whose product the points are, in any order; None if there are none.
-
-    Args:
-      points: [points, 4], all distinct.
-    """
-    spans: list[Span] = []
-    for dimension in range(4):
-        along = np.unique(points[:, dimension])
-        if len(along) == 1:
-            continue
-        strides = np.unique(np.diff(along))
-        if len(strides) > 1:
-            return None
-        physical = -1 if dimension == _CORE else dimension
-        stride = 1 if dimension == _CORE else int(strides[0])
-        spans.append(Span(dimension=physical, extent=len(along), stride=stride))
-    if math.prod(span.extent for span in spans) != len(points):
-        return None
-    return tuple(spans)
+def _wound(shape: tuple[int, ...], places: Ints) -> Wound:
+    return Wound(
+        shape=shape, places=tuple(tuple(map(int, place)) for place in places.reshape(-1, 4))
+    )
 
 
 def _crooked(shape: tuple[int, ...], places: Ints, job: LayoutJob) -> list[Crooked]:
     """Every set of axes of a shape that is no product of spans."""
-    wraps = wraps_of(job.device_kind, job.torus)
+    wraps = job.wraps or wraps_of(job.device_kind, job.torus)
     real = [axis for axis, size in enumerate(shape) if size > 1]
     found: list[Crooked] = []
     for number in range(1, len(real) + 1):
@@ -178,62 +174,11 @@ def _crooked(shape: tuple[int, ...], places: Ints, job: LayoutJob) -> list[Crook
             groups = np.moveaxis(places, axes, tuple(last)).reshape(
                 -1, math.prod(shape[axis] for axis in axes), 4
             )
-            found.append(Crooked(shape=shape, axes=axes, reach=_reach_of(groups, job.torus, wraps)))
+            found.append(
+                Crooked(
+                    shape=shape,
+                    axes=axes,
+                    reach=reach_of_box_or_rings(list(groups), job.torus, wraps),
+                )
+            )
     return found
-
-
-def _reach_of(groups: Ints, torus: tuple[int, ...], wraps: tuple[bool, ...]) -> Reach:
-    """What links give the groups: as a box if it is all of the slice, else as rings.
-
-    Args:
-      groups: [groups, devices, 4] in the order of the mesh.
-    """
-    box = _box(groups[0]) if len(groups) == 1 else None
-    return _rings(groups, torus, wraps) if box is None else reach(box, torus, wraps)
-
-
-def _rings(groups: Ints, torus: tuple[int, ...], wraps: tuple[bool, ...]) -> Reach:
-    """Every group talks along a ring through its chips, messages going along x first, then y, z."""
-    loads: Counter[tuple[tuple[int, ...], int, int]] = Counter()
-    pairs: Counter[tuple[tuple[int, ...], int, int]] = Counter()
-    steps: Counter[tuple[tuple[int, ...], int, int]] = Counter()
-    chips = hops = 0
-    for group in groups:
-        ring = list(dict.fromkeys(tuple(int(at) for at in place[:3]) for place in group))
-        chips = max(chips, len(ring))
-        length = 0
-        for here, there in zip(ring, ring[1:] + ring[:1], strict=True):
-            way = _way(here, there, torus, wraps)
-            length += len(way)
-            steps.update(way)
-            loads.update(way)
-            loads.update(_way(there, here, torus, wraps))
-        hops = max(hops, length)
-        for here, there in itertools.permutations(ring, 2):
-            pairs.update(_way(here, there, torus, wraps))
-    if chips == 1:
-        return Reach(chips=1, links=0.0, step_links=0.0, hops=0.0, spread=0.0)
-    return Reach(
-        chips=chips,
-        links=2 / max(loads.values()),
-        step_links=1 / max(steps.values()),
-        hops=hops / 2,
-        spread=max(pairs.values()) / chips**2,
-    )
-
-
-def _way(
-    here: tuple[int, ...], there: tuple[int, ...], torus: tuple[int, ...], wraps: tuple[bool, ...]
-) -> list[tuple[tuple[int, ...], int, int]]:
-    """The links from one chip to another: (chip that it leaves, dimension, direction)."""
-    at = list(here)
-    way: list[tuple[tuple[int, ...], int, int]] = []
-    for dimension, size in enumerate(torus):
-        distance = there[dimension] - at[dimension]
-        if wraps[dimension] and abs(distance) > size / 2:
-            distance -= int(math.copysign(size, distance))
-        direction = 1 if distance > 0 else -1
-        for _ in range(abs(distance)):
-            way.append((tuple(at), dimension, direction))
-            at[dimension] = (at[dimension] + direction) % size
-    return way

@@ -18,7 +18,7 @@ from automesh.program.lowered import fingerprint
 from automesh.program.stepping import Split, jitted, split_of, static_by_description
 
 # How often the carried state's shardings may change before we call them unsettled.
-_SETTLING_TRIES = 3
+SETTLING_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +126,22 @@ def compile_program(
       The program whose executable it is, and the executable.
     """
     compiled = compile_lowered(program.lowered, options)
-    if program.function is None or program.built.workload.advance is not None:
-        return program, compiled
-    for _ in range(_SETTLING_TRIES):
-        changed = program.carry.shardings_after(program.args, compiled)
-        if changed is None:
+    for _ in range(SETTLING_TRIES):
+        following = after_one_step(program, compiled)
+        if following is None:
             break
-        program = _with_args(program, changed)
+        program = following
         compiled = compile_lowered(program.lowered, options)
     return program, compiled
+
+
+def after_one_step(program: Program, compiled: jax.stages.Compiled) -> Program | None:
+    """The program of the second iteration; None if the first one takes its state as it comes
+    back, or if that cannot be told."""
+    if program.function is None or program.built.workload.advance is not None:
+        return None
+    changed = program.carry.shardings_after(program.args, compiled)
+    return None if changed is None else _with_args(program, changed)
 
 
 def _with_args(program: Program, args: tuple[Any, ...]) -> Program:

@@ -164,6 +164,8 @@ class Propagation:
       notes: what the user should know, one sentence each.
       lower_s: spent in `build`, tracing and lowering.
       propagate_s: spent in Shardy and in making terms.
+      asked: what user code asked about devices that are not here while it was loaded, built and
+        traced, in words, each once; if nothing, the terms hold for any devices of the platform.
     """
 
     terms: Terms
@@ -171,6 +173,7 @@ class Propagation:
     notes: tuple[str, ...]
     lower_s: float
     propagate_s: float
+    asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

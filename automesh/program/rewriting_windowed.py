@@ -2,9 +2,9 @@
 
 XLA's partitioner does so instead of gathering an operand or scattering a result (`PartitionDot` and
 its helpers in xla/service/spmd/dot_handler.cc) if the gathered axes are exactly those that split
-the other operand's free dimensions, or those that the result is summed over. How many devices a
-ring needs is decided in pricing. A gather that the program asks for at another operation than the
-product is a gather.
+the other operand's free dimensions, or those that the result is summed over. How many devices and
+bytes a ring needs is decided in pricing. A gather that the program asks for at another operation
+than the product is a gather.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from automesh.program.rewriting_edits import blocks, only_user, returned_values
 _MOVES = frozenset(("transpose", "reshape"))
 # Key in `Operation.attributes` of a product: its `Windowed`s.
 WINDOWED = "windowed"
-# Key in `Operation.attributes` of a collective that vanishes into a ring.
+# Key in `Operation.attributes` of a collective that vanishes into a ring: the ring's `whole_bytes`.
 IN_RING = "in_ring"
 _TWICE = Monomial(coefficient=2.0)
 
@@ -55,16 +55,17 @@ def _gathered(dot: Operation) -> Windowed | None:
             if place not in outside
             for axis in dimension
         }
+        whole = gather.results[0].bytes
         dots = _dots_behind(gather.results[0])
         # The partitioner meets the first of several users with the gather already made.
         if split != set(axes) or (len(dots) > 1 and dot is dots[0]):
             continue
         if len(dots) == 1:
-            gather.attributes[IN_RING] = True
-        if _dimension_after(gather, path) in inside:
-            # Each step adds to the whole result.
-            return Windowed(axes=axes, bytes=(times(dot.results[0].bytes, _TWICE),))
-        return Windowed(axes=axes, bytes=(other.bytes,))
+            gather.attributes[IN_RING] = (whole,)
+        # If the gathered dimension is contracted, each step adds to the whole result.
+        adds = _dimension_after(gather, path) in inside
+        again = times(dot.results[0].bytes, _TWICE) if adds else other.bytes
+        return Windowed(axes=axes, bytes=(again,), whole_bytes=(whole,), adds=adds)
     return None
 
 
@@ -83,10 +84,12 @@ def _scattered(dot: Operation, returned: set[Value]) -> Windowed | None:
         return None
     if not _was_split(dot, 2, axes):
         return None
-    user.attributes[IN_RING] = True
+    whole = (user.results[0].bytes,)
+    user.attributes[IN_RING] = whole
     at = next(n for n, one in enumerate(piece.attributes["per_dimension"]) if one)
     free = len(left.shape) - len(dot.attributes["lhs_contracting"])
-    return Windowed(axes=axes, bytes=((right if at < free else left).bytes,))
+    again = (right if at < free else left).bytes
+    return Windowed(axes=axes, bytes=(again,), whole_bytes=whole, adds=False)
 
 
 def _was_split(dot: Operation, place: int, axes: tuple[str, ...]) -> bool:

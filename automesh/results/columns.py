@@ -11,15 +11,16 @@ from rich.cells import cell_len
 
 from automesh.mesh.axes import Plan
 from automesh.results import words
+from automesh.results.predicted import exposed_s, replay_of
 from automesh.results.result import Candidate
-from automesh.units import format_bytes, format_count, format_seconds
+from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
 GAP = 2
 # Stands for a space that Rich must neither break a line at nor strip (it does both with no-break
 # spaces); a private character that no cleaned text holds, made a space again when all is drawn.
 GLUE = "\ue000"
 # What a narrow terminal does without, in this order. Mesh, knobs and step time always stay.
-_DROPPED = ("tokens/s", "bound by", "memory", "bracket", "\u00b1")
+_DROPPED = ("tokens/s", "mfu", "bound by", "exposed", "memory", "bracket", "\u00b1")
 _ATOM = re.compile(r"\s*[^\s,]+,?|,")
 
 
@@ -114,6 +115,10 @@ def _all_columns(
     if any(brackets):
         columns.append(_figures("bracket", brackets, predicted))
     columns.append(_figures("vs best", [words.versus_best(row) for row in rows], predicted))
+    replays = [replay_of(row.outcome) for row in rows]
+    if any(replays):
+        exposed = [format_seconds(exposed_s(one)) if one else "" for one in replays]
+        columns.append(_figures("exposed", exposed, predicted))
     if any(row.peak_bytes for row in rows):
         memory = [format_bytes(row.peak_bytes) if row.peak_bytes else "" for row in rows]
         columns.append(
@@ -122,6 +127,9 @@ def _all_columns(
     if any(row.bound_by for row in rows):
         causes = [words.clean(row.bound_by, 24) for row in rows]
         columns.append(_figures("bound by", causes, [True] * len(rows), justify="left"))
+    if any(one and one.mfu > 0 for one in replays):
+        shares = [format_percent(one.mfu) if one and one.mfu > 0 else "" for one in replays]
+        columns.append(_figures("mfu", shares, predicted))
     if tokens_per_step:
         rates = [format_count(tokens_per_step / one) if one > 0 else "" for one in seconds]
         columns.append(_figures("tokens/s", rates, predicted))

@@ -16,8 +16,17 @@ import pandas as pd
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import Plan, Scalar
-from automesh.outcomes import Compiled, Estimated, Failed, Measured, OutOfMemory, TimedOut
+from automesh.outcomes import (
+    Compiled,
+    Estimated,
+    Failed,
+    Measured,
+    OutOfMemory,
+    Replayed,
+    TimedOut,
+)
 from automesh.results import words
+from automesh.results.predicted import exposed_s
 from automesh.results.result import Candidate, SearchResult
 
 Cell = Scalar | None
@@ -35,6 +44,8 @@ _TYPES: Mapping[str, str] = {
     "ratio_low": "Float64",
     "ratio_high": "Float64",
     "predicted_s": "Float64",
+    "exposed_s": "Float64",
+    "mfu": "Float64",
     "estimated_s": "Float64",
     "tokens_per_s": "Float64",
     "bound_by": "string",
@@ -47,6 +58,7 @@ _TYPES: Mapping[str, str] = {
     "collective_wire_bytes": "Int64",
     "uncounted": "string",
     "compile_s": "Float64",
+    "effort": "string",
     "fingerprint": "string",
     "same_as": "string",
     "rounds": "Int64",
@@ -57,6 +69,7 @@ _TYPES: Mapping[str, str] = {
     "stage": "string",
     "needed_bytes": "Int64",
     "limit_bytes": "Int64",
+    "reserve_bytes": "Int64",
     "limit_s": "Float64",
     "reason": "string",
 }
@@ -92,12 +105,27 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
     Raises:
       UsageError: the folder cannot be written.
     """
-    text = table.to_csv(index=False, lineterminator="\n")
+    write_text(
+        table.to_csv(index=False, lineterminator="\n"),
+        path,
+        hint="name a folder that you may write to with --results",
+    )
+
+
+def write_text(text: str, path: Path, *, hint: str) -> None:
+    """Writes a file so that a reader sees the old one or the new one, never a part.
+
+    Args:
+      hint: what to do if it cannot be written.
+
+    Raises:
+      UsageError: the folder cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise _unwritable(path, error, hint) from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             file.write(text)
@@ -106,16 +134,13 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise _unwritable(path, error, hint) from None
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"`{path}` cannot be written: {error.strerror}",
-        hint="name a folder that you may write to with --results",
-    )
+def _unwritable(path: Path, error: OSError, hint: str) -> UsageError:
+    return UsageError(f"`{path}` cannot be written: {error.strerror}", hint=hint)
 
 
 def _series(name: str, cells: list[Cell]) -> pd.Series:
@@ -160,9 +185,12 @@ def plan_cells(plan: Plan) -> dict[str, Cell]:
 
 
 def _compiled_cells(compiled: Compiled) -> dict[str, Cell]:
-    counts = compiled.counts
+    counts, replay = compiled.counts, compiled.replay
     return {
-        "predicted_s": compiled.step_s,
+        # At low effort nothing would run as it was compiled.
+        "predicted_s": compiled.step_s if compiled.effort == "default" else None,
+        "exposed_s": exposed_s(replay) if replay else None,
+        "mfu": replay.mfu or None if replay else None,
         "compiled_peak_bytes": compiled.memory.peak_bytes,
         "flops": counts.flops,
         "hbm_bytes": counts.hbm_bytes,
@@ -171,6 +199,7 @@ def _compiled_cells(compiled: Compiled) -> dict[str, Cell]:
         "collective_wire_bytes": sum(one.wire_bytes for one in counts.collectives),
         "uncounted": words.clean("; ".join(counts.uncounted)) or None,
         "compile_s": compiled.compile_s,
+        "effort": compiled.effort,
         "fingerprint": compiled.fingerprint,
         "same_as": compiled.same_as or None,
     }
@@ -200,7 +229,10 @@ def _outcome_cells(candidate: Candidate) -> dict[str, Cell]:
                 "stage": outcome.stage,
                 "needed_bytes": outcome.needed_bytes,
                 "limit_bytes": outcome.limit_bytes,
+                "reserve_bytes": outcome.reserve_bytes or None,
             }
+        case Compiled(replay=Replayed(bracket_s=(low, high))):
+            return {"step_low_s": low, "step_high_s": high}
         case TimedOut() as outcome:
             return {"stage": outcome.stage, "limit_s": outcome.limit_s}
         case Failed() as outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from automesh.hardware.fabric import Fabric
+from automesh.hardware.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated
 
@@ -21,6 +21,7 @@ class Estimates:
       notices: what the user should know, one sentence each.
       propagations: how many propagations the terms come from, those kept from earlier included.
       fabric: how the devices are wired; None if that could not be told.
+      layouts: where the meshes of all plans lie on them; None without a fabric, or without a plan.
     """
 
     found: Mapping[Plan, Estimated] = field(default_factory=dict[Plan, Estimated])
@@ -29,3 +30,4 @@ class Estimates:
     notices: tuple[str, ...] = ()
     propagations: int = 0
     fabric: Fabric | None = None
+    layouts: Layouts | None = None

@@ -14,10 +14,12 @@ from automesh.cost.comparison import (
     compare_causes,
     compare_collectives,
 )
+from automesh.outcomes import Replayed
 from automesh.results.columns import GAP, GLUE, Column
 from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
-from automesh.results.explain_words import verdict_sentence, why_sentence
+from automesh.results.explain_words import verdict_sentence, why_sentence, window_sentence
 from automesh.results.explanation import Explained, Explanation
+from automesh.results.predicted import exposed_s
 from automesh.results.words import clean, count, half_interval
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
@@ -57,7 +59,10 @@ def _one_mesh(one: Explained, width: int) -> list[RenderableType]:
     parts: list[RenderableType] = [labelled(_evidence(one))]
     if one.estimated.causes:
         parts += [Text(), tabulated(_fit(_cause_columns(one), width, ("amount",)), width=width)]
-        parts.append(footnotes([("*", "estimated; what other work hides is not counted")]))
+        notes = [("*", "estimated; what other work hides is not counted")]
+        if one.replay is not None:
+            notes.append(("", "replayed: the same, from the schedule of the compiled program"))
+        parts.append(footnotes(notes))
     shown = one.cost.collectives[:_MOST]
     if shown:
         columns = _fit(_collective_columns(shown), width, ("array", "each", "runs"))
@@ -76,6 +81,10 @@ def _two_meshes(one: Explained, against: Explained, width: int) -> list[Renderab
     parts: list[RenderableType] = [labelled(lines)]
     parts += [Text(), tabulated(_cause_changes(one, against), width=width)]
     parts.append(footnotes([("*", "estimated; what other work hides is not counted")]))
+    if one.replay is not None and against.replay is not None:
+        parts += [Text(), tabulated(_replay_changes(one.replay, against.replay), width=width)]
+        note = "replayed from the schedules of the compiled programs, not measured"
+        parts.append(footnotes([("*", note)]))
     changes = [
         change for change in compare_collectives(one.cost, against.cost) if change.change != "same"
     ]
@@ -98,7 +107,13 @@ def _evidence(one: Explained, name: str = "") -> list[tuple[str, str]]:
         half = half_interval(one.measured)
         spread = f" {half}" if half else ""
         times.append(f"{format_seconds(one.measured.step_s)}{spread} measured")
-    if one.compiled is not None:
+    if one.replay is not None:
+        least, most = one.replay.bracket_s
+        times.append(
+            f"{format_seconds(one.replay.step_s)} predicted by a replay of the compiled program "
+            f"(between {format_seconds(least)} and {format_seconds(most)})"
+        )
+    elif one.compiled is not None:
         times.append(f"{format_seconds(one.compiled.step_s)} predicted from the compiled program")
     times.append(
         f"{format_seconds(estimated.step_s)} estimated "
@@ -134,15 +149,26 @@ def _memory(one: Explained) -> str:
 
 def _cause_columns(one: Explained) -> list[Column]:
     total = one.estimated.step_s
+    replayed = dict(one.replay.causes) if one.replay is not None else {}
     causes = [
         (cause, seconds) for cause, seconds in one.estimated.causes if seconds > _LEAST * total
     ]
-    return [
+    shown = {cause for cause, _ in causes}
+    causes += [
+        (cause, 0.0)
+        for cause, seconds in replayed.items()
+        if cause not in shown and seconds > _LEAST * total
+    ]
+    columns = [
         _words("cause", "cause", [_cause(cause) for cause, _ in causes], most=12),
-        _figures("time", "time *", [format_seconds(seconds) for _, seconds in causes]),
+        _figures("time", "time *", [_time(seconds) for _, seconds in causes]),
         _figures("share", "share", [_share(seconds, total) for _, seconds in causes]),
         _figures("amount", "amount *", [_amount(cause, one.cost) for cause, _ in causes]),
     ]
+    if one.replay is not None:
+        times = [_time(replayed.get(cause, 0.0)) for cause, _ in causes]
+        columns.insert(2, _figures("replayed", "replayed", times))
+    return columns
 
 
 def _share(seconds: float, total: float) -> str:
@@ -163,9 +189,11 @@ def _amount(cause: str, cost: MeshCost) -> str:
             return format_bytes(cost.memory_traffic_bytes)
         case "ici" | "dcn":
             return format_bytes(cost.payload_bytes(tuple(axes.split("+"))))
-        case _:
+        case "latency":
             runs = sum(one.count for one in (*cost.collectives, *cost.kernels))
             return f"{format_count(runs)}{GLUE}starts"
+        case _:
+            return ""
 
 
 def _flop(number: float) -> str:
@@ -220,6 +248,32 @@ def _cause_changes(one: Explained, against: Explained) -> list[Column]:
     ]
 
 
+def _replay_changes(one: Replayed, against: Replayed) -> list[Column]:
+    """The causes of two replays, and what waits for communication in all."""
+    first, second = dict(one.causes), dict(against.causes)
+    least_s = _LEAST * max(one.step_s, against.step_s)
+    names = list(dict.fromkeys([*first, *second]))
+    rows = [
+        (_cause(name), first.get(name, 0.0), second.get(name, 0.0))
+        for name in sorted(names, key=lambda name: -abs(second.get(name, 0) - first.get(name, 0)))
+        if max(first.get(name, 0.0), second.get(name, 0.0)) > least_s
+    ]
+    rows += [
+        ("exposed", exposed_s(one), exposed_s(against)),
+        ("step", one.step_s, against.step_s),
+    ]
+    return [
+        _words("cause", "cause", [name for name, _, _ in rows], most=12),
+        _figures("a", "A *", [_time(one_s) for _, one_s, _ in rows]),
+        _figures("b", "B *", [_time(two_s) for _, _, two_s in rows]),
+        _figures(
+            "change",
+            "B - A *",
+            [_signed(two_s - one_s, format_seconds) for _, one_s, two_s in rows],
+        ),
+    ]
+
+
 def _change_columns(changes: Sequence[CollectiveChange]) -> list[Column]:
     shown = [change.shown for change in changes]
     return [
@@ -249,6 +303,7 @@ def _summary(explanation: Explanation) -> list[tuple[str, str]]:
             ("A", why_sentence(one)),
             ("B", why_sentence(against)),
         ]
+    lines.append(("windows", clean(window_sentence(explanation))))
     lines += _uncounted(explanation)
     lines.append(("speeds", clean(explanation.speeds)))
     lines += [("note", clean(notice)) for notice in explanation.notices]

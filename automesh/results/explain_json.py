@@ -6,7 +6,8 @@ is null. Keys are only ever added within a schema number.
     schema, workload, target, device, device_count, speeds, study, notices
     why         the sentence: for one mesh where its time goes, for two why one wins
     one         {plan, mesh, why, failure, step_s {estimated, bracket, bound, compiled, measured,
-                measured_interval}, causes [{cause, seconds, share}], reasons [{reason, axes,
+                measured_interval}, replay {step_s, bracket_s, causes, communication_s, busy_s, mfu,
+                uncounted} or null, causes [{cause, seconds, share}], reasons [{reason, axes,
                 seconds, source}], collectives [{kind, axes, source, array, region, in_loop, runs,
                 payload_bytes, latency_s, ici_s, dcn_s, seconds, granules}], flops,
                 memory_traffic_bytes, memory {estimated_bytes, argument_bytes, output_bytes,
@@ -26,8 +27,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from automesh import jsonio
 from automesh.cost.breakdown import CollectiveCost, MeshCost
 from automesh.cost.comparison import Share, compare_causes, compare_collectives, shares_of
+from automesh.outcomes import Replayed
 from automesh.results.explain_words import verdict_sentence, why_sentence
 from automesh.results.explanation import Explained, Explanation
 
@@ -66,6 +69,7 @@ def _explained(one: Explained) -> dict[str, Any]:
             for cause, seconds in one.estimated.causes
             if total > 0
         ],
+        "replay": jsonio.to_json(one.replay, Replayed) if one.replay else None,
         "reasons": [_share(share) for share in shares_of(one.cost, one.estimated)],
         "collectives": [_collective(each) for each in one.cost.collectives],
         "flops": _known(one.cost.flops),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from automesh.cost.breakdown import CollectiveCost, KernelCost
 from automesh.cost.comparison import Share, Verdict, judge, shares_of
+from automesh.cost.windowed import THRESHOLDS
 from automesh.outcomes import Measured
 from automesh.results.explanation import Explained, Explanation
 from automesh.results.words import clean, count
@@ -17,6 +18,7 @@ from automesh.units import (
     format_seconds,
 )
 
+_TIE = 0.005  # replays have no noise: only what would not be seen on a clock is a tie
 _OPERATIONS = {"dot_general": "multiplication", "fusion": "elementwise work"}
 
 
@@ -39,8 +41,47 @@ def verdict_sentence(explanation: Explanation) -> str:
     measured = _measured_pair(one, against)
     winner = _faster(sides)
     verdict = judge((one.cost, against.cost), (one.estimated, against.estimated), winner=winner)
-    said = _measured_sentence(sides, measured) if measured else ""
-    return " ".join(part for part in (said, _because(sides, verdict, bool(measured))) if part)
+    said = _measured_sentence(sides, measured) if measured else _replayed_sentence(sides)
+    return " ".join(part for part in (said, _because(sides, verdict, bool(said))) if part)
+
+
+def window_sentence(explanation: Explanation) -> str:
+    """Which products are cut into rings on which mesh; empty if none is, and no option says so."""
+    sides = [one for one in (explanation.one, explanation.against) if one is not None]
+    if not any(map(_rings, sides)):
+        return "no product is windowed" if any(map(_window_option, sides)) else ""
+    if len(sides) == 1:
+        return f"{_windowed(sides[0])}."
+    names = _names(sides)
+    said = [f"{name}: {_windowed(side)}" for name, side in zip(names, sides, strict=True)]
+    return "; ".join(said) + "."
+
+
+def _windowed(one: Explained) -> str:
+    """What a mesh's rings are, what they cost, and which option decides."""
+    option = _window_option(one)
+    under = f" under {option}" if option else ""
+    rings = _rings(one)
+    if not rings:
+        return f"no windowed einsum{under}, its products wait for whole operands and results"
+    axes = " and ".join(dict.fromkeys("+".join(ring.axes) for ring in rings))
+    replaced = count(round(sum(ring.count for ring in rings)), "collective")
+    return (
+        f"windowed einsums{under}: {replaced} over {axes} become rings of permutes around their "
+        f"products, which hide them but read or write an activation again in every step of a ring "
+        f"({format_seconds(one.cost.ring_s)} of device memory traffic)"
+    )
+
+
+def _rings(one: Explained) -> list[CollectiveCost]:
+    return [each for each in one.cost.collectives if each.is_ring]
+
+
+def _window_option(one: Explained) -> str:
+    options = dict(one.plan.compiler_options)
+    return next(
+        (f"`{name}={options[name]}`" for name in THRESHOLDS.values() if name in options), ""
+    )
 
 
 def _faster(sides: Sequence[Explained]) -> int:
@@ -66,12 +107,53 @@ def _measured_sentence(sides: Sequence[Explained], measured: tuple[Measured, Mea
     return f"{text}."
 
 
-def _because(sides: Sequence[Explained], verdict: Verdict, has_measured: bool) -> str:
+def _replayed_sentence(sides: Sequence[Explained]) -> str:
+    """What the replays of both compiled programs say, and what makes the difference there."""
+    replays = [side.replay for side in sides]
+    first, second = replays
+    if first is None or second is None:
+        return ""
+    order = 0 if first.step_s <= second.step_s else 1
+    fast, slow = (first, second) if order == 0 else (second, first)
+    winner, loser = _names(sides)[order], _names(sides)[1 - order]
+    if slow.step_s - fast.step_s < _TIE * fast.step_s:
+        return "Replayed, they are a tie."
+    known = dict(fast.causes)
+    cause, slow_s = max(slow.causes, key=lambda one: one[1] - known.get(one[0], 0.0))
+    text = (
+        f"Replayed, {winner} is {format_factor(slow.step_s / fast.step_s)} faster: {loser} spends "
+        f"most of the difference on {_cause(cause)} ({format_seconds(slow_s)} against "
+        f"{format_seconds(known.get(cause, 0.0))})"
+    )
+    estimates = [side.estimated.step_s for side in sides]
+    if estimates[1 - order] < estimates[order]:
+        return f"{text}; the estimate has it the other way round and does not explain it."
+    return f"{text}."
+
+
+def _cause(cause: str) -> str:
+    """A cause of `Replayed.causes` in a sentence."""
+    kind, _, axes = cause.partition(" ")
+    match kind:
+        case "ici":
+            return f"waiting for collectives over {axes} inside a granule"
+        case "dcn":
+            return f"waiting for collectives over {axes} between granules"
+        case "host":
+            return "waiting for the host's memory"
+        case "memory":
+            return "device memory traffic"
+        case _:
+            return clean(cause)
+
+
+def _because(sides: Sequence[Explained], verdict: Verdict, has_better: bool) -> str:
+    """What the estimates say; `has_better` if stronger evidence has spoken before."""
     names = _names(sides)
     winner, loser = names[verdict.winner], names[1 - verdict.winner]
     if verdict.main_s <= 0:
         return "By the estimate, both take the same time for the same reasons."
-    start = "By the estimate" if has_measured else "Estimated"
+    start = "By the estimate" if has_better else "Estimated"
     factor = format_factor(verdict.speedup)
     more = format_seconds(verdict.main_s)
     text = (
@@ -170,6 +252,10 @@ def _piece(share: Share, one: Explained) -> str:
         case "memory":
             moved = format_bytes(share.piece_bytes)
             total = format_bytes(one.cost.memory_traffic_bytes)
+            if 2 * share.kernel.ring_s > share.kernel.seconds:
+                return (
+                    f"{_at(share.kernel)}, a windowed einsum that reads or writes it piece by piece"
+                )
             return f"{_at(share.kernel)} ({moved} of {total} read and written)"
         case "latency":
             return _overheads(share.kernel)
@@ -182,7 +268,8 @@ def _collective(one: CollectiveCost) -> str:
     runs = f"{_runs(one.count)} of {format_bytes(one.payload_bytes)}"
     inside = f" in the {clean(one.region)}" if one.in_loop else ""
     source = f" at {clean(one.source)}" if one.source else ""
-    return f"the {one.kind} over {'+'.join(one.axes)}{source} ({runs}{inside})"
+    ring = "ring of permutes in place of the " if one.is_ring else ""
+    return f"the {ring}{one.kind} over {'+'.join(one.axes)}{source} ({runs}{inside})"
 
 
 def _small(kernel: KernelCost) -> str:

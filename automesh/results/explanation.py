@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from automesh.cost.breakdown import MeshCost
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Estimated, Measured
+from automesh.outcomes import Compiled, Estimated, Measured, Replayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,11 @@ class Explained:
     measured: Measured | None = None
     failure: str = ""
     is_borrowed: bool = False
+
+    @property
+    def replay(self) -> Replayed | None:
+        """What the schedule of the compiled program takes on the links of the target."""
+        return self.compiled.replay if self.compiled else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

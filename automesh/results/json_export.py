@@ -4,8 +4,10 @@ Schema 1. Names carry their units (`_s` seconds, `_bytes`); a figure that is not
 known is null. Keys are only ever added within a schema number.
 
     schema, workload, target, device, device_count, axes, made, versions {name: text}, interrupted
-    best        {plan, evidence, step_s, speedup, speedup_interval, is_tie} or null; the speedup is
-                over the script's own mesh, from fresh processes, null where nothing was confirmed
+    best        {plan, evidence, step_s, speedup, speedup_interval, is_tie, bracket_s, exposed_s,
+                mfu} or null; the speedup is over the script's own mesh, from fresh processes, null
+                where nothing was confirmed; bracket_s, exposed_s and mfu are predicted, null where
+                nothing was replayed
     baseline    text of the script's own plan or null
     candidates  best first, failures last:
                 {plan, mesh, axes {name: {ici, dcn}}, knobs, compiler_options, evidence,
@@ -15,6 +17,8 @@ known is null. Keys are only ever added within a schema number.
     funnel      counts; `ruled_out` [{rule, count}]
     reference, verifications, stop_reason, notices, tokens_per_step, study, results_dir, rules_path,
     command, speeds, certificate, belief
+    device_memory_bytes, reserve_bytes
+                what a program could use of one device, and what of it plans leave free, or null
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from automesh import jsonio
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome
 from automesh.results import words
+from automesh.results.predicted import exposed_s, replay_of
 from automesh.results.result import Candidate, Funnel, SearchResult, Standing, Verification
 
 SCHEMA = 1
@@ -61,6 +66,8 @@ def to_json(result: SearchResult) -> dict[str, Any]:
         "speeds": result.speeds or None,
         "certificate": result.certificate or None,
         "belief": result.belief or None,
+        "device_memory_bytes": result.device_memory_bytes or None,
+        "reserve_bytes": result.reserve_bytes or None,
     }
     return _finite(data)
 
@@ -71,6 +78,7 @@ def _best(result: SearchResult) -> dict[str, Any] | None:
         return None
     verification = result.verifications[-1] if result.verifications else None
     has_gain = verification is not None and words.baseline_of(result) is not None
+    replay = replay_of(best.outcome)
     return {
         "plan": str(best.plan),
         "evidence": words.evidence(best),
@@ -80,6 +88,9 @@ def _best(result: SearchResult) -> dict[str, Any] | None:
         if verification and has_gain
         else None,
         "is_tie": verification.is_tie if verification and has_gain else None,
+        "bracket_s": list(replay.bracket_s) if replay else None,
+        "exposed_s": exposed_s(replay) if replay else None,
+        "mfu": replay.mfu or None if replay else None,
     }
 
 

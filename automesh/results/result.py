@@ -34,14 +34,15 @@ class Candidate:
     """One plan with the strongest evidence that there is for it.
 
     Attributes:
-      outcome: Measured before Compiled before a failure; Estimated only if nothing was compiled.
+      outcome: Measured before Compiled before a failure; Estimated only if nothing was compiled, or
+        at low effort alone.
       bound_by: largest cause of the predicted time, e.g. `compute`, `memory`, `tp`; empty if there
         is no prediction.
       peak_bytes: per device, from the device where it says, else from the compiler, else estimated;
         0 if unknown.
       is_baseline: True for the script's own mesh.
-      compiled: what the compiler said of a plan that went further than that; None if it never
-        compiled, or if `outcome` itself is `Compiled`.
+      compiled: what the compiler said of a plan that went further than that, or, at low effort, of
+        one that did not; None if it never compiled, or if `outcome` itself is `Compiled`.
       estimated: its estimate, if it has one and went further.
     """
 
@@ -61,7 +62,7 @@ class Funnel:
 
     enumerated = sum(ruled_out) + legal;
     legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting;
-    `estimated` is how many of `waiting` have an estimate.
+    of `waiting`, `screened` were compiled at low effort, and `estimated` others have an estimate.
     """
 
     enumerated: int
@@ -75,6 +76,7 @@ class Funnel:
     waiting: int
     measured: int
     estimated: int = 0
+    screened: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,10 @@ class SearchResult:
       speeds: where the speeds of the estimates come from, in words; empty without estimates.
       certificate: what is certain of the plans that were not measured, by the sound bound alone.
       belief: what the model thinks of them, with its error.
+      is_ahead: True if the devices are not here: times are predicted from compiled schedules, and
+        the rule says so.
+      device_memory_bytes: what a program could use of one device; 0 if unknown.
+      reserve_bytes: of these, what plans leave free.
     """
 
     workload: str
@@ -140,3 +146,6 @@ class SearchResult:
     speeds: str = ""
     certificate: str = ""
     belief: str = ""
+    is_ahead: bool = False
+    device_memory_bytes: int = 0
+    reserve_bytes: int = 0

@@ -10,26 +10,32 @@ from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, Evidence, RunnerUp
 from automesh.mesh.rules import MeshRule, rule_for
 from automesh.mesh.rules_file import merge_rule
-from automesh.outcomes import Measured
+from automesh.outcomes import Compiled, Measured, OutOfMemory, Replayed
+from automesh.results.predicted import exposed_s
 from automesh.results.result import Candidate, SearchResult
-from automesh.results.words import best_of, funnel_sentence, reason
+from automesh.results.words import best_of, funnel_sentence, is_duplicate, reason
+from automesh.units import format_bytes
 
 # The names that rule files and presets use for axes that split the batch.
 BATCH_AXES = ("dp", "fsdp")
+# Packages that compile for one platform, by the beginnings of their names: a rule for another one
+# does not depend on them.
+_COMPILERS = (("tpu", "libtpu"), ("gpu", "jax-cuda"))
+Pairs = tuple[tuple[str, str], ...]
 
 
 def rule_of(result: SearchResult) -> MeshRule:
     """The rule that a search has earned.
 
     Raises:
-      NoFeasibleMesh: nothing was measured, agreed with the reference and was confirmed.
+      NoFeasibleMesh: nothing was measured, agreed with the reference and was confirmed; or, for
+        devices that are not here, nothing was compiled that fits.
     """
     best = best_of(result)
-    if best is None or not isinstance(best.outcome, Measured) or not best.outcome.confirmed:
+    evidence = None if best is None else _evidence(result, best)
+    if best is None or evidence is None:
         raise NoFeasibleMesh(_why_none(result), hint=_what_to_do(result))
-    return rule_for(
-        best.plan, selector=result.target, evidence=_evidence(result, best, best.outcome)
-    )
+    return rule_for(best.plan, selector=result.target, evidence=evidence)
 
 
 def config_of(result: SearchResult) -> MeshConfig:
@@ -63,15 +69,62 @@ def _batch_axes(result: SearchResult) -> tuple[str, ...]:
     return tuple(axis for axis in result.axes if axis in BATCH_AXES)
 
 
-def _evidence(result: SearchResult, best: Candidate, measured: Measured) -> Evidence:
-    funnel = result.funnel
+def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
+    """What the best plan rests on; None if that does not suffice for a rule."""
+    match best.outcome:
+        case Measured(confirmed=True) as measured:
+            return _measured_evidence(result, best, measured)
+        case Compiled(effort="default", replay=Replayed() as replay) if result.is_ahead:
+            return _compiled_evidence(result, best, replay)
+        case _:
+            return None
+
+
+def _compiled_evidence(result: SearchResult, best: Candidate, replay: Replayed) -> Evidence:
+    funnel, (versions, variables) = result.funnel, _versions(result)
+    tried = {
+        "enumerated": funnel.enumerated,
+        "ruled_out": funnel.enumerated - funnel.legal,
+        "out_of_memory": funnel.out_of_memory,
+        "compiled": funnel.compiled + funnel.duplicates,
+    }
+    return Evidence(
+        kind="compiled",
+        step_s=replay.step_s,
+        bracket_s=replay.bracket_s,
+        exposed_s=exposed_s(replay),
+        hbm_bytes=best.peak_bytes,
+        reserve_bytes=result.reserve_bytes,
+        mfu=replay.mfu,
+        runner_up=_runner_up(result, best),
+        tried=tuple(tried.items()),
+        study=Path(result.results_dir).name,
+        made=result.made,
+        versions=versions,
+        environment=variables,
+    )
+
+
+def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:
+    """Versions of what made the program, and the environment that it was made in."""
+    variables = tuple(pair for pair in result.versions if pair[0].startswith(ENVIRONMENT_PREFIXES))
+    others = [start for platform, start in _COMPILERS if platform != result.platform]
+    versions = tuple(
+        pair
+        for pair in result.versions
+        if pair not in variables and not pair[0].startswith(tuple(others))
+    )
+    return versions, variables
+
+
+def _measured_evidence(result: SearchResult, best: Candidate, measured: Measured) -> Evidence:
+    funnel, (versions, variables) = result.funnel, _versions(result)
     tried = {
         "enumerated": funnel.enumerated,
         "ruled_out": funnel.enumerated - funnel.legal,
         "compiled": funnel.compiled + funnel.duplicates,
         "measured": funnel.measured,
     }
-    variables = [pair for pair in result.versions if pair[0].startswith(ENVIRONMENT_PREFIXES)]
     return Evidence(
         kind="measured",
         step_s=measured.step_s,
@@ -84,8 +137,8 @@ def _evidence(result: SearchResult, best: Candidate, measured: Measured) -> Evid
         made=result.made,
         values=measured.values,
         reference=result.reference,
-        versions=tuple(pair for pair in result.versions if pair not in variables),
-        environment=tuple(variables),
+        versions=versions,
+        environment=variables,
     )
 
 
@@ -98,10 +151,15 @@ def _mfu(result: SearchResult, best: Candidate, step_s: float) -> float:
 
 
 def _runner_up(result: SearchResult, best: Candidate) -> RunnerUp:
+    kind = type(best.outcome)
     others = [
         one
         for one in result.candidates
-        if one.plan != best.plan and one.standing.verdict in ("tie", "slower")
+        if one.plan != best.plan
+        and (
+            one.standing.verdict in ("tie", "slower")
+            or (result.is_ahead and isinstance(one.outcome, kind) and not is_duplicate(one))
+        )
     ]
     if not others:
         return RunnerUp()
@@ -118,10 +176,31 @@ def _why_none(result: SearchResult) -> str:
         return f"none of the measured plans may be exported: {reason(excluded[0])}"
     if measured:
         return "nothing was measured to the end and confirmed"
+    if result.is_ahead:
+        return f"no plan was compiled that fits: {funnel_sentence(result.funnel)}{_least(result)}"
     return f"no plan could be measured: {funnel_sentence(result.funnel)}"
 
 
+def _least(result: SearchResult) -> str:
+    """What the smallest of the plans needs that are too large."""
+    outcomes = [one.outcome for one in result.candidates]
+    refused = [
+        one
+        for one in outcomes
+        if isinstance(one, OutOfMemory) and one.limit_bytes == result.device_memory_bytes
+    ]
+    if not refused:
+        return ""
+    least = min(one.needed_bytes for one in refused)
+    limit = format_bytes(result.device_memory_bytes)
+    return f"; the smallest of these needs {format_bytes(least)} of {limit}"
+
+
 def _what_to_do(result: SearchResult) -> str:
+    if result.is_ahead and result.funnel.out_of_memory:
+        return (
+            "search for more devices, or let the space try what saves memory (remat, microbatches)"
+        )
     if result.reference.startswith("none"):
         return "name a mesh that is known to train with --baseline: its losses are the reference"
     if result.funnel.waiting or result.interrupted:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from automesh.outcomes import Measured
+from automesh.outcomes import Estimated, Measured
 from automesh.results import words
 from automesh.results.columns import (
     GAP,
@@ -21,6 +21,7 @@ from automesh.results.columns import (
     wrapped,
 )
 from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.results.predicted import predicted_lines, replay_of
 from automesh.results.result import Candidate, SearchResult
 from automesh.units import format_count
 
@@ -40,6 +41,12 @@ def render(result: SearchResult, *, top: int, width: int, colour: bool) -> str:
     """
     width = max(width, MIN_WIDTH)
     ranked = [one for one in result.candidates if words.is_ranked(one)]
+    # Beside replays, estimates would look like times of the same kind.
+    estimated = [one for one in ranked if result.is_ahead and isinstance(one.outcome, Estimated)]
+    if len(estimated) < len(ranked):
+        ranked = [one for one in ranked if one not in estimated]
+    else:
+        estimated = []
     own = [one for one in ranked if one.is_baseline or not words.is_duplicate(one)]
     fallen = [one for one in result.candidates if not words.is_ranked(one)]
     shown, dropped = _first(own, top), _first(fallen, top)
@@ -56,6 +63,9 @@ def render(result: SearchResult, *, top: int, width: int, colour: bool) -> str:
         if len(ranked) > len(own):
             same = words.count(len(ranked) - len(own), "plan")
             notes.append(("", f"and {same} with a program that another plan has"))
+        if estimated:
+            low = words.count(len(estimated), "plan")
+            notes.append(("", f"and {low} compiled at low effort only, in trials.csv"))
         parts.append(footnotes(notes))
     if dropped:
         parts += [Text(), _fallen(dropped, knobs, width, more=len(fallen) - len(dropped))]
@@ -92,7 +102,11 @@ def _marks(rows: Sequence[Candidate], columns: Sequence[Column]) -> list[tuple[s
         notes.append(("", "measured on made-up arguments: the script has no `init`"))
     if any("*" in text for column in columns for text in (column.header, *column.cells)):
         kinds = {words.evidence(row) for row in rows}
-        if "compiled" in kinds or "measured" in kinds:
+        if "bracket" in names and any(replay_of(row.outcome) for row in rows):
+            notes.append(("*", "predicted, not measured: the compiled program, replayed on the"))
+            notes.append(("", "links of the target; the bracket is what its busiest part needs"))
+            notes.append(("", "alone, and the time if nothing overlaps"))
+        elif "compiled" in kinds or "measured" in kinds:
             notes.append(("*", "predicted from the compiled program, not measured"))
         if "estimated" in kinds:
             notes.append(("*", "estimated from the lowered program, not compiled; the bracket is"))
@@ -124,6 +138,7 @@ def summary_lines(result: SearchResult) -> list[tuple[str, str]]:
     rule = f"{result.rules_path} (rule for {result.target})" if result.rules_path else ""
     lines = [
         ("best", words.best_sentence(result)),
+        *predicted_lines(result, words.best_of(result)),
         ("tried", words.funnel_sentence(result.funnel)),
         ("ruled out", words.ruled_out_sentence(result.funnel)),
         ("numerics", words.numerics_sentence(result)),

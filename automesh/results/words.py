@@ -17,6 +17,7 @@ from automesh.outcomes import (
     Measured,
     Outcome,
     OutOfMemory,
+    Replayed,
     RuledOut,
     TimedOut,
 )
@@ -42,6 +43,7 @@ _DOING = {
     "compile": "compiling",
     "materialize": "making its arguments",
     "run": "running",
+    "replay": "replaying",
 }
 
 
@@ -132,10 +134,13 @@ def half_interval(outcome: Outcome) -> str:
 
 def bracket(outcome: Outcome) -> str:
     """`10.1 ms to 13.0 ms`: if all overlaps that can, and if nothing does; empty if not known."""
-    if not isinstance(outcome, Estimated):
-        return ""
-    low, high = outcome.bracket_s
-    return f"{format_seconds(low)} to {format_seconds(high)}"
+    match outcome:
+        case Estimated(bracket_s=(low, high)):
+            return f"{format_seconds(low)} to {format_seconds(high)}"
+        case Compiled(replay=Replayed(bracket_s=(low, high))):
+            return f"{format_seconds(low)} to {format_seconds(high)}"
+        case _:
+            return ""
 
 
 def versus_best(candidate: Candidate) -> str:
@@ -181,6 +186,8 @@ def _out_of_memory(outcome: OutOfMemory) -> str:
     where = _DOING.get(outcome.stage, clean(outcome.stage))
     if outcome.needed_bytes and outcome.limit_bytes:
         needs = f"needs {format_bytes(outcome.needed_bytes)} of {format_bytes(outcome.limit_bytes)}"
+        if outcome.reserve_bytes:
+            needs += f", of which {format_bytes(outcome.reserve_bytes)} stay in reserve"
     elif outcome.needed_bytes:
         needs = f"needs {format_bytes(outcome.needed_bytes)}"
     else:
@@ -206,8 +213,9 @@ def funnel_sentence(funnel: Funnel) -> str:
         (funnel.out_of_memory, "out of memory"),
         (funnel.failed, "failed"),
         (funnel.timed_out, "timed out"),
+        (funnel.screened, "compiled at low effort only"),
         (funnel.estimated, "estimated only"),
-        (funnel.waiting - funnel.estimated, "not reached"),
+        (funnel.waiting - funnel.screened - funnel.estimated, "not reached"),
     ]
     said = ", ".join(f"{number} {what}" for number, what in parts if number)
     return f"{count(funnel.enumerated, 'plan')}{': ' if said else ''}{said}"
@@ -293,6 +301,11 @@ def _time_and_evidence(best: Candidate, verifications: Sequence[Verification]) -
             fresh = sum(one.processes for one in verifications)
             where = f"in {count(fresh, 'fresh process', 'fresh processes')}"
             return f"{format_seconds(seconds)} measured {where if fresh else 'again'}"
+        case Compiled(step_s=seconds, replay=Replayed()) as outcome:
+            return (
+                f"{format_seconds(seconds)} predicted by a replay of the compiled program "
+                f"({bracket(outcome)}), not measured"
+            )
         case Compiled(step_s=seconds):
             return f"{format_seconds(seconds)} predicted from the compiled program, not measured"
         case Estimated(step_s=seconds) as outcome:

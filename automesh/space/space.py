@@ -10,6 +10,7 @@ from automesh.mesh.axes import Scalar
 
 Relation = Literal["size", "max", "min", "divides"]
 DEFAULT_OPTION = "default"
+PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

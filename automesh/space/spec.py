@@ -14,9 +14,8 @@ from pydantic import Field
 from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, Scalar
 from automesh.mesh.strict import check_tree, parse_tree, read_text
-from automesh.space.space import AxisRange, Constraint, Knob, SearchSpace
+from automesh.space.space import PLATFORMS, AxisRange, Constraint, Knob, SearchSpace
 
-PLATFORMS = ("cpu", "gpu", "tpu")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _Positive = Annotated[int, Field(ge=1)]
 _Values = Annotated[list[Scalar], Field(min_length=1)]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import jax
 
 from automesh.mesh.axes import MeshAxis
 from automesh.program.building import build_on
@@ -22,11 +20,16 @@ from automesh.worker.messages import InspectJob
 
 @dataclass(slots=True, kw_only=True)
 class Trials:
-    """Lowers the step at sizes that it may refuse; see `Inspection.seen`."""
+    """Lowers the step at sizes that it may refuse; see `Inspection.seen`.
+
+    Attributes:
+      devices: those that are here.
+    """
 
     build: Callable[..., Any]
     job: InspectJob
     axis_types: tuple[str, ...]
+    devices: Sequence[Any]
     seen: Counter[str] = field(default_factory=Counter[str])
 
     def named(self, active: tuple[str, ...], size: int) -> tuple[str, ...] | None:
@@ -34,7 +37,7 @@ class Trials:
         names, platform = self.job.axis_names, self.job.platform
         axes = [MeshAxis(name=one, ici=size if one in active else 1) for one in names]
         try:
-            built = build_on(self.build, axes, axis_types=self.axis_types)
+            built = build_on(self.build, axes, axis_types=self.axis_types, devices=self.devices)
             program = lower(built, platforms=PLATFORMS[platform] if platform else None)
         # The user's code may refuse these sizes for any reason: that rules no axis out.
         except Exception as error:  # noqa: BLE001
@@ -55,7 +58,7 @@ def used_axes(trials: Trials, names: tuple[str, ...]) -> tuple[str, ...]:
 
     Judged at the default knobs: another value may end the process, which here would end the search.
     """
-    devices = len(jax.devices())
+    devices = len(trials.devices)
     size = next((p for p in range(2, devices + 1) if devices % p == 0), 1)
     most = max(1, next(n for n in range(devices + 1) if size ** (n + 1) > devices or size == 1))
     used: set[str] = set()

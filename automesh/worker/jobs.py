@@ -5,24 +5,26 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
 from automesh.hardware.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.outcomes import Failed
-from automesh.program import cache, describing
-from automesh.program.building import Built, build_on, check_facts, read_facts
+from automesh.program import cache, describing, elsewhere
+from automesh.program.building import Built, build_on, read_facts
 from automesh.program.calibrating import calibrate
-from automesh.program.compiled import is_out_of_memory, out_of_memory, read_counts, read_memory
+from automesh.program.compiled import (
+    count_serialized,
+    is_out_of_memory,
+    out_of_memory,
+    read_memory,
+    serialized,
+)
 from automesh.program.laying_out import lay_out
-from automesh.program.load import load_entry
 from automesh.program.lowered import loss_dtype
 from automesh.program.lowering import Program, compile_program, lower
-from automesh.program.notes import in_one_line
 from automesh.program.nouns import (
     Attachment,
     Calibration,
@@ -34,15 +36,17 @@ from automesh.program.nouns import (
     VisitAnswer,
 )
 from automesh.program.preparing import Ready, prepare
+from automesh.program.pretending import attached
 from automesh.program.propagating import propagate
-from automesh.program.propagating_programs import Programs
+from automesh.program.propagating_programs import PLATFORMS, Programs
 from automesh.program.refused import Refused
-from automesh.program.signature import Signature, check_knobs, read_signature
 from automesh.program.signs import Domain, domains
 from automesh.program.stepping import leaf_shape
 from automesh.program.visiting import visit
+from automesh.worker.ahead import compile_ahead
 from automesh.worker.failures import OutcomeError
 from automesh.worker.inspecting import Trials, used_axes
+from automesh.worker.loading import Script, Scripts, build_plan, start_jax, told_of
 from automesh.worker.messages import (
     CalibrateJob,
     CompileJob,
@@ -53,9 +57,8 @@ from automesh.worker.messages import (
     PropagateJob,
     VisitJob,
 )
+from automesh.worker.stages import Emit, Stages
 
-Event = dict[str, Any]
-Emit = Callable[[Event], Event]
 Answer = (
     Layouts
     | Inspection
@@ -67,7 +70,6 @@ Answer = (
     | Propagation
 )
 _Step = tuple[Entry, Plan, tuple[str, ...]]
-_NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 
 
 @dataclass(slots=True)
@@ -76,10 +78,10 @@ class _Memory:
 
     Attributes:
       domains: per script and axis types, what the values of each leaf may be.
-      programs: per script, axes, knobs and platform, what its lowerings have in common.
+      programs: per script, axes, knobs and devices, what its lowerings have in common.
     """
 
-    loaded: dict[Entry, Callable[..., Any]] = field(default_factory=dict[Entry, Callable[..., Any]])
+    scripts: Scripts = field(default_factory=Scripts)
     ready: dict[_Step, Ready] = field(default_factory=dict[_Step, Ready])
     domains: dict[Any, tuple[Domain, ...]] = field(default_factory=dict[Any, tuple[Domain, ...]])
     programs: dict[Any, Programs] = field(default_factory=dict[Any, Programs])
@@ -100,7 +102,7 @@ def handle(job: Job, emit: Emit) -> Answer:
       UsageError: the user's code breaks the contract.
       Exception: whatever the user's code raises.
     """
-    stages = _Stages(emit)
+    stages = Stages(emit)
     try:
         match job:
             case InspectJob():
@@ -109,7 +111,7 @@ def handle(job: Job, emit: Emit) -> Answer:
                 stages.enter("layout")
                 return lay_out(job)
             case DevicesJob():
-                return _devices(stages)
+                return _devices(job, stages)
             case CompileJob():
                 return _compile(job, stages, emit)
             case VisitJob():
@@ -126,63 +128,18 @@ def handle(job: Job, emit: Emit) -> Answer:
         raise
 
 
-class _Stages:
-    """Tells the parent what the job is doing, and remembers it."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self.current = "start"
-
-    def enter(self, stage: str) -> None:
-        if stage == self.current:
-            return
-        self.current = stage
-        self._emit({"event": "stage", "stage": stage})
-
-
-def _load(entry: Entry, stages: _Stages) -> tuple[Callable[..., Any], Signature]:
-    stages.enter("load")
-    if entry in _MEMORY.loaded:
-        return _MEMORY.loaded[entry], read_signature(_MEMORY.loaded[entry])
-    try:
-        build = load_entry(entry)
-    except Exception as error:
-        if _NO_BACKEND in str(error):  # The script was only the first to ask for the devices.
-            _start_jax(stages)
-            stages.enter("load")
-        raise
-    signature = read_signature(build)
-    # Not before: a script may configure jax, which must be done before the devices are there.
-    _start_jax(stages)
-    _MEMORY.loaded[entry] = build
-    return build, signature
-
-
-def _start_jax(stages: _Stages) -> None:
-    """Makes jax find its devices; if it cannot, that is neither the script's fault nor a plan's."""
-    stages.enter("start")
-    try:
-        jax.devices()
-    # Plugins raise what they like.
-    except Exception as error:
-        config: Any = jax.config
-        raise OutcomeError(
-            Failed(
-                stage="start",
-                reason=f"jax could not start on `{config.jax_platforms}`: {in_one_line(error)}",
-                hint="check JAX_PLATFORMS, or search virtual devices: `--target cpu:8`",
-            )
-        ) from error
-
-
-def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
-    build, signature = _load(job.entry, stages)
-    stages.enter("build")
-    built = build_on(build, _ones(job.axis_names))
-    stages.enter("lower")
-    program = lower(built)
+def _inspect(job: InspectJob, stages: Stages) -> Inspection:
+    with told_of(job.elsewhere, job.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+        devices, signature = attached(), script.signature
+        stages.enter("build")
+        built = build_on(script.build, _ones(job.axis_names), devices=devices)
+        stages.enter("lower")
+        # Kernels may exist for the platform of the target alone.
+        program = lower(built, platforms=PLATFORMS[job.platform] if job.elsewhere else None)
+        trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
+        used = used_axes(trials, job.axis_names)
     workload = built.workload
-    trials = Trials(build=build, job=job, axis_types=built.axis_types)
     return Inspection(
         devices=describing.devices(),
         process_count=jax.process_count(),
@@ -190,7 +147,7 @@ def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
         knobs=signature.knobs,
         takes_any_knob=signature.takes_any_knob,
         facts=read_facts(workload),
-        used_axes=used_axes(trials, job.axis_names),
+        used_axes=used,
         axis_types=built.axis_types,
         baseline=workload.baseline or "",
         tokens_per_step=workload.tokens_per_step,
@@ -204,8 +161,16 @@ def _inspect(job: InspectJob, stages: _Stages) -> Inspection:
     )
 
 
-def _devices(stages: _Stages) -> Attachment:
-    _start_jax(stages)
+def _devices(job: DevicesJob, stages: Stages) -> Attachment:
+    start_jax(stages)
+    if job.elsewhere is not None:
+        return Attachment(
+            devices=describing.described(elsewhere.devices_of(job.elsewhere)),
+            process_count=job.elsewhere.num_hosts,
+            device_memory_bytes=elsewhere.usable_bytes(job.elsewhere),
+            versions=describing.versions(),
+            environment=describing.environment(),
+        )
     return Attachment(
         devices=describing.devices(),
         process_count=jax.process_count(),
@@ -215,8 +180,8 @@ def _devices(stages: _Stages) -> Attachment:
     )
 
 
-def _calibrate(job: CalibrateJob, stages: _Stages, emit: Emit) -> Calibration:
-    _start_jax(stages)
+def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit) -> Calibration:
+    start_jax(stages)
     stages.enter("calibrate")
     parts = len(job.probes) + job.rounds
     points = calibrate(
@@ -228,27 +193,33 @@ def _calibrate(job: CalibrateJob, stages: _Stages, emit: Emit) -> Calibration:
     return Calibration(points=points)
 
 
-def _propagate(job: PropagateJob, stages: _Stages) -> Propagation:
-    build, signature = _load(job.entry, stages)
-    key = (job.entry, job.axis_names, job.axis_types, job.knobs, job.platform)
-    if key not in _MEMORY.programs:
-        # The programs of one choice of knobs are enough: jobs come sorted by knobs.
-        _MEMORY.programs.clear()
-        _MEMORY.programs[key] = Programs(
-            build=lambda axes: _build_plan(
-                job, Plan(axes=tuple(axes), knobs=job.knobs), build, signature
-            ),
-            axis_names=job.axis_names,
-            platform=job.platform,
-            seen=dict(job.seen),
+def _propagate(job: PropagateJob, stages: Stages) -> Propagation:
+    with told_of(job.elsewhere, job.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+        key = (
+            job.entry,
+            job.axis_names,
+            job.axis_types,
+            job.knobs,
+            job.platform,
+            job.elsewhere,
         )
-    return propagate(
-        _MEMORY.programs[key],
-        sizes=job.sizes,
-        probes=job.probes,
-        exact=job.exact,
-        enter=stages.enter,
-    )
+        if key not in _MEMORY.programs:
+            # The programs of one choice of knobs are enough: jobs come sorted by knobs.
+            _MEMORY.programs.clear()
+            _MEMORY.programs[key] = Programs(
+                build=lambda axes: build_plan(job, Plan(axes=tuple(axes), knobs=job.knobs), script),
+                axis_names=job.axis_names,
+                platform=job.platform,
+                seen=dict(job.seen),
+            )
+        programs = _MEMORY.programs[key]
+        found = propagate(
+            programs, sizes=job.sizes, probes=job.probes, exact=job.exact, enter=stages.enter
+        )
+    if answers is not None:
+        programs.asked.update(dict.fromkeys((*script.asked, *answers.asked)))
+    return replace(found, asked=tuple(programs.asked))
 
 
 def _ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
@@ -267,31 +238,14 @@ def _argument_bytes(program: Program) -> int:
     return total
 
 
-def _build(job: CompileJob | VisitJob, build: Callable[..., Any], signature: Signature) -> Built:
-    return _build_plan(job, job.plan, build, signature)
-
-
-def _build_plan(
-    job: CompileJob | VisitJob | PropagateJob,
-    plan: Plan,
-    build: Callable[..., Any],
-    signature: Signature,
-) -> Built:
-    check_knobs(signature, plan.knobs, name=job.entry.function)
-    built = build_on(build, plan.axes, axis_types=job.axis_types, knobs=plan.knobs)
-    defaults = dict(signature.knobs)
-    # Facts may depend on knobs, and were read at their defaults.
-    if all(name in defaults and defaults[name] == value for name, value in plan.knobs):
-        check_facts(job.facts, read_facts(built.workload), mesh=plan.mesh)
-    return built
-
-
-def _compile(job: CompileJob, stages: _Stages, emit: Emit) -> CompileAnswer | Lowered:
+def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Lowered:
+    if job.elsewhere is not None:
+        return compile_ahead(job, job.elsewhere, _MEMORY.scripts, stages, emit)
     begin = time.perf_counter()
     cache.use(job.cache_dir)
-    build, signature = _load(job.entry, stages)
+    script = _MEMORY.scripts.load(job.entry, stages)
     stages.enter("build")
-    built = _build(job, build, signature)
+    built = build_plan(job, job.plan, script)
     stages.enter("lower")
     program = lower(built)
     fingerprint = program.fingerprint(job.plan.compiler_options)
@@ -305,7 +259,11 @@ def _compile(job: CompileJob, stages: _Stages, emit: Emit) -> CompileAnswer | Lo
     return CompileAnswer(
         fingerprint=fingerprint,
         memory=read_memory(compiled, platform=_platform(built)),
-        counts=read_counts(compiled, list(job.plan.sizes.items())),
+        counts=count_serialized(
+            serialized(compiled),
+            list(job.plan.sizes.items()),
+            [axis.dcn for axis in job.plan.axes],
+        ),
         compile_s=time.perf_counter() - begin - waited,
     )
 
@@ -314,7 +272,7 @@ def _platform(built: Built) -> str:
     return built.mesh.devices.flat[0].platform
 
 
-def _visit(job: VisitJob, stages: _Stages) -> VisitAnswer:
+def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
     since_s = time.perf_counter()
     cache.use(job.cache_dir)
     ready = _ready(job, stages)
@@ -339,7 +297,7 @@ def _visit(job: VisitJob, stages: _Stages) -> VisitAnswer:
     )
 
 
-def _ready(job: VisitJob, stages: _Stages) -> Ready:
+def _ready(job: VisitJob, stages: Stages) -> Ready:
     key = (job.entry, job.plan, job.axis_types)
     if key in _MEMORY.ready:
         return _MEMORY.ready[key]
@@ -353,10 +311,10 @@ def _ready(job: VisitJob, stages: _Stages) -> Ready:
     return ready
 
 
-def _prepared(job: VisitJob, stages: _Stages) -> Ready:
-    build, signature = _load(job.entry, stages)
+def _prepared(job: VisitJob, stages: Stages) -> Ready:
+    script = _MEMORY.scripts.load(job.entry, stages)
     stages.enter("build")
-    built = _build(job, build, signature)
+    built = build_plan(job, job.plan, script)
     stages.enter("lower")
     program = lower(built)
     fingerprint = program.fingerprint(job.plan.compiler_options)
@@ -369,15 +327,15 @@ def _prepared(job: VisitJob, stages: _Stages) -> Ready:
         compiled,
         fingerprint=fingerprint,
         loss_dtype=coarsest,
-        reference_domains=lambda: _domains(job, build),
-        build_again=lambda: _build(job, build, signature),
+        reference_domains=lambda: _domains(job, script),
+        build_again=lambda: build_plan(job, job.plan, script),
     )
 
 
-def _domains(job: VisitJob, build: Callable[..., Any]) -> tuple[Domain, ...]:
+def _domains(job: VisitJob, script: Script) -> tuple[Domain, ...]:
     names = tuple(axis.name for axis in job.plan.axes)
     key = (job.entry, names, job.axis_types)
     if key not in _MEMORY.domains:
-        built = build_on(build, _ones(names), axis_types=job.axis_types)
+        built = build_on(script.build, _ones(names), axis_types=job.axis_types, devices=attached())
         _MEMORY.domains[key] = domains(lower(built).traced)
     return _MEMORY.domains[key]

@@ -45,8 +45,15 @@ class InspectJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesJob:
-    """Answer: `Attachment`."""
+    """Answer: `Attachment`.
 
+    Attributes:
+      elsewhere: devices that are not here, to be told of as a compile-only client knows them, with
+        the memory that its compiler lets a program use; a `Failed` of stage `start` says why they
+        cannot be compiled for.
+    """
+
+    elsewhere: Elsewhere | None = None
     kind: Literal["devices"] = "devices"
 
 
@@ -59,8 +66,8 @@ class CompileJob:
       cache_dir: where jax keeps executables for devices that are here.
       elsewhere: the devices to compile for, if they are not here; None: those that are.
       effort: how hard the compiler shall try.
-      store_dir: where the scheduled program is kept, and looked for before it is compiled; empty:
-        nowhere.
+      store_dir: where the scheduled program for devices that are not here is kept, and looked for
+        before it is compiled; empty: nowhere.
     """
 
     entry: Entry
@@ -137,6 +144,7 @@ class LayoutJob:
       torus: chips along each physical dimension of a granule; empty where there is none.
       devices_per_chip: 2 where a chip is two devices.
       shapes: sizes of the mesh axes inside one granule.
+      wraps: per dimension, whether its ends are linked; empty: as is usual for the kind.
     """
 
     platform: str
@@ -144,6 +152,7 @@ class LayoutJob:
     torus: tuple[int, ...]
     devices_per_chip: int
     shapes: tuple[tuple[int, ...], ...]
+    wraps: tuple[bool, ...] = ()
     kind: Literal["layout"] = "layout"
 
 

@@ -26,6 +26,10 @@ def arguments(sizes: Iterable[str]) -> argparse.Namespace:
     """The command line; `build` reads it too, so arguments of other programs are skipped."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--size", choices=tuple(sizes), default="tiny", help="preset of the model")
+    parser.add_argument("--rows", type=int, help="rows of the global batch; default: the preset's")
+    parser.add_argument("--length", type=int, help="tokens of each row; default: the preset's")
+    parser.add_argument("--chunk", type=int, help="keys that attention looks at together")
+    parser.add_argument("--dtype", help="what is computed in; default: the preset's")
     parser.add_argument("--steps", type=int, default=30, help="training steps")
     parser.add_argument("--rules", type=Path, help="default: mesh_rules.toml beside the script")
     parser.add_argument("--target", help="what to look up in the rules; default on CPUs: cpu-N")

@@ -27,7 +27,10 @@ MLP = Callable[[dict[str, jax.Array], jax.Array], tuple[jax.Array, jax.Array]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """The sizes of a decoder; `dtype` is what it computes in, its weights are always float32."""
+    """The sizes of a decoder; `dtype` is what it computes in, its weights are always float32.
+
+    `tied`: head and embedding are one matrix.
+    """
 
     vocab: int
     d_model: int
@@ -37,6 +40,7 @@ class Decoder:
     head_size: int
     d_ff: int
     dtype: str = "bfloat16"
+    tied: bool = False
 
 
 def weights(model: Decoder, mlp: dict[str, Weight]) -> dict[str, Any]:
@@ -50,8 +54,11 @@ def weights(model: Decoder, mlp: dict[str, Weight]) -> dict[str, Any]:
     outward = (model.num_heads * h) ** -0.5 / (2 * layers) ** 0.5
     norm = Weight(shape=(layers, d), split=(None, None), scale=0)
     heads = (None, "fsdp", "tp", None)
+    head = Weight(shape=(d, model.vocab), split=("fsdp", "tp"), scale=inward)
     return {
-        "embedding": Weight(shape=(model.vocab, d), split=("tp", "fsdp"), scale=1.0),
+        "embedding": Weight(
+            shape=(model.vocab, d), split=("tp", "fsdp"), scale=inward if model.tied else 1.0
+        ),
         "layers": {
             "attention_norm": norm,
             "query": Weight(shape=(layers, d, k, g, h), split=(*heads, None), scale=inward),
@@ -64,7 +71,7 @@ def weights(model: Decoder, mlp: dict[str, Weight]) -> dict[str, Any]:
             **mlp,
         },
         "final_norm": Weight(shape=(d,), split=(None,), scale=0),
-        "head": Weight(shape=(d, model.vocab), split=("fsdp", "tp"), scale=inward),
+        **({} if model.tied else {"head": head}),
     }
 
 
@@ -117,7 +124,8 @@ def loss(
     """
     dtype = jnp.dtype(model.dtype)
     ready = partial(_ready, layout=layout, dtype=dtype)
-    x = ready(params["embedding"], plan["embedding"].split)[batch["inputs"]]
+    embedding = ready(params["embedding"], plan["embedding"].split)
+    x = embedding[batch["inputs"]]
     x = layout.pin(x, layout.rows, layout.sequence, None)
 
     def layer(x: jax.Array, stored: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -126,9 +134,8 @@ def loss(
 
     x, extra = jax.lax.scan(rematerialized(layer, remat), x, params["layers"])
     x = rms_norm(x, params["final_norm"])
-    logits = jnp.matmul(
-        x, ready(params["head"], plan["head"].split), preferred_element_type=jnp.float32
-    )
+    head = embedding.T if model.tied else ready(params["head"], plan["head"].split)
+    logits = jnp.matmul(x, head, preferred_element_type=jnp.float32)
     logits = layout.pin(logits, layout.rows, layout.sequence, "tp")
     return jnp.mean(_cross_entropy(logits, batch["targets"])) + jnp.mean(extra)
 

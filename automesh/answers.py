@@ -1,0 +1,215 @@
+"""What the Python API gives: results of searches, accounts of meshes, lists of targets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from automesh.errors import NoFeasibleMesh
+from automesh.ladder.request import usual_top
+from automesh.mesh.config import MeshConfig
+from automesh.results.result import SearchResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from automesh.hardware.catalogue import Listed
+    from automesh.hardware.compilers import Compiler
+    from automesh.results.explanation import Explanation
+    from automesh.results.several import Several
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a search found.
+
+    Attributes:
+      found: the full record: every candidate with its evidence, the funnel, notices.
+    """
+
+    found: SearchResult
+
+    @property
+    def interrupted(self) -> bool:
+        return self.found.interrupted
+
+    @property
+    def best(self) -> MeshConfig:
+        """The winner, ready for `create_device_mesh()`, with its knobs and compiler options.
+
+        Raises:
+          NoFeasibleMesh: nothing was measured and confirmed, or compiled for devices that are not
+            here; the message says why.
+        """
+        return self.require_best()
+
+    def require_best(self) -> MeshConfig:
+        """As `best`, for callers to whom raising is the point."""
+        from automesh.results.rule import config_of
+
+        return config_of(self.found)
+
+    def table(self, *, top: int = 0, width: int | None = None) -> str:
+        """The result as text that fits the terminal (or `width` columns).
+
+        Args:
+          top: rows of the ranking; 0 for as many as a search looks at closely.
+        """
+        from automesh.results.table import render
+
+        columns = width or shutil.get_terminal_size().columns
+        rows = top or usual_top(is_ahead=self.found.is_ahead)
+        return render(self.found, top=rows, width=max(columns, 40), colour=is_colourful())
+
+    def dataframe(self) -> pd.DataFrame:
+        """Every candidate as a row."""
+        from automesh.results.csv_export import dataframe
+
+        return dataframe(self.found)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON values; what `--json` prints."""
+        from automesh.results.json_export import to_json
+
+        return to_json(self.found)
+
+    def save_rules(self, path: str | Path = "mesh_rules.toml") -> Path:
+        """Merges the winner's rule into a rule file, keeping everything else that is in it.
+
+        Raises:
+          NoFeasibleMesh: there is no winner to write.
+          UsageError: the file is broken or cannot be written; it is left as it was.
+        """
+        from automesh.results.rule import save_rule
+
+        return save_rule(self.found, Path(path))
+
+
+def is_colourful() -> bool:
+    """True if stdout is a terminal that shows colours, and nobody forbids them."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not is_plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What searches for several targets found.
+
+    Attributes:
+      found: the full record.
+    """
+
+    found: Several
+
+    @property
+    def interrupted(self) -> bool:
+        return self.found.interrupted
+
+    def __getitem__(self, target: str) -> Result:
+        """The result for a target by the name that it was given.
+
+        Raises:
+          KeyError: no such target.
+          NoFeasibleMesh: its search ended without a result; the message says why.
+        """
+        one = next((one for one in self.found.searches if one.target == target), None)
+        if one is None:
+            raise KeyError(target)
+        if one.result is None:
+            raise NoFeasibleMesh(f"{target}: {one.reason}", hint=one.hint)
+        return Result(found=one.result)
+
+    def require_all(self) -> None:
+        """Does nothing if every target has its rule.
+
+        Raises:
+          NoFeasibleMesh: names those that have none, and why.
+        """
+        if self.found.not_found:
+            said = "; ".join(f"{one.target}: {one.reason}" for one in self.found.not_found)
+            hints = [one.hint for one in self.found.not_found if one.hint]
+            raise NoFeasibleMesh(f"nothing was found for {said}", hint=hints[0] if hints else "")
+
+    def table(self, *, top: int = 0, width: int | None = None) -> str:
+        """A table for each target and a summary, as text that fits the terminal."""
+        from automesh.results.several import render
+
+        columns = max(width or shutil.get_terminal_size().columns, 40)
+        found = [Result(found=one.result) for one in self.found.searches if one.result]
+        tables = [one.table(top=top, width=columns) for one in found]
+        summary = render(self.found, width=columns, colour=is_colourful())
+        return "\n".join([*tables, summary])
+
+    def to_json(self) -> dict[str, Any]:
+        """The results as plain JSON values; what `--json` prints."""
+        from automesh.results.several import to_json
+
+        return to_json(self.found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Where the time of a mesh goes, or why one of two is faster.
+
+    Attributes:
+      found: the full record.
+    """
+
+    found: Explanation
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        from automesh.results.explain_words import verdict_sentence, why_sentence
+
+        return verdict_sentence(self.found) or why_sentence(self.found.one)
+
+    def text(self, *, width: int | None = None) -> str:
+        """Tables and sentences that fit the terminal (or `width` columns)."""
+        from automesh.results.explain import render
+
+        columns = width or shutil.get_terminal_size().columns
+        return render(self.found, width=max(columns, 40), colour=is_colourful())
+
+    def to_json(self) -> dict[str, Any]:
+        """The account as plain JSON values; what `explain --json` prints."""
+        from automesh.results.explain_json import to_json
+
+        return to_json(self.found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetList:
+    """What `targets` found.
+
+    Attributes:
+      found: the targets with their facts.
+      pattern: that they were found by.
+      compilers: for devices that are not here, installed or not.
+    """
+
+    found: tuple[Listed, ...]
+    pattern: str
+    compilers: tuple[Compiler, ...]
+
+    def table(self, *, width: int | None = None) -> str:
+        """A table that fits the terminal (or `width` columns)."""
+        from automesh.results.targets import render
+
+        return render(
+            self.found,
+            pattern=self.pattern,
+            compilers=self.compilers,
+            width=width or shutil.get_terminal_size().columns,
+            colour=is_colourful(),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The targets as plain JSON values; what `targets --json` prints."""
+        from automesh.results.targets_json import to_json
+
+        return to_json(self.found, self.compilers)

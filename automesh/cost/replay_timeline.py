@@ -1,0 +1,49 @@
+"""What happened when, in a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SliceKind = Literal["work", "wait", "transfer", "repeats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A stretch of time on one track.
+
+    Attributes:
+      kind: `repeats` stands for trips of a loop that are like those before it and not drawn.
+      track: the core, or a resource.
+      cause: as in `outcomes.Replayed.causes`; of a repeat empty.
+      flight: number of the transfer that is on its way or waited for, the same on all its slices;
+        -1 if there is none.
+      source: `step.py:123`; empty if unknown.
+    """
+
+    kind: SliceKind
+    track: str
+    name: str
+    start_s: float
+    seconds: float
+    cause: str = ""
+    flight: int = -1
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One step.
+
+    Attributes:
+      slices: by start; of every loop the first trips, then one slice for all others.
+    """
+
+    step_s: float
+    slices: tuple[Slice, ...]
+
+    @property
+    def tracks(self) -> tuple[str, ...]:
+        """The core first, then the resources by name."""
+        names = {one.track for one in self.slices}
+        return tuple(sorted(names, key=lambda name: (name != "core", name)))

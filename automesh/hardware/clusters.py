@@ -1,0 +1,149 @@
+"""Clusters of the user's own, as targets; `clusters_file` reads them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.hardware.absent import Absent
+from automesh.hardware.chips import Chip
+from automesh.hardware.configurations import configuration_of
+from automesh.hardware.fabric import Fabric
+from automesh.hardware.machines import Machine, check_filled, cluster_of
+from automesh.hardware.slices import Dims, Generation
+
+_PART = re.compile(r"(?P<name>.+)-(?P<count>[0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """Nodes of GPUs that a switch joins.
+
+    Attributes:
+      machine: one node.
+    """
+
+    machine: Machine
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """Slices of TPUs that are linked in a torus.
+
+    Attributes:
+      generation: that the compiler knows the chips as; None if it knows them not.
+      torus, wraps, host: see `Absent`.
+    """
+
+    generation: Generation | None
+    torus: Dims
+    wraps: tuple[bool, ...]
+    host: Dims
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """One cluster of the user's.
+
+    Attributes:
+      name: of the target, and of its rules.
+      chip: its slug is that of the chip on record that it is compiled as; empty if it is like none.
+      memory_bytes: that programs can have on one device.
+      source: where its figures come from, in the user's words.
+      figures: a digest of all that the file says about it.
+    """
+
+    name: str
+    chip: Chip
+    parts: Nodes | Slices
+    memory_bytes: int
+    source: str
+    figures: str
+
+    def devices(self, text: str) -> Absent | None:
+        """The devices that a target's name means; None if it is not one of this cluster's.
+
+        Raises:
+          UsageError: more than there are, or nodes that are not filled.
+        """
+        part = _PART.fullmatch(text)
+        if text != self.name and (part is None or part["name"] != self.name):
+            return None
+        most, what = self._most()
+        count = most if text == self.name or part is None else int(part["count"])
+        if not 1 <= count <= most:
+            raise UsageError(
+                f"target `{text}` asks for {count} {what} of `{self.name}`, which has {most}",
+                hint=f"use `{self.name}` for all of them",
+            )
+        if isinstance(self.parts, Slices):
+            return self._slices(self.parts, count, text)
+        return self._nodes(self.parts.machine, count, text)
+
+    def _most(self) -> tuple[int, str]:
+        """What the number after the name may be at most, and what it counts."""
+        if isinstance(self.parts, Slices):
+            return self.parts.count, "slices"
+        return self.parts.count * self.parts.machine.devices, "devices"
+
+    def _nodes(self, machine: Machine, count: int, text: str) -> Absent:
+        check_filled(machine, count, text)
+        return cluster_of(
+            machine,
+            self.chip,
+            count,
+            selector=text,
+            gpu=configuration_of(self.chip),
+            memory_bytes=self.memory_bytes,
+        )
+
+    def _slices(self, parts: Slices, count: int, text: str) -> Absent:
+        chips, each = math.prod(parts.torus), self.chip.devices_per_chip
+        known = parts.generation
+        return Absent(
+            selector=text,
+            fabric=Fabric(
+                kind="torus",
+                chip=self.chip,
+                num_granules=count,
+                granule_devices=chips * each,
+                torus=parts.torus,
+                wraps=parts.wraps,
+                devices_per_chip=each,
+            ),
+            device_kind=next(iter(self.chip.device_kinds), ""),
+            device_memory_bytes=self.memory_bytes,
+            num_hosts=count * chips // math.prod(parts.host),
+            topology=known.topology(parts.torus) if known else "",
+            chip_config=known.chip_config if known else "",
+            host=parts.host,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clusters:
+    """The clusters of one file."""
+
+    path: Path
+    all: tuple[Cluster, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(cluster.name for cluster in self.all)
+
+    def find(self, text: str) -> tuple[Absent, Cluster] | None:
+        """The devices that a target's name means, and the cluster that they are of.
+
+        Raises:
+          UsageError: more than the cluster has, or nodes that are not filled.
+        """
+        # The whole name first: `lab-2` may be a cluster beside `lab`.
+        for cluster in sorted(self.all, key=lambda one: one.name != text):
+            if absent := cluster.devices(text):
+                return absent, cluster
+        return None

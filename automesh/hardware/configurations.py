@@ -1,0 +1,55 @@
+"""The target configurations that GPU programs are compiled with where no GPU is."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from automesh.hardware.chips import Chip
+from automesh.mesh.strict import read_text
+
+_FOLDER = Path(__file__).parent / "data" / "gpus"
+_MEMORY = re.compile(r"^ *device_memory_size: ([0-9]+)$", re.MULTILINE)
+
+
+def configuration_of(chip: Chip) -> str:
+    """Name of the configuration of a kind of GPU; empty if none is shipped."""
+    return chip.slug if chip.slug in known_configurations() else ""
+
+
+@cache
+def read_configuration(name: str) -> str:
+    """The text of a `GpuTargetConfigProto`, as the compile-only client takes it.
+
+    Args:
+      name: as `configuration_of` gives it.
+
+    Raises:
+      UsageError: there is none of this name.
+    """
+    return read_text(_FOLDER / f"{name}.txtpb")
+
+
+def configured_memory_bytes(name: str) -> int:
+    """Memory of one GPU, as a configuration says it.
+
+    Args:
+      name: as `configuration_of` gives it.
+    """
+    found = _MEMORY.search(read_configuration(name))
+    if found is None:
+        raise ValueError(f"{_FOLDER / name}.txtpb does not say how much memory there is")
+    return int(found[1])
+
+
+def usable_bytes_of(chip: Chip) -> int:
+    """What programs can have of a GPU's memory: less than its data sheet says."""
+    name = configuration_of(chip)
+    return configured_memory_bytes(name) if name else chip.hbm_bytes
+
+
+@cache
+def known_configurations() -> tuple[str, ...]:
+    """The names of all of them."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.txtpb")))

@@ -1,0 +1,44 @@
+"""What a replay asks of a chip beyond its data sheet; with their sources in `data/engines.json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from automesh.hardware.chips import Chip
+from automesh.mesh.strict import check_tree, parse_tree, read_text
+
+_TABLE = Path(__file__).parent / "data" / "engines.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """One jax device; the fields are explained in the table's `meta`.
+
+    Attributes:
+      flops_per_cycle: 0 where no compiler states cycles.
+    """
+
+    flops_per_cycle: int
+    host_bytes_per_s: float
+    onchip: float
+    sources: dict[str, str]
+
+    def clock_hz(self, chip: Chip) -> float:
+        """Cycles per second: the peak over what one cycle does at most; 0 if that is not known."""
+        return chip.flops_per_s / self.flops_per_cycle if self.flops_per_cycle else 0.0
+
+
+def engines_of(chip: Chip) -> Engines:
+    """The row of the chip; what it leaves out is that of its platform."""
+    return _read(chip.platform, "" if chip.rough else chip.slug)
+
+
+@cache
+def _read(platform: str, slug: str) -> Engines:
+    table = parse_tree(read_text(_TABLE), source=_TABLE)
+    usual: dict[str, Any] = table["platforms"][platform]
+    own: dict[str, Any] = table["chips"].get(slug, {})
+    return check_tree({**usual, **own}, Engines, source=_TABLE)

@@ -1,0 +1,86 @@
+"""Where the devices of a mesh are: from their number in a program to granule and chip (no jax)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.errors import AutomeshError
+from automesh.hardware.fabric import Fabric, Layouts, Span
+from automesh.mesh.axes import MeshAxis
+
+Ints = NDArray[np.int64]
+
+
+def places_along(spans: Sequence[Sequence[Span]], shape: tuple[int, ...]) -> Ints:
+    """[*shape, 4]: x, y, z and core of the device at each point of a shape that follows its spans.
+
+    Along one axis the devices follow its spans one after the other, x outermost, cores innermost,
+    as `reshape` and `transpose` of the physical devices leave them.
+    """
+    total = np.zeros((*shape, 4), np.int64)
+    for axis, size in enumerate(shape):
+        ordered = sorted(spans[axis], key=lambda span: span.dimension % 4)
+        line = np.zeros((1, 4), np.int64)
+        for span in ordered:
+            steps = np.zeros((span.extent, 4), np.int64)
+            steps[:, span.dimension % 4] = span.stride * np.arange(span.extent)
+            line = (line[:, None] + steps[None]).reshape(-1, 4)
+        total += line.reshape(*(size if one == axis else 1 for one in range(len(shape))), 4)
+    return total
+
+
+class Placement:
+    """The devices of one mesh.
+
+    Device i of a program is element i of the flat mesh; along an axis that crosses granules the
+    granule counts first, as in `jax.experimental.mesh_utils.create_hybrid_device_mesh`.
+
+    Attributes:
+      granule: [devices] number of the granule.
+      place: [devices, 4] x, y, z and core inside it; without a torus, the device's number there in
+        the last column.
+
+    Raises:
+      AutomeshError: `layouts` says nothing about the shape of the mesh.
+    """
+
+    def __init__(self, axes: Sequence[MeshAxis], fabric: Fabric, layouts: Layouts) -> None:
+        self.fabric = fabric
+        self.axes = tuple(axes)
+        shape = tuple(axis.ici for axis in axes)
+        granules = tuple(axis.dcn for axis in axes)
+        inside = _inside(fabric, layouts, shape)
+        sizes = tuple(axis.size for axis in axes)
+        indices = np.indices(sizes).reshape(len(sizes), -1)
+        outer = [index // axis.ici for index, axis in zip(indices, axes, strict=True)]
+        inner = [index % axis.ici for index, axis in zip(indices, axes, strict=True)]
+        self.granule: Ints = np.ravel_multi_index(tuple(outer), granules).astype(np.int64)
+        self.place: Ints = inside[tuple(inner)]
+
+    def __len__(self) -> int:
+        return len(self.granule)
+
+
+def _inside(fabric: Fabric, layouts: Layouts, shape: tuple[int, ...]) -> Ints:
+    """[*shape, 4]: where the devices of one granule are."""
+    if fabric.kind != "torus":
+        places = np.zeros((*shape, 4), np.int64)
+        places[..., 3] = np.arange(math.prod(shape)).reshape(shape)
+        return places
+    for one in layouts.wound:
+        if one.shape == shape:
+            return np.array(one.places, np.int64).reshape(*shape, 4)
+    known = _numbers(layouts)
+    if shape not in known or shape in {one.shape for one in layouts.crooked}:
+        raise AutomeshError(f"no layout of the shape {'x'.join(map(str, shape))} was asked for")
+    return places_along(layouts.spans[known[shape]], shape)
+
+
+@lru_cache(maxsize=4)
+def _numbers(layouts: Layouts) -> dict[tuple[int, ...], int]:
+    return {shape: number for number, shape in enumerate(layouts.shapes)}

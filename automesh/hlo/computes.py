@@ -1,0 +1,84 @@
+"""What the cores do in one instruction: products, bytes, the compiler's own estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from automesh.hlo.collectives import source_of
+from automesh.hlo.flops import flops_of, matmul_of
+from automesh.hlo.fused import Contents
+from automesh.hlo.kernels import is_plain, remark_on, stated_cost, widest_dtype
+from automesh.hlo.memories import Touched
+from automesh.hlo.nouns import Computation, Instruction
+from automesh.hlo.schedule_nouns import Compute, Matmul
+
+_OTHER_MATH = frozenset({"fft", "triangular-solve", "cholesky"})
+
+
+def compute_of(
+    computation: Computation,
+    instruction: Instruction,
+    touched: Touched,
+    contents: Contents | None = None,
+) -> Compute | None:
+    """What one instruction makes the cores do; None if that is nothing.
+
+    Args:
+      contents: of a fusion.
+    """
+    if contents is not None:
+        one = _matrix_or_memory(instruction, contents.matmuls, contents.flops, touched)
+    elif (product := matmul_of(computation, instruction)) is not None:
+        flops = flops_of(computation, instruction)
+        one = _matrix_or_memory(instruction, (product,), flops, touched)
+    elif instruction.opcode == "custom-call" and not is_plain(instruction):
+        return _kernel(computation, instruction, touched)
+    else:
+        one = _matrix_or_memory(instruction, (), 0, touched)
+    is_nothing = not (one.flops or one.hbm_bytes or one.onchip_bytes or one.cycles or one.uncounted)
+    return None if is_nothing else one
+
+
+def _matrix_or_memory(
+    instruction: Instruction, matmuls: tuple[Matmul, ...], flops: int, touched: Touched
+) -> Compute:
+    kind: Literal["matrix", "memory"] = "matrix" if matmuls else "memory"
+    is_other = instruction.opcode in _OTHER_MATH
+    return Compute(
+        name=instruction.name,
+        kind=kind,
+        opcode=instruction.target or instruction.opcode,
+        matmuls=matmuls,
+        flops=flops,
+        dtype=matmuls[0].dtype if matmuls else "",
+        hbm_bytes=touched.main,
+        onchip_bytes=touched.chip,
+        cycles=cycles_of(instruction),
+        uncounted=f"FLOPs of `{instruction.opcode}`" if is_other else "",
+        op_name=instruction.op_name,
+        source=source_of(instruction),
+    )
+
+
+def _kernel(computation: Computation, call: Instruction, touched: Touched) -> Compute:
+    stated = stated_cost(call)
+    return Compute(
+        name=call.name,
+        kind="kernel",
+        opcode=call.target,
+        flops=stated.flops if stated else 0,
+        dtype=widest_dtype(computation, call) if stated and stated.flops else "",
+        hbm_bytes=(stated.bytes_accessed if stated else 0) or touched.main,
+        onchip_bytes=touched.chip,
+        cycles=cycles_of(call),
+        uncounted=remark_on(call, stated),
+        op_name=call.op_name,
+        source=source_of(call),
+    )
+
+
+def cycles_of(instruction: Instruction) -> int:
+    """The compiler's estimate in cycles of the cores; 0 if it makes none."""
+    window: Mapping[str, Any] = instruction.config.get("window_config") or {}
+    return int(window.get("estimated_cycles") or 0)

@@ -1,0 +1,247 @@
+"""Turns single instructions into operations of a schedule: transfers above all, and compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from automesh.hlo.collectives import source_of, transfer_of
+from automesh.hlo.computes import compute_of
+from automesh.hlo.exchanges import is_exchange, join_pairs, transfer_in_pairs
+from automesh.hlo.fused import Held, amounts_to, contents_of
+from automesh.hlo.kinds import kind_of
+from automesh.hlo.lanes import Lanes
+from automesh.hlo.megascale import is_megascale, transfer_between_slices
+from automesh.hlo.memories import Touched, platform_of
+from automesh.hlo.nouns import Computation, Instruction, Module
+from automesh.hlo.partitions import Partitions
+from automesh.hlo.schedule_nouns import Done, Medium, Operation, Platform, Start, Transfer
+from automesh.hlo.tally import COPIES
+from automesh.hlo.traffic import traffic_of, traffic_of_fused_collective
+
+_HOST = frozenset({"send", "recv", "infeed", "outfeed"})
+# What a computation may consist of that only moves data.
+_MOVES = frozenset(
+    {
+        "parameter",
+        "constant",
+        "bitcast",
+        "tuple",
+        "get-tuple-element",
+        "copy",
+        "slice",
+        "dynamic-slice",
+        "dynamic-update-slice",
+        "concatenate",
+    }
+)
+
+
+class Mover:
+    """Reads the instructions of a module that are not control flow."""
+
+    def __init__(self, module: Module, partitions: Partitions) -> None:
+        self.platform: Platform = platform_of(module)
+        self._partitions = partitions
+        self._module = module
+        self._lanes = Lanes(module)
+        join_pairs(module, self._lanes)
+        self._contents = {
+            fusion.id: contents_of(module, fusion)
+            for computation in module.computations.values()
+            if not computation.is_fusion
+            for fusion in computation.instructions.values()
+            if fusion.opcode == "fusion"
+        }
+        self._begun = {
+            held.instruction.channel
+            for contents in self._contents.values()
+            if contents.starts
+            for held in contents.collectives
+        }
+        self._seen: set[tuple[int, int]] = set()
+        self._inlined: set[int] = set()
+
+    def operations(
+        self, computation: Computation, instruction: Instruction
+    ) -> Sequence[Operation] | None:
+        """What one instruction does; None if what it calls is to be read in its place."""
+        opcode = instruction.opcode
+        if opcode == "fusion":
+            return self._fusion(computation, instruction)
+        if opcode in _HOST:
+            return self._host(computation, instruction)
+        if opcode == "async-start":
+            return self._wrapped(instruction)
+        if opcode == "copy-start":
+            touched = self._touched(computation, instruction)
+            return self._started(instruction, _copied(instruction, touched, synchronous=False))
+        if opcode.endswith("-done"):
+            return self._done(computation, instruction)
+        if kind_of(instruction):
+            return self._plain(computation, instruction)
+        return self._compute(computation, instruction)
+
+    def _plain(self, computation: Computation, instruction: Instruction) -> list[Operation]:
+        """A collective, or the start of one, that is an instruction of its own."""
+        touched = self._touched(computation, instruction)
+        now = not instruction.opcode.endswith("-start") or _is_marked_synchronous(instruction)
+        held = Held(computation, instruction)
+        moved = self._collective(held, instruction, touched, synchronous=now)
+        moves = self._started(instruction, moved)
+        return moves or self._compute(computation, instruction)
+
+    def _fusion(self, computation: Computation, fusion: Instruction) -> list[Operation]:
+        """A fusion may begin, carry on, end or hold a collective, and compute besides."""
+        contents = self._contents[fusion.id]
+        operations: list[Operation] = []
+        is_whole = False
+        for held in contents.collectives:
+            channel = held.instruction.channel
+            lane = f"channel {channel}"
+            if contents.finishes:
+                operations.append(Done(name=fusion.name, lane=lane))
+            elif contents.starts or not self._is_repeated(computation, channel):
+                touched = traffic_of_fused_collective(computation, fusion, self.platform)
+                moved = self._collective(held, fusion, touched, synchronous=not contents.starts)
+                operations += self._started(fusion, moved, lane)
+                is_whole = not (contents.starts or contents.matmuls)
+        return operations if is_whole else [*operations, *self._compute(computation, fusion)]
+
+    def _is_repeated(self, computation: Computation, channel: int) -> bool:
+        """True if another fusion has begun the collective, or one of this computation holds it."""
+        place = (computation.id, channel)
+        if channel == 0 or not (channel in self._begun or place in self._seen):
+            self._seen.add(place)
+            return False
+        return True
+
+    def _host(self, computation: Computation, instruction: Instruction) -> list[Operation]:
+        """Sends and receives; those among the devices of the program are collectives."""
+        if is_exchange(instruction):
+            if instruction.opcode == "recv":
+                return []
+            touched = self._touched(computation, instruction)
+            between = transfer_between_slices if is_megascale(instruction) else transfer_in_pairs
+            moved = between(computation, instruction, self._partitions, hbm_bytes=touched.main)
+            return self._started(instruction, moved)
+        payload = sum(operand.shape.bytes for operand in computation.operands(instruction))
+        payload = payload or instruction.shape.bytes
+        moved = Transfer(
+            name=instruction.name,
+            kind="send",
+            medium="host",
+            payload_bytes=payload,
+            wire_bytes=payload,
+            hbm_bytes=payload,
+            synchronous=instruction.opcode in ("infeed", "outfeed"),
+            uncounted=f"{instruction.opcode} to or from the host or another program",
+            op_name=instruction.op_name,
+            source=source_of(instruction),
+        )
+        return self._started(instruction, moved)
+
+    def _wrapped(self, start: Instruction) -> list[Operation] | None:
+        """A start that wraps a computation: a collective, a copy, or anything else."""
+        callee = self._module.called(start)[0]
+        held = self._held_in(callee)
+        if held is not None:
+            touched = self._touched(held.computation, held.instruction)
+            now = _is_marked_synchronous(start)
+            return self._started(start, self._collective(held, start, touched, synchronous=now))
+        if self._only_moves(callee):
+            touched = _sum(self._touched(callee, one) for one in callee.instructions.values())
+            return self._started(start, _copied(start, touched, synchronous=False))
+        self._inlined.add(start.id)
+        return None
+
+    def _held_in(self, computation: Computation) -> Held | None:
+        """The collective of a wrapped computation; that of a SparseCore stands one call deeper."""
+        for one in computation.instructions.values():
+            if kind_of(one):
+                return Held(computation, one)
+            if one.opcode == "call":
+                return self._held_in(self._module.called(one)[0])
+        return None
+
+    def _touched(self, computation: Computation, instruction: Instruction) -> Touched:
+        return traffic_of(self._module, computation, instruction, self.platform)
+
+    def _only_moves(self, computation: Computation) -> bool:
+        return all(
+            self._only_moves(self._module.called(one)[0])
+            if one.opcode == "fusion"
+            else one.opcode in _MOVES
+            for one in computation.instructions.values()
+        )
+
+    def _collective(
+        self, held: Held, by: Instruction, touched: Touched, *, synchronous: bool
+    ) -> Transfer:
+        return transfer_of(
+            self._module,
+            held.computation,
+            held.instruction,
+            self._partitions,
+            by=by,
+            kind=amounts_to(held) if by.opcode == "fusion" else "",
+            hbm_bytes=touched.main,
+            synchronous=synchronous,
+        )
+
+    def _started(self, by: Instruction, moved: Transfer, lane: str = "") -> list[Operation]:
+        if moved.group_size == 1 and moved.kind not in COPIES:  # Nothing leaves the device.
+            return []
+        start = Start(transfer=moved, lane=lane or self._lanes.of_start(by))
+        return [start, Done(name=by.name, lane=start.lane)] if moved.synchronous else [start]
+
+    def _done(self, computation: Computation, done: Instruction) -> list[Operation]:
+        (begun, *_) = computation.operands(done)
+        if _is_marked_synchronous(begun) or begun.id in self._inlined:
+            return []
+        if done.opcode == "send-done" and is_exchange(done):  # The receive is what is waited for.
+            return []
+        return [Done(name=done.name, lane=self._lanes.of_done(done))]
+
+    def _compute(self, computation: Computation, instruction: Instruction) -> list[Operation]:
+        touched = self._touched(computation, instruction)
+        operations: list[Operation] = []
+        if touched.host:
+            operations += self._started(
+                instruction, _copied(instruction, touched, synchronous=True)
+            )
+            touched = Touched(main=0, chip=touched.chip)
+        contents = self._contents.get(instruction.id)
+        one = compute_of(computation, instruction, touched, contents)
+        return operations if one is None else [*operations, one]
+
+
+def _is_marked_synchronous(start: Instruction) -> bool:
+    """True for a start that a GPU compiler found nothing to overlap with."""
+    config = start.config.get("collective_backend_config") or {}
+    return bool(config.get("is_sync"))
+
+
+def _copied(by: Instruction, touched: Touched, *, synchronous: bool) -> Transfer:
+    """A copy between memories, of half the bytes that it reads and writes."""
+    medium: Medium = "host" if touched.host else "memory"
+    size = touched.host or (touched.main + touched.chip) // 2
+    return Transfer(
+        name=by.name,
+        kind="copy",
+        medium=medium,
+        payload_bytes=size,
+        wire_bytes=size,
+        hbm_bytes=touched.main,
+        synchronous=synchronous,
+        op_name=by.op_name,
+        source=source_of(by),
+    )
+
+
+def _sum(touches: Iterable[Touched]) -> Touched:
+    every = list(touches)
+    return Touched(
+        main=sum(one.main for one in every),
+        chip=sum(one.chip for one in every),
+        host=sum(one.host for one in every),
+    )

@@ -1,0 +1,334 @@
+"""Compiled programs kept in a folder, so that none is compiled twice (no jax).
+
+One file per program: a header that says what it is, with its checksum, then the serialized module,
+packed, which has its own. A file appears whole or not at all, and what cannot be read is as good as
+not there, so any number of processes may share the folder and be killed at any instant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import struct
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import platformdirs
+
+from automesh.errors import AutomeshError, UsageError
+from automesh.jsonio import from_json, to_json
+from automesh.outcomes import Counts, Effort, Memory, OutOfMemory
+from automesh.units import parse_bytes
+
+FOLDER_VARIABLE = "AUTOMESH_CACHE"
+LIMIT_VARIABLE = "AUTOMESH_CACHE_LIMIT"
+DEFAULT_LIMIT_BYTES = 4 * 2**30
+_FORMAT = 1  # to be raised when an unchanged key shall not find what was kept before
+_MAGIC = b"automesh-module\n"
+_HEAD = struct.Struct(">I32s")  # length and SHA-256 of the header
+_SUFFIX = ".module"
+_TEMPORARY = ".tmp"
+# A process that writes for longer than this was killed.
+_ABANDONED_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What one compile gave.
+
+    Attributes:
+      module: serialized HLO module, scheduled; empty where the compiler gave up.
+      memory, counts: None where the compiler gave up.
+      compile_s: of building, lowering and compiling.
+      target: what it was compiled for, in words: `tpu v5e:4x4`.
+      label: the plan that it was first compiled for, in text form.
+      versions: of what compiled it, by name.
+      out_of_memory: the verdict, if the program needs more memory than there is.
+      is_settled: True if the program's outputs are laid out as its inputs are; otherwise what was
+        compiled is the program that a loop around the step settles to.
+    """
+
+    module: bytes
+    memory: Memory | None
+    counts: Counts | None
+    compile_s: float
+    effort: Effort
+    target: str
+    label: str
+    versions: tuple[tuple[str, str], ...]
+    out_of_memory: OutOfMemory | None = None
+    is_settled: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file of a store.
+
+    Attributes:
+      stored: what it holds, its module left out.
+      size_bytes: of the file.
+      used_s: when it was last found or written, seconds since the epoch.
+    """
+
+    key: str
+    stored: Stored
+    size_bytes: int
+    used_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    """What stands before a module: `packed_bytes` of it follow."""
+
+    key: str
+    memory: Memory | None
+    counts: Counts | None
+    compile_s: float
+    effort: Effort
+    target: str
+    label: str
+    versions: tuple[tuple[str, str], ...]
+    out_of_memory: OutOfMemory | None
+    is_settled: bool
+    packed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleStore:
+    """Compiled programs by key; what was used least recently makes room for what is new.
+
+    Attributes:
+      folder: made when something is kept.
+      limit_bytes: what all files may take together.
+    """
+
+    folder: Path
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+    def find(self, key: str) -> Stored | None:
+        """What was kept under `key`; None if there is nothing that can be read."""
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+            header, start = _parse(data)
+            if header.key != key or len(data) - start != header.packed_bytes:
+                return None
+            module = gzip.decompress(data[start:]) if header.packed_bytes else b""
+        except (OSError, ValueError, EOFError, zlib.error, AutomeshError):
+            return None
+        with contextlib.suppress(OSError):  # The folder may be somebody else's: to read only.
+            os.utime(path)
+        return replace(_stored(header), module=module)
+
+    def keep(self, key: str, stored: Stored) -> None:
+        """Keeps the outcome of a compile, whole or not at all, and makes room for it.
+
+        Something larger than the limit is not kept.
+
+        Raises:
+          OSError: the folder cannot be written.
+        """
+        # Without a time in it, so that equal programs give equal files.
+        packed = gzip.compress(stored.module, compresslevel=6, mtime=0) if stored.module else b""
+        head = json.dumps(to_json(_header(key, stored, len(packed)), _Header)).encode()
+        start = _MAGIC + _HEAD.pack(len(head), hashlib.sha256(head).digest()) + head
+        size = len(start) + len(packed)
+        if size > self.limit_bytes:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_room(size, replaced=self._path(key))
+        handle, name = tempfile.mkstemp(dir=self.folder, prefix=f".{key[:16]}.", suffix=_TEMPORARY)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(start)
+                file.write(packed)
+            temporary.replace(self._path(key))
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All that can be read, what was used last first."""
+        found: list[Entry] = []
+        for path, size, used_s in self._files():
+            with contextlib.suppress(OSError, ValueError, AutomeshError):
+                header = _read_header(path)
+                if path == self._path(header.key):
+                    found.append(
+                        Entry(
+                            key=header.key,
+                            stored=_stored(header),
+                            size_bytes=size,
+                            used_s=used_s,
+                        )
+                    )
+        return tuple(sorted(found, key=lambda entry: (-entry.used_s, entry.key)))
+
+    def size_bytes(self) -> int:
+        """What all files take, those that cannot be read included."""
+        return sum(size for _, size, _ in self._files())
+
+    def clear(self) -> int:
+        """Removes everything that a store has written.
+
+        Returns:
+          How many programs there were.
+
+        Raises:
+          OSError: a file cannot be removed.
+        """
+        paths = [path for path, _, _ in self._files()]
+        for path in (*paths, *self._temporaries()):
+            path.unlink(missing_ok=True)
+        return len(paths)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{_SUFFIX}"
+
+    def _files(self) -> Iterator[tuple[Path, int, float]]:
+        """Every program's file, its size, and when it was last used."""
+        for path in self.folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # Another process makes room, too.
+                status = path.stat()
+                yield path, status.st_size, status.st_mtime
+
+    def _temporaries(self) -> Iterator[Path]:
+        yield from self.folder.glob(f".*{_TEMPORARY}")
+
+    def _make_room(self, needed_bytes: int, *, replaced: Path) -> None:
+        self._remove_abandoned()
+        files = [one for one in self._files() if one[0] != replaced]
+        taken = needed_bytes + sum(size for _, size, _ in files)
+        for path, size, _ in sorted(files, key=lambda one: (one[2], one[0].name)):
+            if taken <= self.limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            taken -= size
+
+    def _remove_abandoned(self) -> None:
+        """Removes what processes that were killed had begun to write."""
+        for path in self._temporaries():
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    path.unlink(missing_ok=True)
+
+
+def default_store(environ: Mapping[str, str]) -> ModuleStore:
+    """The store in `$AUTOMESH_CACHE`, else in the user's folder for caches.
+
+    Raises:
+      UsageError: $AUTOMESH_CACHE_LIMIT is no size.
+    """
+    chosen = environ.get(FOLDER_VARIABLE, "").strip()
+    root = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("automesh")
+    return store_in(root / "modules", environ)
+
+
+def store_in(folder: Path, environ: Mapping[str, str]) -> ModuleStore:
+    """The store in `folder`, no larger than `$AUTOMESH_CACHE_LIMIT`, else a few GiB.
+
+    Raises:
+      UsageError: $AUTOMESH_CACHE_LIMIT is no size.
+    """
+    text = environ.get(LIMIT_VARIABLE, "").strip()
+    if not text:
+        return ModuleStore(folder)
+    try:
+        return ModuleStore(folder, parse_bytes(text))
+    except UsageError as error:
+        raise UsageError(f"${LIMIT_VARIABLE}: {error.message}", hint=error.hint) from None
+
+
+def key_of(
+    *,
+    fingerprint: str,
+    target: object,
+    effort: Sequence[tuple[str, object]],
+    versions: Sequence[tuple[str, str]],
+    environment: Sequence[tuple[str, str]],
+) -> str:
+    """The key under which the outcome of a compile is kept: a hash of all that decides it.
+
+    Args:
+      fingerprint: of the lowered program together with its device assignment and the plan's
+        compiler options; the names of axes do not matter in it.
+      target: everything that the compiler is told about the devices, as plain JSON values.
+      effort: the compiler options that say how hard it tries.
+      versions: of all that takes part in compiling.
+      environment: variables and settings that change what gets compiled.
+    """
+    parts = [_FORMAT, fingerprint, target, *map(sorted, (effort, versions, environment))]
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _header(key: str, stored: Stored, packed_bytes: int) -> _Header:
+    return _Header(
+        key=key,
+        memory=stored.memory,
+        counts=stored.counts,
+        compile_s=stored.compile_s,
+        effort=stored.effort,
+        target=stored.target,
+        label=stored.label,
+        versions=stored.versions,
+        out_of_memory=stored.out_of_memory,
+        is_settled=stored.is_settled,
+        packed_bytes=packed_bytes,
+    )
+
+
+def _stored(header: _Header) -> Stored:
+    return Stored(
+        module=b"",
+        memory=header.memory,
+        counts=header.counts,
+        compile_s=header.compile_s,
+        effort=header.effort,
+        target=header.target,
+        label=header.label,
+        versions=header.versions,
+        out_of_memory=header.out_of_memory,
+        is_settled=header.is_settled,
+    )
+
+
+def _parse(data: bytes) -> tuple[_Header, int]:
+    """The header at the start of a file, and where the module begins.
+
+    Raises:
+      ValueError: it is no file of a store, or a damaged one.
+      AutomeshError: a header of another version.
+    """
+    begin = len(_MAGIC) + _HEAD.size
+    if not data.startswith(_MAGIC) or len(data) < begin:
+        raise ValueError("not a module's file")
+    length, digest = _HEAD.unpack_from(data, len(_MAGIC))
+    head = data[begin : begin + length]
+    if hashlib.sha256(head).digest() != digest:
+        raise ValueError("a damaged header")
+    return from_json(json.loads(head), _Header), begin + length
+
+
+def _read_header(path: Path) -> _Header:
+    """The header of a file whose length is right.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError, AutomeshError: as `_parse`.
+    """
+    with path.open("rb") as file:
+        data = file.read(len(_MAGIC) + _HEAD.size)
+        if len(data) == len(_MAGIC) + _HEAD.size:
+            data += file.read(_HEAD.unpack_from(data, len(_MAGIC))[0])
+        header, start = _parse(data)
+        if os.fstat(file.fileno()).st_size != start + header.packed_bytes:
+            raise ValueError("a torn file")
+    return header

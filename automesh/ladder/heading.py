@@ -1,0 +1,62 @@
+"""What a search notes at its start, and how it says that its time is over."""
+
+from __future__ import annotations
+
+from automesh.ladder.identity import workload_name
+from automesh.ladder.looking import notices_of
+from automesh.ladder.notebook import Header
+from automesh.ladder.places import as_seen
+from automesh.ladder.preparation import Preparation
+from automesh.ladder.request import SearchRequest
+from automesh.ladder.study import Study
+from automesh.results.estimates import Estimates
+from automesh.units import format_wait
+
+
+def header_of(
+    request: SearchRequest,
+    preparation: Preparation,
+    estimates: Estimates,
+    study: Study,
+    *,
+    is_ahead: bool = False,
+) -> Header:
+    """What a search knows before anything is compiled.
+
+    Args:
+      is_ahead: the devices are not here.
+    """
+    enumeration, inspection = preparation.enumeration, preparation.inspection
+    extra = len(preparation.plans) - len(enumeration.legal)  # a baseline outside of the space
+    return Header(
+        workload=workload_name(request.entry),
+        target=preparation.selector,
+        platform=preparation.aim.platform,
+        device_kind=preparation.aim.device_kind,
+        device_count=preparation.aim.num_devices,
+        axes=tuple(axis.name for axis in enumeration.legal[0].axes),
+        enumerated=enumeration.num_plans + extra,
+        plans=len(preparation.plans),
+        ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
+        baseline=preparation.baseline,
+        notices=notices_of(preparation, estimates),
+        tokens_per_step=inspection.tokens_per_step,
+        location=study.storage.text
+        if study.storage.kind == "server"
+        else as_seen(study.storage.location),
+        results_dir=as_seen(preparation.folder),
+        command=request.command,
+        source_hash=inspection.source_hash,
+        versions=preparation.provenance,
+        speeds=estimates.origin,
+        estimated=len(estimates.found),
+        fabric=estimates.fabric,
+        is_ahead=is_ahead,
+        room=preparation.room,
+    )
+
+
+def spent(budget_s: float) -> str:
+    """`the budget of 10 min was spent`."""
+    text = format_wait(budget_s) if budget_s >= 120 else f"{budget_s:.0f} s"
+    return f"the budget of {text} was spent"

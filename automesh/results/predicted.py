@@ -1,0 +1,73 @@
+"""What a replayed program says of a step, in words: pure functions."""
+
+from __future__ import annotations
+
+from automesh.outcomes import Compiled, Outcome, Replayed
+from automesh.results.result import Candidate, SearchResult
+from automesh.units import format_bytes, format_percent, format_seconds
+
+_COMMUNICATION = ("ici", "dcn", "host")
+_LEAST = 5e-4  # smaller parts of a step would print as 0.0 %
+_MOST = 3
+
+
+def replay_of(outcome: Outcome) -> Replayed | None:
+    """The replay that a predicted time comes from; None where there is none."""
+    return outcome.replay if isinstance(outcome, Compiled) else None
+
+
+def exposed_s(replay: Replayed) -> float:
+    """Seconds of a step in which the cores wait for communication."""
+    return sum(seconds for _, seconds in _exposed(replay))
+
+
+def exposed_sentence(replay: Replayed) -> str:
+    """`1.20 ms of the step waits for communication (ici tp 0.90 ms, ...), of 4.30 ms of it in all`.
+
+    Communication in all is the sum of every transfer's time as if it had its links to itself.
+    """
+    total_s = sum(seconds for _, seconds in replay.communication_s)
+    waits = [(cause, seconds) for cause, seconds in _exposed(replay) if seconds > 0]
+    if not total_s:
+        return "there is no communication"
+    said = ", ".join(f"{cause} {format_seconds(seconds)}" for cause, seconds in waits[:_MOST])
+    more = ", ..." if len(waits) > _MOST else ""
+    in_all = f"{format_seconds(total_s)} of communication"
+    if not waits or exposed_s(replay) < _LEAST * replay.step_s:
+        return f"all of {in_all} is hidden behind other work"
+    part = format_percent(exposed_s(replay) / replay.step_s)
+    return (
+        f"{format_seconds(exposed_s(replay))} ({part} of the step) of {in_all} is exposed: "
+        f"{said}{more}"
+    )
+
+
+def memory_sentence(result: SearchResult, best: Candidate) -> str:
+    """`12.3 GiB of 15.8 GiB a device, of which 256 MiB stay in reserve`; empty if unknown."""
+    if not best.peak_bytes or not result.device_memory_bytes:
+        return ""
+    text = f"{format_bytes(best.peak_bytes)} of {format_bytes(result.device_memory_bytes)} a device"
+    if result.reserve_bytes:
+        text += f", of which {format_bytes(result.reserve_bytes)} stay in reserve"
+    return text
+
+
+def predicted_lines(result: SearchResult, best: Candidate | None) -> list[tuple[str, str]]:
+    """What is predicted of the best plan beside its time: a label and a sentence each."""
+    replay = replay_of(best.outcome) if best is not None else None
+    if best is None or replay is None:
+        return []
+    mfu = f"{format_percent(replay.mfu)} of the chip's peak" if replay.mfu > 0 else ""
+    return [
+        ("exposed", exposed_sentence(replay)),
+        ("memory", memory_sentence(result, best)),
+        ("mfu", mfu),
+    ]
+
+
+def _exposed(replay: Replayed) -> list[tuple[str, float]]:
+    return [
+        (cause, seconds)
+        for cause, seconds in replay.causes
+        if cause.partition(" ")[0] in _COMMUNICATION
+    ]

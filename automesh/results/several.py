@@ -1,0 +1,146 @@
+"""Searches for several targets as one result: a summary of what each has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from automesh.results import words
+from automesh.results.columns import GLUE, Column
+from automesh.results.drawing import MIN_WIDTH, draw, footnotes, labelled, tabulated
+from automesh.results.json_export import to_json as result_to_json
+from automesh.results.result import Candidate, SearchResult
+from automesh.units import format_bytes, format_seconds
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought:
+    """What became of one target.
+
+    Attributes:
+      target: as it was written.
+      result: None if the search did not get as far as a result.
+      reason: why there is no rule, a sentence; empty if there is one.
+      hint: what to do about that.
+    """
+
+    target: str
+    result: SearchResult | None
+    reason: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Several:
+    """Searches for several targets, in the order in which they were named.
+
+    Attributes:
+      interrupted: True if the last one was stopped, and those after it were not begun.
+    """
+
+    searches: tuple[Sought, ...]
+    interrupted: bool = False
+
+    @property
+    def not_found(self) -> tuple[Sought, ...]:
+        """Targets without an answer."""
+        return tuple(one for one in self.searches if one.reason)
+
+
+def render(several: Several, *, width: int, colour: bool) -> str:
+    """Draws the summary: a line for each target, then what was not found and why.
+
+    Args:
+      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
+      colour: write colours as ANSI codes.
+
+    Returns:
+      Lines that end in a line feed.
+    """
+    width = max(width, MIN_WIDTH)
+    columns = _columns(several.searches)
+    parts = [tabulated(_fitting(columns, width), width=width)]
+    if any("*" in cell for column in columns for cell in column.cells):
+        parts.append(footnotes([("*", "predicted or estimated, not measured")]))
+    if several.not_found:
+        parts.append(labelled(("not found", _why(one)) for one in several.not_found))
+    return draw([Text(_title(several)), Text(), *parts], width=width, colour=colour)
+
+
+def to_json(several: Several) -> dict[str, Any]:
+    """What `--json` prints for several targets.
+
+    Returns:
+      `schema`, `searches` (each as for one target), `not_found` ({target, reason, hint}),
+      `interrupted`.
+    """
+    return {
+        "schema": SCHEMA,
+        "searches": [result_to_json(one.result) for one in several.searches if one.result],
+        "not_found": [
+            {"target": one.target, "reason": one.reason, "hint": one.hint or None}
+            for one in several.not_found
+        ],
+        "interrupted": several.interrupted,
+    }
+
+
+def _title(several: Several) -> str:
+    found = len(several.searches) - len(several.not_found)
+    all_of_them = words.count(len(several.searches), "target")
+    text = f"{found} of {all_of_them} found" if several.not_found else f"{all_of_them}, all found"
+    return text + (", interrupted" if several.interrupted else "")
+
+
+def _why(one: Sought) -> str:
+    hint = f" ({words.clean(one.hint)})" if one.hint else ""
+    return f"{words.clean(one.target)}: {words.clean(one.reason)}{hint}"
+
+
+def _columns(searches: tuple[Sought, ...]) -> list[Column]:
+    rows = [(one, _best(one)) for one in searches]
+    return [
+        _words("target", [words.clean(one.target) for one, _ in rows], most=12),
+        _words("plan", [words.clean(str(best.plan)) if best else "-" for _, best in rows], most=16),
+        _figures("step time", [_time(best) for _, best in rows]),
+        _figures("memory", [_memory(best) for _, best in rows]),
+        _words("bound by", [words.clean(best.bound_by, 24) if best else "" for _, best in rows]),
+    ]
+
+
+def _best(one: Sought) -> Candidate | None:
+    return words.best_of(one.result) if one.result is not None and not one.reason else None
+
+
+def _time(best: Candidate | None) -> str:
+    seconds = words.step_s(best) if best else None
+    if best is None or seconds is None:
+        return ""
+    return format_seconds(seconds) + (GLUE * 2 if words.evidence(best) == "measured" else " *")
+
+
+def _memory(best: Candidate | None) -> str:
+    return format_bytes(best.peak_bytes) if best and best.peak_bytes else ""
+
+
+def _words(name: str, cells: list[str], *, most: int = 0) -> Column:
+    column = Column(name=name, header=name, cells=tuple(cells))
+    floor = max(min(column.width, most), 1) if most else 0
+    return Column(name=name, header=name, cells=tuple(cells), floor=floor)
+
+
+def _figures(name: str, cells: list[str]) -> Column:
+    return Column(name=name, header=name, cells=tuple(cells), justify="right")
+
+
+def _fitting(columns: list[Column], width: int) -> list[Column]:
+    """Leaves out what a narrow terminal does without."""
+    for drop in ("", "bound by", "memory"):
+        columns = [column for column in columns if column.name != drop]
+        if sum((column.floor or column.width) + 2 for column in columns) - 2 <= width:
+            break
+    return columns

@@ -1,0 +1,271 @@
+"""`automesh targets`: what can be searched for without having it, as a table."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from automesh.hardware.absent import Absent
+from automesh.hardware.catalogue import Listed, citations
+from automesh.hardware.compilers import Compiler, has_compiler
+from automesh.results.columns import GAP, Column
+from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.results.words import clean, count
+from automesh.units import format_bytes, format_count
+
+# What a narrow terminal does without, in this order.
+_DROPPED = ("names", "DCN", "links", "chips", "wraps")
+_ALONE = "by estimate alone: no compiler knows these devices"
+
+
+def render(
+    found: Sequence[Listed],
+    *,
+    pattern: str,
+    compilers: Sequence[Compiler],
+    width: int,
+    colour: bool,
+) -> str:
+    """Draws the targets that a pattern means; all of them without one, a line per kind.
+
+    Args:
+      compilers: for the platforms that there are, installed or not.
+      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
+      colour: write colours as ANSI codes; the text is the same without them.
+
+    Returns:
+      Lines that end in a line feed.
+    """
+    width = max(width, MIN_WIDTH)
+    if not pattern.strip():
+        usual = [one for one in found if one.is_usual]
+        parts = [*_overview(usual, width), Text(), labelled(_guide(found, compilers))]
+    elif len(found) == 1:
+        parts = _single(found[0], compilers)
+    else:
+        parts = _several(found, compilers, width)
+    return draw(parts, width=width, colour=colour)
+
+
+def torus_words(absent: Absent) -> str:
+    """`4x4x8`; empty for GPUs."""
+    return "x".join(map(str, absent.fabric.torus))
+
+
+def wraps_words(absent: Absent) -> str:
+    """`all`, `none`, or which dimensions have their ends linked: `2nd`."""
+    wraps = absent.fabric.wraps
+    if not any(wraps):
+        return "none" if wraps else ""
+    if all(wraps):
+        return "all"
+    names = ("1st", "2nd", "3rd")
+    return " and ".join(name for name, wrap in zip(names, wraps) if wrap)
+
+
+def links_words(absent: Absent) -> str:
+    """`6 x 90 GB/s` for the links of a chip, `450 GB/s` for those of a GPU to its switch."""
+    fabric = absent.fabric
+    speed = _rate(fabric.chip.link_bytes_per_s * fabric.devices_per_chip)
+    return f"{2 * len(fabric.torus)} x {speed}" if fabric.torus else speed
+
+
+def compile_words(absent: Absent, compilers: Sequence[Compiler]) -> str:
+    """Whether devices can be compiled for here, and what to do if not."""
+    if not has_compiler(absent):
+        return _ALONE
+    compiler = next(one for one in compilers if one.platform == absent.platform)
+    return _here(compiler)
+
+
+def _here(compiler: Compiler) -> str:
+    if compiler.version:
+        return f"compiled for here, by {compiler.name} {compiler.version}"
+    return f"not compiled for here, as {compiler.name} is not installed: {compiler.install}"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_count(bytes_per_s)}B/s"
+
+
+def _overview(found: Sequence[Listed], width: int) -> list[RenderableType]:
+    """A line per kind."""
+    kinds = [list(group) for _, group in groupby(found, key=lambda one: one.kind)]
+    firsts = [group[0].absent for group in kinds]
+    names = [group[0].kind + (" *" * (not has_compiler(group[0].absent))) for group in kinds]
+    columns = [
+        Column(name="target", header="target", cells=tuple(names)),
+        _right(
+            "names", [str(len(group)) if group[0].absent.fabric.torus else "" for group in kinds]
+        ),
+        _right("devices", [_sizes(group) for group in kinds]),
+        _right("memory", [format_bytes(one.device_memory_bytes) for one in firsts]),
+        _right("bf16", [f"{format_count(one.fabric.chip.flops_per_s)}FLOP/s" for one in firsts]),
+        _right("links", [links_words(one) for one in firsts]),
+        _right("DCN", [_rate(group[0].dcn_bytes_per_s) for group in kinds]),
+    ]
+    parts: list[RenderableType] = [tabulated(_fitting(columns, width), width=width)]
+    if any(name.endswith(" *") for name in names):
+        parts.append(footnotes([("*", _ALONE)]))
+    return parts
+
+
+def _right(name: str, cells: Sequence[str]) -> Column:
+    return Column(name=name, header=name, cells=tuple(cells), justify="right")
+
+
+def _sizes(group: Sequence[Listed]) -> str:
+    sizes = [one.absent.num_devices for one in group]
+    if not group[0].counts:
+        return str(sizes[0])
+    if not group[0].absent.fabric.torus:
+        return f"{sizes[0]} each"
+    return f"{min(sizes)} to {max(sizes)}" if len(sizes) > 1 else str(sizes[0])
+
+
+def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that fit, the least important left out first."""
+    kept = [column for column in columns if any(column.cells)]
+    for drop in ("", *_DROPPED):
+        kept = [column for column in kept if column.name != drop]
+        if sum(column.width + GAP for column in kept) - GAP <= width:
+            break
+    return kept
+
+
+def _guide(found: Sequence[Listed], compilers: Sequence[Compiler]) -> list[tuple[str, str]]:
+    machines = [one.kind.removeprefix("gpu-").removesuffix("-N") for one in found
+                if not one.is_usual]  # fmt: skip
+    return [
+        ("N", "the size of a slice, as its maker counts it, or all GPUs; `automesh targets v5p` "
+         "lists the sizes of a kind, with shapes and sources"),
+        ("slices", "-S at the end of a TPU's name for S slices: tpu-v5litepod-256-4; or a shape: "
+         "v5e:4x8, v5e:16x16*2"),
+        ("machines", "gpu-NAME-N for GPUs with the network of a machine on the market: "
+         + ", ".join(machines)),
+        ("figures", "of one device: memory that a program can have, dense FLOP/s; links and DCN "
+         "one way, the links of a TPU those of its chip, at the speed that they reach"),
+        ("beside", "local (the attached devices), cpu:N (N virtual ones), and clusters of your own "
+         "with --hardware FILE"),
+        *((f"{one.platform.upper()}s", _here(one)) for one in compilers),
+    ]  # fmt: skip
+
+
+def _single(one: Listed, compilers: Sequence[Compiler]) -> list[RenderableType]:
+    """All that is known of one target."""
+    absent = one.absent
+    lines = [*_extent(absent), *_chip_lines(one), ("compile", compile_words(absent, compilers))]
+    if absent.num_devices > 1:
+        lines.append(("search", f"automesh search train.py --target {one.name}"))
+    return [Text(one.name), Text(), labelled(lines), *_sources([one])]
+
+
+def _extent(absent: Absent) -> list[tuple[str, str]]:
+    fabric = absent.fabric
+    each = fabric.granule_devices
+    if not fabric.torus:
+        hosts = count(absent.num_hosts, "machine")
+        return [("devices", f"{absent.num_devices} in {hosts} of {each}")]
+    chips = math.prod(fabric.torus)
+    return [
+        ("devices", f"{absent.num_devices} in {count(fabric.num_granules, 'slice')} of {each}"),
+        ("chips", f"{fabric.num_granules * chips}"
+         + (f", {fabric.devices_per_chip} devices each" if fabric.devices_per_chip > 1 else "")),
+        ("torus", f"{torus_words(absent)}, {_wraps_sentence(absent)}"),
+        ("hosts", f"{absent.num_hosts} of {count(math.prod(absent.host), 'chip')}"),
+    ]  # fmt: skip
+
+
+def _wraps_sentence(absent: Absent) -> str:
+    words = wraps_words(absent)
+    if words == "none":
+        return "no dimension with its ends linked"
+    if words == "all":
+        return "all dimensions with their ends linked"
+    return f"the {words} dimension with its ends linked"
+
+
+def _chip_lines(one: Listed) -> list[tuple[str, str]]:
+    """Figures of one device, in words."""
+    absent, fabric = one.absent, one.absent.fabric
+    chip = fabric.chip
+    peaks = [f"{format_count(speed)}FLOP/s {kind}" for kind, speed in chip.peak_flops_per_s]
+    links = f"{links_words(absent)} one way"
+    if fabric.torus:
+        links += " each" if fabric.devices_per_chip == 1 else " each, for a chip"
+    return [
+        ("device", chip.name + (", half a chip" if fabric.devices_per_chip == 2 else "")),
+        ("memory", f"{format_bytes(absent.device_memory_bytes)} for programs, "
+         f"{_rate(chip.hbm_bytes_per_s)}"),
+        ("peak", ", ".join(peaks)),
+        ("links", links),
+        ("DCN", f"{_rate(one.dcn_bytes_per_s)} one way"),
+    ]  # fmt: skip
+
+
+def _several(
+    found: Sequence[Listed], compilers: Sequence[Compiler], width: int
+) -> list[RenderableType]:
+    """The names of a kind of slices; of several kinds, or of GPUs, a line per kind first."""
+    kinds = {one.kind for one in found}
+    slices = [one for one in found if one.absent.fabric.torus]
+    platforms = {one.absent.platform for one in found}
+    here = [("compile", _here(one)) for one in compilers if one.platform in platforms]
+    if len(kinds) == 1 and slices:
+        one = slices[0]
+        lines = [("N", f"counts {one.counts}"), *_chip_lines(one)]
+        lines.append(("compile", compile_words(one.absent, compilers)))
+        return [_names(slices, width), Text(), labelled(lines), *_sources([one])]
+    parts = _overview(found, width)
+    if slices:
+        where = f"`automesh targets {found[0].name}` says where the figures of one come from"
+        return [
+            *parts,
+            Text(),
+            _names(slices, width),
+            Text(),
+            labelled([*here, ("sources", where)]),
+        ]
+    return [*parts, Text(), labelled(here), *_sources(found)]
+
+
+def _names(rows: Sequence[Listed], width: int) -> RenderableType:
+    """A line per slice."""
+    absents = [row.absent for row in rows]
+
+    def right(name: str, value: Callable[[Absent], object]) -> Column:
+        return _right(name, [str(value(one)) for one in absents])
+
+    columns = [
+        Column(name="target", header="target", cells=tuple(row.name for row in rows)),
+        right("devices", lambda one: one.num_devices),
+        right("chips", lambda one: one.num_devices // one.fabric.devices_per_chip),
+        right("torus", torus_words),
+        Column(name="wraps", header="wraps", cells=tuple(map(wraps_words, absents))),
+        right("hosts", lambda one: one.num_hosts),
+    ]
+    return tabulated(_fitting(columns, width), width=width)
+
+
+def _sources(rows: Sequence[Listed]) -> list[RenderableType]:
+    """Where the figures come from, and what the names of the sources stand for."""
+    said: dict[str, None] = {}
+    for row in rows:
+        for what, source in row.sources:
+            shared = all((what, source) in other.sources for other in rows)
+            whose = what.replace("_", " ") if shared else f"{row.kind}, {what}"
+            said[clean(f"{whose}: {source}")] = None
+    text = " ".join(said)
+    cited = [
+        (name, words) for name, words in citations().items() if re.search(rf"\b{name}\b", text)
+    ]
+    return [
+        labelled([("" if place else "sources", line) for place, line in enumerate(said)]),
+        Text(),
+        footnotes([(name, glued(clean(words))) for name, words in cited]),
+    ]

@@ -1,0 +1,63 @@
+"""Compiler options that come with automesh because they are worth a comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from automesh.mesh.axes import Scalar
+from automesh.mesh.strict import check_tree, parse_tree, read_text
+from automesh.space.space import Knob
+
+CURATED = "curated"
+_TABLE = Path(__file__).parent / "data" / "curated_options.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CuratedOption:
+    """One row of `data/curated_options.toml`.
+
+    Attributes:
+      values: the compiler's own choice first.
+      reason: what it changes, and where that pays.
+      generations: slugs of the chips that it is for; empty for all of the platform.
+      slices: True if it is of use between slices only.
+    """
+
+    platform: str
+    name: str
+    values: list[Scalar]
+    reason: str
+    source: str
+    generations: list[str] = field(default_factory=list[str])
+    slices: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    option: list[CuratedOption]
+
+
+@cache
+def curated_options() -> tuple[CuratedOption, ...]:
+    """All options on record."""
+    tree = parse_tree(read_text(_TABLE), source=_TABLE)
+    return tuple(check_tree(tree, _Table, source=_TABLE).option)
+
+
+def curated_for(platform: str, chip: str, num_granules: int) -> tuple[Knob, ...]:
+    """The options that are worth trying on some devices.
+
+    Args:
+      platform: cpu, gpu or tpu.
+      chip: its slug; empty if not known.
+      num_granules: slices or hosts.
+    """
+    return tuple(
+        Knob(name=one.name, values=tuple(one.values))
+        for one in curated_options()
+        if one.platform == platform
+        and (not one.generations or chip in one.generations)
+        and (not one.slices or num_granules > 1)
+    )

@@ -1,0 +1,77 @@
+"""The compile job for devices that are not here (jax)."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from automesh.hardware.absent import Elsewhere
+from automesh.hlo.store import ModuleStore, store_in
+from automesh.program import cache
+from automesh.program.ahead import Order, obtain
+from automesh.program.elsewhere import devices_of
+from automesh.program.lowering import lower
+from automesh.program.nouns import CompileAnswer, Lowered
+from automesh.program.pretending import answering
+from automesh.program.unplaced import explaining_real_arrays
+from automesh.worker.loading import Scripts, build_plan
+from automesh.worker.messages import CompileJob
+from automesh.worker.stages import Emit, Stages
+
+
+def compile_ahead(
+    job: CompileJob, one: Elsewhere, scripts: Scripts, stages: Stages, emit: Emit
+) -> CompileAnswer | Lowered:
+    """Builds, lowers and compiles a plan for `one`, or finds its program in the store.
+
+    Raises:
+      Refused: the plan needs more memory than there is, or `one` cannot be compiled for.
+      UsageError: `build` puts arrays on devices that are not there.
+      Exception: whatever the user's code raises.
+    """
+    begin = time.perf_counter()
+    stages.enter("start")
+    devices = devices_of(one)
+    with (
+        explaining_real_arrays(job.entry.function),
+        answering(one, lambda: devices, in_meshes=True) as answers,
+    ):
+        script = scripts.load(job.entry, stages, one, answers)
+        # jax cannot read what it would keep of these executables.
+        cache.leave()
+        stages.enter("build")
+        built = build_plan(job, job.plan, script, devices)
+        stages.enter("lower")
+        program = lower(built)
+        fingerprint = program.fingerprint(job.plan.compiler_options)
+        begun = time.perf_counter()
+        reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
+        waited = time.perf_counter() - begun
+        if not reply["go"]:
+            return Lowered(fingerprint=fingerprint)
+        stages.enter("compile")
+        order = Order(
+            one=one,
+            options=job.plan.compiler_options,
+            effort=job.effort,
+            store=_store(job.store_dir),
+            plan=str(job.plan),
+            axes=tuple(job.plan.sizes.items()),
+            dcn=tuple(axis.dcn for axis in job.plan.axes),
+            began_s=begin + waited,
+        )
+        found = obtain(program, order, fingerprint=fingerprint)
+    return CompileAnswer(
+        fingerprint=fingerprint,
+        memory=found.memory,
+        counts=found.counts,
+        compile_s=found.compile_s,
+        effort=found.effort,
+        stored=found.key,
+        asked=tuple(dict.fromkeys((*script.asked, *answers.asked))),
+    )
+
+
+def _store(folder: str) -> ModuleStore | None:
+    return store_in(Path(folder), os.environ) if folder else None

@@ -1,0 +1,200 @@
+"""The user's script in a worker: loaded once, built on the devices of a job (jax)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from automesh.hardware.absent import Elsewhere
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Failed
+from automesh.program.building import Built, build_on, check_facts, read_facts
+from automesh.program.elsewhere import devices_of
+from automesh.program.load import load_entry
+from automesh.program.notes import in_one_line, note
+from automesh.program.nouns import Entry
+from automesh.program.pretending import Answers, answering, attached
+from automesh.program.refused import Refused
+from automesh.program.signature import Signature, check_knobs, read_signature
+from automesh.program.stand_ins import stand_ins
+from automesh.program.unplaced import explaining_real_arrays
+from automesh.worker.failures import OutcomeError
+from automesh.worker.messages import CompileJob, PropagateJob, VisitJob
+from automesh.worker.stages import Stages
+
+_NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
+_OWN = Path(__file__).resolve().parents[1]
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script that is loaded.
+
+    Attributes:
+      elsewhere: the devices that it was told of, if they are not here.
+      asked: what it asked about them while it was loaded, in words.
+      modules: names of the user's modules that came with it.
+    """
+
+    build: Callable[..., Any]
+    signature: Signature
+    elsewhere: Elsewhere | None
+    asked: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Scripts:
+    """The scripts that a worker has loaded, by what the user pointed at."""
+
+    loaded: dict[Entry, Script] = field(default_factory=dict[Entry, Script])
+
+    def load(
+        self,
+        entry: Entry,
+        stages: Stages,
+        one: Elsewhere | None = None,
+        answers: Answers | None = None,
+    ) -> Script:
+        """The script, loaded now unless it is already.
+
+        A script may look at devices when it is loaded: for others it is loaded anew, with the
+        modules beside it.
+
+        Args:
+          one: the devices that it is told of, if they are not here; `answers` are then in force.
+
+        Raises:
+          OutcomeError: jax cannot start.
+          UsageError: as `load_entry` and `read_signature`.
+        """
+        stages.enter("load")
+        if (known := self.loaded.get(entry)) is not None:
+            if known.elsewhere == one:
+                return known
+            _forget(self.loaded.pop(entry))
+        before = set(sys.modules)
+        try:
+            build = load_entry(entry)
+        except Exception as error:
+            if _NO_BACKEND in str(error):  # The script was only the first to ask for the devices.
+                start_jax(stages)
+                stages.enter("load")
+            raise
+        signature = read_signature(build)
+        # Not before: a script may configure jax, which must be done before the devices are there.
+        start_jax(stages)
+        self.loaded[entry] = script = Script(
+            build=build,
+            signature=signature,
+            elsewhere=one,
+            asked=answers.asked if answers is not None else (),
+            modules=tuple(name for name in sys.modules if name not in before and _is_users(name)),
+        )
+        return script
+
+
+def start_jax(stages: Stages) -> None:
+    """Makes jax find its devices.
+
+    Raises:
+      OutcomeError: it cannot, which is neither the script's fault nor a plan's.
+    """
+    stages.enter("start")
+    try:
+        attached()
+    # Plugins raise what they like.
+    except Exception as error:
+        config: Any = jax.config
+        raise OutcomeError(
+            Failed(
+                stage="start",
+                reason=f"jax could not start on `{config.jax_platforms}`: {in_one_line(error)}",
+                hint="check JAX_PLATFORMS, or search virtual devices: `--target cpu:8`",
+            )
+        ) from error
+
+
+def build_plan(
+    job: CompileJob | VisitJob | PropagateJob,
+    plan: Plan,
+    script: Script,
+    devices: Sequence[Any] | None = None,
+) -> Built:
+    """Calls `build` for a plan.
+
+    Args:
+      devices: to lay the mesh out on; default: those that are here.
+
+    Raises:
+      UsageError: `build` does not take the plan's knobs, or its facts depend on the mesh.
+      Exception: whatever `build` raises.
+    """
+    check_knobs(script.signature, plan.knobs, name=job.entry.function)
+    built = build_on(
+        script.build,
+        plan.axes,
+        axis_types=job.axis_types,
+        knobs=plan.knobs,
+        devices=attached() if devices is None else devices,
+    )
+    defaults = dict(script.signature.knobs)
+    # Facts may depend on knobs, and were read at their defaults.
+    if all(name in defaults and defaults[name] == value for name, value in plan.knobs):
+        check_facts(job.facts, read_facts(built.workload), mesh=plan.mesh)
+    return built
+
+
+@contextmanager
+def told_of(one: Elsewhere | None, function: str) -> Generator[Answers | None]:
+    """While the body runs on the devices that are here, lets user code believe in others.
+
+    Meshes that it makes itself consist of those that are here, as the mesh that it is given does.
+
+    Args:
+      function: the user's, for errors.
+    """
+    if one is None:
+        yield None
+        return
+    with (
+        explaining_real_arrays(function),
+        answering(one, lambda: _shown(one), in_meshes=False) as answers,
+    ):
+        yield answers
+
+
+@cache
+def _shown(one: Elsewhere) -> Sequence[Any]:
+    """The devices of a topology; where no compile-only client gives them, what looks like them."""
+    try:
+        return devices_of(one)
+    except Refused as refused:
+        reason = refused.outcome.reason if isinstance(refused.outcome, Failed) else str(refused)
+        note(f"{reason}: user code that asks for devices gets stand-ins")
+        return stand_ins(one)
+
+
+def _forget(script: Script) -> None:
+    for name in script.modules:
+        sys.modules.pop(name, None)
+
+
+def _is_users(name: str) -> bool:
+    """Whether a module is of the user's own code, not installed and none of ours."""
+    file = getattr(sys.modules[name], "__file__", None)
+    if not isinstance(file, str):
+        return False
+    path = Path(file).resolve()
+    standard = path.is_relative_to(Path(sys.base_prefix).resolve() / "lib")
+    return not (
+        standard or path.is_relative_to(_OWN) or any(part in _INSTALLED for part in path.parts)
+    )

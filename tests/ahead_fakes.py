@@ -1,0 +1,79 @@
+"""Searches for absent devices without their compilers: see `tests.ahead_handlers`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from automesh.cost.replay_timeline import Slice, Timeline
+from automesh.ladder import ahead, looking, several, starting
+from automesh.ladder.replaying import Player
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, Replayed
+from automesh.worker.pool import Pool
+from tests.bad_inputs import GOOD
+from tests.worker_help import ROOT
+
+TARGET = "v5e:2x4"
+SPACE = "[axes]\ndp = {}\ntp = {}\n"
+Set = Callable[[object, str, Any], None]
+
+
+def replayed(plan: Plan) -> Replayed:
+    """The more devices along tp, the slower: all of it waits for links."""
+    tp, slow = plan.sizes["tp"], len(plan.compiler_options)
+    wait_s = 1e-4 * (tp + slow)
+    return Replayed(
+        step_s=1e-3 + wait_s,
+        bracket_s=(1e-3, 2e-3 + wait_s),
+        causes=(("compute", 1e-3), ("ici tp", wait_s)),
+        communication_s=(("ici tp", 2 * wait_s),),
+        busy_s=(("core", 1e-3),),
+        mfu=0.4,
+    )
+
+
+def play(self: Player, plan: Plan, compiled: Compiled) -> tuple[Replayed, Timeline]:
+    stored = self.store.find(compiled.stored)
+    assert stored is not None and stored.module == b"a module"
+    found = replayed(plan)
+    work = Slice(kind="work", track="core", name="dot.1", start_s=0.0, seconds=found.step_s)
+    return found, Timeline(step_s=found.step_s, slices=(work,))
+
+
+def install(put: Set) -> None:
+    """Lets searches in this process compile without compilers.
+
+    Args:
+      put: sets an attribute, as `monkeypatch.setattr` does.
+    """
+    pool = functools.partial(Pool, handler="tests.ahead_handlers")
+    put(ahead, "Pool", pool)
+    put(looking, "Pool", pool)
+    for module in (starting, several):
+        put(module, "check_compilable", lambda _: None)
+    put(Player, "play", play)
+
+
+def folder_for_search(folder: Path, space: str = SPACE) -> Path:
+    (folder / "train.py").write_text(GOOD)
+    (folder / "space.toml").write_text(space)
+    return folder
+
+
+def main() -> None:
+    """`python -m tests.ahead_fakes ARGUMENTS`: the command, without compilers."""
+    install(setattr)
+    from automesh.cli import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, ROOT)
+    os.environ["PYTHONPATH"] = ROOT
+    main()
