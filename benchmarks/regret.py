@@ -31,7 +31,7 @@ from benchmarks.regret_sweep import DEVICES, Example, Sweep, Table, prepare, say
 
 _TARGET = f"cpu:{DEVICES}"
 _ESTIMATE_S = 3600.0
-_ROUNDS = 3
+_ROUNDS = 5
 
 _COMMON = """
 [constraints]

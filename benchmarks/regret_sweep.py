@@ -2,7 +2,9 @@
 
 Every plan is compiled as a search compiles it, visited as a race visits it, and in the same worker
 process; rounds go over all plans in an order of their own, so that a drift of the machine spreads
-over all. Plans with the same program share their figures.
+over all. Of a visit the lower quartile of its steps counts, not the median: whatever else runs on
+the cores only adds, and between visits to one plan the median varies twice as much. Plans with the
+same program share their figures.
 """
 
 from __future__ import annotations
@@ -17,8 +19,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from automesh.jsonio import from_json
-from automesh.ladder.visits import Calibration, Course, Subject, VisitRules, calibrate
+from automesh.ladder.visits import (
+    Calibration,
+    Subject,
+    VisitRules,
+    calibrate,
+    visit,
+    visit_job,
+)
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failure
 from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
@@ -31,11 +42,12 @@ from automesh.worker.pool import Pool
 
 DEVICES = 8
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-SCHEMA = 1
+SCHEMA = 2
 _MEMORY_BYTES = 6 * 2**30
 _TIMEOUT_S = 300.0
-# Visits are shorter than in a search: there are hundreds of plans, and every figure is a median.
-RULES = VisitRules(sample_s=0.1, samples=3, warmup_s=0.02, loss_steps=0, timeout_s=_TIMEOUT_S)
+# Every step is a sample of its own.
+RULES = VisitRules(sample_s=0.0, samples=16, warmup_s=0.05, loss_steps=0, timeout_s=_TIMEOUT_S)
+_QUARTILE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,20 +330,12 @@ def _measure(
     )
     missing = [plan for plan in plans if len(table.rows[str(plan)].rounds_s) < rounds]
     known = _first_visits(one, table, missing, pool, subject)
-    course = Course(
-        pool=pool,
-        subject=subject,
-        rules=RULES,
-        clock=time.monotonic,
-        deadline_s=float("inf"),
-        visit_s={plan: each.visit_s for plan, each in known.items()},
-    )
     for number in range(rounds):
         order = [plan for plan in known if len(table.rows[str(plan)].rounds_s) <= number]
         luck.shuffle(order)
         began_s = time.monotonic()
         for done, plan in enumerate(order, start=1):
-            _visit(table, course, plan, known[plan])
+            _visit(table, pool, subject, known[plan])
             if done % 10 == 0 or done == len(order):
                 table.save()
                 left_s = (time.monotonic() - began_s) / done * (len(order) - done)
@@ -363,19 +367,24 @@ def _first_visits(
     return known
 
 
-def _visit(table: Table, course: Course, plan: Plan, known: Calibration) -> None:
-    row = table.rows[str(plan)]
-    value = course.value_of(known)
-    if isinstance(value, float):
-        table.put(
-            replace(
-                row,
-                rounds_s=(*row.rounds_s, value),
-                visits_s=(*row.visits_s, course.visit_s[plan]),
-            )
-        )
+def _visit(table: Table, pool: _Visitors, subject: Subject, known: Calibration) -> None:
+    row = table.rows[str(known.plan)]
+    job = visit_job(
+        subject,
+        known.plan,
+        steps=known.steps,
+        samples=known.samples,
+        loss_steps=0,
+        warmup_s=RULES.warmup_s,
+    )
+    began_s = time.monotonic()
+    answer = visit(pool, job, RULES.timeout_s)
+    took_s = time.monotonic() - began_s
+    if isinstance(answer, VisitAnswer):
+        step_s = float(np.quantile(answer.samples_s, _QUARTILE))
+        table.put(replace(row, rounds_s=(*row.rounds_s, step_s), visits_s=(*row.visits_s, took_s)))
     else:
-        table.put(replace(row, failure=f"{type(value).__name__}: {_why(value)}"))
+        table.put(replace(row, failure=f"{type(answer).__name__}: {_why(answer)}"))
 
 
 def _why(result: object) -> str:

@@ -16,9 +16,9 @@ from tests.example_runs import EXAMPLES, NAMES, arguments, build, module, run
 MESHES = [
     ("dense_lm", {"fsdp": 2, "tp": 2, "sp": 2}, {"remat": "none", "microbatches": 2}, 30),
     ("dense_lm", {"dp": 2, "fsdp": 3, "tp": 2}, {"remat": "dots"}, 2),
-    ("moe_lm", {"fsdp": 2, "ep": 2, "tp": 2}, {"remat": "dots", "microbatches": 2}, 30),
+    ("moe_lm", {"fsdp": 2, "ep": 2, "tp": 2}, {"remat": "dots", "microbatches": 2}, 10),
     ("moe_lm", {"dp": 3, "ep": 4}, {"remat": "none"}, 2),
-    ("long_context", {"fsdp": 2, "tp": 2, "sp": 2}, {"remat": "dots", "microbatches": 2}, 30),
+    ("long_context", {"fsdp": 2, "tp": 2, "sp": 2}, {"remat": "dots", "microbatches": 2}, 10),
     ("long_context", {"dp": 2, "sp": 4}, {"remat": "none"}, 2),
 ]
 ALONE = 10  # steps on one device

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from automesh.cost.terms import value_of
+from automesh.cost.terms import Guard, value_of
 from automesh.program.building import build_on
 from automesh.program.propagating import propagate
 from automesh.program.propagating_programs import Programs
@@ -443,3 +443,22 @@ def test_a_program_is_not_derived_where_the_step_must_be_asked():
     assert at(False, tp=8).terms.active == ("tp",)
     with pytest.raises(ValueError, match="at most 4"):
         at(True, tp=8)
+
+
+def test_counters_that_grow_anyhow_say_nothing_about_where_the_terms_hold():
+    def build(mesh):
+        size = mesh.shape["tp"]
+
+        def body(x):
+            counters = jnp.arange(size - 1)
+            return x * counters.sum(), counters
+
+        def step(x):
+            return manual(body, mesh, P("tp"), (P("tp"), P("tp")))(x)
+
+        return step, (array((4096, 32)),)
+
+    answer = propagated(build, {"tp": 2}, {"tp": 8})
+    # The counters together are tp * (tp - 1): 2 at the sampled size, but always whole parts.
+    assert answer.terms.guards == (Guard(size=4096, axes=("tp",)),)
+    assert answer.terms.fixed == () and answer.failed_probes == ()

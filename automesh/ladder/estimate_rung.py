@@ -220,7 +220,6 @@ class EstimateRung:
             plans = [self._plan(group, member) for member in need.members]
             self._missing |= {plan: answer for plan in plans if plan not in self._found}
             return
-        self._notes |= dict.fromkeys(answer.notes)
         members = list(need.members)
         batch = Batch(
             names=group.batch.names, ici=group.batch.ici[members], dcn=group.batch.dcn[members]
@@ -244,7 +243,7 @@ def _why_apart(propagation: Propagation) -> str:
         return f"the step has the size of {axes} in its shapes"
     if propagation.failed_probes:
         return "their programs differ in more than the sizes of axes"
-    return "a dimension of an array does not divide evenly there"
+    return "some array does not divide evenly there"
 
 
 def _says_to_hold(terms: Terms, sizes: Sizes) -> bool:

@@ -213,7 +213,9 @@ class Propagator:
             self.cache.keep(self.step.job(need, need.sizes), result)
             return result
         if isinstance(result, Failure):
-            return f"its shardings could not be propagated: {failure_reason(result)}"
+            refused = isinstance(result, Failed) and result.stage in ("build", "lower")
+            what = "the step refuses it" if refused else "its shardings could not be propagated"
+            return f"{what}: {failure_reason(result)}"
         raise TypeError(f"a propagation was answered with {type(result).__name__}")
 
     def _show(self, note: str, *, took_s: float = 0.0) -> None:

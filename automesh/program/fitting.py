@@ -114,14 +114,19 @@ class Fit:
             if slope.power[index]
         )
 
+    def is_ignored(self, index: int) -> bool:
+        """Whether one number changes in a way that is not looked at, as arrays of indices do."""
+        return self._ignored is not None and bool(self._ignored[index])
+
     def linear_axes(self, index: int) -> tuple[str, ...]:
         """Axes on which one number depends linearly, sorted."""
         return tuple(axis for axis, slope in sorted(self._slopes.items()) if slope.linear[index])
 
     def varying(self) -> dict[str, NDArray[np.int64]]:
-        """Per axis, the places of the numbers that depend on it."""
+        """Per axis, the places of the numbers that depend on it, or may."""
+        ignored = False if self._ignored is None else self._ignored
         return {
-            axis: np.flatnonzero((slope.power != 0) | slope.linear)
+            axis: np.flatnonzero((slope.power != 0) | slope.linear | ignored)
             for axis, slope in sorted(self._slopes.items())
         }
 

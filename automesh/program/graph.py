@@ -42,6 +42,8 @@ class Value:
       axes: per dimension, the mesh axes that divide it, major first; an axis may divide it twice.
       grown: per dimension, the mesh axes that multiply it, as the result of an all-gather in a
         manual region may grow with the axis; empty if there are none at all.
+      free: dimensions that depend on the axes in a way that is not looked at, as those of small
+        arrays of indices do.
       manual: mesh axes of the manual regions around it.
       producer: the operation that makes it; None for an argument of a block.
       is_constant: True if it depends on no argument of the program.
@@ -55,6 +57,7 @@ class Value:
     users: list[Operation] = field(default_factory=list["Operation"])
     is_constant: bool = False
     grown: tuple[tuple[str, ...], ...] = ()
+    free: tuple[int, ...] = ()
 
     @property
     def split_over(self) -> tuple[str, ...]:

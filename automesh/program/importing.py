@@ -64,6 +64,7 @@ from automesh.program.importing_source import SourceReader
 from automesh.program.importing_trips import trips
 from automesh.program.shardy import bindings
 from automesh.program.shardy_numbers import (
+    ANYHOW,
     COST,
     DIMENSIONS,
     TRIPS,
@@ -188,7 +189,11 @@ class _Importer:
         self._noted[value] = noted
         shape, axes = list(value.shape), list(value.axes)
         grown: list[tuple[str, ...]] = [()] * len(shape)
+        free: list[int] = []
         for index, powers in zip(range(len(shape)), noted, strict=False):
+            if ANYHOW in powers:
+                free.append(index)
+                continue
             for axis, power in sorted(powers, key=lambda pair: self._axes.place(pair[0])):
                 size = self._axes.size((axis,)) ** abs(power)
                 if power < 0:
@@ -199,6 +204,7 @@ class _Importer:
                     grown[index] += (axis,) * power
         value.shape, value.axes = tuple(shape), tuple(axes)
         value.grown = tuple(grown) if any(grown) else ()
+        value.free = tuple(free)
 
     def _block(
         self, block: Any, environment: _Environment, into: Block, manual: tuple[str, ...]
@@ -285,7 +291,8 @@ class _Importer:
         inside = self._value(argument, sharding, manual)
         held = [inside.dimension(index).at(sizes) for index in range(len(inside.shape))]
         if parts == held:
-            inside.shape, inside.axes, inside.grown = operand.shape, operand.axes, operand.grown
+            inside.shape, inside.axes = operand.shape, operand.axes
+            inside.grown, inside.free = operand.grown, operand.free
         return inside
 
     def _operation(
@@ -342,6 +349,7 @@ class _Importer:
                 axes=like.axes,
                 manual=manual,
                 grown=like.grown,
+                free=like.free,
             )
             inner[argument] = value
             body.arguments.append(value)

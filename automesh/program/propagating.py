@@ -129,7 +129,7 @@ def _guards(graph: Graph) -> tuple[Guard, ...]:
     found: set[tuple[int, tuple[str, ...]]] = set()
     for value in _values(graph.top):
         for index, axes in enumerate(value.axes):
-            if axes and not (value.grown and value.grown[index]):
+            if axes and index not in value.free and not (value.grown and value.grown[index]):
                 found.add((value.shape[index], axes))
     order = {axis: place for place, (axis, _) in enumerate(graph.mesh)}
     kept = {(size, tuple(sorted(axes, key=lambda axis: order[axis]))) for size, axes in found}

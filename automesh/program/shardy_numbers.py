@@ -19,6 +19,8 @@ from automesh.program.importing_attributes import config_text, stated_cost
 from automesh.program.importing_trips import trips
 from automesh.program.shardy import Bindings, bindings
 
+# Stands for the dependence of a dimension that is not looked at.
+ANYHOW = ("?", 0)
 DIMENSIONS, TRIPS, COST = "automesh.dimensions", "automesh.trips", "automesh.cost"
 _UNKNOWN = -1.0
 
@@ -146,13 +148,14 @@ def _note_dimensions(
             index = next(left)
             for axis in fit.linear_axes(index):
                 report(axis)
-            dimensions.append(",".join(f"{axis}:{power}" for axis, power in fit.powers(index)))
+            powers = (ANYHOW,) if fit.is_ignored(index) else fit.powers(index)
+            dimensions.append(",".join(f"{axis}:{power}" for axis, power in powers))
         noted.append(";".join(dimensions))
     operation.attributes[DIMENSIONS] = found.ir.StringAttr.get("|".join(noted))
 
 
 def read_dimensions(text: str, result: int) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Per dimension of one result, the axes and powers that `note_fit` has noted."""
+    """Per dimension of one result, the axes and powers that `note_fit` has noted, or ANYHOW."""
     return tuple(
         tuple((pair.split(":")[0], int(pair.split(":")[1])) for pair in part.split(",") if pair)
         for part in text.split("|")[result].split(";")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import signal
 import sys
@@ -26,6 +27,11 @@ _DOING = {
 }
 _OURS = str(Path(__file__).parent.parent)
 _REASON_CHARS = 200
+# jax/_src/sharding.py
+_INDIVISIBLE = re.compile(
+    r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) "
+    r"\(full shape: (\(.*?\))"
+)
 _TAIL_LINES = 40
 _TAIL_CHARS = 6000
 
@@ -106,8 +112,11 @@ def _raised(stage: str, function: str) -> str:
 
 
 def _sentence(error: BaseException) -> str:
-    """`ValueError: the first line of its message`."""
+    """`ValueError: the first line of its message`; what jax says of a mesh, without the mesh."""
     name = type(error).__name__
+    if found := _INDIVISIBLE.search(str(error)) if name == "IndivisibleError" else None:
+        axis, parts, size, shape = found.groups()
+        return f"{name}: dimension {axis} of an array {shape} is {size}, no multiple of {parts}"
     try:
         lines = str(error).strip().splitlines()
     except Exception:  # noqa: BLE001 - the user's __str__ may do anything
