@@ -22,7 +22,7 @@ from automesh.hlo import count, read_module
 from automesh.mesh.axes import MeshAxis
 from automesh.outcomes import Counts
 from automesh.program.building import build_on
-from automesh.program.compiled import read_counts, read_memory
+from automesh.program.compiled import count_serialized, read_memory, serialized
 from automesh.program.load import load_entry
 from automesh.program.lowering import lower
 from benchmarks.truth import Case
@@ -47,7 +47,7 @@ def answer(case: Case) -> dict[str, Any]:
         partitioned = _partitioned(Path(folder), case.sizes)
     return {
         "partitioned": asdict(partitioned),
-        "flops": read_counts(compiled, case.sizes).flops,
+        "flops": count_serialized(serialized(compiled), case.sizes).flops,
         "memory": asdict(read_memory(compiled, platform="cpu")),
         "compile_s": compile_s,
     }

@@ -188,6 +188,7 @@ class TestAWholeSearch:
             *("interrupted", "best", "baseline", "candidates", "funnel", "reference"),
             *("verifications", "stop_reason", "notices", "tokens_per_step", "study"),
             *("results_dir", "rules_path", "command", "speeds", "certificate", "belief"),
+            *("device_memory_bytes", "reserve_bytes"),
         }
 
     def test_json_alone_is_on_stdout_of_a_resumed_search(self, searched: Searched) -> None:

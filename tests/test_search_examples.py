@@ -45,7 +45,7 @@ def test_an_example_is_searched_and_then_trained_on_the_winner(
         script,
         target="cpu:8",
         space=space,
-        budget="30s",
+        budget="45s",
         top=3,
         rules=rules,
         results=tmp_path / "results",
