@@ -117,6 +117,7 @@ def test_two_searches_share_the_work(storage: Storage, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["journal"], indirect=True)
 def test_the_other_goes_on_if_the_leader_dies_compiling(storage: Storage, tmp_path: Path) -> None:
     searches = start_two(tmp_path, storage)
@@ -141,6 +142,7 @@ def test_the_other_goes_on_if_the_leader_dies_compiling(storage: Storage, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["postgres"], indirect=True)
 def test_the_other_goes_on_if_the_leader_dies_measuring(storage: Storage, tmp_path: Path) -> None:
     searches = start_two(tmp_path, storage)

@@ -61,6 +61,7 @@ def outcomes(found: list[Trial]) -> list[Compiled]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_trials_of_an_older_script_are_kept_but_never_ranked(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
