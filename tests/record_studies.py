@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from automesh.ladder.assemble import outcomes_of
 from automesh.ladder.notebook import Notebook, read_header
 from automesh.ladder.study import open_study, parse_storage
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Estimated, Outcome
+from automesh.outcomes import Estimated, Failed, Outcome, TimedOut
 
 ROOT = Path(__file__).parent.parent
 FOLDER = Path(__file__).parent / "studies"
@@ -81,9 +82,17 @@ def record(name: str) -> Recorded:
                 platform=header.platform,
                 device_kind=header.device_kind,
                 estimates=tuple((one.plan, one.estimated) for one in trials if one.estimated),
-                compiled=tuple(outcomes_of(notebook, opened.compile).items()),
-                measured=tuple(measured.items()),
+                compiled=_without_logs(outcomes_of(notebook, opened.compile)),
+                measured=_without_logs(measured),
             )
+
+
+def _without_logs(outcomes: Mapping[Plan, Outcome]) -> tuple[tuple[Plan, Outcome], ...]:
+    """Tracebacks name files of the machine that made them, and no choice depends on them."""
+    return tuple(
+        (plan, replace(one, log_tail="") if isinstance(one, Failed | TimedOut) else one)
+        for plan, one in outcomes.items()
+    )
 
 
 def main(names: list[str]) -> None:

@@ -18,6 +18,11 @@ from tests.record_studies import FOLDER, Recorded, read
 STUDIES = sorted(FOLDER.glob("*.json"))
 
 
+def test_no_recorded_study_names_files_of_the_machine_that_made_it() -> None:
+    for path in FOLDER.glob("*.json"):
+        assert "Traceback" not in path.read_text(encoding="utf-8"), path.name
+
+
 def test_there_are_recorded_studies() -> None:
     assert [path.stem for path in STUDIES] == ["dense_lm", "long_context", "moe_lm"]
 
