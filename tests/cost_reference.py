@@ -31,6 +31,7 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
     causes: dict[str, float] = defaultdict(float)
     least = serial = step = multiplying_at_peak = touched = executed = 0.0
     alone: dict[str, float] = defaultdict(float)
+    behind: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for region in range(len(terms.regions)):
         compute = in_rings = 0.0
         for kernel in terms.kernels:
@@ -55,7 +56,9 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
             for cause, seconds in pieces.items():
                 exposed[cause] += shown * slower * seconds
                 ring = _ring_cost(batch, row, axes) if cause.startswith("ici") else 1.0
-                hidden[is_ring][cause] += beside * (ring if is_ring else slower) * seconds
+                beside_s = beside * (ring if is_ring else slower) * seconds
+                hidden[is_ring][cause] += beside_s
+                behind["+".join(axes)][cause] += beside_s
         serial += sum(exposed.values())
         step += compute + sum(exposed.values())
         for cause, seconds in exposed.items():
@@ -67,6 +70,14 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
             serial += wanted
             for cause, seconds in hidden[is_ring].items():
                 causes[cause] += seconds * left / wanted if wanted else 0.0
+    # What hides behind the same compute over the same axes waits for each other all the same.
+    busiest = max(alone, key=alone.__getitem__, default="")
+    missing = max([least, *alone.values()]) - step
+    if missing > 0.0:
+        step += missing
+        wanted = sum(behind[busiest].values())
+        for cause, seconds in behind[busiest].items():
+            causes[cause] += missing * seconds / wanted if wanted else 0.0
     arguments = value_of(terms.argument_bytes, sizes)
     through_memory = min(round(arguments), touched) / speeds.bound_memory_bytes_per_s
     memory = (

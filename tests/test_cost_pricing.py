@@ -357,6 +357,37 @@ def test_windows_need_a_ring_of_four_and_a_tpu() -> None:
     assert elsewhere["ici a"] == pytest.approx(scatter * 3 / 4)
 
 
+def test_what_hides_over_the_same_axes_waits_for_each_other() -> None:
+    """A ring and an all-reduce each hide behind one product, but not both of them."""
+    ring = CollectiveTerm(
+        region=1,
+        count=times(10),
+        kind="all-gather",
+        axes=("a",),
+        payload_bytes=times(5e7),
+        hides=False,
+        windowed=True,
+    )
+    reduced = replace(ring, kind="all-reduce", payload_bytes=times(9e7), hides=True, windowed=False)
+    product = Kernel(
+        region=1,
+        count=times(10),
+        bytes=times(8e8),
+        windowed=(Windowed(axes=("a",), bytes=times(4e8)),),
+    )
+    step = replace(BARE, kernels=(product,), collectives=(ring, reduced))
+    mesh = plan(a=(4, 1))
+    compute, rings, sums = 0.015, 10 * 5e7 * 3 / 4 / 1e11, 10 * 9e7 * 2 * 3 / 4 / 1e11
+    for one in (ring, reduced):
+        alone = priced(replace(step, collectives=(one,)), mesh).estimated(0)
+        assert alone.step_s == pytest.approx(compute, rel=0.01)
+    both = priced(step, mesh).estimated(0)
+    assert rings + sums > compute
+    assert both.step_s == pytest.approx(rings + sums, rel=0.01)
+    assert both.bracket_s[0] == both.step_s
+    assert dict(both.causes)["ici a"] == pytest.approx(rings + sums - compute, rel=0.1)
+
+
 def test_terms_that_do_not_hold_are_marked() -> None:
     step = replace(
         BARE,

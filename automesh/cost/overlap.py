@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from automesh.cost.kernels import KernelSeconds
 from automesh.cost.network import Priced, Ways
@@ -35,9 +36,9 @@ def overlapped(kernels: KernelSeconds, groups: Sequence[Priced], ways: Ways) -> 
     """Lets communication run beside the compute of its region.
 
     Central: a region takes the larger of its compute and of the communication that hides, plus
-    what is exposed; rings of windowed multiplications hide behind these alone. Lower: everything
-    runs beside everything, but for kernels beside each other and collectives over the same axes
-    beside each other. Upper: the sum of all.
+    what is exposed; rings of windowed multiplications hide behind these alone. The step takes no
+    less than lower. Lower: everything runs beside everything, but for kernels beside each other and
+    collectives over the same axes beside each other. Upper: the sum of all.
     """
     sets = list(dict.fromkeys(group.pairs.group.axes for group in groups))
     names = ["+".join(axes) for axes in sets]
@@ -96,15 +97,48 @@ def _overlap(
             share = np.maximum(wanted - beside, 0.0) / np.maximum(wanted, np.finfo(float).tiny)
             for place, part in parts:
                 _add(causes, place, len(sets), [each * share for each in part])
+    step = result.step_s[chunk]
+    _sum(causes, step)
     if len(sets):
         np.maximum(longest, alone.max(axis=0), out=longest)
-    step = result.step_s[chunk]
-    step[:] = 0.0
-    for cause in causes:
-        step += cause
+        if (longest > step).any():
+            _lengthen(causes, np.maximum(longest - step, 0.0), alone.argmax(axis=0), hiding)
+            _sum(causes, step)
     # The same seconds added up in another order may differ in the last digit.
     np.minimum(longest, step, out=result.lower_s[chunk])
     np.maximum(serial, step, out=result.upper_s[chunk])
+
+
+def _sum(rows: Floats, into: Floats) -> None:
+    into[:] = 0.0
+    for row in rows:
+        into += row
+
+
+def _lengthen(
+    causes: Floats,
+    missing: Floats,
+    busiest: NDArray[np.intp],
+    hiding: Sequence[Sequence[tuple[int, Sequence[Floats]]]],
+) -> None:
+    """Adds what the busiest axes take longer than the step to what seemed to hide on them.
+
+    A ring and another collective over the same axes may each hide behind the same multiplication,
+    and yet wait for each other.
+
+    Args:
+      missing, busiest: seconds, and the place of the set of axes, [plans].
+      hiding: by region, places and their latency, ICI and DCN seconds.
+    """
+    sets = (len(causes) - 3) // 2
+    parts = [one for region in hiding for one in region]
+    for place in np.unique(busiest[missing > 0.0]):
+        mine = [seconds for of, seconds in parts if of == place]
+        hidden = sum((each for seconds in mine for each in seconds), np.zeros(len(missing)))
+        wanted = np.where((busiest == place) & (hidden > 0.0), missing, 0.0)
+        share = wanted / np.maximum(hidden, np.finfo(float).tiny)
+        for seconds in mine:
+            _add(causes, int(place), sets, [each * share for each in seconds])
 
 
 def _add(causes: Floats, place: int, sets: int, seconds: Sequence[Floats]) -> None:
