@@ -6,11 +6,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from automesh import partition, pipeline
     from automesh.api import Result, Results, calibrate, explain, load, search, show, targets
     from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError
     from automesh.mesh.axes import MeshAxis, Plan
+    from automesh.mesh.batches import (
+        DataPartitionType,
+        global_to_host_array,
+        host_to_global_device_array,
+        input_partition_spec,
+    )
     from automesh.mesh.config import MeshConfig, Rules
+    from automesh.mesh.constraining import with_sharding_constraint
+    from automesh.mesh.cpu import cpu_context, create_cpu_mesh, force_cpu
+    from automesh.mesh.creating import create_mesh
     from automesh.mesh.evidence import Evidence
+    from automesh.mesh.hosts import calculate_host_mesh_shape
+    from automesh.mesh.infer import infer_mesh_shape
+    from automesh.mesh.parsing import parse_mesh_from_string
+    from automesh.mesh.presets import make_ddp_mesh_config, make_fsdp_mesh_config
     from automesh.mesh.rules import MeshRule
     from automesh.mesh.shape import HybridMeshShape
     from automesh.program.workload import Workload
@@ -29,14 +43,35 @@ _HOMES = {
     "automesh.errors": ("AutomeshError", "NoFeasibleMesh", "UsageError"),
     "automesh.mesh.axes": ("MeshAxis", "Plan"),
     "automesh.mesh.config": ("MeshConfig", "Rules"),
+    "automesh.mesh.batches": (
+        "DataPartitionType",
+        "global_to_host_array",
+        "host_to_global_device_array",
+        "input_partition_spec",
+    ),
+    "automesh.mesh.constraining": ("with_sharding_constraint",),
+    "automesh.mesh.cpu": (
+        "cpu_context",
+        "create_cpu_mesh",
+        "force_cpu",
+    ),
+    "automesh.mesh.creating": ("create_mesh",),
+    "automesh.mesh.hosts": ("calculate_host_mesh_shape",),
+    "automesh.mesh.parsing": ("parse_mesh_from_string",),
     "automesh.mesh.evidence": ("Evidence",),
+    "automesh.mesh.infer": ("infer_mesh_shape",),
+    "automesh.mesh.presets": ("make_ddp_mesh_config", "make_fsdp_mesh_config"),
     "automesh.mesh.rules": ("MeshRule",),
     "automesh.mesh.shape": ("HybridMeshShape",),
     "automesh.program.workload": ("Workload",),
 }
 
+# Public libraries of their own.
+_LIBRARIES = ("partition", "pipeline")
+
 __all__ = [
     "AutomeshError",
+    "DataPartitionType",
     "Evidence",
     "HybridMeshShape",
     "MeshAxis",
@@ -49,12 +84,27 @@ __all__ = [
     "Rules",
     "UsageError",
     "Workload",
+    "calculate_host_mesh_shape",
     "calibrate",
+    "cpu_context",
+    "create_cpu_mesh",
+    "create_mesh",
     "explain",
+    "force_cpu",
+    "global_to_host_array",
+    "host_to_global_device_array",
+    "infer_mesh_shape",
+    "input_partition_spec",
     "load",
+    "make_ddp_mesh_config",
+    "make_fsdp_mesh_config",
+    "parse_mesh_from_string",
+    "partition",
+    "pipeline",
     "search",
     "show",
     "targets",
+    "with_sharding_constraint",
 ]
 
 
@@ -63,6 +113,8 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), name)
+    if name in _LIBRARIES:
+        return importlib.import_module(f"automesh.{name}")
     raise AttributeError(f"module `automesh` has no attribute `{name}`")
 
 

@@ -129,14 +129,29 @@ def search(
       rules: rule file to merge the winner into; by default beside the script, for a function none.
       results: folder for the study.
       storage: Optuna storage URL or journal file; by default SQLite in the study's folder.
+      workers: compiles side by side; 0 for as many as fit.
+      timeout: limit for one compile, or one visit of a mesh.
       reserve_hbm: memory of a device that plans leave free, as `1GiB` or `5%`.
       xla: compiler options by name, with the value or the values to try; `default` leaves an option
         to the compiler.
+      dry_run: rank the meshes by estimate, and stop.
+      new: start another study instead of resuming.
       progress: where to report to; by default nowhere.
 
     Raises:
       UsageError: bad arguments, files or code of the user's.
       NoFeasibleMesh: no mesh is legal.
+
+    Example:
+      >>> import tempfile
+      >>> import jax
+      >>> def build(mesh):
+      ...     both = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("dp", "tp"))
+      ...     batch = jax.ShapeDtypeStruct((16, 64), "float32", sharding=both)
+      ...     return lambda batch: (batch @ batch.T).sum(), (batch,)
+      >>> result = search(build, target="cpu:4", results=tempfile.mkdtemp(), dry_run=True)
+      >>> sorted(result.dataframe().mesh)
+      ['dp:2,tp:2', 'dp:4', 'tp:4']
     """
     request = make_request(
         build,
@@ -193,9 +208,23 @@ def show(
 
     Args:
       study: its folder; by default the one that changed last under `results`.
+      results: folder of studies.
+      storage: the --storage of the search that made the study, if it had one.
 
     Raises:
       UsageError: there is none, or it cannot be read.
+
+    Example:
+      >>> import tempfile
+      >>> import jax
+      >>> def build(mesh):
+      ...     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("dp"))
+      ...     batch = jax.ShapeDtypeStruct((16, 64), "float32", sharding=rows)
+      ...     return lambda batch: (batch @ batch.T).sum(), (batch,)
+      >>> folder = Path(tempfile.mkdtemp())
+      >>> best = search(build, target="cpu:2", results=folder, budget="20s", top=1).best
+      >>> show(results=folder).best == best
+      True
     """
     from automesh.ladder.run import read_result
 
@@ -220,6 +249,12 @@ def calibrate(
 
     Raises:
       UsageError: devices that are not here, a file that cannot be read or written.
+
+    Example:
+      >>> import tempfile
+      >>> file = Path(tempfile.mkdtemp()) / "profile.json"
+      >>> calibrate("cpu:2", out=file, budget="5s").measured > 0
+      True
     """
     from automesh.ladder.calibration import CalibrationRequest, run_calibration
     from automesh.ladder.interrupts import interrupts_at_rest
@@ -259,6 +294,19 @@ def explain(
 
     Raises:
       UsageError: bad arguments, no such study, or a mesh that it does not hold.
+
+    Example:
+      >>> import tempfile
+      >>> script = Path(tempfile.mkdtemp()) / "train.py"
+      >>> _ = script.write_text('''
+      ... import jax
+      ... def build(mesh):
+      ...     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("dp"))
+      ...     batch = jax.ShapeDtypeStruct((16, 64), "float32", sharding=rows)
+      ...     return lambda batch: (batch @ batch.T).sum(), (batch,)
+      ... ''')
+      >>> "dp:4" in explain(script, "dp:4", target="cpu:4").text()
+      True
     """
     from automesh.ladder.explanations import explain_script, explain_study
     from automesh.results.progress import Silent
@@ -325,6 +373,10 @@ def targets(pattern: str = "", *, hardware: str | Path = "") -> TargetList:
 
     Raises:
       UsageError: nothing is called so, or the file is wrong.
+
+    Example:
+      >>> [one.name for one in targets("tpu-v5p-128").found]
+      ['tpu-v5p-128']
     """
     from automesh.hardware import clusters_in
     from automesh.hardware.catalogue import find_targets
@@ -348,6 +400,20 @@ def load(path: str | Path = "mesh_rules.toml") -> Rules:
 
     Raises:
       UsageError: no such file, or it is not a valid rule file.
+
+    Example:
+      >>> import tempfile
+      >>> path = Path(tempfile.mkdtemp()) / "mesh_rules.toml"
+      >>> _ = path.write_text('''
+      ... schema = 1
+      ... axes = ["dp", "tp"]
+      ... batch_axes = ["dp"]
+      ... [[rule]]
+      ... match = "cpu-8"
+      ... ici = { dp = 2, tp = 4 }
+      ... ''')
+      >>> dict(load(path).select("cpu-8").create_device_mesh().shape)
+      {'dp': 2, 'tp': 4}
     """
     return read_rules(Path(path))
 

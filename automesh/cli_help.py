@@ -23,7 +23,7 @@ In the training script, read it back:
 
 \b
   config = automesh.load("mesh_rules.toml").select("cpu-8")
-  mesh = config.create_device_mesh()          config.knobs has the knobs
+  mesh = config.create_device_mesh()          config.knobs, config.mapping
 """
 
 SEARCH_HELP = """Search the fastest mesh for the step that SCRIPT builds, and write it to
@@ -64,6 +64,8 @@ A search space (my_space.toml) says what may vary:
   tp = { max = 4 }
   [constraints]
   tp = { divides = "num_heads" }    # a fact of automesh.Workload, or a number
+  [mapping]                         # build(mesh, mapping={"mlp": "tp", ...})
+  mlp = ["tp", ["tp", "sp"]]        # mesh axes of a logical axis; "none" too
   [knobs]
   remat = ["none", "full"]          # keywords of build
 
@@ -139,7 +141,7 @@ EXPLAIN_HELP = """Explain where the time of a mesh goes, or why one mesh beats a
 estimates; nothing is compiled or run.
 
 STUDY is the folder of a study, as `search` prints it, or a script that no search has seen.
-MESH may be followed by knobs: "dp:8 remat=full".
+MESH may be followed by knobs and logical axes: "dp:8 remat=full mlp:tp".
 
 Printed are seconds by cause, the ten most expensive collectives with their source lines, the
 memory peak, what could not be counted, and the reason in a sentence. Every figure says whether

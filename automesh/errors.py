@@ -24,8 +24,20 @@ class AutomeshError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
-class UsageError(AutomeshError):
+class UsageError(AutomeshError, ValueError):
     """Bad arguments, files or code of the user's: exit code 2."""
+
+
+class WrongType(UsageError, TypeError):
+    """An argument of a type that is not taken."""
+
+
+class IllegalMapping(UsageError):
+    """Logical axes mapped so that an array cannot be split: its path, its axis and why."""
+
+
+class UnknownMeshAxis(IllegalMapping, KeyError):
+    """A mesh axis that the mesh does not have; a KeyError too, which Haliax raises for it."""
 
 
 class NoFeasibleMesh(AutomeshError):
@@ -44,6 +56,19 @@ def kind_of(value: object) -> str:
     """
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
+def check_type(value: object, kind: type, what: str, *, hint: str = "") -> None:
+    """Accepts values of a type; a bool is not an integer here.
+
+    Args:
+      what: the value, for the error: `` `backend` must be a string``.
+
+    Raises:
+      WrongType: a value of another type.
+    """
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise WrongType(f"{what}, got {kind_of(value)}: {value!r}", hint=hint)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

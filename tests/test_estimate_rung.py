@@ -84,12 +84,12 @@ def test_workers_share_the_default_knobs_and_then_take_one_choice_each() -> None
     lanes = Lanes(needs)
     one = lanes.next([])
     assert one is not None
-    other = lanes.next([one.knobs])
-    assert other is not None and other.knobs != one.knobs
+    other = lanes.next([one.call])
+    assert other is not None and other.call != one.call
     after = lanes.after(one)
-    assert after is not None and after.knobs == one.knobs
+    assert after is not None and after.call == one.call
     assert lanes.after(one) is None
-    assert lanes.next([one.knobs]) is not None
+    assert lanes.next([one.call]) is not None
     assert lanes.next([]) is None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from automesh.errors import UsageError
+from automesh.errors import UsageError, WrongType
 from automesh.mesh.axes import MeshAxis, parse_mesh
 from automesh.mesh.config import MeshConfig
 from automesh.mesh.devices import create_mesh_for
@@ -139,6 +139,26 @@ def test_a_mesh_that_does_not_fit_is_refused(text, devices, said):
     with pytest.raises(UsageError) as caught:
         create_mesh_for(parse_mesh(text, NAMES), devices=devices)
     assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("devices", "kind", "said"),
+    [
+        (8, WrongType, "`devices` must be a sequence of jax devices, got an int: 8"),
+        ("cpu", WrongType, "`devices` must be a sequence of jax devices, got a str: 'c'"),
+        (jax.devices()[0], WrongType, "got one device: "),
+        ([jax.devices()], WrongType, "must be a sequence of jax devices, got a list"),
+        (jax.devices()[:1] * 2, UsageError, "every device once, got cpu:0 twice among 2"),
+        (gpu_nodes(2)[:3], UsageError, "got [1, 2]: process 1 has 1"),
+        (tpu_v4(2)[:3], UsageError, "got [1, 2]: slice 1 has 1"),
+    ],
+)
+def test_devices_that_are_none_are_refused(devices, kind, said):
+    config = MeshConfig(mesh_shape=(-1,), mesh_axis_names=("data",))
+    for use in (config.create_device_mesh, lambda devices: config.explain(devices=devices)):
+        with pytest.raises(kind) as caught:
+            use(devices)
+        assert said in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from automesh.errors import UsageError
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, Plan, format_mesh, parse_mesh
 from automesh.mesh.config import MeshConfig
+from automesh.mesh.infer import infer_sizes, resolve_shape
 from automesh.mesh.rules import MeshRule
 from automesh.mesh.settings import Settings
-from automesh.mesh.shape import HybridMeshShape, infer_sizes, resolve_shape
+from automesh.mesh.shape import HybridMeshShape
 
 sizes = st.integers(1, 64)
 meshes = st.lists(st.tuples(sizes, sizes), min_size=1, max_size=6).map(
@@ -114,12 +115,50 @@ def test_a_shape_is_resolved(shape, devices, granules, expected):
     assert (resolved.ici_mesh_shape, resolved.dcn_mesh_shape) == expected
 
 
+@given(
+    st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=4),
+    st.sampled_from([1, 2, 3, 4, 6, 8, 12]),
+    st.integers(0, 3),
+)
+def test_granules_lie_along_leading_axes(sizes, granules, gap):
+    total = math.prod(sizes)
+    if total % granules:
+        granules = 1
+    given_sizes = [-1 if axis == gap else size for axis, size in enumerate(sizes)]
+    first = next((size for size in sizes if size > 1), 1)
+    try:
+        resolved = resolve_shape(given_sizes, num_devices=total, num_granules=granules)
+    except UsageError:
+        # No axis may be split where another has to be skipped for it.
+        assert first % granules
+        assert any(
+            size % left and left % size
+            for size, left in zip(sizes, _left_over(sizes, granules), strict=True)
+        )
+        return
+    ici, dcn = resolved.ici_mesh_shape, resolved.dcn_mesh_shape
+    assert [inside * across for inside, across in zip(ici, dcn, strict=True)] == sizes
+    assert math.prod(dcn) == granules
+    if first % granules == 0:
+        assert [size for size in dcn if size > 1] == [granules] * (granules > 1)
+    # An axis that shares the granules with later ones lies wholly between them.
+    last = max((axis for axis, across in enumerate(dcn) if across > 1), default=0)
+    assert all(inside == 1 for inside in ici[:last])
+
+
+def _left_over(sizes, granules):
+    """Granules that remain for each axis once those before it have taken theirs."""
+    for size in sizes:
+        yield granules
+        granules = granules // size if granules % size == 0 else 1
+
+
 @pytest.mark.parametrize(
     ("shape", "devices", "granules", "said"),
     [
         ((2, 2), 8, 1, "multiply to 4, but there are 8 devices"),
         ((3, -1), 8, 1, "8 devices is not a multiple of 3"),
-        ((3, 4), 12, 2, "has size 3, which 2 granules (slices or nodes) do not divide"),
+        ((3, 4), 12, 2, "axis 0, of size 3, is neither a multiple nor a divisor of 2"),
         (HybridMeshShape((2, 4), (1, 1)), 16, 2, "multiply to 1, but there are 2 granules"),
         (HybridMeshShape((2, 8), (2, 1)), 16, 2, "there are 8 devices in each granule"),
         ((-1, -1), 8, 1, "more than one -1"),

@@ -1,9 +1,17 @@
 """Writes every golden file anew: `python -m tests.update_golden`. Read the diff afterwards."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests import explain_golden, replay_golden, results_golden, targets_golden, test_readme
+from tests import (
+    deviations,
+    explain_golden,
+    replay_golden,
+    results_golden,
+    targets_golden,
+    test_readme,
+)
 
 
 def main() -> None:
@@ -12,6 +20,17 @@ def main() -> None:
     _write(targets_golden.FOLDER, targets_golden.CASES)
     _write(replay_golden.FOLDER, replay_golden.CASES)
     _update_readme()
+    deviations.write()
+    _write_from_jax()
+
+
+def _write_from_jax() -> None:
+    # As in tests/conftest.py; before anything imports jax, which the rest does not.
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "16"}
+    from tests import api_reference, wrong_calls
+
+    wrong_calls.write()
+    api_reference.write()
 
 
 def _write(folder: Path, cases: Mapping[str, Callable[[], str]]) -> None:

@@ -33,7 +33,7 @@ def interleaved(order: Sequence[Plan]) -> tuple[Plan, ...]:
     choices: Counter[tuple[object, object]] = Counter()
     keys: dict[Plan, int] = {}
     for plan in order:
-        base = (plan.axes, plan.knobs)
+        base = (plan.axes, plan.call)
         place = places.setdefault(base, len(places))
         keys[plan] = place + _BEHIND * choices[base]
         choices[base] += 1
@@ -128,7 +128,7 @@ def view_by_replay(estimates: Mapping[Plan, Estimated], compiled: Mapping[Plan, 
         Subject(
             predicted_s=one.step_s,
             causes=one.causes,
-            settings=(*plan.knobs, *plan.compiler_options),
+            settings=plan.settings,
         )
         for plan, one in estimates.items()
     ]

@@ -6,6 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import MeshAxis, Plan, Scalar, parse_mesh
+from automesh.mesh.mapping import (
+    LogicalAxes,
+    MappedAxes,
+    check_mapped_axes,
+    parse_axes,
+    read_mapped,
+)
 
 _WORDS: dict[str, bool] = {"true": True, "false": False}
 
@@ -18,22 +25,29 @@ def parse_plan(
     num_granules: int,
     knobs: Mapping[str, Scalar],
     varied: Sequence[str],
+    mapping: LogicalAxes = (),
 ) -> Plan:
-    """Reads a mesh that knobs may follow: `dp:8`, `fsdp:-1 remat=full microbatches=2`.
+    """Reads a mesh that logical axes and knobs may follow: `dp:8`, `fsdp:-1 remat=full`,
+    `fsdp:4,tp:2 mlp:tp embed:none`.
 
     Args:
       names: all mesh axes in order.
+      mapping: of the logical axes, where the text says nothing else; empty if none is searched.
       knobs: every knob of `build` with its default.
       varied: knobs of the search space, in its order: the plan states these whatever the text says.
 
     Raises:
-      UsageError: no mesh, an unknown axis or knob, sizes that do not fit the devices, a value of
-        another type.
+      UsageError: no mesh, an unknown axis, logical axis or knob, sizes that do not fit the devices,
+        a value of another type.
     """
     mesh, *settings = text.split()
     axes = _parse_axes(text, mesh, names, num_devices=num_devices, num_granules=num_granules)
     values: dict[str, Scalar] = {name: knobs[name] for name in varied if name in knobs}
+    logical = dict(mapping)
     for setting in settings:
+        if ":" in setting.partition("=")[0]:
+            logical |= _parse_logical(text, setting, logical, names)
+            continue
         name, equals, value = setting.partition("=")
         if not equals and name in knobs:
             raise UsageError(
@@ -47,7 +61,24 @@ def parse_plan(
                 hint="write `knob=value`; the knobs are: " + (", ".join(knobs) or "none"),
             )
         values[name] = _parse_value(name, value, knobs[name])
-    return Plan(axes=axes, knobs=tuple(values.items()))
+    return Plan(axes=axes, mapping=tuple(logical.items()), knobs=tuple(values.items()))
+
+
+def _parse_logical(
+    text: str, setting: str, known: Mapping[str, MappedAxes], names: Sequence[str]
+) -> dict[str, MappedAxes]:
+    name, _, said = setting.partition(":")
+    if name not in known:
+        raise UsageError(
+            f"`{setting}` in the baseline `{text}` maps no logical axis of the search"
+            f"{did_you_mean(name, known)}",
+            hint=f"the logical axes are: {', '.join(known)}"
+            if known
+            else "list them under [mapping] of the search space; commas alone part mesh axes",
+        )
+    axes = read_mapped(name, parse_axes(said))
+    check_mapped_axes([(name, axes)], names)
+    return {name: axes}
 
 
 def _parse_axes(

@@ -1,4 +1,5 @@
-"""The estimate rung: one propagation per set of active axes and knobs, then a price for all."""
+"""The estimate rung: one propagation per set of active axes and call of `build`, then a price for
+all."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from automesh.ladder.priced_options import Price, Prices, price_with_options, un
 from automesh.ladder.propagations import (
     Active,
     Group,
-    Knobs,
     Need,
     Sizes,
     groups_of,
@@ -24,7 +24,7 @@ from automesh.ladder.propagations import (
     refined_needs,
 )
 from automesh.ladder.propagator import NO_TIME, Propagator
-from automesh.mesh.axes import Plan
+from automesh.mesh.axes import Call, Plan
 from automesh.mesh.batch import Batch
 from automesh.outcomes import Estimated
 from automesh.program.nouns import Propagation
@@ -54,8 +54,8 @@ class EstimateRung:
     layout: Callable[[Shapes], LayoutJob] | None
     price: Price
     origin: str
-    _terms: dict[tuple[Knobs, Active], Propagation] = field(init=False, default_factory=dict)
-    _reasons: dict[tuple[Knobs, Active], str] = field(init=False, default_factory=dict)
+    _terms: dict[tuple[Call, Active], Propagation] = field(init=False, default_factory=dict)
+    _reasons: dict[tuple[Call, Active], str] = field(init=False, default_factory=dict)
     _found: dict[Plan, Estimated] = field(init=False, default_factory=dict)
     _missing: dict[Plan, str] = field(init=False, default_factory=dict)
     _notes: dict[str, None] = field(init=False, default_factory=dict)
@@ -98,7 +98,7 @@ class EstimateRung:
         self._propagate([need for one in others for need in sorted(one.needs, key=promise)])
         for group in others:
             self._add_prices(group, layouts)
-        apart = self._propagate_apart({group.knobs: group for group in groups}, layouts)
+        apart = self._propagate_apart({group.call: group for group in groups}, layouts)
         notes = [*self._notes]
         if apart:
             notes.append(apart)
@@ -118,10 +118,10 @@ class EstimateRung:
     def _propagate(self, needs: Sequence[Need]) -> None:
         for need, answer in self.propagator.answer(needs).items():
             if isinstance(answer, Propagation):
-                self._terms[need.knobs, need.active] = answer
+                self._terms[need.call, need.active] = answer
                 self._notes |= dict.fromkeys(answer.notes)
             else:
-                self._reasons[need.knobs, need.active] = answer
+                self._reasons[need.call, need.active] = answer
 
     def _promise(self, usual: Group) -> Callable[[Need], float]:
         """The best estimate at the default knobs among the meshes with the same active axes."""
@@ -135,9 +135,9 @@ class EstimateRung:
     def _add_prices(self, group: Group, layouts: Layouts) -> None:
         """Prices all meshes of a group whose sets of active axes have terms."""
         propagations = {
-            need.active: self._terms[group.knobs, need.active]
+            need.active: self._terms[group.call, need.active]
             for need in group.needs
-            if (group.knobs, need.active) in self._terms
+            if (group.call, need.active) in self._terms
         }
         terms = {active: one.terms for active, one in propagations.items()}
         plans = [self.plans[row] for row in group.rows]
@@ -145,7 +145,7 @@ class EstimateRung:
         for need in group.needs:
             plans = [self.plans[group.rows[member]] for member in need.members]
             if need.active not in terms:
-                reason = self._reasons.get((group.knobs, need.active), NO_TIME)
+                reason = self._reasons.get((group.call, need.active), NO_TIME)
                 self._missing |= dict.fromkeys(plans, reason)
                 continue
             self._take(group, need, propagations[need.active], prices, need.members)
@@ -190,11 +190,11 @@ class EstimateRung:
         else:
             self._missing[plan] = f"its terms give {estimated.step_s} s, which is no time"
 
-    def _propagate_apart(self, groups: Mapping[Knobs, Group], layouts: Layouts) -> str:
+    def _propagate_apart(self, groups: Mapping[Call, Group], layouts: Layouts) -> str:
         """Meshes that their set's terms do not describe, best first, in rounds; gives a notice."""
 
         def promise(need: Need) -> float:
-            plans = [self._plan(groups[need.knobs], member) for member in need.members]
+            plans = [self._plan(groups[need.call], member) for member in need.members]
             return min((self._found[p].step_s for p in plans if p in self._found), default=math.inf)
 
         meshes = sum(len(need.members) for need in self._apart)
@@ -203,7 +203,7 @@ class EstimateRung:
             needs, self._apart = sorted(self._apart, key=promise), []
             answers = self.propagator.answer(needs, note="meshes apart")
             for need, answer in answers.items():
-                self._take_apart(groups[need.knobs], need, answer, layouts)
+                self._take_apart(groups[need.call], need, answer, layouts)
             propagations += len(needs)
         if not meshes:
             return ""

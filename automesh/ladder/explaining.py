@@ -18,7 +18,7 @@ from automesh.hardware.fabric import Fabric, Layouts, Route
 from automesh.hardware.routes import routes
 from automesh.hardware.speeds import Speeds
 from automesh.ladder.terms_cache import Kept
-from automesh.mesh.axes import MeshAxis, Plan, format_mesh, parse_mesh
+from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, parse_mesh
 from automesh.mesh.batch import batch_of
 from automesh.outcomes import Compiled, Measured
 from automesh.results.explanation import Explained
@@ -97,7 +97,7 @@ def terms_for(plan: Plan, kept: Iterable[Kept]) -> Terms | None:
     mine = [
         one.propagation.terms
         for one in kept
-        if one.job.knobs == plan.knobs and one.propagation.terms.active == active
+        if (one.job.mapping, one.job.knobs) == plan.call and one.propagation.terms.active == active
     ]
 
     def exactness(terms: Terms) -> tuple[bool, bool]:
@@ -175,7 +175,7 @@ def _meshes(plans: Sequence[Plan]) -> str:
 
 
 def _matches(plan: Plan, settings: Sequence[str]) -> bool:
-    mine = {f"{name}={value}" for name, value in (*plan.knobs, *plan.compiler_options)}
+    mine = {format_setting(*setting) for setting in plan.settings}
     return all(setting in mine for setting in settings)
 
 

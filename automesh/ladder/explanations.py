@@ -21,7 +21,8 @@ from automesh.ladder.preparation import memory_share_bytes
 from automesh.ladder.reading import reading
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.terms_cache import TERMS, Kept, TermsCache
-from automesh.mesh.axes import Plan, Scalar, parse_mesh
+from automesh.mesh.axes import MAPPING, Call, Plan, parse_mesh
+from automesh.mesh.mapping import parse_axes
 from automesh.results.explanation import Explanation
 from automesh.results.progress import Progress
 from automesh.results.result import Candidate, SearchResult
@@ -158,7 +159,7 @@ def _chosen(
     if against.strip():
         first, _ = found[0]
         # Without knobs of its own it gets those of the first, so that nothing else differs.
-        alike = sorted(plans, key=lambda plan: _settings(plan) != _settings(first))
+        alike = sorted(plans, key=lambda plan: plan.settings != first.settings)
         found.append(find_plan(against, alike, num_devices=num_devices))
     chosen = tuple(plan for plan, _ in found)
     if len(chosen) == 2 and chosen[0] == chosen[1]:
@@ -169,52 +170,59 @@ def _chosen(
     return chosen, tuple(notice for _, notice in found if notice)
 
 
-def _settings(plan: Plan) -> tuple[object, object]:
-    return plan.knobs, plan.compiler_options
-
-
 def _known_plans(
     candidates: Iterable[Candidate], table: Path, kept: Sequence[Kept], header: Header
 ) -> tuple[Plan, ...]:
     """All plans of a study, those with a trial first, then by their estimates."""
     plans = dict.fromkeys(candidate.plan for candidate in candidates)
-    knobs = {_as_text(one.job.knobs): one.job.knobs for one in kept}
+    calls = {_as_text(call): call for call in map(_call_of, kept)}
     if table.is_file():
         with table.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                plans.setdefault(_plan_of(row, knobs, header.axes))
+                plans.setdefault(_plan_of(row, calls, header.axes))
     return tuple(plans)
 
 
 def _plan_of(
-    row: Mapping[str, str],
-    knobs: Mapping[frozenset[tuple[str, str]], tuple[tuple[str, Scalar], ...]],
-    axes: Sequence[str],
+    row: Mapping[str, str], calls: Mapping[frozenset[tuple[str, str]], Call], axes: Sequence[str]
 ) -> Plan:
     """The plan of one row of `estimates.csv`.
 
     Args:
-      knobs: those that were propagated, by their text.
+      calls: those that were propagated, by their text.
     """
-    said = {key[5:]: text for key, text in row.items() if key.startswith("knob.") and text}
+    knobs = {key[5:]: text for key, text in row.items() if key.startswith("knob.") and text}
+    logical = {
+        key[len(MAPPING) :]: parse_axes(text)
+        for key, text in row.items()
+        if key.startswith(MAPPING) and text
+    }
+    # Without terms there is nothing to explain, and what type a knob has does not matter.
+    said: Call = (tuple(logical.items()), tuple(knobs.items()))
+    mapping, known = calls.get(_as_text(said), said)
     options = {
         key[7:]: value_of(text) for key, text in row.items() if key.startswith("option.") and text
     }
     return Plan(
         axes=parse_mesh(row["mesh"], axes),
-        # Without terms there is nothing to explain, and what type a knob has does not matter.
-        knobs=knobs.get(frozenset(said.items()), tuple(said.items())),
+        mapping=mapping,
+        knobs=known,
         compiler_options=tuple(options.items()),
     )
 
 
-def _as_text(knobs: Iterable[tuple[str, Scalar]]) -> frozenset[tuple[str, str]]:
-    return frozenset((name, str(value)) for name, value in knobs)
+def _call_of(kept: Kept) -> Call:
+    return kept.job.mapping, kept.job.knobs
+
+
+def _as_text(call: Call) -> frozenset[tuple[str, str]]:
+    settings = Plan(axes=(), mapping=call[0], knobs=call[1]).settings
+    return frozenset((name, str(value)) for name, value in settings)
 
 
 def _propagation_notes(plans: Sequence[Plan], kept: Sequence[Kept]) -> tuple[str, ...]:
-    knobs = {plan.knobs for plan in plans}
-    notes = [note for one in kept if one.job.knobs in knobs for note in one.propagation.notes]
+    calls = {plan.call for plan in plans}
+    notes = [note for one in kept if _call_of(one) in calls for note in one.propagation.notes]
     return tuple(dict.fromkeys(notes))
 
 

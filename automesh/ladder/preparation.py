@@ -157,6 +157,7 @@ def inspect(
         entry=request.entry,
         axis_names=space.names,
         platform=target.absent.platform if target.absent else platform,
+        mapping=tuple((axis.name, axis.choices[0]) for axis in space.mapping),
         elsewhere=elsewhere_of(target.absent) if target.absent else None,
     )
     ticket = pool.submit(job, request.timeout_s)
@@ -198,6 +199,7 @@ def prepare(
         StepFacts(
             facts=inspection.facts,
             used_axes=inspection.used_axes,
+            mapping=inspection.mapping,
             knobs=inspection.knobs,
             takes_any_knob=inspection.takes_any_knob,
         ),
@@ -284,6 +286,7 @@ def _baseline(
         names=space.names,
         num_devices=aim.num_devices,
         num_granules=aim.num_granules,
+        mapping=enumeration.mapping,
         knobs=dict(inspection.knobs),
         varied=[name for name, _ in enumeration.legal[0].knobs],
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from automesh.ladder.places import as_seen
 from automesh.ladder.preparation import Preparation
 from automesh.ladder.request import SearchRequest
-from automesh.mesh.axes import Plan
+from automesh.mesh.axes import Plan, format_setting
 from automesh.mesh.config import Rules
 from automesh.mesh.rules import MeshRule, first_match
 from automesh.mesh.rules_file import read_rules
@@ -71,6 +71,8 @@ def _plan_of(rule: MeshRule, rules: Rules, preparation: Preparation) -> Plan | N
         if known != mine or any(sizes[name] != (1, 1) for name in sizes if name not in mine):
             return False
         # A knob that either leaves out has `build`'s own default.
+        if plan.mapping != rule.mapping.axes:
+            return False
         knobs = {**defaults, **dict(plan.knobs)}
         return knobs == {**defaults, **rule.knobs} and dict(plan.compiler_options) == dict(
             rule.compiler_options
@@ -80,7 +82,7 @@ def _plan_of(rule: MeshRule, rules: Rules, preparation: Preparation) -> Plan | N
 
 
 def _pairs(rule: MeshRule) -> list[tuple[int, int]]:
-    shape = rule.mesh_shape
+    shape = rule.hybrid_shape
     return list(zip(shape.ici_mesh_shape, shape.dcn_mesh_shape, strict=True))
 
 
@@ -89,5 +91,10 @@ def _text(rule: MeshRule, rules: Rules) -> str:
     parts = [f"dcn.{name}:{dcn}" for name, (_, dcn) in sizes if dcn != 1]
     parts += [f"{name}:{ici}" for name, (ici, _) in sizes if ici != 1]
     mesh = ",".join(parts) or f"{rules.axes[0]}:1"
-    settings = (*rule.knobs.items(), *rule.compiler_options.items())
-    return " ".join([mesh, *(f"{name}={value}" for name, value in settings)])
+    settings = Plan(
+        axes=(),
+        mapping=rule.mapping.axes,
+        knobs=tuple(rule.knobs.items()),
+        compiler_options=tuple(rule.compiler_options.items()),
+    ).settings
+    return " ".join([mesh, *(format_setting(*setting) for setting in settings)])

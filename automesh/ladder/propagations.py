@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.terms import Terms
-from automesh.mesh.axes import Plan, Scalar
+from automesh.mesh.axes import Call, Plan
 from automesh.mesh.batch import Batch, batch_of
 
-Knobs = tuple[tuple[str, Scalar], ...]
 Sizes = tuple[tuple[str, int], ...]
 Active = tuple[str, ...]
 
@@ -22,15 +21,16 @@ PROBES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Plans with the same knobs, whose programs differ in the sizes of axes alone.
+    """Plans with the same mapping and knobs, whose programs differ in the sizes of axes alone.
 
     Attributes:
+      call: mapping and knobs.
       rows: places of the plans in the list that they came from.
       batch: their meshes, in the order of `rows`.
       needs: one propagation per set of active axes.
     """
 
-    knobs: Knobs
+    call: Call
     rows: tuple[int, ...]
     batch: Batch
     needs: tuple[Need, ...]
@@ -41,6 +41,7 @@ class Need:
     """One propagation: the step with these axes larger than 1.
 
     Attributes:
+      call: mapping and knobs.
       sizes: to propagate with, all small.
       probes: sizes that occur, at which the terms must hold too.
       spare: sizes of a plan, for a step that refuses `sizes`, which need be no plan's.
@@ -49,7 +50,7 @@ class Need:
         some array does not divide evenly there, which jax may refuse.
     """
 
-    knobs: Knobs
+    call: Call
     active: Active
     sizes: Sizes
     probes: tuple[Sizes, ...]
@@ -59,11 +60,12 @@ class Need:
 
 
 def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
-    """The plans by knobs, in the order of their first plans; compiler options change no terms."""
-    rows: dict[Knobs, list[int]] = {}
+    """The plans by mapping and knobs, in the order of their first plans; compiler options change no
+    terms."""
+    rows: dict[Call, list[int]] = {}
     for row, plan in enumerate(plans):
-        rows.setdefault(plan.knobs, []).append(row)
-    return tuple(_group(knobs, members, plans) for knobs, members in rows.items())
+        rows.setdefault(plan.call, []).append(row)
+    return tuple(_group(call, members, plans) for call, members in rows.items())
 
 
 def refined_needs(
@@ -82,7 +84,7 @@ def refined_needs(
         classes.setdefault(_broken(terms, sizes), []).append(member)
     found: list[Need] = []
     for (exact, *_), alike in classes.items():
-        made = _need(need.knobs, batch.names, batch.sizes, np.array(alike))
+        made = _need(need.call, batch.names, batch.sizes, np.array(alike))
         if set(alike) == set(need.members) and made.sizes == need.sizes:
             found += own_needs(need, batch, alike)
         else:
@@ -99,7 +101,7 @@ def own_needs(need: Need, batch: Batch, members: Sequence[int]) -> list[Need]:
         shared.setdefault(sizes, []).append(member)
     return [
         Need(
-            knobs=need.knobs,
+            call=need.call,
             active=need.active,
             sizes=sizes,
             probes=(),
@@ -127,22 +129,22 @@ def _broken(terms: Terms, sizes: Mapping[str, int]) -> tuple[object, ...]:
     )
 
 
-def _group(knobs: Knobs, rows: Sequence[int], plans: Sequence[Plan]) -> Group:
+def _group(call: Call, rows: Sequence[int], plans: Sequence[Plan]) -> Group:
     batch = batch_of([plans[row] for row in rows])
     sizes = batch.sizes
     masks, inverse = np.unique(sizes > 1, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     needs = [
-        _need(knobs, batch.names, sizes, np.flatnonzero(inverse == index))
+        _need(call, batch.names, sizes, np.flatnonzero(inverse == index))
         for index in range(len(masks))
     ]
     # Those with most axes first: they take longest, and say most about the step.
     needs.sort(key=lambda need: (-len(need.active), need.active))
-    return Group(knobs=knobs, rows=tuple(rows), batch=batch, needs=tuple(needs))
+    return Group(call=call, rows=tuple(rows), batch=batch, needs=tuple(needs))
 
 
 def _need(
-    knobs: Knobs, names: Sequence[str], sizes: NDArray[np.int64], members: NDArray[np.int64]
+    call: Call, names: Sequence[str], sizes: NDArray[np.int64], members: NDArray[np.int64]
 ) -> Need:
     mine = sizes[members]
     columns = np.flatnonzero(mine[0] > 1)
@@ -152,7 +154,7 @@ def _need(
     spare = distinct[np.argmin(distinct.max(axis=1))] if len(columns) else base
     probes = [_named(active, one) for one in _probes(distinct, base)] if len(columns) else []
     return Need(
-        knobs=knobs,
+        call=call,
         active=active,
         sizes=_named(active, base),
         probes=tuple(probes),

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from automesh.hardware.absent import Elsewhere
-from automesh.ladder.propagations import Knobs, Need, Sizes
+from automesh.ladder.propagations import Need, Sizes
 from automesh.ladder.terms_cache import TermsCache
+from automesh.mesh.axes import Call, Plan, format_setting
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Entry, Propagation
 from automesh.results.progress import Progress
@@ -54,10 +55,11 @@ class Step:
             axis_names=self.axis_names,
             axis_types=self.axis_types,
             facts=self.facts,
-            knobs=need.knobs,
+            knobs=need.call[1],
             sizes=sizes,
             probes=need.probes if sizes == need.sizes else (),
             platform=self.platform,
+            mapping=need.call[0],
             seen=self.seen,
             elsewhere=self.elsewhere,
             exact=need.exact,
@@ -72,37 +74,37 @@ class _Running:
 
 
 class Lanes:
-    """Hands out needs so that workers change their knobs seldom.
+    """Hands out needs so that workers seldom change what they call `build` with.
 
-    A worker lowers a step a few times for each choice of knobs and derives the rest from that.
+    A worker lowers a step a few times for each call and derives the rest from that.
 
     Args:
       needs: most promising first.
     """
 
     def __init__(self, needs: Sequence[Need]) -> None:
-        self._waiting: dict[Knobs, deque[Need]] = {}
+        self._waiting: dict[Call, deque[Need]] = {}
         for need in needs:
-            self._waiting.setdefault(need.knobs, deque()).append(need)
+            self._waiting.setdefault(need.call, deque()).append(need)
 
     def after(self, done: Need) -> Need | None:
-        """The next need with the same knobs as one that is done; None if there is none."""
-        return self._take(done.knobs)
+        """The next need with the same call as one that is done; None if there is none."""
+        return self._take(done.call)
 
-    def next(self, busy: Sequence[Knobs]) -> Need | None:
-        """The next need of knobs that no worker has, else of any; None if nothing waits."""
-        others = [knobs for knobs in self._waiting if knobs not in busy]
-        for knobs in (*others, *self._waiting):
-            return self._take(knobs)
+    def next(self, busy: Sequence[Call]) -> Need | None:
+        """The next need of a call that no worker has, else of any; None if nothing waits."""
+        others = [call for call in self._waiting if call not in busy]
+        for call in (*others, *self._waiting):
+            return self._take(call)
         return None
 
-    def _take(self, knobs: Knobs) -> Need | None:
-        waiting = self._waiting.get(knobs)
+    def _take(self, call: Call) -> Need | None:
+        waiting = self._waiting.get(call)
         if not waiting:
             return None
         need = waiting.popleft()
         if not waiting:
-            del self._waiting[knobs]
+            del self._waiting[call]
         return need
 
 
@@ -180,7 +182,7 @@ class Propagator:
 
         while True:
             while len(running) < self.workers and self.clock() < self.deadline_s:
-                need = lanes.next([one.need.knobs for one in running.values()])
+                need = lanes.next([one.need.call for one in running.values()])
                 if need is None:
                     break
                 submit(need, need.sizes)
@@ -200,7 +202,7 @@ class Propagator:
                 answers[done.need] = self._taken(done.need, finished)
                 self._done += 1
                 self._show(note, took_s=self.clock() - done.began_s)
-                # At once, so that it goes to the worker that has just lowered these knobs.
+                # At once, so that it goes to the worker that has just lowered this call.
                 following = lanes.after(done.need)
                 if following is not None and self.clock() < self.deadline_s:
                     submit(following, following.sizes)
@@ -246,4 +248,6 @@ def _retry(need: Need, sizes: Sizes, finished: Finished) -> Sizes:
 
 def _text(need: Need, sizes: Sizes) -> str:
     mesh = ",".join(f"{axis}:{size}" for axis, size in sizes) or "one device"
-    return " ".join([mesh, *(f"{name}={value}" for name, value in need.knobs)])
+    mapping, knobs = need.call
+    settings = Plan(axes=(), mapping=mapping, knobs=knobs).settings
+    return " ".join([mesh, *(format_setting(*setting) for setting in settings)])

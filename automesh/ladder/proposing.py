@@ -122,6 +122,7 @@ def _space_of(plans: Sequence[Plan]) -> _Space:
         for axis in plan.axes:
             values[f"ici.{axis.name}"] = axis.ici
             values[f"dcn.{axis.name}"] = axis.dcn
+        values |= {f"mapping.{name}": repr(axes) for name, axes in plan.mapping}
         values |= {f"knob.{name}": repr(value) for name, value in plan.knobs}
         values |= {f"option.{name}": repr(value) for name, value in plan.compiler_options}
         for name, value in values.items():

@@ -46,21 +46,17 @@ def best_first(
     predicted_s = {
         plan.axes: outcome.step_s
         for plan, outcome in compiled.items()
-        if isinstance(outcome, Compiled) and _settings(plan) == _settings(usual)
+        if isinstance(outcome, Compiled) and plan.settings == usual.settings
     }
 
     def promise(plan: Plan) -> float:
         if plan in first:
             return -1.0
-        if _settings(plan) == _settings(usual):
+        if plan.settings == usual.settings:
             return 0.0
         return predicted_s.get(plan.axes, math.inf)
 
     return tuple(sorted(plans, key=promise))
-
-
-def _settings(plan: Plan) -> tuple[object, object]:
-    return plan.knobs, plan.compiler_options
 
 
 def promising(

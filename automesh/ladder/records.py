@@ -14,7 +14,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from automesh.jsonio import from_json, to_json
 from automesh.ladder.lease import Owner
 from automesh.ladder.trials import Round, RungName, State, Trial
-from automesh.mesh.axes import Plan, Scalar
+from automesh.mesh.axes import MAPPING, Plan, Scalar
+from automesh.mesh.mapping import format_axes
 from automesh.outcomes import (
     Compiled,
     Estimated,
@@ -41,7 +42,7 @@ _STATES: dict[TrialState, State] = {
 
 
 def extended(choices: Choices, plans: Sequence[Plan]) -> Choices:
-    """`choices` with the knobs and options of `plans` that it lacks, at the ends of its lists.
+    """`choices` with the settings of `plans` that it lacks, at the ends of its lists.
 
     Index 0 of a compiler option is null: a plan that leaves the option at the compiler's default.
     """
@@ -187,8 +188,11 @@ def _rounds(attributes: Mapping[str, Any]) -> tuple[Round, ...]:
 
 
 def _settings(plan: Plan) -> dict[str, Scalar]:
-    knobs = {f"knob.{name}": value for name, value in plan.knobs}
-    return knobs | {f"option.{name}": value for name, value in plan.compiler_options}
+    settings: dict[str, Scalar] = {
+        f"{MAPPING}{name}": format_axes(axes) for name, axes in plan.mapping
+    }
+    settings |= {f"knob.{name}": value for name, value in plan.knobs}
+    return settings | {f"option.{name}": value for name, value in plan.compiler_options}
 
 
 def _index(values: Sequence[Scalar | None], value: Scalar | None) -> int | None:

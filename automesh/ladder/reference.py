@@ -69,7 +69,7 @@ def find_reference(
     candidates = [("the step on one device", single)]
     # A model that needs sharding fits neither one device nor dp alone: fsdp splits the batch, too.
     first = "dp" if "dp" in single.sizes else single.axes[0].name
-    usual = [plan for plan in plans if _settings(plan) == _settings(single)]
+    usual = [plan for plan in plans if plan.settings == single.settings]
     for axes in ((first,), (first, "fsdp")):
         parallel = [plan for plan in usual if _splits_only(plan, axes)]
         parallel.sort(key=lambda plan: -plan.sizes.get("fsdp", 1))
@@ -91,10 +91,6 @@ def check(reference: Reference, plan: Plan, answer: VisitAnswer) -> tuple[Numeri
     if not reference.plan:
         return "unverified", f"there is no reference ({reference.name})"
     return found.verdict, found.detail
-
-
-def _settings(plan: Plan) -> tuple[object, object]:
-    return plan.knobs, plan.compiler_options
 
 
 def _splits_only(plan: Plan, axes: Sequence[str]) -> bool:

@@ -65,14 +65,15 @@ def view_of(
 def _subject(
     plan: Plan, estimated: Estimated | None, compiled: Outcome | None, chip: Chip
 ) -> Subject | None:
-    settings = (*plan.knobs, *plan.compiler_options)
     if estimated is not None:
-        return Subject(predicted_s=estimated.step_s, causes=estimated.causes, settings=settings)
+        return Subject(
+            predicted_s=estimated.step_s, causes=estimated.causes, settings=plan.settings
+        )
     if isinstance(compiled, Compiled):
         return Subject(
             predicted_s=compiled.step_s,
             causes=predict(compiled.counts, chip).causes,
-            settings=settings,
+            settings=plan.settings,
             evidence="compiled",
         )
     return None

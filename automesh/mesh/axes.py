@@ -8,11 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from automesh.errors import UsageError
+from automesh.mesh.mapping import LogicalAxes, format_axes
 
 Scalar = bool | int | float | str
+Knobs = tuple[tuple[str, Scalar], ...]
+Call = tuple[LogicalAxes, Knobs]
+"""What `build` is called with besides the mesh."""
+MAPPING = "mapping."
 DEFAULT_AXES = ("dp", "fsdp", "ep", "tp", "sp")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PART = re.compile(r"(dcn\.)?([A-Za-z_][A-Za-z0-9_]*):(-?\d+)")
+_PART = re.compile(r"(dcn\.)?([A-Za-z_][A-Za-z0-9_]*)\s*:\s*(-?\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +54,22 @@ class MeshAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One candidate: the sizes of every mesh axis, the step's knobs, the compiler's options.
+    """One candidate: the sizes of every mesh axis, what `build` is called with, the compiler's
+    options.
 
     Attributes:
       axes: all axes of the space in its order, those of size 1 included.
+      mapping: every logical axis with its mesh axes, for `build`'s keyword `mapping`; empty leaves
+        `build` its own.
       knobs: keyword arguments for `build`, in the order of the space.
       compiler_options: options for `compile`, in the order of the space; those left at the
         compiler's default are absent.
     """
 
     axes: tuple[MeshAxis, ...]
-    knobs: tuple[tuple[str, Scalar], ...] = ()
-    compiler_options: tuple[tuple[str, Scalar], ...] = ()
+    mapping: LogicalAxes = ()
+    knobs: Knobs = ()
+    compiler_options: Knobs = ()
 
     @property
     def num_devices(self) -> int:
@@ -80,9 +89,30 @@ class Plan:
         """The canonical text of the axes alone, as `format_mesh` prints it."""
         return format_mesh(self.axes)
 
+    @property
+    def call(self) -> Call:
+        """What `build` is called with besides the mesh: programs of one call differ in sizes."""
+        return self.mapping, self.knobs
+
+    @property
+    def settings(self) -> Knobs:
+        """Everything but the axes, by name; a logical axis as `mapping.NAME`, with text."""
+        mapping = ((f"{MAPPING}{name}", format_axes(axes)) for name, axes in self.mapping)
+        return (*mapping, *self.knobs, *self.compiler_options)
+
     def __str__(self) -> str:
-        settings = [f"{name}={value}" for name, value in (*self.knobs, *self.compiler_options)]
-        return " ".join([self.mesh, *settings])
+        return " ".join([self.mesh, *(format_setting(*setting) for setting in self.settings)])
+
+
+def format_setting(name: str, value: Scalar) -> str:
+    """A setting of a plan as text: `remat=full`, and `embed:fsdp` for a logical axis.
+
+    >>> format_setting("remat", "full"), format_setting("mapping.mlp", "tp+sp")
+    ('remat=full', 'mlp:tp+sp')
+    """
+    if name.startswith(MAPPING):
+        return f"{name.removeprefix(MAPPING)}:{value}"
+    return f"{name}={value}"
 
 
 def format_mesh(axes: Sequence[MeshAxis]) -> str:
@@ -139,10 +169,13 @@ def parse_mesh(
             )
         if (network, name) in seen:
             axis = piece.split(":")[0].strip()
-            raise UsageError(f"mesh `{text}` gives the size of `{axis}` twice")
+            raise UsageError(
+                f"mesh `{text}` gives the size of `{axis}` twice", hint="leave one of them out"
+            )
         if size < 1 and size != -1:
             raise UsageError(
-                f"mesh `{text}` gives `{name}` the size {size}; sizes are at least 1, or -1"
+                f"mesh `{text}` gives `{name}` the size {size}; sizes are at least 1, or -1",
+                hint="an axis that is not used has the size 1",
             )
         seen.add((network, name))
         parts[network][name] = size
@@ -160,10 +193,14 @@ def _infer(
     ]
     if len(unknown) > 1:
         raise UsageError(
-            f"mesh `{text}` leaves {len(unknown)} sizes to be inferred; at most one may be -1"
+            f"mesh `{text}` leaves {len(unknown)} sizes to be inferred; at most one may be -1",
+            hint="give all sizes but one",
         )
     if unknown and num_devices is None:
-        raise UsageError(f"mesh `{text}` has a -1, but the number of devices is not known here")
+        raise UsageError(
+            f"mesh `{text}` has a -1, but the number of devices is not known here",
+            hint="give all sizes",
+        )
     if num_devices is not None:
         wanted = {"ici": num_devices // num_granules, "dcn": num_granules}
         for network, name in unknown:
@@ -174,8 +211,8 @@ def _infer(
                     f"{wanted[network]} is not a multiple of {others}"
                 )
             parts[network][name] = wanted[network] // others
-        for network, sizes in parts.items():
-            got = math.prod(sizes.values())
+        for network in ("dcn", "ici"):
+            got = math.prod(parts[network].values())
             if got != wanted[network]:
                 what = "devices in each granule" if num_granules > 1 else "devices"
                 what = "granules (slices or nodes)" if network == "dcn" else what

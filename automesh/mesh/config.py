@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from automesh.errors import UsageError, did_you_mean
+from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence, StaleEvidenceWarning, differences
-from automesh.mesh.rules import MeshRule, explain_match, first_match
+from automesh.mesh.explain import explain_mesh, explain_rules, explain_settings
+from automesh.mesh.jax_half import jax_half
+from automesh.mesh.mapping import NO_MAPPING, LogicalMapping, check_mapped_axes
+from automesh.mesh.rules import MeshRule, check_selector, explain_match, first_match
 from automesh.mesh.settings import NO_SETTINGS, Settings
-from automesh.mesh.shape import HybridMeshShape, MeshShape, check_sizes
+from automesh.mesh.shape import AnyShape, MeshShape, as_shape
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
+
+    from automesh.mesh.axes import Scalar
+    from automesh.mesh.mapping import Spelled
+    from automesh.mesh.rules import OwnRules
+
+# Loadax's default, which a mesh without such an axis need not know: told by its identity.
+_SEED_BATCH = ("data",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,82 +33,170 @@ class MeshConfig:
     """A mesh for any number of devices, with the settings that go with it.
 
     Attributes:
-      mesh_shape: sizes of the axes, over ICI and DCN or in all; in each at most one is -1.
+      mesh_shape: sizes of the axes, over ICI and DCN (`HybridMeshShape`) or in all (a sequence);
+        in each at most one is -1. Of a sequence, the first axis larger than 1 spans the granules
+        (slices or nodes), see `automesh.mesh.infer.resolve_shape`.
       mesh_axis_names: one name for each size.
-      batch_axis_names: axes that the rows of a batch are split over.
-      mesh_rules: other meshes for named targets, see `select`.
+      batch_axis_names: axes that the rows of a batch are split over; default: `data`, if there is
+        such an axis.
+      mesh_rules: other meshes for named targets, see `select`: `MeshRule`s or pairs of a regular
+        expression and a mesh shape, of which None means the default mesh.
+      mapping: logical axis -> mesh axes, for `build` and for frameworks; empty if nothing is said.
       knobs: keyword arguments for `build`.
       compiler_options: for `compile`.
       evidence: what the choice rests on.
 
     Raises:
+      WrongType: sizes that are no integers, names that are no strings, a rule that is none.
       UsageError: sizes or names do not fit each other.
+
+    Example:
+      >>> from automesh import HybridMeshShape
+      >>> config = MeshConfig(
+      ...     mesh_shape=(-1, 1),
+      ...     mesh_axis_names=("data", "model"),
+      ...     mesh_rules=[("tpu-v5p-.*", HybridMeshShape((1, -1), (-1, 1)))],
+      ... )
+      >>> config.select("tpu-v5p-128").mesh_shape
+      HybridMeshShape(ici_mesh_shape=(1, -1), dcn_mesh_shape=(-1, 1))
     """
 
     mesh_shape: MeshShape
     mesh_axis_names: tuple[str, ...]
-    batch_axis_names: tuple[str, ...] = ()
+    batch_axis_names: tuple[str, ...] = _SEED_BATCH
     mesh_rules: tuple[MeshRule, ...] = ()
+    mapping: LogicalMapping = NO_MAPPING
     knobs: Settings = NO_SETTINGS
     compiler_options: Settings = NO_SETTINGS
     evidence: Evidence = NO_EVIDENCE
 
+    if TYPE_CHECKING:  # What may be given is more than what is kept.
+
+        def __init__(
+            self,
+            *,
+            mesh_shape: AnyShape,
+            mesh_axis_names: Sequence[str],
+            batch_axis_names: str | Sequence[str] = _SEED_BATCH,
+            mesh_rules: OwnRules | None = None,
+            mapping: Mapping[str, Spelled] = NO_MAPPING,
+            knobs: Mapping[str, Scalar] = NO_SETTINGS,
+            compiler_options: Mapping[str, Scalar] = NO_SETTINGS,
+            evidence: Evidence = NO_EVIDENCE,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         # Strings, lists and dicts are taken too; what is kept can be hashed.
-        batch = self.batch_axis_names
-        object.__setattr__(self, "mesh_axis_names", tuple(self.mesh_axis_names))
-        object.__setattr__(
-            self, "batch_axis_names", (batch,) if isinstance(batch, str) else tuple(batch)
-        )
-        object.__setattr__(self, "mesh_rules", tuple(self.mesh_rules))
+        names = as_names(self.mesh_axis_names, "mesh axis names")
+        batch: Any = self.batch_axis_names
+        if batch is _SEED_BATCH:
+            batch = [name for name in batch if name in names]
+        batch = (batch,) if isinstance(batch, str) else as_names(batch, "batch axis names")
+        object.__setattr__(self, "mesh_axis_names", names)
+        object.__setattr__(self, "batch_axis_names", batch)
+        object.__setattr__(self, "mesh_rules", _as_rules(self.mesh_rules))
+        object.__setattr__(self, "mapping", LogicalMapping(self.mapping))
         object.__setattr__(self, "knobs", Settings(self.knobs))
         object.__setattr__(self, "compiler_options", Settings(self.compiler_options))
-        if not isinstance(self.mesh_shape, HybridMeshShape):
-            object.__setattr__(self, "mesh_shape", tuple(self.mesh_shape))
-            check_sizes(tuple(self.mesh_shape))
-        check_names(self.mesh_axis_names, self.batch_axis_names)
-        for shape in (self.mesh_shape, *(rule.mesh_shape for rule in self.mesh_rules)):
-            if len(shape) != len(self.mesh_axis_names):
-                raise UsageError(
-                    f"mesh shape {shape} has {len(shape)} sizes for the "
-                    f"{len(self.mesh_axis_names)} axes {list(self.mesh_axis_names)}"
-                )
+        object.__setattr__(self, "mesh_shape", as_shape(self.mesh_shape))
+        check_names(names, batch)
+        check_mapped_axes(self.mapping.axes, names)
+        _check_length(self.mesh_shape, names, "mesh shape")
+        for rule in self.mesh_rules:
+            if rule.mesh_shape is not None:
+                _check_length(rule.mesh_shape, names, f"in the rule `{rule.match}` mesh shape")
 
     def select(self, selector: str) -> MeshConfig:
-        """This config with the mesh of its first own rule that matches; itself if none does."""
-        index = first_match(self.mesh_rules, selector)
+        """This config as its first own rule that matches changes it; itself if none does.
+
+        What the rule says replaces what the config says: its mesh, its knobs one by one.
+
+        Args:
+          selector: name of a target; a rule matches the whole of it or not at all.
+
+        Raises:
+          WrongType: `selector` is no string.
+
+        Example:
+          >>> config = MeshConfig(
+          ...     mesh_shape=(-1,), mesh_axis_names=("data",), mesh_rules=[("cpu-8", (8,))]
+          ... )
+          >>> config.select("cpu-8").mesh_shape, config.select("cpu-80").mesh_shape
+          ((8,), (-1,))
+        """
+        index = first_match(self.mesh_rules, check_selector(selector))
         return self._with(self.mesh_rules[index]) if index < len(self.mesh_rules) else self
 
-    def create_device_mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
+    def create_device_mesh(
+        self, devices: Sequence[Any] | None = None, *, selector: str | None = None
+    ) -> Mesh:
         """Infers every -1 and lays the mesh out on all devices (this imports jax).
+
+        All axes have the axis type Auto.
 
         Args:
           devices: jax devices; default: all of the default backend.
+          selector: name of the target: the first of `mesh_rules` that matches gives the mesh.
 
         Raises:
-          UsageError: the sizes do not multiply to the number of devices.
+          UsageError: the sizes do not multiply to the number of devices, or do not fit their
+            granules.
+
+        Example:
+          >>> config = MeshConfig(mesh_shape=(2, -1), mesh_axis_names=("data", "model"))
+          >>> config.create_device_mesh().axis_names
+          ('data', 'model')
         """
-        return _jax_half().create_mesh_of_shape(
-            self.mesh_shape, self.mesh_axis_names, devices=devices
+        config = self if selector is None else self.select(selector)
+        return jax_half().create_mesh_of_shape(
+            config.mesh_shape, config.mesh_axis_names, devices=devices
         )
+
+    def explain(self, selector: str | None = None, *, devices: Sequence[Any] | None = None) -> str:
+        """Says in words and as a drawing which mesh `create_device_mesh` makes, and why
+        (this imports jax).
+
+        Which rule matches and why the others do not, and the settings that go with the mesh; how
+        every -1 was inferred and which axes span granules; along which physical dimensions every
+        axis runs, and the device at each point of the mesh.
+
+        Args:
+          selector: name of the target; None: the default mesh.
+          devices: jax devices; default: all of the default backend.
+
+        Raises:
+          WrongType: `selector` is no string.
+
+        Example:
+          >>> config = MeshConfig(mesh_shape=(2, -1), mesh_axis_names=("data", "model"))
+          >>> print(config.explain().splitlines()[1])
+          mesh shape: data 2, model -1
+        """
+        rules = explain_rules(self.mesh_rules, selector)
+        config = self if selector is None else self.select(selector)
+        mesh = explain_mesh(config.mesh_shape, config.mesh_axis_names, devices)
+        settings = explain_settings(config.knobs, config.compiler_options, config.mapping)
+        return "\n".join((*rules, *settings, *mesh))
 
     @property
     def hosts(self) -> int:
         """Number of jax processes in the job (this imports jax)."""
-        return _jax_half().count_hosts()
+        return jax_half().count_hosts()
 
     @property
     def host_id(self) -> int:
         """Index of this jax process (this imports jax)."""
-        return _jax_half().this_host()
+        return jax_half().this_host()
 
     def _with(self, rule: MeshRule) -> MeshConfig:
+        keeps_mesh = rule.mesh_shape is None
         return replace(
             self,
-            mesh_shape=rule.mesh_shape,
-            knobs=rule.knobs,
-            compiler_options=rule.compiler_options,
-            evidence=rule.evidence,
+            mesh_shape=self.mesh_shape if rule.mesh_shape is None else rule.mesh_shape,
+            mapping=rule.mapping or self.mapping,
+            knobs=Settings({**self.knobs, **rule.knobs}),
+            compiler_options=Settings({**self.compiler_options, **rule.compiler_options}),
+            evidence=self.evidence if keeps_mesh else rule.evidence,
         )
 
 
@@ -111,6 +208,18 @@ class Rules:
       axes: names of the mesh axes of every rule, in order.
       batch_axes: axes that the rows of a batch are split over.
       rules: the first that matches wins.
+
+    Raises:
+      UsageError: names or sizes do not fit each other.
+
+    Example:
+      >>> from automesh import HybridMeshShape
+      >>> rule = MeshRule(match="tpu-v5p-.*", mesh_shape=HybridMeshShape((1, 8), (2, 1)))
+      >>> rules = Rules(axes=("dp", "tp"), batch_axes=("dp",), rules=(rule,))
+      >>> rules.select("tpu-v5p-32").mesh_shape
+      HybridMeshShape(ici_mesh_shape=(1, 8), dcn_mesh_shape=(2, 1))
+      >>> rules.explain("tpu-v5e-16")
+      ('`tpu-v5p-.*` does not match',)
     """
 
     axes: tuple[str, ...]
@@ -120,8 +229,9 @@ class Rules:
     def __post_init__(self) -> None:
         check_names(self.axes, self.batch_axes)
         for rule in self.rules:
-            if len(rule.mesh_shape) != len(self.axes):
+            if len(rule.hybrid_shape) != len(self.axes):
                 raise UsageError(f"rule `{rule.match}` does not have a size for each axis")
+            check_mapped_axes(rule.mapping.axes, self.axes)
 
     def select(self, selector: str, *, default: MeshConfig | None = None) -> MeshConfig:
         """The config of the first rule whose `match` matches the whole of `selector`.
@@ -135,7 +245,7 @@ class Rules:
         Raises:
           UsageError: no rule matches and there is no default; lists the rules and why each failed.
         """
-        index = first_match(self.rules, selector)
+        index = first_match(self.rules, check_selector(selector))
         if index == len(self.rules):
             if default is not None:
                 return default
@@ -149,9 +259,10 @@ class Rules:
                 stacklevel=2,
             )
         return MeshConfig(
-            mesh_shape=rule.mesh_shape,
+            mesh_shape=rule.hybrid_shape,
             mesh_axis_names=self.axes,
             batch_axis_names=self.batch_axes,
+            mapping=rule.mapping,
             knobs=rule.knobs,
             compiler_options=rule.compiler_options,
             evidence=rule.evidence,
@@ -177,12 +288,62 @@ def check_names(axes: Sequence[str], batch_axes: Sequence[str]) -> None:
       UsageError: no or repeated axes, or a batch axis that is no axis.
     """
     if not axes or len(set(axes)) < len(axes):
-        raise UsageError(f"mesh axes must be distinct names, got {list(axes)}")
+        raise UsageError(
+            f"mesh axes must be distinct names, got {list(axes)}",
+            hint="give every axis a name of its own, at least one",
+        )
     for name in batch_axes:
         if name not in axes:
-            raise UsageError(f"batch axis `{name}` is not a mesh axis{did_you_mean(name, axes)}")
+            raise UsageError(
+                f"batch axis `{name}` is not a mesh axis{did_you_mean(name, axes)}",
+                hint=f"the mesh axes are: {', '.join(axes)}",
+            )
 
 
-def _jax_half() -> Any:
-    # The only door to jax: import-linter and the parent process must not see an import of it.
-    return importlib.import_module("automesh.mesh.devices")
+def as_names(names: object, what: str) -> tuple[str, ...]:
+    """A sequence of names as a tuple.
+
+    Args:
+      what: what they name, for the error.
+
+    Raises:
+      WrongType: something else, a single string too.
+    """
+    is_list = isinstance(names, Sequence) and not isinstance(names, str)
+    listed = cast("Sequence[Any]", names) if is_list else None
+    if listed is None or not all(isinstance(name, str) for name in listed):
+        raise WrongType(
+            f"{what} must be a sequence of strings, got {kind_of(names)}: {names!r}",
+            hint='write for example `("data", "model")`, and `("data",)` for one axis',
+        )
+    return tuple(listed)
+
+
+def _as_rules(rules: Any) -> tuple[MeshRule, ...]:
+    if rules is None:
+        return ()
+    if isinstance(rules, str) or not isinstance(rules, Sequence):
+        raise WrongType(f"mesh rules must be a sequence of rules, got {kind_of(rules)}: {rules!r}")
+    return tuple(map(_as_rule, cast("Sequence[Any]", rules)))
+
+
+def _as_rule(rule: Any) -> MeshRule:
+    if isinstance(rule, MeshRule):
+        return rule
+    if isinstance(rule, (tuple, list)):
+        pair = cast("Sequence[Any]", rule)
+        if len(pair) == 2 and isinstance(pair[0], str):
+            return MeshRule(match=pair[0], mesh_shape=pair[1])
+    raise WrongType(
+        f"a mesh rule must be a MeshRule or a pair of a regular expression and a mesh shape, got "
+        f"{kind_of(rule)}: {rule!r}",
+        hint='write for example `("tpu-v5p-.*", (1, 8))`',
+    )
+
+
+def _check_length(shape: MeshShape, names: Sequence[str], what: str) -> None:
+    if len(shape) != len(names):
+        raise UsageError(
+            f"{what} {shape} has {len(shape)} sizes for the {len(names)} axes {list(names)}",
+            hint="give one size for each axis; 1 for an axis that is not used",
+        )

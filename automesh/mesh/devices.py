@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
+from typing import Any, cast
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from automesh.errors import UsageError
+from automesh.errors import UsageError, WrongType, kind_of
 from automesh.mesh.axes import MeshAxis, format_mesh
-from automesh.mesh.granules import Located, by_slice, granules_of
-from automesh.mesh.shape import MeshShape, resolve_shape
+from automesh.mesh.granules import Located, as_devices, granules_of
+from automesh.mesh.infer import resolve_shape, spread_over_granules
+from automesh.mesh.rings import ring_of, rings_on
+from automesh.mesh.shape import MeshShape
+
+AxisTypes = AxisType | str | Sequence[AxisType | str] | None
 
 _AXIS_TYPES = {
     "auto": AxisType.Auto,
@@ -22,31 +28,46 @@ _AXIS_TYPES = {
 }
 
 
+class SpreadGranulesWarning(UserWarning):
+    """No single axis of a plain mesh shape could span all granules; several do."""
+
+
 def create_mesh_for(
     axes: Sequence[MeshAxis],
     *,
     devices: Sequence[Located] | None = None,
-    axis_types: Sequence[str] = (),
+    axis_types: AxisTypes = None,
+    sort_granules: bool = True,
+    allow_split_physical_axes: bool = True,
 ) -> Mesh:
-    """Lays axes out on devices with `jax.experimental.mesh_utils`.
+    """Lays axes out on devices: the one layout of run time, ahead-of-time compiles and cost model.
 
-    A mesh without a `dcn.` part may be smaller than the devices: it takes the first ones of the
-    first granule.
+    Inside a granule it is that of `jax.experimental.mesh_utils`, but for the rings of
+    `automesh.mesh.rings`. Granule g is the block at `unravel_index(g, dcn sizes)`, as in jax's
+    hybrid meshes. A mesh without a `dcn.` part may be smaller than the devices: it takes the first
+    ones of the first granule.
 
     Args:
       axes: in the order of the mesh; the innermost (last) one gets the best-connected devices.
       devices: default: all devices of the default backend.
-      axis_types: auto, explicit or manual for each axis, or one for all; empty means Auto.
+      axis_types: see `axis_types_for`.
+      sort_granules: by slice or process number, not by where they first appear in `devices`.
+      allow_split_physical_axes: let mesh axes share a dimension of a torus.
 
     Raises:
       UsageError: the sizes do not fit the devices or their granules, or an axis type is unknown.
+
+    Example:
+      >>> dict(create_mesh_for([MeshAxis(name="dp", ici=2), MeshAxis(name="tp", ici=4)]).shape)
+      {'dp': 2, 'tp': 4}
     """
     names = tuple(axis.name for axis in axes)
     if not axes or len(set(names)) != len(names):
         raise UsageError(f"a mesh needs distinct axis names, got {list(names)}")
-    types = _axis_types(axis_types, names)
-    granules = granules_of(jax.devices() if devices is None else devices)
-    return Mesh(_arrange(axes, granules), names, axis_types=types)
+    types = axis_types_for(axis_types, names)
+    chosen = attached_devices() if devices is None else as_devices(devices)
+    granules = granules_of(chosen, sort=sort_granules)
+    return Mesh(_arrange(axes, granules, allow_split_physical_axes), names, axis_types=types)
 
 
 def create_mesh_of_shape(
@@ -54,14 +75,23 @@ def create_mesh_of_shape(
     names: Sequence[str],
     *,
     devices: Sequence[Located] | None = None,
-    axis_types: Sequence[str] = (),
+    axis_types: AxisTypes = None,
+    sort_granules: bool = True,
+    allow_split_physical_axes: bool = True,
 ) -> Mesh:
     """Infers every -1 of `shape` and lays it out on all the devices.
 
+    Warns with `SpreadGranulesWarning` if a plain shape had to be spread over granules along
+    several axes.
+
     Raises:
       UsageError: the sizes do not multiply to the number of devices; see `create_mesh_for`.
+
+    Example:
+      >>> create_mesh_of_shape((2, -1), ("data", "model")).shape["data"]
+      2
     """
-    chosen = jax.devices() if devices is None else list(devices)
+    chosen = attached_devices() if devices is None else as_devices(devices)
     resolved = resolve_shape(shape, num_devices=len(chosen), num_granules=len(granules_of(chosen)))
     axes = [
         MeshAxis(name=name, ici=ici, dcn=dcn)
@@ -69,10 +99,31 @@ def create_mesh_of_shape(
             names, resolved.ici_mesh_shape, resolved.dcn_mesh_shape, strict=True
         )
     ]
-    return create_mesh_for(axes, devices=chosen, axis_types=axis_types)
+    spread = spread_over_granules(shape, resolved)
+    if spread:
+        warnings.warn(
+            f"the axes {', '.join(names[axis] for axis in spread)} of mesh {shape} all span "
+            f"granules (slices or nodes): it is laid out as `{format_mesh(axes)}`; say so with a "
+            f"HybridMeshShape{(resolved.ici_mesh_shape, resolved.dcn_mesh_shape)}",
+            SpreadGranulesWarning,
+            stacklevel=3,
+        )
+    return create_mesh_for(
+        axes,
+        devices=chosen,
+        axis_types=axis_types,
+        sort_granules=sort_granules,
+        allow_split_physical_axes=allow_split_physical_axes,
+    )
 
 
-def arrange_granule(sizes: Sequence[int], devices: Sequence[Located], *, name: str) -> np.ndarray:
+def arrange_granule(
+    sizes: Sequence[int],
+    devices: Sequence[Located],
+    *,
+    name: str,
+    allow_split_physical_axes: bool = True,
+) -> np.ndarray:
     """The devices of one granule in the shape `sizes`, as in every mesh made here.
 
     Args:
@@ -80,13 +131,65 @@ def arrange_granule(sizes: Sequence[int], devices: Sequence[Located], *, name: s
 
     Raises:
       UsageError: jax cannot lay the sizes out.
+
+    Example:
+      >>> arrange_granule((2, 4), jax.devices()[:8], name="tp").shape
+      (2, 4)
     """
-    return _layout(
-        name,
-        lambda: mesh_utils.create_device_mesh(
-            tuple(sizes), devices, allow_split_physical_axes=True
-        ),
-    )
+    try:
+        ring = ring_of(sizes, devices) if allow_split_physical_axes else None
+        if ring is not None:
+            grid = mesh_utils.create_device_mesh(ring.grid, devices)
+            return rings_on(grid, ring).reshape(tuple(sizes))
+        return mesh_utils.create_device_mesh(
+            tuple(sizes), devices, allow_split_physical_axes=allow_split_physical_axes
+        )
+    # What mesh_utils raises where the devices are no box, or the box has no such factorization.
+    except (ValueError, NotImplementedError) as error:
+        raise _no_layout(name, str(error).splitlines()[0]) from error
+    # Its message is all devices, one after the other.
+    except AssertionError as error:
+        raise _no_layout(name, "they do not fill a box of their torus") from error
+    # jax 0.10 miscounts the factors of 28, 44, 52 ... chips, then trips over having found no way.
+    except TypeError as error:
+        if "NoneType" not in str(error):
+            raise
+        raise _no_layout(name, "it finds no way to split their dimensions") from error
+
+
+def axis_types_for(wanted: AxisTypes, names: Sequence[str]) -> tuple[AxisType, ...]:
+    """One jax axis type for each axis; Auto unless something else is asked for.
+
+    Args:
+      wanted: auto, explicit or manual (in any case, or as `jax.sharding.AxisType`), one for each
+        axis or one for all; None and an empty sequence mean Auto.
+      names: of the axes.
+
+    Raises:
+      WrongType: neither a string nor an AxisType.
+      UsageError: an unknown word, or a number of types that is neither 1 nor that of the axes.
+
+    Example:
+      >>> axis_types_for("explicit", ("dp", "tp")) == (AxisType.Explicit, AxisType.Explicit)
+      True
+    """
+    if wanted is None:
+        wanted = ()
+    listed = (wanted,) if isinstance(wanted, (str, AxisType)) else _listed(wanted)
+    types = tuple(_axis_type(one) for one in listed) or (AxisType.Auto,)
+    if len(types) == 1:
+        return types * len(names)
+    if len(types) != len(names):
+        raise UsageError(
+            f"got {len(types)} axis types {list(listed)} for the {len(names)} axes {list(names)}",
+            hint="give one axis type for each axis, or one for all",
+        )
+    return types
+
+
+def attached_devices() -> list[Any]:
+    """All devices of the default backend, those of other processes too."""
+    return jax.devices()
 
 
 def count_hosts() -> int:
@@ -99,26 +202,43 @@ def this_host() -> int:
     return jax.process_index()
 
 
-def _axis_types(wanted: Sequence[str], names: Sequence[str]) -> tuple[AxisType, ...]:
-    spread = tuple(wanted) if len(wanted) > 1 else tuple(wanted or ("auto",)) * len(names)
-    if len(spread) != len(names):
-        raise UsageError(
-            f"got {len(spread)} axis types {list(spread)} for the {len(names)} axes {list(names)}",
-            hint="give one axis type for each axis, or one for all",
+def _listed(wanted: Any) -> Sequence[Any]:
+    if not isinstance(wanted, Sequence):
+        raise WrongType(
+            f"axis types must be words or jax.sharding.AxisType, got {kind_of(wanted)}: {wanted!r}",
+            hint=f"use {', '.join(_AXIS_TYPES)}",
         )
-    unknown = [name for name in spread if name.strip().lower() not in _AXIS_TYPES]
-    if unknown:
-        raise UsageError(f"`{unknown[0]}` is not an axis type; use {', '.join(_AXIS_TYPES)}")
-    return tuple(_AXIS_TYPES[name.strip().lower()] for name in spread)
+    return cast("Sequence[Any]", wanted)
 
 
-def _arrange(axes: Sequence[MeshAxis], granules: Sequence[Sequence[Located]]) -> np.ndarray:
+def _axis_type(wanted: Any) -> AxisType:
+    if isinstance(wanted, AxisType):
+        return wanted
+    if not isinstance(wanted, str):
+        raise WrongType(
+            f"an axis type must be a word or a jax.sharding.AxisType, got {kind_of(wanted)}: "
+            f"{wanted!r}",
+            hint=f"use {', '.join(_AXIS_TYPES)}",
+        )
+    found = _AXIS_TYPES.get(wanted.strip().lower())
+    if found is None:
+        raise UsageError(
+            f"`{wanted}` is not an axis type; use {', '.join(_AXIS_TYPES)}",
+            hint="auto lets the compiler choose shardings; it is the default",
+        )
+    return found
+
+
+def _arrange(
+    axes: Sequence[MeshAxis], granules: Sequence[Sequence[Located]], split: bool
+) -> np.ndarray:
     ici = tuple(axis.ici for axis in axes)
     dcn = tuple(axis.dcn for axis in axes)
     inside, across = math.prod(ici), math.prod(dcn)
     size, text = len(granules[0]), format_mesh(axes)
     if across == 1 and inside <= size and (inside < size or len(granules) == 1):
-        return arrange_granule(ici, granules[0][:inside], name=text)
+        chosen = granules[0][:inside]
+        return arrange_granule(ici, chosen, name=text, allow_split_physical_axes=split)
     if across != len(granules):
         raise UsageError(
             f"mesh `{text}` spans {across} granules, but the devices form {len(granules)} "
@@ -128,31 +248,24 @@ def _arrange(axes: Sequence[MeshAxis], granules: Sequence[Sequence[Located]]) ->
     if inside != size:
         each = " in each granule" if across > 1 else ""
         raise UsageError(f"mesh `{text}` needs {inside} devices{each}, but there are {size}")
-    flat = [device for granule in granules for device in granule]
-    return _layout(
-        text,
-        lambda: mesh_utils.create_hybrid_device_mesh(
-            ici,
-            dcn,
-            flat,
-            process_is_granule=not by_slice(flat),
-            allow_split_physical_axes=True,
-        ),
-    )
+    blocks = np.empty((across, inside), dtype=object)
+    for number, granule in enumerate(granules):
+        one = arrange_granule(ici, granule, name=text, allow_split_physical_axes=split)
+        blocks[number] = one.ravel()
+    return _interleave(blocks, ici, dcn)
 
 
-def _layout(text: str, create: Callable[[], np.ndarray]) -> np.ndarray:
-    try:
-        return create()
-    # What mesh_utils raises where the devices are no box, or the box has no such factorization.
-    except (ValueError, NotImplementedError, AssertionError) as error:
-        raise _no_layout(text, str(error).splitlines()[0]) from error
-    # jax 0.10 miscounts the factors of 28, 44, 52 ... chips, then trips over having found no way.
-    except TypeError as error:
-        if "NoneType" not in str(error):
-            raise
-        raise _no_layout(text, "it finds no way to split their dimensions") from error
+def _interleave(blocks: np.ndarray, ici: Sequence[int], dcn: Sequence[int]) -> np.ndarray:
+    """The blocks of the granules, [granules, devices], as one grid: along every axis the granule
+    counts first."""
+    rank = len(ici)
+    pairs = [axis + part * rank for axis in range(rank) for part in (0, 1)]
+    grid = blocks.reshape(*dcn, *ici).transpose(pairs)
+    return grid.reshape([outer * inner for outer, inner in zip(dcn, ici, strict=True)])
 
 
 def _no_layout(text: str, reason: str) -> UsageError:
-    return UsageError(f"jax cannot lay mesh `{text}` out on these devices: {reason}")
+    return UsageError(
+        f"jax cannot lay mesh `{text}` out on these devices: {reason}",
+        hint="use other sizes, or pass `devices=` that fill a box of the torus",
+    )

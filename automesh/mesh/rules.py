@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from automesh.errors import UsageError
+from automesh.errors import UsageError, WrongType, kind_of
 from automesh.mesh.axes import Plan
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence
+from automesh.mesh.mapping import NO_MAPPING, LogicalMapping
 from automesh.mesh.settings import NO_SETTINGS, Settings
-from automesh.mesh.shape import HybridMeshShape
+from automesh.mesh.shape import AnyShape, HybridMeshShape, MeshShape, as_shape
 
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()]")
 
@@ -21,19 +23,54 @@ class MeshRule:
 
     Attributes:
       match: regular expression.
-      mesh_shape: sizes in the order of the axes of the rules or config that hold the rule.
+      mesh_shape: sizes in the order of the axes of the rules or config that hold the rule. In a
+        rules file always a `HybridMeshShape`; among a config's own rules also a plain shape, or
+        None for the config's default mesh.
+      mapping: logical axis -> mesh axes, for `build` and for frameworks; empty if nothing is said.
 
     Raises:
-      UsageError: `match` is not a regular expression.
+      WrongType: `match` is no string, or the shape no sequence of integers.
+      UsageError: `match` is not a regular expression, or a size is not possible.
+
+    Example:
+      >>> MeshRule(match="tpu-v5p-.*", mesh_shape=(1, 8)).mesh_shape
+      (1, 8)
     """
 
     match: str
-    mesh_shape: HybridMeshShape
+    mesh_shape: MeshShape | None
+    mapping: LogicalMapping = NO_MAPPING
     knobs: Settings = NO_SETTINGS
     compiler_options: Settings = NO_SETTINGS
     evidence: Evidence = NO_EVIDENCE
 
+    if TYPE_CHECKING:  # What may be given is more than what is kept.
+
+        def __init__(
+            self,
+            *,
+            match: str,
+            mesh_shape: AnyShape | None,
+            mapping: LogicalMapping = NO_MAPPING,
+            knobs: Settings = NO_SETTINGS,
+            compiler_options: Settings = NO_SETTINGS,
+            evidence: Evidence = NO_EVIDENCE,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
+        match: Any = self.match
+        if not isinstance(match, str):
+            raise WrongType(
+                f"the match of a rule must be a string, got {kind_of(match)}: {match!r}",
+                hint="give a regular expression for the names of targets, as text",
+            )
+        if self.mesh_shape is not None:
+            object.__setattr__(
+                self,
+                "mesh_shape",
+                as_shape(self.mesh_shape, f"the mesh shape of the rule `{self.match}`"),
+            )
+        object.__setattr__(self, "mapping", LogicalMapping(self.mapping))
         try:
             re.compile(self.match)
         except (re.error, RecursionError, OverflowError) as error:
@@ -41,6 +78,25 @@ class MeshRule:
                 f"the rule's match `{self.match}` is not a regular expression: {error}",
                 hint="a backslash before a special character makes it plain",
             ) from None
+
+    @property
+    def hybrid_shape(self) -> HybridMeshShape:
+        """The sizes over ICI and DCN, which every rule of a rules file has.
+
+        Raises:
+          UsageError: the rule leaves them open.
+        """
+        if not isinstance(self.mesh_shape, HybridMeshShape):
+            raise UsageError(
+                f"the rule `{self.match}` has the mesh {self.mesh_shape}, which does not say what "
+                "lies over ICI and what over DCN",
+                hint="rules of a file need a HybridMeshShape",
+            )
+        return self.mesh_shape
+
+
+OwnRules = Sequence[MeshRule | tuple[str, AnyShape | None]]
+"""What a config takes as its own rules."""
 
 
 def rule_for(plan: Plan, *, selector: str, evidence: Evidence) -> MeshRule:
@@ -50,6 +106,7 @@ def rule_for(plan: Plan, *, selector: str, evidence: Evidence) -> MeshRule:
         mesh_shape=HybridMeshShape(
             tuple(axis.ici for axis in plan.axes), tuple(axis.dcn for axis in plan.axes)
         ),
+        mapping=LogicalMapping(plan.mapping),
         knobs=Settings(plan.knobs),
         compiler_options=Settings(plan.compiler_options),
         evidence=evidence,
@@ -63,6 +120,20 @@ def escape(selector: str) -> str:
     'gpu-p5\\\\.48xlarge-64'
     """
     return _SPECIAL.sub(r"\\\g<0>", selector)
+
+
+def check_selector(selector: Any) -> str:
+    """Accepts the name of a target.
+
+    Raises:
+      WrongType: no string.
+    """
+    if not isinstance(selector, str):
+        raise WrongType(
+            f"a selector must be a string, got {kind_of(selector)}: {selector!r}",
+            hint="give the name of a target, for example `tpu-v5p-128`",
+        )
+    return selector
 
 
 def first_match(rules: Sequence[MeshRule], selector: str) -> int:

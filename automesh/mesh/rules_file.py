@@ -173,8 +173,8 @@ def _check_axes(rules: Rules, axes: tuple[str, ...], path: Path) -> None:
 
 
 def _on_axes(rule: MeshRule, axes: tuple[str, ...], wider: tuple[str, ...]) -> MeshRule:
-    ici = dict(zip(axes, rule.mesh_shape.ici_mesh_shape, strict=True))
-    dcn = dict(zip(axes, rule.mesh_shape.dcn_mesh_shape, strict=True))
+    ici = dict(zip(axes, rule.hybrid_shape.ici_mesh_shape, strict=True))
+    dcn = dict(zip(axes, rule.hybrid_shape.dcn_mesh_shape, strict=True))
     shape = HybridMeshShape(
         tuple(ici.get(name, 1) for name in wider), tuple(dcn.get(name, 1) for name in wider)
     )

@@ -13,6 +13,7 @@ from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import MeshAxis, Scalar
 from automesh.mesh.config import Rules
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence, RunnerUp
+from automesh.mesh.mapping import NONE, LogicalMapping, MappedAxes, check_mapped_axes
 from automesh.mesh.rules import MeshRule
 from automesh.mesh.settings import Settings
 from automesh.mesh.shape import HybridMeshShape
@@ -55,6 +56,7 @@ class _RuleTable:
     match: str
     ici: dict[str, int]
     dcn: dict[str, int] = field(default_factory=dict)
+    mapping: dict[str, str | list[str]] = field(default_factory=dict)
     knobs: dict[str, Scalar] = field(default_factory=dict)
     compiler_options: dict[str, Scalar] = field(default_factory=dict)
     evidence: _EvidenceTable | None = None
@@ -99,17 +101,25 @@ def tree_of_rules(rules: Rules) -> dict[str, Any]:
 
 def tree_of_rule(rule: MeshRule, axes: tuple[str, ...]) -> dict[str, Any]:
     """One entry under `rule`; sizes of 1 and evidence that is not known are left out."""
-    shape = rule.mesh_shape
+    shape = rule.hybrid_shape
     tree: dict[str, Any] = {
         "match": rule.match,
         "ici": {name: size for name, size in zip(axes, shape.ici_mesh_shape) if size != 1},
         "dcn": {name: size for name, size in zip(axes, shape.dcn_mesh_shape) if size != 1},
+        "mapping": {name: _spelled(mapped) for name, mapped in rule.mapping.axes},
         "knobs": dict(rule.knobs),
         "compiler_options": dict(rule.compiler_options),
     }
+    if not rule.mapping:
+        del tree["mapping"]
     if rule.evidence.kind != "none":
         tree["evidence"] = _tree_of_evidence(rule.evidence)
     return tree
+
+
+def _spelled(axes: MappedAxes) -> str | list[str]:
+    """As people write it: TOML has no null."""
+    return list(axes) if len(axes) > 1 else axes[0] if axes else NONE
 
 
 def _tree_of_evidence(evidence: Evidence) -> dict[str, Any]:
@@ -151,9 +161,12 @@ def _rule(table: _RuleTable, axes: list[str], where: str) -> MeshRule:
         shape = HybridMeshShape(
             _sizes(table.ici, axes, f"{where}.ici"), _sizes(table.dcn, axes, f"{where}.dcn")
         )
+        mapping = LogicalMapping(table.mapping)
+        check_mapped_axes(mapping.axes, axes)
         return MeshRule(
             match=table.match,
             mesh_shape=shape,
+            mapping=mapping,
             knobs=Settings(table.knobs),
             compiler_options=Settings(table.compiler_options),
             evidence=_evidence(table.evidence) if table.evidence else NO_EVIDENCE,

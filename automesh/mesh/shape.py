@@ -1,121 +1,124 @@
-"""`HybridMeshShape`: sizes over ICI and over DCN, and how a `-1` in them is inferred."""
+"""`HybridMeshShape`: sizes over ICI and over DCN."""
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
-from automesh.errors import UsageError
+from automesh.errors import UsageError, WrongType, kind_of
 
 
 @dataclass(frozen=True, slots=True)
 class HybridMeshShape:
     """Sizes of every mesh axis inside a granule (slice or node) and between granules.
 
+    The size of an axis in the whole mesh is the product of the two. The class and its two
+    arguments are those of Loadax and AXLearn; lists and tuples are equal here.
+
     Attributes:
       ici_mesh_shape: devices along each axis inside one granule; at most one -1.
       dcn_mesh_shape: granules along each axis; at most one -1.
 
     Raises:
+      WrongType: one of the two is no sequence of integers.
       UsageError: the two differ in length, or a size is neither positive nor the only -1.
+
+    Example:
+      Fully sharded on the 4 chips of a v4-8; two nodes of 8 GPUs, data parallel between them:
+
+      >>> HybridMeshShape(ici_mesh_shape=(1, 4), dcn_mesh_shape=(1, 1))
+      HybridMeshShape(ici_mesh_shape=(1, 4), dcn_mesh_shape=(1, 1))
+      >>> len(HybridMeshShape([1, 8], [2, 1]))
+      2
     """
 
     ici_mesh_shape: tuple[int, ...]
     dcn_mesh_shape: tuple[int, ...]
 
+    if TYPE_CHECKING:  # What may be given is more than what is kept.
+
+        def __init__(
+            self, ici_mesh_shape: Sequence[int], dcn_mesh_shape: Sequence[int]
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         # Lists are taken too, and must equal and hash like tuples.
-        object.__setattr__(self, "ici_mesh_shape", tuple(self.ici_mesh_shape))
-        object.__setattr__(self, "dcn_mesh_shape", tuple(self.dcn_mesh_shape))
+        object.__setattr__(self, "ici_mesh_shape", as_sizes(self.ici_mesh_shape, "the ICI shape"))
+        object.__setattr__(self, "dcn_mesh_shape", as_sizes(self.dcn_mesh_shape, "the DCN shape"))
         if len(self.ici_mesh_shape) != len(self.dcn_mesh_shape):
             raise UsageError(
                 "a hybrid mesh shape needs as many ICI sizes as DCN sizes, "
-                f"got {self.ici_mesh_shape} and {self.dcn_mesh_shape}"
+                f"got {self.ici_mesh_shape} and {self.dcn_mesh_shape}",
+                hint="give every axis a size in both; 1 where it has no part",
             )
-        check_sizes(self.ici_mesh_shape)
-        check_sizes(self.dcn_mesh_shape)
 
     def __len__(self) -> int:
         return len(self.ici_mesh_shape)
 
 
 MeshShape = HybridMeshShape | tuple[int, ...]
+"""The shape of a mesh as it is kept."""
+AnyShape = HybridMeshShape | Sequence[int]
+"""The shape of a mesh as people write it: without DCN sizes, these are derived."""
 
 
-def check_sizes(sizes: Sequence[int]) -> None:
-    """Accepts positive integers and at most one -1.
+def as_shape(shape: object, what: str = "the mesh shape") -> MeshShape:
+    """A hybrid shape as it is, any other sequence of sizes as a tuple.
+
+    Args:
+      what: what the shape is of, for the error.
 
     Raises:
-      UsageError: anything else.
+      WrongType: it is neither.
+      UsageError: see `as_sizes`.
     """
-    wrong = [size for size in sizes if isinstance(size, bool) or (size < 1 and size != -1)]
+    return shape if isinstance(shape, HybridMeshShape) else as_sizes(shape, what)
+
+
+def as_sizes(sizes: object, what: str = "the mesh shape") -> tuple[int, ...]:
+    """Positive integers and at most one -1, as a tuple.
+
+    Args:
+      sizes: any sequence of integers (numpy's too), not a string.
+      what: what they are the sizes of, for the error.
+
+    Raises:
+      WrongType: no sequence of integers.
+      UsageError: zero, a negative size that is not -1, or more than one -1.
+
+    Example:
+      >>> as_sizes([2, -1])
+      (2, -1)
+    """
+    if isinstance(sizes, str) or not isinstance(sizes, Sequence):
+        raise WrongType(
+            f"{what} must be a sequence of integers, got {kind_of(sizes)}: {sizes!r}",
+            hint="write for example `(2, 4)`, or a HybridMeshShape where granules count",
+        )
+    read = tuple(_as_size(size, what, sizes) for size in cast("Sequence[Any]", sizes))
+    wrong = [size for size in read if size < 1 and size != -1]
     if wrong:
-        raise UsageError(f"mesh size {wrong[0]} in {tuple(sizes)} is neither positive nor -1")
-    if list(sizes).count(-1) > 1:
         raise UsageError(
-            f"mesh sizes {tuple(sizes)} hold more than one -1; at most one is inferred"
+            f"mesh size {wrong[0]} in {read} is neither positive nor -1",
+            hint="an axis that is not used has the size 1; one size may be -1, to be inferred",
         )
-
-
-def infer_sizes(sizes: Sequence[int], total: int, *, what: str = "devices") -> tuple[int, ...]:
-    """Replaces the -1, if there is one, so that the sizes multiply to `total`.
-
-    Args:
-      what: what `total` counts, for the error.
-
-    Raises:
-      UsageError: the sizes cannot multiply to `total`.
-
-    >>> infer_sizes((2, -1), 8)
-    (2, 4)
-    """
-    check_sizes(sizes)
-    known = math.prod(size for size in sizes if size != -1)
-    if -1 not in sizes and known != total:
+    if read.count(-1) > 1:
         raise UsageError(
-            f"mesh sizes {tuple(sizes)} multiply to {known}, but there are {total} {what}",
-            hint="let one size be -1, or pass `devices=` with exactly the ones to use",
+            f"mesh sizes {read} hold more than one -1; at most one is inferred",
+            hint="give all sizes but one",
         )
-    if total % known:
-        raise UsageError(
-            f"the -1 in mesh sizes {tuple(sizes)} cannot be inferred: "
-            f"{total} {what} is not a multiple of {known}"
-        )
-    return tuple(total // known if size == -1 else size for size in sizes)
+    return read
 
 
-def resolve_shape(shape: MeshShape, *, num_devices: int, num_granules: int = 1) -> HybridMeshShape:
-    """Fills in every -1; of a plain shape, lets the first axis larger than 1 span the granules.
-
-    Args:
-      num_devices: all devices.
-      num_granules: slices or nodes among them, all of one size.
-
-    Raises:
-      UsageError: the sizes do not fit the devices, or the first axis larger than 1 is not a
-        multiple of the number of granules.
-
-    >>> resolve_shape((1, -1), num_devices=16, num_granules=2)
-    HybridMeshShape(ici_mesh_shape=(1, 8), dcn_mesh_shape=(1, 2))
-    """
-    if isinstance(shape, HybridMeshShape):
-        inside = "devices in each granule (slice or node)" if num_granules > 1 else "devices"
-        return HybridMeshShape(
-            infer_sizes(shape.ici_mesh_shape, num_devices // num_granules, what=inside),
-            infer_sizes(shape.dcn_mesh_shape, num_granules, what="granules (slices or nodes)"),
-        )
-    sizes = infer_sizes(shape, num_devices)
-    dcn = [1] * len(sizes)
-    ici = list(sizes)
-    if num_granules > 1:
-        first = next(axis for axis, size in enumerate(sizes) if size > 1)
-        if sizes[first] % num_granules:
-            raise UsageError(
-                f"the first axis larger than 1 of mesh {sizes} has size {sizes[first]}, "
-                f"which {num_granules} granules (slices or nodes) do not divide",
-                hint="say with a HybridMeshShape which axes span the granules",
-            )
-        dcn[first] = num_granules
-        ici[first] //= num_granules
-    return HybridMeshShape(tuple(ici), tuple(dcn))
+def _as_size(size: Any, what: str, sizes: object) -> int:
+    if not isinstance(size, bool):
+        try:
+            return operator.index(size)
+        except TypeError:
+            pass
+    raise WrongType(
+        f"the sizes of {what} must be integers, got {kind_of(size)}: {size!r} in {sizes!r}",
+        hint="write for example `(2, 4)`",
+    )

@@ -10,10 +10,12 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, kind_of
-from automesh.mesh.axes import MeshAxis, Scalar, parse_mesh
+from automesh.mesh.axes import Knobs, MeshAxis, parse_mesh
 from automesh.mesh.devices import create_mesh_for
 from automesh.mesh.granules import Located
+from automesh.mesh.mapping import LogicalAxes, LogicalMapping
 from automesh.program.contexts import ambient_mesh, no_ambient_mesh
+from automesh.program.signature import MAPPING
 from automesh.program.workload import Workload
 
 _FORM = "return `step, args`, a `jax.stages.Traced` or an `automesh.Workload`"
@@ -48,7 +50,8 @@ def build_on(
     axes: Sequence[MeshAxis],
     *,
     axis_types: tuple[str, ...] = (),
-    knobs: tuple[tuple[str, Scalar], ...] = (),
+    mapping: LogicalAxes = (),
+    knobs: Knobs = (),
     devices: Sequence[Located] | None = None,
 ) -> Built:
     """Calls `build` on a mesh of `axes`; again, if the workload asks for other axis types than the
@@ -58,6 +61,7 @@ def build_on(
       axes: all axes of the mesh, in order; the mesh takes as many devices as their sizes multiply
         to.
       axis_types: one per axis, as an inspection reported them; empty for Auto.
+      mapping: what `build` gets as `mapping`; nothing if it is empty.
       knobs: keyword arguments for `build`.
       devices: to lay the mesh out on; default: all devices of the default backend.
 
@@ -65,10 +69,13 @@ def build_on(
       UsageError: the return value is not one of the three forms, or a field of the workload is
         wrong.
     """
-    built = _call(build, axes, axis_types, knobs, devices)
+    arguments: dict[str, Any] = dict(knobs)
+    if mapping:
+        arguments[MAPPING] = dict(LogicalMapping(mapping))
+    built = _call(build, axes, axis_types, arguments, devices)
     wanted = built.axis_types
     if wanted and wanted != (axis_types or ("auto",) * len(axes)):
-        built = _call(build, axes, wanted, knobs, devices)
+        built = _call(build, axes, wanted, arguments, devices)
         if built.axis_types != wanted:
             raise UsageError(
                 f"the workload asks for the axis types {wanted}, "
@@ -82,12 +89,12 @@ def _call(
     build: Callable[..., Any],
     axes: Sequence[MeshAxis],
     axis_types: tuple[str, ...],
-    knobs: tuple[tuple[str, Scalar], ...],
+    arguments: Mapping[str, Any],
     devices: Sequence[Located] | None,
 ) -> Built:
     mesh = create_mesh_for(axes, devices=devices, axis_types=axis_types)
     with no_ambient_mesh():
-        returned: Any = build(mesh, **dict(knobs))
+        returned: Any = build(mesh, **arguments)
         ambient = ambient_mesh()
     workload = _workload(returned, getattr(build, "__name__", "build"))
     return Built(

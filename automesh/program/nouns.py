@@ -9,6 +9,7 @@ from automesh.cost.terms import Terms
 from automesh.hardware.profile_points import Point
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import Counts, Effort, Memory
+from automesh.space.mapping import StepMapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,11 @@ class Inspection:
       device_memory_bytes: what one device can hold, 0 where the backend does not say (CPU).
       knobs: `build`'s keyword parameters after the mesh, with their defaults.
       takes_any_knob: True if `build` has `**kwargs`.
+      mapping: what the step says of its logical axes; None if `build` takes no mapping. The arrays
+        are looked for if the job names logical axes.
       facts: named integers that constraints may refer to, sorted by name.
-      used_axes: mesh axes that any sharding or manual region of the step names.
+      used_axes: mesh axes that any sharding or manual region of the step names; where the job names
+        logical axes, other than by way of these.
       axis_types: one of auto, explicit, manual per axis; empty means Auto.
       baseline: the workload's own mesh in text form; empty if it has none.
       tokens_per_step: 0 if the workload does not say.
@@ -94,6 +98,7 @@ class Inspection:
     versions: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
     seen: tuple[tuple[str, int], ...] = ()
+    mapping: StepMapping | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

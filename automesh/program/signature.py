@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from automesh.errors import UsageError
-from automesh.mesh.axes import Scalar
+from automesh.mesh.axes import Knobs, Scalar
+from automesh.mesh.mapping import LogicalAxes, LogicalMapping
+
+MAPPING = "mapping"
+"""The keyword parameter of `build` that takes logical axes."""
 
 _BY_POSITION = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -20,10 +24,15 @@ _BY_POSITION = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
     """Knobs are the parameters after the mesh that can be given by keyword and have a scalar
-    default."""
+    default.
 
-    knobs: tuple[tuple[str, Scalar], ...]
+    Attributes:
+      mapping: the default of the keyword `mapping`; None if there is none that is a mapping.
+    """
+
+    knobs: Knobs
     takes_any_knob: bool
+    mapping: LogicalAxes | None = None
 
 
 def read_signature(build: Callable[..., Any]) -> Signature:
@@ -44,9 +53,11 @@ def read_signature(build: Callable[..., Any]) -> Signature:
         raise UsageError(f"`{name}` has no parameter for the mesh", hint=form)
     knobs: list[tuple[str, Scalar]] = []
     takes_any_knob = False
+    mapping: LogicalAxes | None = None
     for parameter in parameters[1:]:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             takes_any_knob = True
+            mapping = mapping or ()
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             continue
         elif parameter.default is inspect.Parameter.empty:
@@ -58,10 +69,40 @@ def read_signature(build: Callable[..., Any]) -> Signature:
             parameter.default, (bool, int, float, str)
         ):
             knobs.append((parameter.name, parameter.default))
-    return Signature(knobs=tuple(knobs), takes_any_knob=takes_any_knob)
+        elif parameter.name == MAPPING and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
+            mapping = _mapping(parameter.default, name)
+    return Signature(knobs=tuple(knobs), takes_any_knob=takes_any_knob, mapping=mapping)
 
 
-def check_knobs(signature: Signature, knobs: tuple[tuple[str, Scalar], ...], *, name: str) -> None:
+def _mapping(default: Any, name: str) -> LogicalAxes | None:
+    if default is None:
+        return ()
+    if not isinstance(default, Mapping):
+        return None
+    try:
+        return LogicalMapping(cast("Mapping[str, Any]", default)).axes
+    except (UsageError, TypeError) as error:
+        raise UsageError(
+            f"the default of `{name}`'s keyword `mapping` maps logical axes to something else: "
+            f"{error.message if isinstance(error, UsageError) else error}",
+            hint="map names to a mesh axis, a list of mesh axes, or None",
+        ) from None
+
+
+def check_mapping(signature: Signature, mapping: LogicalAxes, *, name: str) -> None:
+    """Refuses a mapping of logical axes that the build function does not take.
+
+    Raises:
+      UsageError: it has no keyword `mapping` with a dict or None as its default.
+    """
+    if mapping and signature.mapping is None:
+        raise UsageError(
+            f"`{name}` takes no mapping of logical axes",
+            hint="give it a keyword `mapping={}`, or remove [mapping] from the search space",
+        )
+
+
+def check_knobs(signature: Signature, knobs: Knobs, *, name: str) -> None:
     """Refuses knobs that the build function does not take.
 
     Raises:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,11 +90,26 @@ def jitted(workload: Workload) -> Any:
                 hint="use a frozen dataclass or a tuple, or close over the value instead",
             ) from error
     return jax.jit(
-        step,
+        _hashable(step),
         static_argnums=split.positions,
         static_argnames=split.names or None,
         donate_argnums=donated,
     )
+
+
+def _hashable(step: Any) -> Any:
+    """The step, or a function that calls it: jax wants to hash it, which a module with a dict in it
+    (Haliax's `named_jit`) does not allow."""
+    try:
+        hash(step)
+    except TypeError:
+
+        @functools.wraps(step, updated=())
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return step(*args, **kwargs)
+
+        return call
+    return step
 
 
 def static_by_description(workload: Workload, function: Any) -> Split:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rich.cells import cell_len
 
-from automesh.mesh.axes import Plan
+from automesh.mesh.axes import Plan, format_setting
 from automesh.results import words
 from automesh.results.predicted import exposed_s, replay_of
 from automesh.results.result import Candidate
@@ -82,7 +82,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def varying_knobs(candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    """Knobs and compiler options that tell candidates apart, in the order of the space."""
+    """Logical axes, knobs and options that tell candidates apart, in the order of the space."""
     settings = [settings_of(candidate.plan) for candidate in candidates]
     names = dict.fromkeys(name for setting in settings for name in setting)
     return tuple(
@@ -91,8 +91,8 @@ def varying_knobs(candidates: Sequence[Candidate]) -> tuple[str, ...]:
 
 
 def settings_of(plan: Plan) -> dict[str, str]:
-    """Knobs and compiler options by name, as text."""
-    return {name: str(value) for name, value in (*plan.knobs, *plan.compiler_options)}
+    """Logical axes (as `mapping.NAME`), knobs and compiler options by name, as text."""
+    return {name: str(value) for name, value in plan.settings}
 
 
 def _all_columns(
@@ -142,9 +142,9 @@ def mesh_cell(row: Candidate) -> str:
 
 
 def knob_cells(plan: Plan, knobs: tuple[str, ...]) -> list[str]:
-    """`name=value` for those of `knobs` that the plan sets."""
+    """`name=value`, or `name:axes`, for those of `knobs` that the plan sets."""
     settings = settings_of(plan)
-    return [f"{name}={settings[name]}" for name in knobs if name in settings]
+    return [format_setting(name, settings[name]) for name in knobs if name in settings]
 
 
 def _text_column(name: str, header: str, cells: tuple[str, ...], *, most: int) -> Column:

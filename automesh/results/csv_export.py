@@ -1,8 +1,9 @@
 """All candidates of a search as a table: `trials.csv` and a pandas DataFrame.
 
 One row per candidate, best first. Plan columns come first: `mesh`, `axis.NAME` (devices along the
-axis, both networks), `dcn.NAME` (the part between granules), `knob.NAME`, `option.NAME`. What does
-not apply is empty. Seconds, bytes and FLOPs are per step and per device.
+axis, both networks), `dcn.NAME` (the part between granules), `mapping.NAME` (mesh axes of a logical
+axis), `knob.NAME`, `option.NAME`. What does not apply is empty. Seconds, bytes and FLOPs are per
+step and per device.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 import pandas as pd
 
 from automesh.errors import UsageError
-from automesh.mesh.axes import Plan, Scalar
+from automesh.mesh.axes import MAPPING, Plan, Scalar
+from automesh.mesh.mapping import format_axes
 from automesh.outcomes import (
     Compiled,
     Estimated,
@@ -85,7 +87,7 @@ def dataframe(result: SearchResult) -> pd.DataFrame:
     plan_columns = dict.fromkeys(
         ["mesh", *(f"{part}.{name}" for part in ("axis", "dcn") for name in result.axes)]
     )
-    for prefix in ("axis.", "dcn.", "knob.", "option."):
+    for prefix in ("axis.", "dcn.", MAPPING, "knob.", "option."):
         plan_columns |= dict.fromkeys(
             name for row in rows for name in row if name.startswith(prefix)
         )
@@ -180,6 +182,7 @@ def plan_cells(plan: Plan) -> dict[str, Cell]:
     cells: dict[str, Cell] = {"mesh": plan.mesh}
     cells |= {f"axis.{axis.name}": axis.size for axis in plan.axes}
     cells |= {f"dcn.{axis.name}": axis.dcn for axis in plan.axes}
+    cells |= {f"{MAPPING}{name}": format_axes(axes) for name, axes in plan.mapping}
     cells |= {f"knob.{name}": value for name, value in plan.knobs}
     return cells | {f"option.{name}": value for name, value in plan.compiler_options}
 

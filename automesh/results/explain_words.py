@@ -176,8 +176,7 @@ def _names(sides: Sequence[Explained]) -> tuple[str, str]:
     plans = [side.plan for side in sides]
     if plans[0].mesh == plans[1].mesh:
         return clean(str(plans[0])), clean(str(plans[1]))
-    settings = [(plan.knobs, plan.compiler_options) for plan in plans]
-    if settings[0] == settings[1]:
+    if plans[0].settings == plans[1].settings:
         return clean(plans[0].mesh), clean(plans[1].mesh)
     return clean(str(plans[0])), clean(str(plans[1]))
 

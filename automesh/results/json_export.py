@@ -10,8 +10,9 @@ known is null. Keys are only ever added within a schema number.
                 nothing was replayed
     baseline    text of the script's own plan or null
     candidates  best first, failures last:
-                {plan, mesh, axes {name: {ici, dcn}}, knobs, compiler_options, evidence,
-                is_baseline, standing, outcome, compiled, estimated, bound_by, peak_bytes, reason};
+                {plan, mesh, axes {name: {ici, dcn}}, mapping {logical axis: mesh axis, list of
+                them or null}, knobs, compiler_options, evidence, is_baseline, standing, outcome,
+                compiled, estimated, bound_by, peak_bytes, reason};
                 evidence is measured, compiled, estimated or none; reason says why it is not in the
                 ranking
     funnel      counts; `ruled_out` [{rule, count}]
@@ -28,6 +29,7 @@ from typing import Any
 
 from automesh import jsonio
 from automesh.mesh.axes import Plan
+from automesh.mesh.mapping import LogicalMapping
 from automesh.outcomes import Compiled, Estimated, Outcome
 from automesh.results import words
 from automesh.results.predicted import exposed_s, replay_of
@@ -117,6 +119,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
     return {
         "mesh": plan.mesh,
         "axes": {axis.name: {"ici": axis.ici, "dcn": axis.dcn} for axis in plan.axes},
+        "mapping": dict(LogicalMapping(plan.mapping)),
         "knobs": dict(plan.knobs),
         "compiler_options": dict(plan.compiler_options),
     }

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from automesh.errors import NoFeasibleMesh, UsageError
-from automesh.mesh.axes import MeshAxis, Plan, Scalar
+from automesh.mesh.axes import Knobs, MeshAxis, Plan
+from automesh.mesh.mapping import LogicalAxes
 from automesh.outcomes import RuledOut
 from automesh.space.constraints import rules_of_constraints
 from automesh.space.enumerate import MeshTable, enumerate_meshes
+from automesh.space.mapping import (
+    Never,
+    Repeats,
+    conditions_of,
+    explain_repeat,
+    known_logical,
+    used_axes_of,
+)
 from automesh.space.rules import Rule, Sizes, rules_of_axes
 from automesh.space.settings import Setting, StepFacts, combine_settings, integers_of, known_knobs
-from automesh.space.space import SearchSpace
+from automesh.space.space import AxisRange, LogicalAxis, SearchSpace
 
 MAX_PLANS = 1_000_000
+REPEATED = "mapping that is another one's on the mesh"
 Mesh = tuple[MeshAxis, ...]
+Condition = Rule | Never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +44,32 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What plans must meet, in the order in which it is tried."""
+
+    axes: tuple[AxisRange, ...]
+    step: StepFacts
+    logical: tuple[LogicalAxis, ...]
+    constraints: tuple[Rule, ...]
+
+    def of(self, mapping: LogicalAxes) -> tuple[Condition, ...]:
+        """The rules for plans with one mapping."""
+        used, step = {*self.step.used_axes}, self.step.mapping
+        if not self.logical or step is None:
+            return (*rules_of_axes(self.axes, used), *self.constraints)
+        choices = [(one.name, choice) for one in self.logical for choice in one.choices]
+        return (
+            *rules_of_axes(
+                self.axes,
+                used | used_axes_of(mapping, step),
+                sometimes=used_axes_of(choices, step),
+            ),
+            *conditions_of(mapping, step),
+            *self.constraints,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Enumeration:
     """Every plan, legal or counted under the first rule that rejected it.
 
@@ -41,7 +78,8 @@ class Enumeration:
       num_meshes: factorizations of the devices before rules.
       num_plans: meshes times settings: `len(legal)` plus the counts of `rejections`.
       rejections: most frequent first.
-      rules: all rules, in the order in which they are tried.
+      conditions: what each plan was held against.
+      mapping: of the logical axes, by default; empty where none is searched.
       defaults: what `build` gets for knobs that a plan does not set.
       notices: what of a shipped space does not apply to this step, one sentence each.
     """
@@ -50,8 +88,9 @@ class Enumeration:
     num_meshes: int
     num_plans: int
     rejections: tuple[Rejection, ...]
-    rules: tuple[Rule, ...]
-    defaults: tuple[tuple[str, Scalar], ...]
+    conditions: Conditions
+    mapping: LogicalAxes
+    defaults: Knobs
     notices: tuple[str, ...] = ()
 
     def reasons_against(self, plan: Plan) -> tuple[RuledOut, ...]:
@@ -60,7 +99,7 @@ class Enumeration:
         arrays = {name: np.array(value, np.int64) for name, value in values.items()}
         return tuple(
             RuledOut(rule=rule.name, detail=rule.detail(values))
-            for rule in self.rules
+            for rule in self.conditions.of(plan.mapping)
             if not rule.holds(arrays)
         )
 
@@ -79,23 +118,34 @@ def find_legal(
       platform: cpu, gpu or tpu: whose compiler options are tried.
 
     Raises:
-      UsageError: no devices; or, in a user's own space, a knob or fact that the step does not have.
+      UsageError: no devices; or, in a user's own space, a knob, fact or logical axis that the step
+        does not have.
       NoFeasibleMesh: no plan is legal; the message counts the rules that rejected them.
     """
     notices: list[str] = []
     knobs = known_knobs(space, step, notices)
-    settings = combine_settings(knobs, space.options_for(platform), dict(step.knobs))
-    rules = [*rules_of_axes(space.axes, step.used_axes)]
-    rules += rules_of_constraints(space, step, knobs, notices)
+    logical = known_logical(space, step.mapping, notices)
+    settings = combine_settings(logical, knobs, space.options_for(platform), dict(step.knobs))
+    conditions = Conditions(
+        axes=space.axes,
+        step=step,
+        logical=logical,
+        constraints=tuple(rules_of_constraints(space, step, knobs, notices)),
+    )
     table = enumerate_meshes(space.axes, num_devices=num_devices, num_granules=num_granules)
+    names = tuple(axis.name for axis in space.axes)
+    repeats = Repeats(axes=names, sizes=table.sizes) if logical else None
     legal: list[Plan] = []
     meshes: dict[int, Mesh] = {}  # Shared by the plans of all settings.
-    tally = _Tally(rules)
-    for setting, (broken, values) in zip(
-        settings, _verdicts(space, step, table, rules, settings), strict=True
-    ):
-        tally.add(broken, values, table, space, setting)
+    tally = _Tally()
+    for setting, rules, broken, values in _verdicts(space, step, table, conditions, settings):
+        tally.add(broken, values, table, space, setting, rules)
         rows = np.flatnonzero(broken == len(rules))
+        if repeats is not None:
+            others = (setting.knobs, setting.compiler_options)
+            is_fresh = repeats.fresh(setting.mapping, others, rows)
+            tally.add_repeats(rows[~is_fresh], table, space, setting)
+            rows = rows[is_fresh]
         if len(legal) + len(rows) > MAX_PLANS:
             raise UsageError(
                 f"the search space `{space.name}` has more than {MAX_PLANS} legal plans",
@@ -112,7 +162,8 @@ def find_legal(
         num_meshes=len(table),
         num_plans=len(table) * len(settings),
         rejections=tally.rejections(),
-        rules=tuple(rules),
+        conditions=conditions,
+        mapping=settings[0].mapping,
         defaults=step.knobs,
         notices=tuple(notices),
     )
@@ -121,10 +172,8 @@ def find_legal(
 class _Tally:
     """Counts rejected plans by rule and keeps the first of each."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self._rules = rules
-        self._counts = np.zeros(len(rules) + 1, np.int64)
-        self._examples: dict[int, tuple[Plan, str]] = {}
+    def __init__(self) -> None:
+        self._found: dict[str, Rejection] = {}
 
     def add(
         self,
@@ -133,53 +182,72 @@ class _Tally:
         table: MeshTable,
         space: SearchSpace,
         setting: Setting,
+        rules: Sequence[Condition],
     ) -> None:
         found, first_rows, counts = np.unique(broken, return_index=True, return_counts=True)
-        self._counts[found] += counts
-        for index, row in zip(found.tolist(), first_rows.tolist(), strict=True):
-            if index < len(self._rules) and index not in self._examples:
-                numbers = {
-                    name: int(np.broadcast_to(v, len(table))[row]) for name, v in values.items()
-                }
-                detail = self._rules[index].detail(numbers)
-                self._examples[index] = (_plan(space, table, row, setting, {}), detail)
+        for index, row, count in zip(
+            found.tolist(), first_rows.tolist(), counts.tolist(), strict=True
+        ):
+            if index == len(rules):
+                continue
+            rule = rules[index]
+            if rule.name in self._found:
+                self._add(rule.name, count)
+                continue
+            numbers = {name: int(np.broadcast_to(v, len(table))[row]) for name, v in values.items()}
+            example = _plan(space, table, row, setting, {})
+            self._add(rule.name, count, example, rule.detail(numbers))
+
+    def add_repeats(
+        self, rows: NDArray[np.int64], table: MeshTable, space: SearchSpace, setting: Setting
+    ) -> None:
+        """Plans that another mapping makes, too."""
+        if len(rows):
+            example = _plan(space, table, int(rows[0]), setting, {})
+            self._add(REPEATED, len(rows), example, explain_repeat(setting.mapping))
+
+    def _add(self, rule: str, count: int, example: Plan | None = None, detail: str = "") -> None:
+        known = self._found.get(rule)
+        if known is not None:
+            self._found[rule] = replace(known, count=known.count + count)
+        elif example is not None:
+            self._found[rule] = Rejection(rule=rule, count=count, example=example, detail=detail)
 
     def rejections(self) -> tuple[Rejection, ...]:
-        found = [
-            Rejection(
-                rule=self._rules[index].name,
-                count=int(self._counts[index]),
-                example=example,
-                detail=detail,
-            )
-            for index, (example, detail) in sorted(self._examples.items())
-        ]
-        return tuple(sorted(found, key=lambda rejection: -rejection.count))
+        return tuple(sorted(self._found.values(), key=lambda rejection: -rejection.count))
+
+
+_Verdict = tuple[NDArray[np.int64], Mapping[str, Sizes]]
 
 
 def _verdicts(
     space: SearchSpace,
     step: StepFacts,
     table: MeshTable,
-    rules: Sequence[Rule],
+    conditions: Conditions,
     settings: Sequence[Setting],
-) -> Iterable[tuple[NDArray[np.int64], Mapping[str, Sizes]]]:
-    """For each setting: the first rule that each mesh breaks (by index), and what rules look at."""
+) -> Iterable[tuple[Setting, Sequence[Condition], NDArray[np.int64], Mapping[str, Sizes]]]:
+    """For each setting its rules, the first of them that each mesh breaks (by index), and what
+    rules look at."""
     one = np.ones(len(table), np.int64)
     sizes = dict.fromkeys(space.names, one)
     sizes |= {axis.name: table.sizes[:, index] for index, axis in enumerate(space.axes)}
-    factors = {name for rule in rules for name in rule.factors} - set(sizes)
-    known: dict[tuple[tuple[str, int], ...], tuple[NDArray[np.int64], Mapping[str, Sizes]]] = {}
+    rules_of: dict[LogicalAxes, tuple[Condition, ...]] = {}
+    known: dict[object, _Verdict] = {}
     for setting in settings:
+        if setting.mapping not in rules_of:
+            rules_of[setting.mapping] = conditions.of(setting.mapping)
+        rules = rules_of[setting.mapping]
+        factors = {name for rule in rules for name in rule.factors} - set(sizes)
         integers = {**integers_of(step.knobs), **integers_of(setting.knobs)}
         key = tuple(sorted((name, integers[name]) for name in factors))
-        if key not in known:
+        if (setting.mapping, key) not in known:
             values = sizes | {name: one * value for name, value in key}
             broken = np.full(len(table), len(rules), np.int64)
             for index in reversed(range(len(rules))):
                 broken[~rules[index].holds(values)] = index
-            known[key] = (broken, values)
-        yield known[key]
+            known[setting.mapping, key] = (broken, values)
+        yield setting, rules, *known[setting.mapping, key]
 
 
 def _plan(
@@ -191,7 +259,12 @@ def _plan(
             for index, axis in enumerate(space.axes)
         }
         known[row] = tuple(_axis(name, *parts.get(name, (1, 1))) for name in space.names)
-    return Plan(axes=known[row], knobs=setting.knobs, compiler_options=setting.compiler_options)
+    return Plan(
+        axes=known[row],
+        mapping=setting.mapping,
+        knobs=setting.knobs,
+        compiler_options=setting.compiler_options,
+    )
 
 
 @cache

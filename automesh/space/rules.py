@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,11 +55,18 @@ class Rule:
         return f"{'*'.join(self.factors)} is {product}, {wanted}"
 
 
-def rules_of_axes(axes: Sequence[AxisRange], used_axes: Sequence[str]) -> list[Rule]:
-    """The rules that the step's use of the axes and the axes' own bounds make, in that order."""
+def rules_of_axes(
+    axes: Sequence[AxisRange], used_axes: Collection[str], *, sometimes: Collection[str] = ()
+) -> list[Rule]:
+    """The rules that the step's use of the axes and the axes' own bounds make, in that order.
+
+    Args:
+      sometimes: axes that the step uses under another mapping.
+    """
     rules = [
         Rule(
-            name=f"axis {axis.name} unused by the step",
+            name=f"axis {axis.name} unused by the "
+            + ("mapping" if axis.name in sometimes else "step"),
             factors=(axis.name,),
             relation="size",
             bound=1,

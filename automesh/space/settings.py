@@ -6,10 +6,13 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.mesh.axes import Scalar
-from automesh.space.space import DEFAULT_OPTION, Knob, SearchSpace
+from automesh.mesh.axes import Knobs, Scalar
+from automesh.mesh.mapping import LogicalAxes
+from automesh.space.mapping import StepMapping
+from automesh.space.space import DEFAULT_OPTION, Knob, LogicalAxis, SearchSpace
 
 MAX_SETTINGS = 100_000
 
@@ -20,23 +23,26 @@ class StepFacts:
 
     Attributes:
       facts: named integers that constraints may refer to.
-      used_axes: mesh axes that the step shards anything over.
+      used_axes: mesh axes that the step shards anything over, other than by its mapping.
+      mapping: what it says of its logical axes; None if `build` takes no mapping.
       knobs: `build`'s keyword parameters with their defaults.
       takes_any_knob: True if `build` has `**kwargs`.
     """
 
     facts: tuple[tuple[str, int], ...] = ()
     used_axes: tuple[str, ...] = ()
-    knobs: tuple[tuple[str, Scalar], ...] = ()
+    mapping: StepMapping | None = None
+    knobs: Knobs = ()
     takes_any_knob: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One combination of knobs and compiler options, as a plan holds it."""
+    """One combination of mapping, knobs and compiler options, as a plan holds it."""
 
-    knobs: tuple[tuple[str, Scalar], ...]
-    compiler_options: tuple[tuple[str, Scalar], ...]
+    mapping: LogicalAxes
+    knobs: Knobs
+    compiler_options: Knobs
 
 
 def known_knobs(space: SearchSpace, step: StepFacts, notices: list[str]) -> list[Knob]:
@@ -62,40 +68,47 @@ def known_knobs(space: SearchSpace, step: StepFacts, notices: list[str]) -> list
 
 
 def combine_settings(
-    knobs: Sequence[Knob], options: Sequence[Knob], defaults: Mapping[str, Scalar]
+    logical: Sequence[LogicalAxis],
+    knobs: Sequence[Knob],
+    options: Sequence[Knob],
+    defaults: Mapping[str, Scalar],
 ) -> list[Setting]:
     """All combinations: defaults first, then few changes before many.
 
     Args:
+      logical: with the default choice of each first.
       defaults: of `build`'s parameters.
 
     Raises:
       UsageError: more than `MAX_SETTINGS` combinations.
     """
-    choices = [_default_first(knob, defaults.get(knob.name, knob.values[0])) for knob in knobs]
+    choices: list[Sequence[Any]] = [axis.choices for axis in logical]
+    choices += [_default_first(knob, defaults.get(knob.name, knob.values[0])) for knob in knobs]
     choices += [_default_first(option, DEFAULT_OPTION) for option in options]
     count = math.prod(len(values) for values in choices)
     if count > MAX_SETTINGS:
         raise UsageError(
-            f"the knobs and compiler options of the search space combine in {count} ways, "
+            f"the settings of the search space combine in {count} ways, "
             f"more than the {MAX_SETTINGS} that can be listed",
-            hint="give fewer values",
+            hint="give logical axes, knobs and compiler options fewer values",
         )
     combined = sorted(
         itertools.product(*(enumerate(values) for values in choices)),
         key=lambda pairs: (sum(i > 0 for i, _ in pairs), [i for i, _ in pairs]),
     )
-    return [
-        Setting(
-            knobs=tuple((knob.name, value) for knob, (_, value) in zip(knobs, pairs)),
-            compiler_options=tuple(
-                (option.name, value)
-                for option, (_, value) in zip(options, pairs[len(knobs) :])
-                if value != DEFAULT_OPTION
-            ),
+    names = [one.name for one in (*logical, *knobs, *options)]
+    first, second = len(logical), len(logical) + len(knobs)
+
+    def setting(values: Sequence[Any]) -> Setting:
+        named = tuple(zip(names, values, strict=True))
+        chosen = named[second:]
+        return Setting(
+            mapping=named[:first],
+            knobs=named[first:second],
+            compiler_options=tuple((name, one) for name, one in chosen if one != DEFAULT_OPTION),
         )
-        for pairs in combined
-    ]
+
+    return [setting([value for _, value in pairs]) for pairs in combined]
 
 
 def _default_first(knob: Knob, default: Scalar) -> list[Scalar]:

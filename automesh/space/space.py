@@ -7,6 +7,7 @@ from typing import Literal
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import Scalar
+from automesh.mesh.mapping import MappedAxes
 
 Relation = Literal["size", "max", "min", "divides"]
 DEFAULT_OPTION = "default"
@@ -62,6 +63,18 @@ class Knob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogicalAxis:
+    """A logical axis of the step's arrays, and what it may be split over, in the order of the file.
+
+    Attributes:
+      choices: mesh axes, the slowest varying first; an empty choice splits nothing.
+    """
+
+    name: str
+    choices: tuple[MappedAxes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace:
     """Everything that a search may vary.
 
@@ -71,6 +84,7 @@ class SearchSpace:
         notice there, and is an error in a user's own space.
       names: all axes of the mesh in order; those without a range have size 1.
       axes: the axes that vary, in the order of `names`.
+      mapping: logical axes whose mesh axes are searched, too.
       compiler_options: options by platform; the value `default` leaves the option out.
     """
 
@@ -79,6 +93,7 @@ class SearchSpace:
     names: tuple[str, ...]
     axes: tuple[AxisRange, ...]
     constraints: tuple[Constraint, ...] = ()
+    mapping: tuple[LogicalAxis, ...] = ()
     knobs: tuple[Knob, ...] = ()
     compiler_options: tuple[tuple[str, tuple[Knob, ...]], ...] = ()
 

@@ -13,12 +13,14 @@ from pydantic import Field
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, Scalar
+from automesh.mesh.mapping import check_mapped_axes, format_axes, read_mapped
 from automesh.mesh.strict import check_tree, parse_tree, read_text
-from automesh.space.space import PLATFORMS, AxisRange, Constraint, Knob, SearchSpace
+from automesh.space.space import PLATFORMS, AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _Positive = Annotated[int, Field(ge=1)]
 _Values = Annotated[list[Scalar], Field(min_length=1)]
+_Choices = Annotated[list[str | list[str]], Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class _ConstraintTable:
 class _SpaceTable:
     axes: dict[str, _AxisTable]
     constraints: dict[str, _ConstraintTable] = field(default_factory=dict)
+    mapping: dict[str, _Choices] = field(default_factory=dict)
     knobs: dict[str, _Values] = field(default_factory=dict)
     compiler_options: dict[str, dict[str, _Values]] = field(default_factory=dict)
 
@@ -96,6 +99,11 @@ def _space(table: _SpaceTable, *, name: str, shipped: bool) -> SearchSpace:
     clash = [knob for knob in table.knobs if knob in names]
     if clash:
         raise UsageError(f"`knobs.{clash[0]}` has the name of a mesh axis", hint="rename one")
+    if table.mapping and "mapping" in table.knobs:
+        raise UsageError(
+            "`knobs.mapping` and the table `mapping` both mean the keyword `mapping` of `build`",
+            hint="rename the knob",
+        )
     options: list[tuple[str, tuple[Knob, ...]]] = []
     for platform, knobs in table.compiler_options.items():
         if platform not in PLATFORMS:
@@ -115,6 +123,7 @@ def _space(table: _SpaceTable, *, name: str, shipped: bool) -> SearchSpace:
             for product, conditions in table.constraints.items()
             for constraint in _constraints(product, conditions)
         ),
+        mapping=tuple(_logical(name, said, names) for name, said in table.mapping.items()),
         knobs=_knobs(table.knobs.items(), where="knobs"),
         compiler_options=tuple(options),
     )
@@ -164,6 +173,15 @@ def _constraints(product: str, table: _ConstraintTable) -> list[Constraint]:
             f"`{where}` has min {table.min} above max {table.max}, which nothing meets"
         )
     return found
+
+
+def _logical(name: str, said: Sequence[str | list[str]], names: Sequence[str]) -> LogicalAxis:
+    choices = tuple(read_mapped(name, choice) for choice in said)
+    check_mapped_axes([(name, choice) for choice in choices], names)
+    for place, choice in enumerate(choices):
+        if choice in choices[:place]:
+            raise UsageError(f"`mapping.{name}` lists `{format_axes(choice)}` twice")
+    return LogicalAxis(name=name, choices=choices)
 
 
 def _knobs(items: Iterable[tuple[str, Sequence[Scalar]]], *, where: str) -> tuple[Knob, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from automesh.mesh.axes import MeshAxis
+from automesh.mesh.mapping import LogicalAxes
 from automesh.program.building import build_on
 from automesh.program.lowered import sharded_axes
 from automesh.program.lowering import lower
@@ -32,12 +33,20 @@ class Trials:
     devices: Sequence[Any]
     seen: Counter[str] = field(default_factory=Counter[str])
 
-    def named(self, active: tuple[str, ...], size: int) -> tuple[str, ...] | None:
+    def named(
+        self, active: tuple[str, ...], size: int, mapping: LogicalAxes
+    ) -> tuple[str, ...] | None:
         """Those of `active` that the step names while they have `size`; None if it refuses them."""
         names, platform = self.job.axis_names, self.job.platform
         axes = [MeshAxis(name=one, ici=size if one in active else 1) for one in names]
         try:
-            built = build_on(self.build, axes, axis_types=self.axis_types, devices=self.devices)
+            built = build_on(
+                self.build,
+                axes,
+                axis_types=self.axis_types,
+                mapping=mapping,
+                devices=self.devices,
+            )
             program = lower(built, platforms=PLATFORMS[platform] if platform else None)
         # The user's code may refuse these sizes for any reason: that rules no axis out.
         except Exception as error:  # noqa: BLE001
@@ -50,14 +59,19 @@ class Trials:
         return tuple(name for name in active if name in named)
 
 
-def used_axes(trials: Trials, names: tuple[str, ...]) -> tuple[str, ...]:
+def used_axes(trials: Trials, names: tuple[str, ...], mapping: LogicalAxes = ()) -> tuple[str, ...]:
     """The axes that the step names when they are larger than 1: some scripts leave out the rest.
 
     As many axes as the devices allow are tried at once. One that is not named then is tried alone:
     the step may use it only while others are 1.
 
     Judged at the default knobs: another value may end the process, which here would end the search.
+
+    Args:
+      mapping: logical axes that are searched: they are not split here, so that what is left are the
+        axes that the step uses whatever its mapping.
     """
+    unmapped = tuple((name, ()) for name, _ in mapping)
     devices = len(trials.devices)
     size = next((p for p in range(2, devices + 1) if devices % p == 0), 1)
     most = max(1, next(n for n in range(devices + 1) if size ** (n + 1) > devices or size == 1))
@@ -65,8 +79,8 @@ def used_axes(trials: Trials, names: tuple[str, ...]) -> tuple[str, ...]:
     for first in range(0, len(names), most):
         together = names[first : first + most]
         if len(together) > 1:
-            used.update(trials.named(together, size) or ())
+            used.update(trials.named(together, size, unmapped) or ())
     for name in names:
-        if name not in used and trials.named((name,), size) != ():
+        if name not in used and trials.named((name,), size, unmapped) != ():
             used.add(name)
     return tuple(name for name in names if name in used)

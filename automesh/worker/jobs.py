@@ -47,6 +47,7 @@ from automesh.worker.ahead import compile_ahead
 from automesh.worker.failures import OutcomeError
 from automesh.worker.inspecting import Trials, used_axes
 from automesh.worker.loading import Script, Scripts, build_plan, start_jax, told_of
+from automesh.worker.mapping import default_mapping, seen_mapping
 from automesh.worker.messages import (
     CalibrateJob,
     CompileJob,
@@ -133,12 +134,14 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
         devices, signature = attached(), script.signature
         stages.enter("build")
-        built = build_on(script.build, _ones(job.axis_names), devices=devices)
+        mapping = default_mapping(signature.mapping, job.mapping)
+        built = build_on(script.build, _ones(job.axis_names), mapping=mapping, devices=devices)
         stages.enter("lower")
         # Kernels may exist for the platform of the target alone.
         program = lower(built, platforms=PLATFORMS[job.platform] if job.elsewhere else None)
         trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
-        used = used_axes(trials, job.axis_names)
+        used = used_axes(trials, job.axis_names, mapping)
+        logical = seen_mapping(trials, signature.mapping, mapping)
     workload = built.workload
     return Inspection(
         devices=describing.devices(),
@@ -158,6 +161,7 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         versions=describing.versions(),
         environment=describing.environment(),
         seen=tuple(sorted(trials.seen.items())),
+        mapping=logical,
     )
 
 
@@ -200,15 +204,18 @@ def _propagate(job: PropagateJob, stages: Stages) -> Propagation:
             job.entry,
             job.axis_names,
             job.axis_types,
+            job.mapping,
             job.knobs,
             job.platform,
             job.elsewhere,
         )
         if key not in _MEMORY.programs:
-            # The programs of one choice of knobs are enough: jobs come sorted by knobs.
+            # The programs of one call of `build` are enough: jobs come sorted by calls.
             _MEMORY.programs.clear()
             _MEMORY.programs[key] = Programs(
-                build=lambda axes: build_plan(job, Plan(axes=tuple(axes), knobs=job.knobs), script),
+                build=lambda axes: build_plan(
+                    job, Plan(axes=tuple(axes), mapping=job.mapping, knobs=job.knobs), script
+                ),
                 axis_names=job.axis_names,
                 platform=job.platform,
                 seen=dict(job.seen),
@@ -336,6 +343,12 @@ def _domains(job: VisitJob, script: Script) -> tuple[Domain, ...]:
     names = tuple(axis.name for axis in job.plan.axes)
     key = (job.entry, names, job.axis_types)
     if key not in _MEMORY.domains:
-        built = build_on(script.build, _ones(names), axis_types=job.axis_types, devices=attached())
+        built = build_on(
+            script.build,
+            _ones(names),
+            axis_types=job.axis_types,
+            mapping=job.plan.mapping,
+            devices=attached(),
+        )
         _MEMORY.domains[key] = domains(lower(built).traced)
     return _MEMORY.domains[key]

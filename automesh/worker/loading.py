@@ -22,7 +22,7 @@ from automesh.program.notes import in_one_line, note
 from automesh.program.nouns import Entry
 from automesh.program.pretending import Answers, answering, attached
 from automesh.program.refused import Refused
-from automesh.program.signature import Signature, check_knobs, read_signature
+from automesh.program.signature import Signature, check_knobs, check_mapping, read_signature
 from automesh.program.stand_ins import stand_ins
 from automesh.program.unplaced import explaining_real_arrays
 from automesh.worker.failures import OutcomeError
@@ -135,14 +135,17 @@ def build_plan(
       devices: to lay the mesh out on; default: those that are here.
 
     Raises:
-      UsageError: `build` does not take the plan's knobs, or its facts depend on the mesh.
+      UsageError: `build` does not take the plan's knobs or its mapping, or its facts depend on the
+        mesh.
       Exception: whatever `build` raises.
     """
     check_knobs(script.signature, plan.knobs, name=job.entry.function)
+    check_mapping(script.signature, plan.mapping, name=job.entry.function)
     built = build_on(
         script.build,
         plan.axes,
         axis_types=job.axis_types,
+        mapping=plan.mapping,
         knobs=plan.knobs,
         devices=attached() if devices is None else devices,
     )

@@ -8,6 +8,7 @@ from typing import Literal
 from automesh.hardware.absent import Elsewhere
 from automesh.hardware.profile_points import Probe
 from automesh.mesh.axes import Plan, Scalar
+from automesh.mesh.mapping import LogicalAxes
 from automesh.outcomes import Effort
 from automesh.program.nouns import Entry
 
@@ -33,12 +34,14 @@ class InspectJob:
 
     Attributes:
       platform: whose programs are going to be propagated: cpu, gpu, tpu; empty: none are.
+      mapping: the logical axes of the search space, each with its first choice.
       elsewhere: the devices that user code is told of, if they are not here.
     """
 
     entry: Entry
     axis_names: tuple[str, ...]
     platform: str = ""
+    mapping: LogicalAxes = ()
     elsewhere: Elsewhere | None = None
     kind: Literal["inspect"] = "inspect"
 
@@ -112,6 +115,7 @@ class PropagateJob:
     """Answer: `Propagation`: the terms of the step for one set of active axes.
 
     Attributes:
+      mapping: what `build` gets as `mapping`, if it is not empty.
       knobs: keyword arguments for `build`.
       sizes: of the active axes; all others are 1.
       probes: other sizes of the same axes at which the terms must hold too.
@@ -129,6 +133,7 @@ class PropagateJob:
     sizes: tuple[tuple[str, int], ...]
     probes: tuple[tuple[tuple[str, int], ...], ...]
     platform: str
+    mapping: LogicalAxes = ()
     seen: tuple[tuple[str, int], ...] = ()
     elsewhere: Elsewhere | None = None
     exact: bool = False

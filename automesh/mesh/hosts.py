@@ -1,0 +1,78 @@
+"""The part of a mesh that one host holds (jax, to count the hosts)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+
+from automesh.errors import UsageError, check_type
+from automesh.mesh.shape import as_sizes
+
+
+def calculate_host_mesh_shape(
+    global_mesh_shape: Sequence[int],
+    total_devices: int | None = None,
+    num_processes: int | None = None,
+) -> tuple[int, ...]:
+    """The mesh shape of each host: every axis divided by the hosts along it, leading axes first.
+
+    An axis takes the greatest common divisor of its size and of the hosts that are left. That
+    finds a shape whenever there is one: of each prime factor of the hosts an axis takes as many as
+    it has, so one can be left over only if the axes together have too few. (Semantics of
+    eformer's function of the same name, whose floor division misses shapes such as 3 x 8 on 4
+    hosts of 6.)
+
+    Args:
+      global_mesh_shape: sizes of all axes over all hosts, positive.
+      total_devices: devices of each host; default: `jax.local_device_count()`.
+      num_processes: hosts; default: `jax.process_count()`.
+
+    Returns:
+      A size for each axis; they multiply to `total_devices`.
+
+    Raises:
+      UsageError: the sizes do not multiply to `total_devices * num_processes`, or a number is not
+        positive.
+
+    Example:
+      >>> calculate_host_mesh_shape((2, 4), total_devices=4, num_processes=2)
+      (1, 4)
+      >>> calculate_host_mesh_shape((3, 8), total_devices=6, num_processes=4)
+      (3, 2)
+    """
+    each = _count(
+        jax.local_device_count() if total_devices is None else total_devices, "total_devices"
+    )
+    hosts = _count(jax.process_count() if num_processes is None else num_processes, "num_processes")
+    shape = as_sizes(global_mesh_shape, "`global_mesh_shape`")
+    if -1 in shape:
+        raise UsageError(
+            f"`global_mesh_shape` {shape} holds a -1; sizes must be positive here",
+            hint="infer the -1 first: a host's part of it depends on it",
+        )
+    if math.prod(shape) != each * hosts:
+        raise UsageError(
+            f"`global_mesh_shape` {shape} has {math.prod(shape)} places, but there are "
+            f"{each * hosts} devices ({each} on each of {hosts} hosts)",
+            hint="the sizes must multiply to `total_devices * num_processes`",
+        )
+    return _divided(shape, hosts)
+
+
+def _count(value: int, name: str) -> int:
+    hint = f"leave `{name}` out to have jax count"
+    check_type(value, int, f"`{name}` must be an integer", hint=hint)
+    if value < 1:
+        raise UsageError(f"`{name}` is {value}; it must be at least 1", hint=hint)
+    return value
+
+
+def _divided(shape: Sequence[int], hosts: int) -> tuple[int, ...]:
+    inside: list[int] = []
+    for size in shape:
+        along = math.gcd(size, hosts)
+        hosts //= along
+        inside.append(size // along)
+    return tuple(inside)

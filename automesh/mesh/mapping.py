@@ -1,0 +1,169 @@
+"""Logical axes, and the mesh axes that they are split over: as values, as text, as `build` gets
+them.
+
+A logical axis names dimensions of arrays (`embed`, `mlp`); a mapping says over which mesh axes such
+dimensions are split. The text form of one entry is `mlp:tp+sp`, or `embed:none` where nothing is
+split.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from automesh.errors import UsageError, did_you_mean
+
+MappedAxes = tuple[str, ...]
+"""The mesh axes of one logical axis, the slowest varying first; empty where it is not split."""
+LogicalAxes = tuple[tuple[str, MappedAxes], ...]
+"""Logical axis -> its mesh axes, in an order that frameworks may give a meaning to."""
+Spelled = str | Sequence[str] | None
+"""Mesh axes of a logical axis as people write them: `"tp"`, `["tp", "sp"]`, `"none"`, None."""
+
+NONE = "none"
+_LOGICAL = re.compile(r"[^\s:=+,\"'`]+")
+
+
+class LogicalMapping(Mapping[str, str | tuple[str, ...] | None]):
+    """Logical axis -> mesh axis, several mesh axes, or None; cannot change and can be hashed.
+
+    Frameworks take it as it is, or as a dict: `haliax.axis_mapping(config.mapping)`,
+    `flax.linen.logical_axis_rules(list(config.mapping.items()))`.
+
+    Args:
+      values: mesh axes as people write them, see `Spelled`.
+
+    Raises:
+      UsageError: what is wrong with an entry.
+
+    Example:
+      >>> mapping = LogicalMapping({"embed": "fsdp", "mlp": ["tp", "sp"], "vocab": "none"})
+      >>> mapping["mlp"], mapping["vocab"]
+      (('tp', 'sp'), None)
+      >>> str(mapping)
+      'embed:fsdp mlp:tp+sp vocab:none'
+    """
+
+    __slots__ = ("_axes",)
+
+    def __init__(self, values: Mapping[str, Spelled] | Iterable[tuple[str, Spelled]] = ()) -> None:
+        items = cast("Any", values).items() if isinstance(values, Mapping) else values
+        pairs = cast("Iterable[tuple[str, Spelled]]", items)
+        self._axes = {name: read_mapped(name, spelled) for name, spelled in pairs}
+
+    @property
+    def axes(self) -> LogicalAxes:
+        """All entries, in order."""
+        return tuple(self._axes.items())
+
+    def __getitem__(self, name: str) -> str | tuple[str, ...] | None:
+        axes = self._axes[name]
+        return (axes[0] if len(axes) == 1 else axes) if axes else None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._axes)
+
+    def __len__(self) -> int:
+        return len(self._axes)
+
+    def __hash__(self) -> int:
+        return hash(self.axes)
+
+    def __eq__(self, other: object) -> bool:
+        # Frameworks that take the first rule that fits read the order, too.
+        if isinstance(other, LogicalMapping):
+            return self.axes == other.axes
+        return dict(self) == other
+
+    def __str__(self) -> str:
+        return " ".join(format_mapped(name, axes) for name, axes in self.axes)
+
+    def __repr__(self) -> str:
+        return f"LogicalMapping({dict(self)!r})"
+
+
+NO_MAPPING = LogicalMapping()
+
+
+def read_mapped(name: str, spelled: Spelled) -> MappedAxes:
+    """The mesh axes of a logical axis, from what people write.
+
+    Raises:
+      UsageError: not the name of a logical axis; something else than mesh axes, or one twice.
+
+    Example:
+      >>> read_mapped("mlp", ["tp", "sp"]), read_mapped("mlp", "tp"), read_mapped("mlp", "none")
+      (('tp', 'sp'), ('tp',), ())
+    """
+    check_logical(name)
+    if spelled is None or spelled == NONE:
+        return ()
+    axes = (spelled,) if isinstance(spelled, str) else tuple(spelled)
+    if NONE in axes or "" in axes:
+        raise UsageError(
+            f"the logical axis `{name}` is mapped to {list(axes)}, which are no mesh axes",
+            hint='write "none" alone for an axis that is not split',
+        )
+    if len(set(axes)) < len(axes):
+        raise UsageError(f"the logical axis `{name}` is mapped to {list(axes)}: one of them twice")
+    return axes
+
+
+def check_logical(name: str) -> None:
+    """Refuses what cannot name a logical axis in the text of a plan.
+
+    Raises:
+      UsageError: empty, or with spaces, quotes or one of `: = + ,`.
+    """
+    if not _LOGICAL.fullmatch(name):
+        raise UsageError(
+            f"`{name}` is not the name of a logical axis",
+            hint="leave out spaces, quotes, colons, commas, `=` and `+`",
+        )
+
+
+def format_axes(axes: MappedAxes) -> str:
+    """Mesh axes as text.
+
+    Example:
+      >>> format_axes(("tp", "sp")), format_axes(())
+      ('tp+sp', 'none')
+    """
+    return "+".join(axes) or NONE
+
+
+def parse_axes(text: str) -> MappedAxes:
+    """Mesh axes from the text that `format_axes` gives.
+
+    Example:
+      >>> parse_axes("tp+sp"), parse_axes("none")
+      (('tp', 'sp'), ())
+    """
+    return () if text == NONE else tuple(text.split("+"))
+
+
+def format_mapped(name: str, axes: MappedAxes) -> str:
+    """One entry of a mapping as text.
+
+    Example:
+      >>> format_mapped("mlp", ("tp", "sp"))
+      'mlp:tp+sp'
+    """
+    return f"{name}:{format_axes(axes)}"
+
+
+def check_mapped_axes(mapping: Iterable[tuple[str, MappedAxes]], names: Sequence[str]) -> None:
+    """Refuses a mapping to something other than mesh axes.
+
+    Raises:
+      UsageError: naming the logical axis and the axes that there are.
+    """
+    for logical, axes in mapping:
+        unknown = [axis for axis in axes if axis not in names]
+        if unknown:
+            raise UsageError(
+                f"the logical axis `{logical}` is mapped to `{unknown[0]}`, which is no mesh axis"
+                f"{did_you_mean(unknown[0], names)}",
+                hint=f"the mesh axes are: {', '.join(names)}",
+            )

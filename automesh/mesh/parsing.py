@@ -1,0 +1,106 @@
+"""A mesh from one string, as in eformer: `dp:2,tp:4` or `2,4` (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from jax.sharding import Mesh
+
+from automesh.errors import UsageError, check_type, did_you_mean
+from automesh.mesh.axes import MeshAxis, parse_mesh
+from automesh.mesh.creating import axis_names_of, devices_of, mesh_on
+from automesh.mesh.devices import create_mesh_for
+from automesh.mesh.granules import Located, granules_of
+
+AxisOrder = Literal["string", "names"]
+_FORMS = "write for example `dp:2,tp:4` or, without names, `2,4`"
+
+
+def parse_mesh_from_string(
+    axis_dims: str, names: Sequence[str], *, order: AxisOrder = "string"
+) -> Mesh:
+    """The mesh that a string describes, on all devices.
+
+    With a `:` anywhere, every part is `name:size`: sizes are those of `create_mesh`, and each name
+    is used once. Where a part is `dcn.name:size`, sizes are those of automesh's text form
+    instead: `dcn.dp:2,fsdp:4` are two granules along `dp` and four devices of each along `fsdp`.
+    Without a `:`, parts are sizes in the order of `names`. Spaces around parts do not matter.
+
+    Args:
+      axis_dims: the string; one size may be -1.
+      names: all axes of the mesh.
+      order: of the axes in a mesh given by names: that of the string, as in eformer, or that of
+        `names`.
+
+    Returns:
+      The mesh, with Auto axes.
+
+    Raises:
+      UsageError: malformed text; a name that is unknown, missing or repeated; another number of
+        sizes than of names; sizes that do not fit the devices.
+      WrongType: an argument of the wrong type; also a `TypeError`.
+
+    Example:
+      >>> dict(parse_mesh_from_string("tp:4,dp:2", ["dp", "tp"]).shape)
+      {'tp': 4, 'dp': 2}
+      >>> dict(parse_mesh_from_string("-1, 4", ["data", "model"]).shape)
+      {'data': 2, 'model': 4}
+    """
+    hint = "`create_mesh` takes sizes as numbers"
+    check_type(axis_dims, str, "`axis_dims` must be a string", hint=hint)
+    known = axis_names_of(names, "names")
+    if order not in ("string", "names"):
+        raise UsageError(f"`order` is {order!r}; it must be `string` or `names`")
+    if not axis_dims.strip():
+        raise UsageError("`axis_dims` is empty", hint=_FORMS)
+    if ":" not in axis_dims:
+        return mesh_on(devices_of(None), _positional(axis_dims, known), known)
+    return _named(axis_dims, known, order)
+
+
+def _positional(text: str, names: Sequence[str]) -> tuple[int, ...]:
+    pieces = [piece.strip() for piece in text.split(",")]
+    for piece in pieces:
+        if not piece.removeprefix("-").isdecimal():
+            raise UsageError(f"`{piece}` in mesh `{text}` is not a size", hint=_FORMS)
+    if len(pieces) != len(names):
+        raise UsageError(
+            f"mesh `{text}` has {len(pieces)} sizes for the {len(names)} axes {list(names)}",
+            hint="give a size for each name; 1 for an axis that is not used",
+        )
+    return tuple(int(piece) for piece in pieces)
+
+
+def _named(text: str, names: Sequence[str], order: AxisOrder) -> Mesh:
+    used = _names_in(text, names)
+    missing = [name for name in names if name not in used]
+    if missing:
+        raise UsageError(
+            f"mesh `{text}` gives no size for `{missing[0]}` of the axes {list(names)}",
+            hint=f"add `{missing[0]}:1`, or leave it out of `names`",
+        )
+    devices = devices_of(None)
+    hybrid = "dcn." in text
+    count = len(granules_of(devices)) if hybrid else 1
+    by_name = {
+        axis.name: axis
+        for axis in parse_mesh(text, names, num_devices=len(devices), num_granules=count)
+    }
+    axes = [by_name[name] for name in (used if order == "string" else names)]
+    return create_mesh_for(axes, devices=devices) if hybrid else _flat(axes, devices)
+
+
+def _flat(axes: Sequence[MeshAxis], devices: Sequence[Located]) -> Mesh:
+    return mesh_on(devices, [axis.size for axis in axes], [axis.name for axis in axes])
+
+
+def _names_in(text: str, names: Sequence[str]) -> list[str]:
+    """Names in the order in which they first appear; what is malformed `parse_mesh` tells."""
+    pieces = [piece.partition(":") for piece in text.split(",")]
+    used = [name.strip().removeprefix("dcn.") for name, colon, _ in pieces if colon]
+    for name in used:
+        if name not in names:
+            meant = did_you_mean(name, names) or f"; known are {', '.join(names)}"
+            raise UsageError(f"mesh `{text}` names the unknown axis `{name}`{meant}", hint=_FORMS)
+    return list(dict.fromkeys(used))

@@ -1,0 +1,115 @@
+"""Puts one array where a sharding says: outside `jit`, inside it, or only on paper (jax)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from automesh.errors import IllegalMapping, UsageError
+from automesh.mesh.context import is_tracing
+
+
+def place(array: Any, sharding: NamedSharding, *, path: str = "") -> Any:
+    """The array with this sharding.
+
+    Args:
+      array: moved if it is concrete, constrained while tracing; a ShapeDtypeStruct gets the
+        sharding noted.
+      path: of the array, for errors.
+
+    Raises:
+      UsageError: the array is concrete and the mesh has no devices.
+      IllegalMapping: see `constrain`.
+
+    Example:
+      >>> mesh = jax.make_mesh((8,), ("data",), (AxisType.Auto,))
+      >>> rows = place(jax.numpy.ones((8, 3)), NamedSharding(mesh, PartitionSpec("data")))
+      >>> rows.addressable_data(0).shape
+      (1, 3)
+    """
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return array.update(sharding=sharding)
+    if is_tracing():
+        return constrain(array, sharding, path=path)
+    if isinstance(sharding.mesh, AbstractMesh):
+        raise UsageError(
+            f"{array_label(path)} cannot be put on an abstract mesh, which has no devices",
+            hint="enter `jax.set_mesh(mesh)`, or pass `mesh=`",
+        )
+    current = getattr(array, "sharding", None)
+    if current is not None and array.committed and current == sharding:
+        return array
+    return jax.device_put(array, sharding)
+
+
+def constrain(array: Any, sharding: NamedSharding, *, path: str = "") -> Any:
+    """The traced array with this sharding, whatever the types of the mesh axes are.
+
+    Raises:
+      IllegalMapping: explicit and other mesh axes split one dimension in an order that jax lacks.
+
+    Example:
+      >>> mesh = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Explicit, AxisType.Auto))
+      >>> sharding = NamedSharding(mesh, PartitionSpec("data", "model"))
+      >>> with jax.set_mesh(mesh):
+      ...     split = jax.jit(lambda x: constrain(x, sharding))(jax.numpy.ones((8, 8)))
+      >>> split.sharding.shard_shape(split.shape)
+      (2, 4)
+    """
+    kinds = set(sharding.mesh.axis_types)
+    if AxisType.Explicit in kinds:
+        _check_order(sharding, path)
+        # There a constraint only asserts; `reshard` takes no other axes, a constraint only them.
+        array = jax.sharding.reshard(array, _part(sharding, AxisType.Explicit))
+        if kinds == {AxisType.Explicit}:
+            return array
+        sharding = _part(sharding, AxisType.Auto)
+    return jax.lax.with_sharding_constraint(array, sharding)
+
+
+def array_label(path: str) -> str:
+    """How errors call the array at this path of its tree.
+
+    Example:
+      >>> array_label("layers/0/wq"), array_label("")
+      ('array `layers/0/wq`', 'the array')
+    """
+    return f"array `{path}`" if path else "the array"
+
+
+def _check_order(sharding: NamedSharding, path: str) -> None:
+    """Accepts explicit mesh axes before others, since jax puts them there.
+
+    Raises:
+      IllegalMapping: a dimension is split over another axis first.
+    """
+    kinds = _kinds(sharding)
+    for entry in map(_axes, sharding.spec):
+        rest = itertools.dropwhile(lambda axis: kinds[axis] == AxisType.Explicit, entry)
+        late = [axis for axis in rest if kinds[axis] == AxisType.Explicit]
+        if late:
+            raise IllegalMapping(
+                f"a dimension of {array_label(path)} is mapped to the mesh axes {entry}, of which "
+                f"`{late[0]}` is of type explicit and must come before those that are not",
+                hint="put the explicit mesh axes first in the mapping, or give all axes one type",
+            )
+
+
+def _part(sharding: NamedSharding, kind: AxisType) -> NamedSharding:
+    """What the sharding says of the mesh axes of one kind."""
+    kinds = _kinds(sharding)
+    entries = [
+        tuple(axis for axis in _axes(entry) if kinds[axis] == kind) for entry in sharding.spec
+    ]
+    return NamedSharding(sharding.mesh, PartitionSpec(*(entry or None for entry in entries)))
+
+
+def _kinds(sharding: NamedSharding) -> dict[str, AxisType]:
+    return dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())

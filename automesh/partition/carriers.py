@@ -1,0 +1,224 @@
+"""Arrays with logical names, wherever they are kept: in Haliax, Flax, dataclasses, plain trees."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+from jax.sharding import PartitionSpec
+from jax.tree_util import GetAttrKey, keystr
+
+from automesh.errors import UsageError, WrongType, kind_of
+from automesh.mesh.placing import array_label
+from automesh.partition.specs import DimName, NamedShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One array of a tree, with the object that carries its names.
+
+    Attributes:
+      path: from the root, `/` between its parts.
+      names: as its carrier or the user's tree of names has them; None if it has none.
+      array: an array, tracer or ShapeDtypeStruct; anything else in a tree that is being shaped.
+      rebuild: the carrier around another array.
+    """
+
+    path: str
+    names: tuple[DimName, ...] | None
+    array: Any
+    rebuild: Callable[[Any], Any]
+
+    @property
+    def is_array(self) -> bool:
+        return is_array(self.array)
+
+    def named_shape(self) -> NamedShape:
+        """Its names and sizes.
+
+        Raises:
+          UsageError: there are more names than dimensions, or fewer.
+        """
+        shape = tuple(self.array.shape)
+        names = self.names or ()
+        named = NamedShape(path=self.path, names=names, shape=shape)
+        if len(names) != len(shape):
+            raise UsageError(
+                f"{named.label} has the {len(names)} names {names} for its {len(shape)} "
+                f"dimensions {shape}",
+                hint="give one name for each dimension, None for one that has no name",
+            )
+        return named
+
+
+def is_array(value: object) -> bool:
+    """Whether it has a shape and a dtype: jax and NumPy arrays, tracers, ShapeDtypeStructs."""
+    # The scalar types of NumPy have both names too, but not as values.
+    return isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype")
+
+
+def map_leaves(tree: Any, visit: Callable[[Leaf], Any], *, names: Any = None) -> Any:
+    """The tree with what `visit` returns in place of every leaf.
+
+    A leaf is a Haliax NamedArray, a Flax `Partitioned` or nnx `Variable`, or what jax calls a leaf.
+    One nnx Variable that is shared is visited once and stays shared.
+
+    Args:
+      names: a tree of the same structure with a tuple of names, a PartitionSpec of names or None
+        for every leaf; wins over the names that the leaves carry.
+
+    Raises:
+      UsageError: `names` has another structure.
+      WrongType: there is no array in place of names.
+    """
+    return _map(tree, _Walk(visit=visit, shared={}), (), names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walk:
+    visit: Callable[[Leaf], Any]
+    shared: dict[int, Any]
+
+
+def _map(tree: Any, walk: _Walk, prefix: tuple[Any, ...], names: Any) -> Any:
+    found, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
+    given = _names_at_leaves(names, structure, len(found))
+    return structure.unflatten(
+        _map_leaf(node, walk, (*prefix, *path), named)
+        for (path, node), named in zip(found, given, strict=True)
+    )
+
+
+def _map_leaf(node: Any, walk: _Walk, path: tuple[Any, ...], names: Any) -> Any:
+    if fields := _fields_with_names(node):
+        return _map_fields(node, walk, path, names, fields)
+    if id(node) in walk.shared:
+        return walk.shared[id(node)]
+    own, array, rebuild = _opened(node)
+    text = keystr(path, simple=True, separator="/")
+    wanted = own if names is None else _read_names(names, array, text)
+    if wanted and own is None and not is_array(array):
+        raise WrongType(
+            f"`names` names dimensions of {array_label(text)}, which is {kind_of(array)}",
+            hint="make it an array, or give None in its place",
+        )
+    result = walk.visit(Leaf(path=text, names=wanted, array=array, rebuild=rebuild))
+    if _is_variable(node):
+        walk.shared[id(node)] = result
+    return result
+
+
+def _map_fields(
+    node: Any, walk: _Walk, path: tuple[Any, ...], names: Any, fields: Mapping[str, Any]
+) -> Any:
+    """A dataclass some of whose fields say the names of their array (Haliax: `hax.field`)."""
+    found, structure = jax.tree_util.tree_flatten_with_path(
+        node, is_leaf=lambda inner: inner is not node
+    )
+    given = _names_at_leaves(names, structure, len(found))
+    children: list[Any] = []
+    for (key, child), named in zip(found, given, strict=True):
+        field = key[0].name if key and isinstance(key[0], GetAttrKey) else None
+        if named is None and is_array(child):
+            named = fields.get(str(field))
+        children.append(_map(child, walk, (*path, *key), named))
+    return structure.unflatten(children)
+
+
+def _names_at_leaves(names: Any, structure: Any, count: int) -> Sequence[Any]:
+    if names is None:
+        return [None] * count
+    try:
+        return structure.flatten_up_to(names)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"`names` must have the structure of the tree: {str(error).splitlines()[0]}",
+            hint="make it with `names_by_path`, or give a tuple of names for every array",
+        ) from error
+
+
+def _read_names(names: Any, array: Any, path: str) -> tuple[DimName, ...]:
+    label = array_label(path)
+    if not isinstance(names, tuple | list | PartitionSpec):
+        raise WrongType(
+            f"the names of {label} must be a tuple, a PartitionSpec or None, got {names!r}",
+            hint="write for example ('embed', 'mlp'), with None for a dimension without a name",
+        )
+    read = tuple(_dim_name(name, label) for name in cast("Sequence[Any]", names))
+    if isinstance(names, PartitionSpec) and is_array(array):
+        # As jax reads one: what is not mentioned is not split; a scalar has nothing to split.
+        read += (None,) * (len(array.shape) - len(read))
+        return read if array.shape else ()
+    return read
+
+
+def _dim_name(name: Any, label: str) -> DimName:
+    if name is None or isinstance(name, str):
+        return name
+    if isinstance(name, tuple) and all(isinstance(one, str) for one in name):
+        return cast("tuple[str, ...]", name)
+    raise WrongType(
+        f"the name of a dimension of {label} must be a string or None, got {name!r}",
+        hint="write for example ('embed', 'mlp'), with None for a dimension without a name",
+    )
+
+
+def _is_leaf(node: Any) -> bool:
+    return (
+        _is_haliax(node) or _is_boxed(node) or _is_variable(node) or bool(_fields_with_names(node))
+    )
+
+
+def _opened(node: Any) -> tuple[tuple[DimName, ...] | None, Any, Callable[[Any], Any]]:
+    """The names of a leaf, its array, and how to put another array in its place."""
+    if _is_haliax(node):
+        names = tuple(str(axis.name) for axis in node.axes)
+        return names, node.array, lambda array: type(node)(array, node.axes)
+    if _is_boxed(node):
+        return _flax_names(node.names, node.value), node.value, node.replace_boxed
+    if _is_variable(node):
+        value = node.get_raw_value()
+        names = node.get_metadata("out_sharding", None)
+        return _flax_names(names, value), value, node.replace
+    return None, node, lambda array: array
+
+
+def _flax_names(names: Any, array: Any) -> tuple[DimName, ...] | None:
+    # Flax also takes a whole NamedSharding there, which says nothing about logical names.
+    if not isinstance(names, tuple | list | PartitionSpec):
+        return None
+    return _read_names(PartitionSpec(*cast("Sequence[Any]", names)), array, "")
+
+
+def _is_haliax(node: Any) -> bool:
+    return _is_instance(node, "haliax", "NamedArray")
+
+
+def _is_boxed(node: Any) -> bool:
+    return _is_instance(node, "flax.core.meta", "Partitioned")
+
+
+def _is_variable(node: Any) -> bool:
+    return _is_instance(node, "flax.nnx", "Variable")
+
+
+def _is_instance(node: Any, module: str, name: str) -> bool:
+    # Without the library in this process no object of its can be here, and none is loaded for it.
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(node, kind)
+
+
+def _fields_with_names(node: Any) -> dict[str, Any]:
+    """Field -> names, of an instance of a dataclass that is a pytree."""
+    if isinstance(node, type) or not dataclasses.is_dataclass(node):
+        return {}
+    named = {
+        field.name: field.metadata["axis_names"]
+        for field in dataclasses.fields(node)
+        if field.metadata.get("axis_names") is not None
+    }
+    return {} if not named or jax.tree_util.all_leaves([node]) else named

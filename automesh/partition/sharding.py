@@ -1,0 +1,120 @@
+"""`shard`: puts the arrays of a tree where their logical names say."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, TypeVar
+
+from jax.sharding import NamedSharding
+
+from automesh.errors import UsageError
+from automesh.mesh.context import find_mesh, is_tracing
+from automesh.mesh.placing import place
+from automesh.partition.carriers import Leaf, map_leaves
+from automesh.partition.context import MESH_HINT
+from automesh.partition.mapping import current_thread_local_mapping, mapping_or_current
+from automesh.partition.nouns import MeshLike, ResourceMapping
+from automesh.partition.specs import spec_of
+
+T = TypeVar("T")
+_MAPPING_HINT = "pass `mapping=`, or enter `axis_mapping({...})`"
+
+
+def shard(
+    x: T,
+    mapping: ResourceMapping | None = None,
+    mesh: MeshLike | None = None,
+    *,
+    names: Any = None,
+    strict: bool = False,
+    best_effort: bool = False,
+) -> T:
+    """Splits every array that has logical names over the mesh; other arrays are left alone.
+
+    Works alike inside and outside `jit`, on Auto and Explicit mesh axes (the latter inside `jit`
+    need `jax.set_mesh`, or an argument that is on the mesh). A ShapeDtypeStruct gets its sharding
+    noted.
+
+    Example:
+      >>> import jax
+      >>> from automesh.partition import shard
+      >>> mesh = jax.make_mesh((4, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
+      >>> w = shard(jax.numpy.ones((8, 16)), {"embed": "data"}, mesh, names=("embed", "mlp"))
+      >>> w.sharding.shard_shape(w.shape)
+      (2, 16)
+
+    Args:
+      x: a tree. Names come with Haliax NamedArrays, Flax variables and dataclass fields with the
+        metadata `axis_names`, or from `names`.
+      mapping: logical axis -> mesh axes; default: that of the context. Names that it leaves out
+        are not split: {} replicates.
+      mesh: default: that of the context.
+      names: for plain arrays: a tree like `x` with a tuple of names (or a PartitionSpec of them)
+        for every array, None for one to be left alone. `names_by_path` makes one.
+      strict: without a mapping or a mesh, raises; otherwise the tree is returned as it is, with a
+        RuntimeWarning unless the mapping is missing inside `jit`.
+      best_effort: a dimension that its mesh axes do not divide is split over the first of them
+        that do, instead of being an error.
+
+    Raises:
+      IllegalMapping: mesh axes do not divide their dimension, or one splits two dimensions.
+      UnknownMeshAxis: the mapping names an axis that the mesh does not have.
+      UsageError: names and dimensions differ in number; or, if strict, nothing can be split.
+      WrongType: the mapping or the mesh is none.
+    """
+    found = mapping_or_current(mapping)
+    if found is None:
+        return _unsharded(
+            x, "no axis mapping found", _MAPPING_HINT, strict=strict, silent=is_tracing()
+        )
+    here = find_mesh(mesh)
+    if here is None:
+        return _unsharded(x, "no mesh found", MESH_HINT, strict=strict, silent=False)
+
+    def split(leaf: Leaf) -> Any:
+        # A filtered tree has None, or a placeholder, where an array was.
+        if leaf.names is None or not leaf.is_array:
+            return leaf.rebuild(leaf.array)
+        spec = spec_of(leaf.named_shape(), found, mesh=here, best_effort=best_effort)
+        return leaf.rebuild(place(leaf.array, NamedSharding(here, spec), path=leaf.path))
+
+    return map_leaves(x, split, names=names)
+
+
+def auto_sharded(x: T, mesh: MeshLike | None = None) -> T:
+    """`shard` with the mapping of the context; without one, the tree as it is, and no warning.
+
+    Example:
+      >>> from automesh.partition import auto_sharded
+      >>> auto_sharded({"w": 1.0})
+      {'w': 1.0}
+
+    Raises:
+      IllegalMapping: see `shard`.
+    """
+    mapping = current_thread_local_mapping()
+    return x if mapping is None else shard(x, mapping, mesh)
+
+
+def shard_with_axis_mapping(x: T, mapping: ResourceMapping, mesh: MeshLike | None = None) -> T:
+    """An older name of `shard`, with the mapping required.
+
+    Example:
+      >>> import jax
+      >>> from automesh.partition import shard_with_axis_mapping
+      >>> mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+      >>> shard_with_axis_mapping({"plain": 1.0}, {"batch": "data"}, mesh)
+      {'plain': 1.0}
+
+    Raises:
+      IllegalMapping: see `shard`.
+    """
+    return shard(x, mapping, mesh)
+
+
+def _unsharded(x: T, what: str, hint: str, *, strict: bool, silent: bool) -> T:
+    if strict:
+        raise UsageError(f"{what}, so nothing can be sharded", hint=hint)
+    if not silent:
+        warnings.warn(f"{what}: not sharding ({hint})", RuntimeWarning, stacklevel=3)
+    return x

@@ -1,0 +1,101 @@
+"""Pipelines: schedules as data, checked and simulated, and what runs them on submeshes.
+
+Importing it loads no jax: the half that runs pipelines is loaded when one of its names is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from automesh.pipeline.actions import Action, ActionKind, format_actions, parse_actions
+from automesh.pipeline.catalogue import SCHEDULES, make_schedule
+from automesh.pipeline.check import check_actions, find_needs, order_actions
+from automesh.pipeline.costs import StageCost
+from automesh.pipeline.draw_svg import draw_svg
+from automesh.pipeline.draw_text import draw_text
+from automesh.pipeline.schedule import Schedule, parse_schedule
+from automesh.pipeline.simulate import (
+    Held,
+    Simulated,
+    Span,
+    Transfer,
+    find_makespans,
+    simulate,
+    steady_step_s,
+)
+
+if TYPE_CHECKING:
+    from automesh.pipeline.runtime.chain import chain, repeat_layer, split_layers
+    from automesh.pipeline.runtime.compiled import CompiledPipeline
+    from automesh.pipeline.runtime.marks import register_task, stage_boundary, task
+    from automesh.pipeline.runtime.measuring import measure_costs
+    from automesh.pipeline.runtime.mesh import MpmdMesh
+    from automesh.pipeline.runtime.microbatching import Microbatched, accumulate, microbatch
+    from automesh.pipeline.runtime.parallel import Parallelized, parallelize
+    from automesh.pipeline.runtime.training import Optimizer, TrainState, TrainStep, train_step
+
+_RUNTIME = {
+    "chain": ("chain", "repeat_layer", "split_layers"),
+    "compiled": ("CompiledPipeline",),
+    "marks": ("register_task", "stage_boundary", "task"),
+    "measuring": ("measure_costs",),
+    "mesh": ("MpmdMesh",),
+    "microbatching": ("Microbatched", "accumulate", "microbatch"),
+    "parallel": ("Parallelized", "parallelize"),
+    "training": ("Optimizer", "TrainState", "TrainStep", "train_step"),
+}
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "ActionKind",
+    "CompiledPipeline",
+    "Held",
+    "Microbatched",
+    "MpmdMesh",
+    "Optimizer",
+    "Parallelized",
+    "Schedule",
+    "Simulated",
+    "Span",
+    "StageCost",
+    "TrainState",
+    "TrainStep",
+    "Transfer",
+    "accumulate",
+    "chain",
+    "check_actions",
+    "draw_svg",
+    "draw_text",
+    "find_makespans",
+    "find_needs",
+    "format_actions",
+    "make_schedule",
+    "measure_costs",
+    "microbatch",
+    "order_actions",
+    "parallelize",
+    "parse_actions",
+    "parse_schedule",
+    "register_task",
+    "repeat_layer",
+    "simulate",
+    "split_layers",
+    "stage_boundary",
+    "steady_step_s",
+    "task",
+    "train_step",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _RUNTIME.items():
+        if name in names:
+            home = importlib.import_module(f"automesh.pipeline.runtime.{module}")
+            return getattr(home, name)
+    raise AttributeError(f"module `automesh.pipeline` has no attribute `{name}`")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,280 @@
+"""What one controller dispatches for a step of a pipeline: a list, planned once. No jax.
+
+Every array that lives through a part of a step has a slot. A value that other stages read is sent
+once to each place where it is needed, right after it was made; a slot is dropped after its last
+use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from automesh.pipeline.actions import Action
+from automesh.pipeline.schedule import Schedule
+
+SlotKind = Literal["batch", "value", "gradient", "saved", "loss"]
+
+
+class Slot(NamedTuple):
+    """An array of one microbatch at one place.
+
+    Attributes:
+      number: the leaf of the batch, the value, or the stage.
+      reader: of a gradient, the stage that it comes from; else 0.
+      place: see `Wiring`.
+    """
+
+    kind: SlotKind
+    number: int
+    microbatch: int
+    place: int
+    reader: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWiring:
+    """What a stage reads and makes, and where.
+
+    Attributes:
+      batch: leaf -> place.
+      inputs, outputs: value -> place.
+      with_gradient: the inputs that have a gradient.
+      has_weights: whether the stage has parameters.
+      is_last: it makes the loss.
+      skips_forward: its forward pass is part of its backward pass.
+      saves: its forward pass saves residuals.
+    """
+
+    batch: Mapping[int, int]
+    inputs: Mapping[int, int]
+    outputs: Mapping[int, int]
+    with_gradient: frozenset[int]
+    has_weights: bool
+    is_last: bool
+    skips_forward: bool
+    saves: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """All stages; a place is a number for a sharding, the same for the same one."""
+
+    stages: tuple[StageWiring, ...]
+
+    def readers(self, value: int) -> tuple[int, ...]:
+        """The stages that read a value."""
+        return tuple(stage for stage, one in enumerate(self.stages) if value in one.inputs)
+
+    def maker(self, value: int) -> StageWiring:
+        """The stage that makes a value."""
+        return next(one for one in self.stages if value in one.outputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Puts a part of the batch where it is read."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Copies an array to another place."""
+
+    source: Slot
+    target: Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Runs a program of a stage.
+
+    Attributes:
+      gradients: of each output that has one, the slots to be summed.
+      saved: what the forward pass saved, or is to save.
+      writes: the outputs of `F`, else the gradients of the inputs.
+      loss: where the loss goes, if the action makes it.
+    """
+
+    rank: int
+    action: Action
+    batch: tuple[Slot, ...]
+    inputs: tuple[Slot, ...]
+    gradients: tuple[tuple[Slot, ...], ...] = ()
+    saved: Slot | None = None
+    writes: tuple[Slot, ...] = ()
+    loss: Slot | None = None
+
+    @property
+    def reads(self) -> tuple[Slot, ...]:
+        saved = () if self.saved is None or self.action.kind == "F" else (self.saved,)
+        flat = tuple(slot for slots in self.gradients for slot in slots)
+        return (*self.batch, *self.inputs, *flat, *saved)
+
+    @property
+    def makes(self) -> tuple[Slot, ...]:
+        saved = (self.saved,) if self.saved is not None and self.action.kind == "F" else ()
+        return (*self.writes, *saved, *((self.loss,) if self.loss is not None else ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Forgets arrays that nothing reads any more."""
+
+    slots: tuple[Slot, ...]
+
+
+Step = Load | Send | Run | Drop
+
+
+def plan_steps(schedule: Schedule, wiring: Wiring) -> tuple[Step, ...]:
+    """Plans a step of a pipeline.
+
+    Args:
+      schedule: with as many stages as `wiring`.
+
+    Returns:
+      What is dispatched, in an order in which everything comes after what it reads. Losses are
+      not dropped.
+    """
+    planner = _Planner(wiring)
+    for rank, action in schedule.order:
+        planner.add(rank, action)
+    return tuple(_with_drops(planner.steps))
+
+
+class _Planner:
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+        self._made: set[Slot] = set()
+        self.steps: list[Step] = []
+
+    def add(self, rank: int, action: Action) -> None:
+        stage = self._wiring.stages[action.stage]
+        batch = tuple(
+            Slot("batch", leaf, action.microbatch, place) for leaf, place in stage.batch.items()
+        )
+        inputs = tuple(
+            Slot("value", value, action.microbatch, place) for value, place in stage.inputs.items()
+        )
+        saved = Slot("saved", action.stage, action.microbatch, 0) if stage.saves else None
+        if action.kind == "F":
+            self._add_forward(rank, action, stage, batch=batch, inputs=inputs, saved=saved)
+        else:
+            self._add_backward(rank, action, stage, batch=batch, inputs=inputs, saved=saved)
+
+    def _add_forward(
+        self,
+        rank: int,
+        action: Action,
+        stage: StageWiring,
+        *,
+        batch: tuple[Slot, ...],
+        inputs: tuple[Slot, ...],
+        saved: Slot | None,
+    ) -> None:
+        for slot in batch:
+            if slot not in self._made:
+                self._made.add(slot)
+                self.steps.append(Load(slot=slot))
+        if stage.skips_forward:
+            return
+        writes = tuple(
+            Slot("value", value, action.microbatch, place) for value, place in stage.outputs.items()
+        )
+        loss = Slot("loss", action.stage, action.microbatch, 0) if stage.is_last else None
+        self.steps.append(
+            Run(
+                rank=rank,
+                action=action,
+                batch=batch,
+                inputs=inputs,
+                saved=saved,
+                writes=writes,
+                loss=loss,
+            )
+        )
+        self._made.update(writes)
+        for source in writes:
+            for reader in self._wiring.readers(source.number):
+                place = self._wiring.stages[reader].inputs[source.number]
+                self._send(source, source._replace(place=place))
+
+    def _add_backward(
+        self,
+        rank: int,
+        action: Action,
+        stage: StageWiring,
+        *,
+        batch: tuple[Slot, ...],
+        inputs: tuple[Slot, ...],
+        saved: Slot | None,
+    ) -> None:
+        kind, makes_loss = action.kind, stage.skips_forward and action.kind != "W"
+        does_weights = kind in ("B", "W") and stage.has_weights
+        does_inputs = kind in ("B", "I") and bool(stage.with_gradient)
+        if not (does_weights or does_inputs or makes_loss):
+            return
+        gradients = tuple(
+            tuple(
+                Slot("gradient", value, action.microbatch, place, reader)
+                for reader in self._wiring.readers(value)
+            )
+            for value, place in stage.outputs.items()
+            if value in self._wiring.stages[self._wiring.readers(value)[0]].with_gradient
+        )
+        writes = tuple(
+            Slot("gradient", value, action.microbatch, place, action.stage)
+            for value, place in stage.inputs.items()
+            if value in stage.with_gradient and kind != "W"
+        )
+        self.steps.append(
+            Run(
+                rank=rank,
+                action=action,
+                batch=batch,
+                inputs=inputs,
+                gradients=gradients,
+                saved=saved,
+                writes=writes,
+                loss=Slot("loss", action.stage, action.microbatch, 0) if makes_loss else None,
+            )
+        )
+        for source in writes:
+            place = self._wiring.maker(source.number).outputs[source.number]
+            self._send(source, source._replace(place=place))
+
+    def _send(self, source: Slot, target: Slot) -> None:
+        if target != source and target not in self._made:
+            self._made.add(target)
+            self.steps.append(Send(source=source, target=target))
+
+
+def _with_drops(steps: Sequence[Step]) -> Iterable[Step]:
+    """The steps, each slot dropped right after its last use."""
+    last_use: dict[Slot, int] = {}
+    for index, step in enumerate(steps):
+        last_use.update(dict.fromkeys(_touched(step), index))
+    for index, step in enumerate(steps):
+        yield step
+        over = tuple(
+            slot
+            for slot in dict.fromkeys(_touched(step))
+            if last_use[slot] == index and slot.kind != "loss"
+        )
+        if over:
+            yield Drop(slots=over)
+
+
+def _touched(step: Step) -> tuple[Slot, ...]:
+    match step:
+        case Load():
+            return (step.slot,)
+        case Send():
+            return (step.source, step.target)
+        case Run():
+            return (*step.reads, *step.makes)
+        case Drop():
+            return ()

@@ -1,0 +1,223 @@
+"""The simulator: a step of a pipeline in time, with the rules of `timing`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from automesh.pipeline.actions import KIND_WORDS, Action, ActionKind, Ranks
+from automesh.pipeline.costs import StageCost, spread_costs
+from automesh.pipeline.schedule import Schedule
+from automesh.pipeline.timing import Seconds, Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """An action and when it is done; seconds from the first start."""
+
+    action: Action
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A result of `action` on its way from its rank to another.
+
+    Attributes:
+      start_s: when the link is free for it; not before the action's end.
+    """
+
+    action: Action
+    from_rank: int
+    to_rank: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a rank holds from a moment on, until the next of these moments."""
+
+    at_s: float
+    activations: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """One step of a pipeline in time.
+
+    Attributes:
+      spans: of each rank its actions in order.
+      transfers: in the order of their start; those that take no time are left out.
+      held: of each rank the activations that it holds, over time, from its first action on. One
+        is held from the start of its `F` to the end of its `B`, or of its `W`; what has arrived
+        for an action that has not begun is not counted.
+    """
+
+    schedule: Schedule
+    spans: tuple[tuple[Span, ...], ...]
+    transfers: tuple[Transfer, ...]
+    held: tuple[tuple[Held, ...], ...]
+
+    @property
+    def kinds(self) -> tuple[ActionKind, ...]:
+        """The kinds of action that occur, in the order F, B, I, W."""
+        present = {one.action.kind for spans in self.spans for one in spans}
+        return tuple(kind for kind in KIND_WORDS if kind in present)
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first start to the last end."""
+        return max(spans[-1].end_s for spans in self.spans)
+
+    @property
+    def busy_s(self) -> tuple[float, ...]:
+        """Of each rank the sum of its actions."""
+        return tuple(sum(one.end_s - one.start_s for one in spans) for spans in self.spans)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the ranks' time in which they do nothing, 0 to 1."""
+        available = self.makespan_s * len(self.spans)
+        return 1 - sum(self.busy_s) / available if available else 0.0
+
+    @property
+    def peak_live(self) -> tuple[int, ...]:
+        """Of each rank the most activations that it holds at a time, counted in stages' inputs."""
+        return tuple(max(one.activations for one in held) for held in self.held)
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Of each rank the most bytes of activations that one of its devices holds at a time."""
+        return tuple(max(one.activation_bytes for one in held) for held in self.held)
+
+
+def simulate(schedule: Schedule, costs: StageCost | Sequence[StageCost] | None = None) -> Simulated:
+    """Plays one step of a pipeline.
+
+    Args:
+      costs: one for all stages, or one per stage; None takes the units of the published
+        comparisons (see `StageCost`).
+
+    Raises:
+      WrongType: something else than costs.
+      UsageError: there are not as many costs as stages.
+
+    Example:
+      >>> from automesh.pipeline import make_schedule, simulate
+      >>> simulated = simulate(make_schedule("1f1b", num_ranks=4, num_microbatches=8))
+      >>> simulated.makespan_s, round(simulated.bubble, 4), simulated.peak_live
+      (33.0, 0.2727, (4, 3, 2, 1))
+    """
+    each = spread_costs(StageCost() if costs is None else costs, schedule.num_stages)
+    timing = Timing(schedule, [each])
+    timing.play()
+    spans = {
+        action: Span(action=action, start_s=float(start[0]), end_s=float(timing.ends[action][0]))
+        for action, start in timing.starts.items()
+    }
+    return Simulated(
+        schedule=schedule,
+        spans=tuple(tuple(spans[one] for one in actions) for actions in schedule.ranks),
+        transfers=_find_transfers(timing, schedule.homes),
+        held=_find_held(schedule.ranks, spans, each),
+    )
+
+
+def find_makespans(schedule: Schedule, costs: Sequence[Sequence[StageCost]]) -> Seconds:
+    """Seconds of one step for many sets of costs at a time: `simulate(...).makespan_s` of each.
+
+    Args:
+      costs: sets of costs, each with one cost per stage.
+
+    Returns:
+      An array of shape `[len(costs)]`.
+
+    Raises:
+      WrongType: something else than costs.
+      UsageError: there are not as many costs as stages.
+
+    Example:
+      >>> from automesh.pipeline import StageCost, find_makespans, make_schedule
+      >>> schedule = make_schedule("gpipe", num_ranks=2, num_microbatches=4)
+      >>> slow = StageCost(forward_s=2.0)
+      >>> find_makespans(schedule, [[StageCost(), StageCost()], [StageCost(), slow]]).tolist()
+      [15.0, 19.0]
+    """
+    timing = Timing(schedule, [spread_costs(one, schedule.num_stages) for one in costs])
+    timing.play()
+    return np.maximum.reduce(timing.rank_free)
+
+
+def steady_step_s(
+    schedule: Schedule, costs: StageCost | Sequence[StageCost] | None = None
+) -> float:
+    """Seconds per step, if a rank begins its next step as soon as it is done with this one.
+
+    That is how steps follow each other when nothing holds all ranks together between them: no
+    clipping by a norm over all stages, no loss that is waited for. It is the mean over as many
+    steps as there are ranks, after as many. Zero-bubble H2 is made for this: with actions of equal
+    length its ranks never wait.
+
+    Args:
+      costs: as in `simulate`.
+
+    Raises:
+      WrongType, UsageError: as in `simulate`.
+
+    Example:
+      >>> from automesh.pipeline import make_schedule, steady_step_s
+      >>> h1, h2 = (make_schedule(f"zb_h{n}", num_ranks=4, num_microbatches=8) for n in (1, 2))
+      >>> steady_step_s(h1), steady_step_s(h2)
+      (27.0, 24.0)
+    """
+    each = spread_costs(StageCost() if costs is None else costs, schedule.num_stages)
+    timing = Timing(schedule, [each])
+    ends: list[float] = []
+    for _ in range(2 * schedule.num_ranks):
+        timing.play()
+        ends.append(float(np.maximum.reduce(timing.rank_free)[0]))
+    return (ends[-1] - ends[schedule.num_ranks - 1]) / schedule.num_ranks
+
+
+def _find_transfers(timing: Timing, homes: Sequence[int]) -> tuple[Transfer, ...]:
+    transfers = [
+        Transfer(
+            action=action,
+            from_rank=homes[action.stage],
+            to_rank=target,
+            start_s=float(start[0]),
+            end_s=float(end[0]),
+        )
+        for action, (target, start, end) in timing.sent.items()
+    ]
+    return tuple(
+        sorted(
+            (one for one in transfers if one.end_s > one.start_s),
+            key=lambda one: (one.start_s, one.end_s),
+        )
+    )
+
+
+def _find_held(
+    ranks: Ranks, spans: Mapping[Action, Span], costs: Sequence[StageCost]
+) -> tuple[tuple[Held, ...], ...]:
+    def of(actions: Sequence[Action]) -> tuple[Held, ...]:
+        held: list[Held] = []
+        count = size = 0
+        for action in actions:
+            # An input gradient frees nothing: its weight gradient reads the same activation.
+            change = {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
+            if change:
+                count += change
+                size += change * costs[action.stage].activation_bytes
+                span = spans[action]
+                at = span.start_s if change > 0 else span.end_s
+                held.append(Held(at_s=at, activations=count, activation_bytes=size))
+        return tuple(held)
+
+    return tuple(of(actions) for actions in ranks)

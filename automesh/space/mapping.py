@@ -1,0 +1,259 @@
+"""Logical axes in a search: every mapping of the space, and what each makes illegal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.errors import UsageError, did_you_mean
+from automesh.mesh.axes import MAPPING
+from automesh.mesh.mapping import LogicalAxes, MappedAxes, check_mapped_axes, format_mapped
+from automesh.space.rules import Rule, Sizes
+from automesh.space.space import LogicalAxis, SearchSpace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitDimension:
+    """A dimension of an array that is split by name.
+
+    Attributes:
+      place: which dimension, from 0.
+      size: 0 for one that the step makes as large as it must be to divide evenly.
+      names: in the order of the split: mesh axes, and logical axes as `mapping.NAME`.
+    """
+
+    place: int
+    size: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitArray:
+    """An array of the step some of whose dimensions are split by name.
+
+    Attributes:
+      name: what it is, for people.
+    """
+
+    name: str
+    split: tuple[SplitDimension, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMapping:
+    """What a step says of its logical axes.
+
+    Attributes:
+      defaults: of `build`'s keyword `mapping`.
+      arrays: those that logical axes split, one for each way in which that happens.
+      unseen: why the arrays are not known, in words; empty if they are.
+    """
+
+    defaults: LogicalAxes = ()
+    arrays: tuple[SplitArray, ...] = ()
+    unseen: str = ""
+
+    @property
+    def logical(self) -> frozenset[str]:
+        """The logical axes that split some array."""
+        names = {name for one in self.arrays for part in one.split for name in part.names}
+        return frozenset(name[len(MAPPING) :] for name in names if name.startswith(MAPPING))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Never:
+    """A condition that no plan of one mapping meets, whatever its mesh.
+
+    Attributes:
+      name: stable, for counting.
+      reason: why, with an example.
+    """
+
+    name: str
+    reason: str
+    factors: tuple[str, ...] = ()
+
+    def holds(self, values: Mapping[str, Sizes]) -> NDArray[np.bool_]:
+        """False for all rows of `values`."""
+        return np.zeros(next(iter(values.values())).shape, np.bool_)
+
+    def detail(self, _: Mapping[str, int]) -> str:
+        """The reason, which the sizes of a plan do not change."""
+        return self.reason
+
+
+def known_logical(
+    space: SearchSpace, step: StepMapping | None, notices: list[str]
+) -> tuple[LogicalAxis, ...]:
+    """All logical axes of a search with their choices, those of `build` first, in its order.
+
+    An axis that the space leaves out keeps what `build` maps it to. What the step does not have
+    becomes a notice (shipped space) or an error (own).
+
+    Raises:
+      UsageError: `build` takes no mapping, or maps an axis to what is none of the space's; in a
+        user's own space, a logical axis that splits nothing.
+    """
+    if not space.mapping:
+        return ()
+    if step is None:
+        problem = f"the search space `{space.name}` maps logical axes, which `build` does not take"
+        if space.shipped:
+            notices.append(f"[mapping] left out: {problem}")
+            return ()
+        raise UsageError(
+            problem,
+            hint="give `build` a keyword `mapping={}`: a dict of logical axes, and for each a mesh "
+            "axis, a list of them, or None",
+        )
+    choices = dict(_kept(space, step, notices))
+    try:
+        left = [(name, axes) for name, axes in step.defaults if name not in choices]
+        check_mapped_axes(left, space.names)
+    except UsageError as error:
+        raise UsageError(
+            f"{error.message} of the search space `{space.name}`: that is the default of `build`",
+            hint="list the logical axis under [mapping], or change the default",
+        ) from None
+    defaults = dict(step.defaults)
+    order = dict.fromkeys([*defaults, *choices])
+    return tuple(
+        LogicalAxis(name=name, choices=_default_first(choices.get(name), defaults.get(name)))
+        for name in order
+    )
+
+
+def _kept(
+    space: SearchSpace, step: StepMapping, notices: list[str]
+) -> list[tuple[str, tuple[MappedAxes, ...]]]:
+    """The logical axes of the space that split something, with their choices."""
+    kept: list[tuple[str, tuple[MappedAxes, ...]]] = []
+    if step.unseen:
+        notices.append(
+            f"combinations of [mapping] are not checked before they are built: {step.unseen}"
+        )
+    for axis in space.mapping:
+        if step.unseen or axis.name in step.logical:
+            kept.append((axis.name, axis.choices))
+        elif space.shipped:
+            notices.append(f"logical axis `{axis.name}` left out: the step splits nothing by it")
+        else:
+            named = sorted(step.logical)
+            raise UsageError(
+                f"the search space `{space.name}` maps the logical axis `{axis.name}`, by which "
+                f"the step splits nothing{did_you_mean(axis.name, named)}",
+                hint=f"its logical axes are: {', '.join(named)}"
+                if named
+                else "use the keyword `mapping` of `build` for the shardings of the step",
+            )
+    return kept
+
+
+def _default_first(
+    choices: tuple[MappedAxes, ...] | None, default: MappedAxes | None
+) -> tuple[MappedAxes, ...]:
+    if choices is None:
+        return (default or (),)
+    return tuple(sorted(choices, key=lambda choice: default is not None and choice != default))
+
+
+def used_axes_of(mapping: Iterable[tuple[str, MappedAxes]], step: StepMapping) -> frozenset[str]:
+    """The mesh axes that a mapping makes the step use."""
+    return frozenset(
+        axis for name, axes in mapping if step.unseen or name in step.logical for axis in axes
+    )
+
+
+def conditions_of(mapping: LogicalAxes, step: StepMapping) -> list[Rule | Never]:
+    """What one mapping asks of a mesh: no axis twice on an array, and sizes that divide.
+
+    jax refuses an axis twice even where its size is 1.
+    """
+    targets = {f"{MAPPING}{name}": axes for name, axes in mapping}
+    twice: dict[str, Never] = {}
+    divides: dict[tuple[tuple[str, ...], int], Rule] = {}
+    for array in step.arrays:
+        taken: dict[str, str] = {}
+        for part in array.split:
+            pairs = [(name, axis) for name in part.names for axis in targets.get(name, (name,))]
+            for name, axis in pairs:
+                said = _said(name, targets)
+                if axis in taken and (name in targets or taken[axis] != axis):
+                    reason = (
+                        f"`{array.name}` is split over {axis} twice, by {taken[axis]} and {said}"
+                    )
+                    twice.setdefault(axis, Never(name=f"{axis} twice on an array", reason=reason))
+                taken.setdefault(axis, said)
+            logical = [name for name in part.names if targets.get(name)]
+            if logical and part.size:
+                rule = _divides(array, part, logical, tuple(axis for _, axis in pairs))
+                divides.setdefault((rule.factors, rule.bound), rule)
+    return [*twice.values(), *divides.values()]
+
+
+def _said(name: str, targets: Mapping[str, MappedAxes]) -> str:
+    if name not in targets:
+        return name
+    return format_mapped(name[len(MAPPING) :], targets[name])
+
+
+def _divides(
+    array: SplitArray, part: SplitDimension, logical: Sequence[str], axes: tuple[str, ...]
+) -> Rule:
+    names = "*".join(name[len(MAPPING) :] for name in logical)
+    return Rule(
+        name=f"{names} divides {part.size}",
+        factors=tuple(dict.fromkeys(axes)),
+        relation="divides",
+        bound=part.size,
+        fact=f"{names} (dimension {part.place} of `{array.name}`)",
+    )
+
+
+class Repeats:
+    """Finds plans whose mapping is another one's on their mesh: axes of size 1 split nothing.
+
+    Args:
+      axes: of the meshes, in order.
+      sizes: [meshes, axes].
+    """
+
+    def __init__(self, axes: Sequence[str], sizes: Sizes) -> None:
+        self._axes = axes
+        self._number = len(sizes)
+        self._patterns, row_pattern = np.unique(sizes > 1, axis=0, return_inverse=True)
+        self._row_pattern = row_pattern.reshape(-1)
+        self._ids: dict[LogicalAxes, int] = {}
+        self._seen: dict[object, set[int]] = {}
+
+    def fresh(
+        self, mapping: LogicalAxes, others: object, rows: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Which of the rows have not been seen with the same effect of the mapping; all are then.
+
+        Args:
+          others: the rest of the setting.
+          rows: of the table of meshes.
+        """
+        effects = np.array([self._effect(mapping, pattern) for pattern in self._patterns], np.int64)
+        keys = (effects[self._row_pattern[rows]] * self._number + rows).tolist()
+        seen = self._seen.setdefault(others, set())
+        is_fresh = np.array([key not in seen for key in keys], np.bool_)
+        seen.update(keys)
+        return is_fresh
+
+    def _effect(self, mapping: LogicalAxes, pattern: NDArray[np.bool_]) -> int:
+        active = {axis for axis, is_active in zip(self._axes, pattern.tolist()) if is_active}
+        effect = tuple(
+            (name, tuple(axis for axis in axes if axis in active)) for name, axes in mapping
+        )
+        return self._ids.setdefault(effect, len(self._ids))
+
+
+def explain_repeat(mapping: LogicalAxes) -> str:
+    """Why a plan is another one, too."""
+    text = " ".join(format_mapped(name, axes) for name, axes in mapping)
+    return f"{text} splits arrays as an earlier mapping does: axes of size 1 split nothing"

@@ -1,0 +1,77 @@
+"""The public API is documented: examples that run, and a reference made from the docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import api_reference
+from tests.api_reference import MODULES, functions, public
+
+FUNCTIONS = [f"{module}.{name}" for module in MODULES for name in functions(module)]
+
+
+def looked_up(name: str):
+    module, _, own = name.rpartition(".")
+    return functions(module)[own]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_public_function_has_a_sentence_and_an_example(name: str) -> None:
+    doc = inspect.getdoc(looked_up(name)) or ""
+    assert re.match(r"[A-Z`].*", doc)
+    assert re.search(r"^Example:\n(.*\n)*?\s+>>> ", doc, re.MULTILINE), "no runnable example"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_parameters_that_are_described_are_there(name: str) -> None:
+    one = looked_up(name)
+    described = re.search(r"^Args:\n((?:  .*\n?|\n)*)", inspect.getdoc(one) or "", re.MULTILINE)
+    names = re.findall(r"^  (\w[\w, ]*?):", described[1], re.MULTILINE) if described else []
+    known = inspect.signature(one).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in known.values()) and "kwargs" not in names:
+        return  # Several forms of call, of which the docstring tells.
+    assert {part.strip() for each in names for part in each.split(",")} <= set(known)
+
+
+def test_the_reference_is_made_from_the_docstrings() -> None:
+    assert api_reference.PAGE.read_text(encoding="utf-8") == api_reference.page(), (
+        "run `python -m tests.update_golden`"
+    )
+
+
+def test_the_reference_has_every_public_name_and_no_address() -> None:
+    page = api_reference.page()
+    for module in MODULES:
+        for name in public(module):
+            assert f"\n### {module}.{name}\n" in page
+    assert " at 0x" not in page
+    assert "/home/" not in page
+
+
+def run_examples(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.doctests", *arguments],
+        cwd=api_reference.PAGE.parent.parent,
+        env={key: value for key, value in os.environ.items() if not key.startswith("JAX_")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert " 0 failed" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_examples_run_on_eight_devices() -> None:
+    run_examples()
+
+
+@pytest.mark.long
+def test_the_examples_that_search_run_too() -> None:
+    run_examples("all")
