@@ -57,8 +57,12 @@ class Record:
 
     def regret(self, plan: Plan) -> float:
         """How much slower than the best; nothing if that is inside the noise."""
-        lost = self.step_s[plan] / self.best_s - 1
+        lost = self.raw_regret(plan)
         return lost if lost > self.noise else 0.0
+
+    def raw_regret(self, plan: Plan) -> float:
+        """How much slower than the fastest median, which is one that luck has helped."""
+        return self.step_s[plan] / self.best_s - 1
 
 
 def record_of(rows: Sequence[Row], plans: Sequence[Plan]) -> Record:
@@ -346,6 +350,9 @@ def figures(
         "noise": round(record.noise, 4),
         "top1_regret": round(record.regret(ranking[0]), 4),
         "top5_regret": round(min(record.regret(plan) for plan in ranking[:5]), 4),
+        "raw_top1_regret": round(record.raw_regret(ranking[0]), 4),
+        "raw_top5_regret": round(min(record.raw_regret(plan) for plan in ranking[:5]), 4),
+        "raw_search_regret": round(record.raw_regret(found.plan), 4),
         "pairs": number,
         "pairs_ordered": round(pairs, 4),
         "refined_top1_regret": round(record.regret(min(after, key=lambda plan: after[plan])), 4),

@@ -6,6 +6,7 @@ import math
 from functools import cache
 
 from automesh.hardware.fabric import Reach, Span
+from automesh.hardware.ways import both_ways, ring_along
 
 
 @cache
@@ -20,6 +21,8 @@ def reach(spans: tuple[Span, ...], torus: tuple[int, ...], wraps: tuple[bool, ..
     """
     chips = math.prod(span.extent for span in spans if span.dimension >= 0)
     links, step, hops, slowest = 0.0, math.inf, 0.0, 0.0
+    busiest = _busiest(spans, torus, wraps)
+    pair = math.inf
     for dimension, size in enumerate(torus):
         here = [span for span in spans if span.dimension == dimension and span.extent > 1]
         if not here:
@@ -31,12 +34,24 @@ def reach(spans: tuple[Span, ...], torus: tuple[int, ...], wraps: tuple[bool, ..
         both = 2 if closed else 1
         links += both / groups
         step = min(step, 1 / groups)
+        pair = min(pair, 1 / groups / busiest[dimension])
         hops += size / 2 if closed else sum((one.extent - 1) * one.stride for one in here)
         slowest = max(slowest, members * groups / both)
     return Reach(
         chips=chips,
         links=links,
         step_links=step if links else 0.0,
+        pair_links=pair if links else 0.0,
         hops=hops,
         spread=slowest / (4 * chips),
     )
+
+
+def _busiest(
+    spans: tuple[Span, ...], torus: tuple[int, ...], wraps: tuple[bool, ...]
+) -> dict[int, int]:
+    """Messages over the busiest link of each dimension, if one group passes some on both ways."""
+    found: dict[int, int] = {}
+    for (_, dimension, _), load in both_ways(ring_along(spans, len(torus)), torus, wraps).items():
+        found[dimension] = max(found.get(dimension, 1), load)
+    return found
