@@ -53,8 +53,9 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
             axes = tuple(axis for axis in term.axes if sizes[axis] > 1)
             pieces = _collective(term, batch, row, axes, speeds)
             executed += shown + beside
-            alone["+".join(axes)] += (shown + beside) * sum(pieces.values())
             ring = _ring(term, batch, row, axes, speeds)
+            taken = ring if is_ring else pieces
+            alone["+".join(axes)] += (shown + beside) * sum(taken.values())
             for cause, seconds in pieces.items():
                 exposed[cause] += shown * slower * seconds
                 beside_s = beside * (ring[cause] if is_ring else slower * seconds)

@@ -402,7 +402,8 @@ def test_what_hides_over_the_same_axes_waits_for_each_other() -> None:
     )
     step = replace(BARE, kernels=(product,), collectives=(ring, reduced))
     mesh = plan(a=(4, 1))
-    compute, rings, sums = 0.015, 10 * 3e7 * 3 / 4 / 1e11, 10 * 9.5e7 * 2 * 3 / 4 / 1e11
+    compute, sums = 0.015, 10 * 9.5e7 * 2 * 3 / 4 / 1e11
+    rings = 10 * 5 / 2 * (3e7 / 4) / (1e11 / 6)
     for one in (ring, reduced):
         alone = priced(replace(step, collectives=(one,)), mesh).estimated(0)
         assert alone.step_s == pytest.approx(compute, rel=0.01)

@@ -59,7 +59,11 @@ def test_four_processes_share_the_work(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BACKENDS, indirect=True)
+@pytest.mark.parametrize(
+    "kind",
+    ["sqlite", *(pytest.param(kind, marks=pytest.mark.long) for kind in BACKENDS[1:])],
+    indirect=True,
+)
 def test_twenty_kills(storage: Storage, processes: ForkServerContext, tmp_path: Path) -> None:
     todo, journal, dice = plans(60), tmp_path / "results", random.Random(0)
     journal.touch()

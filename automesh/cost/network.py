@@ -207,12 +207,14 @@ def _tabulated(
         shown, beside = demand.exposed[member, column], demand.hidden[member, column]
         slower, is_ring = demand.slower[member, column], demand.is_ring[member, column]
         exposed[:3] += shown * slower * each
-        exposed[3] += (shown + beside) * (each[0] + each[1] + each[2])
+        ring = rings.get(member, each)
+        alone = np.where(is_ring, ring[0] + ring[1] + ring[2], each[0] + each[1] + each[2])
+        exposed[3] += (shown + beside) * alone
         work = collectives.works[member]
         # What is no ring hides behind all of its region, a ring behind windowed multiplications.
         for place, runs, seconds in (
             (work.region, np.where(is_ring, 0.0, beside), slower * each),
-            (regions + work.ring_region, np.where(is_ring, beside, 0.0), rings.get(member, each)),
+            (regions + work.ring_region, np.where(is_ring, beside, 0.0), ring),
         ):
             if runs.any():
                 known = hidden.setdefault(place, np.zeros((3, len(column))))
