@@ -125,7 +125,7 @@ def _shape_links(
     elif (shape, columns) in known.crooked:
         found, share = known.crooked[shape, columns], 1.0
     elif shape in known.refused:
-        return (math.nan,) * 5
+        return math.nan, math.nan, math.nan, math.nan, math.nan
     else:
         raise AutomeshError(f"no layout of the shape {'x'.join(map(str, shape))} was asked for")
     return device_links(fabric, found, size, share)
