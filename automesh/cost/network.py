@@ -207,7 +207,7 @@ def _tabulated(
         shown, beside = demand.exposed[member, column], demand.hidden[member, column]
         slower, is_ring = demand.slower[member, column], demand.is_ring[member, column]
         exposed[:3] += shown * slower * each
-        ring = rings[member] if member in rings else each
+        ring: Floats = rings.get(member, np.asarray(each))
         alone = np.where(is_ring, ring[0] + ring[1] + ring[2], each[0] + each[1] + each[2])
         exposed[3] += (shown + beside) * alone
         work = collectives.works[member]
