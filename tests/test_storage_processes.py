@@ -38,7 +38,11 @@ def openings(journal: Path) -> list[tuple[float, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BACKENDS, indirect=True)
+@pytest.mark.parametrize(
+    "kind",
+    [*BACKENDS[:2], pytest.param(BACKENDS[2], marks=pytest.mark.long)],
+    indirect=True,
+)
 def test_four_processes_share_the_work(
     storage: Storage, processes: ForkServerContext, tmp_path: Path
 ) -> None:
