@@ -18,8 +18,8 @@ from automesh.hardware.speeds import CollectiveSeconds
 # What `half_size` in achieved.json was measured at: one device of TPU 7x.
 _CURVE_FLOPS_PER_S = 1153.5e12
 # Of the memory on the chip, what one array may take and still stay there from kernel to kernel. A
-# round figure: 1/8 and 1/2 order 45 programs of libtpu 0.0.42 for v5e (15 meshes of three models)
-# no worse; with 0 the memory time of small steps was up to ten times that of their schedules.
+# round figure, chosen on 45 programs of libtpu 0.0.42 for v5e that are not kept here (15 meshes of
+# three models): 1/8 and 1/2 order them no worse, and 0 makes small steps wait for memory.
 _STAYS = 0.25
 # Times that an array goes through the links, and through the waits of a ring.
 _PASSES = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2, "all-to-all": 1}
