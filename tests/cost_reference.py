@@ -10,6 +10,7 @@ import numpy as np
 
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Terms, value_of
 from automesh.cost.windowed import SMALLEST_RING
+from automesh.hardware.speeds import CollectiveSeconds
 from automesh.mesh.batch import Batch
 from tests.cost_samples import PlainSpeeds, simple_routes
 
@@ -52,11 +53,12 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
             axes = tuple(axis for axis in term.axes if sizes[axis] > 1)
             pieces = _collective(term, batch, row, axes, speeds)
             executed += shown + beside
-            alone["+".join(axes)] += (shown + beside) * sum(pieces.values())
+            ring = _ring(term, batch, row, axes, speeds)
+            taken = ring if is_ring else pieces
+            alone["+".join(axes)] += (shown + beside) * sum(taken.values())
             for cause, seconds in pieces.items():
                 exposed[cause] += shown * slower * seconds
-                ring = _ring_cost(batch, row, axes) if cause.startswith("ici") else 1.0
-                beside_s = beside * (ring if is_ring else slower) * seconds
+                beside_s = beside * (ring[cause] if is_ring else slower * seconds)
                 hidden[is_ring][cause] += beside_s
                 behind["+".join(axes)][cause] += beside_s
         serial += sum(exposed.values())
@@ -116,20 +118,31 @@ class _Kernel:
 
 def _kernel(kernel: Kernel, terms: Terms, sizes: dict[str, int], speeds: PlainSpeeds) -> _Kernel:
     count = value_of(kernel.count, sizes)
-    streaming = value_of(kernel.bytes, sizes) / speeds.memory_bytes_per_s
+    kept = sum(
+        value_of(one.bytes, sizes)
+        for one in kernel.near
+        if one.buffer_bytes.at(sizes) <= speeds.near_bytes
+    )
+    streaming = (value_of(kernel.bytes, sizes) - kept) / speeds.memory_bytes_per_s
     multiplying = at_peak = 0.0
     for one in kernel.matmuls:
         batch, m, n, k = (_at(side, sizes) for side in (one.batch, one.m, one.n, one.k))
         multiplying += float(speeds.matmul_s(one.dtype, batch, m, n, k)[0])
         bound = speeds.bound_flops_per_s(one.dtype)
         at_peak += float((2.0 * batch * m * n * k)[0]) / bound if bound else 0.0
+    if speeds.epilogue_bytes_per_s:
+        epilogue = value_of(kernel.epilogue, sizes) / speeds.epilogue_bytes_per_s
+        multiplying = max(multiplying, epilogue)
     rings, is_windowed = 0.0, False
     least = max(multiplying, streaming)
     for one in kernel.windowed:
         ring = math.prod(sizes[axis] for axis in one.axes)
         if _is_ring(terms, ring, value_of(one.whole_bytes, sizes)):
             is_windowed = True
-            again = ((ring + 1) // 2 - 1) * value_of(one.bytes, sizes) / speeds.memory_bytes_per_s
+            buffer_bytes = value_of(one.buffer_bytes, sizes)
+            stays = 0.0 < buffer_bytes <= speeds.near_bytes
+            moved = 0.0 if stays else value_of(one.bytes, sizes)
+            again = ((ring + 1) // 2 - 1) * moved / speeds.memory_bytes_per_s
             rings += again if one.adds else 0.0
             streaming += 0.0 if one.adds else again
     overhead = count * speeds.kernel_overhead_s
@@ -140,7 +153,8 @@ def _kernel(kernel: Kernel, terms: Terms, sizes: dict[str, int], speeds: PlainSp
         rings=count * rings,
         is_windowed=is_windowed,
         overhead=overhead,
-        serial=count * (multiplying + streaming + rings) + overhead,
+        serial=count * (multiplying + streaming + rings + kept / speeds.memory_bytes_per_s)
+        + overhead,
         at_peak=count * at_peak,
         bytes=count * value_of(kernel.bytes, sizes),
     )
@@ -160,10 +174,12 @@ def _communication(
         counts[replace(term, count=())] += value_of(term.count, sizes)
     for term, count in counts.items():
         ring = math.prod(sizes[axis] for axis in term.axes)
-        if term.region != region or not any(sizes[axis] > 1 for axis in term.axes):
-            continue
         whole = value_of(term.whole_bytes, sizes)
         windowed = term.windowed and _is_ring(terms, ring, whole)
+        elsewhere = windowed and term.ring_region is not None
+        where = term.ring_region if elsewhere else term.region
+        if where != region or not any(sizes[axis] > 1 for axis in term.axes):
+            continue
         hides = term.hides or windowed
         shown = 0.0 if hides else count
         whole_mesh = ring == math.prod(sizes.values()) and term.kind == "reduce-scatter"
@@ -172,9 +188,18 @@ def _communication(
     return found
 
 
-def _ring_cost(batch: Batch, row: int, axes: tuple[str, ...]) -> float:
+def _ring(
+    term: CollectiveTerm, batch: Batch, row: int, axes: tuple[str, ...], speeds: PlainSpeeds
+) -> dict[str, float]:
+    """Seconds of all permutes of a ring by cause, two at a time."""
     alone = Batch(names=batch.names, ici=batch.ici[row : row + 1], dcn=batch.dcn[row : row + 1])
-    return 1.0 / float(simple_routes(alone, axes).ici_step_share[0])
+    devices = math.prod(int(batch.sizes[row][batch.names.index(axis)]) for axis in axes)
+    route = simple_routes(alone, axes)
+    route = replace(route, ici_step_share=route.ici_pair_share)
+    sizes = dict(zip(batch.names, batch.sizes[row].tolist()))
+    shard = np.array([value_of(term.payload_bytes, sizes) / devices])
+    seconds = speeds.collective_s("collective-permute", shard, route)
+    return _by_cause(axes, seconds, times=(devices + 1) / 2)
 
 
 def _is_ring(terms: Terms, ring: int, whole_bytes: float) -> bool:
@@ -190,9 +215,15 @@ def _collective(
     alone = Batch(names=batch.names, ici=batch.ici[row : row + 1], dcn=batch.dcn[row : row + 1])
     payload = np.array([value_of(term.payload_bytes, sizes)])
     seconds = speeds.collective_s(term.kind, payload, simple_routes(alone, axes))
+    return _by_cause(axes, seconds)
+
+
+def _by_cause(
+    axes: tuple[str, ...], seconds: CollectiveSeconds, times: float = 1.0
+) -> dict[str, float]:
     name = "+".join(axes)
     return {
-        "latency": float(seconds.latency_s[0]),
-        f"ici {name}": float(seconds.ici_s[0]),
-        f"dcn {name}": float(seconds.dcn_s[0]),
+        "latency": times * float(seconds.latency_s[0]),
+        f"ici {name}": times * float(seconds.ici_s[0]),
+        f"dcn {name}": times * float(seconds.dcn_s[0]),
     }

@@ -38,6 +38,8 @@ class PlainSpeeds:
     flops_per_s: float = 2.0e14
     memory_bytes_per_s: float = 8.0e11
     kernel_overhead_s: float = 2.0e-7
+    near_bytes: float = 0.0
+    epilogue_bytes_per_s: float = 0.0
     bound_memory_bytes_per_s: float = 1.0e12
     latency_s: float = 1.0e-6
     faster: float = 1.0
@@ -57,9 +59,12 @@ class PlainSpeeds:
     def collective_s(self, kind: str, payload_bytes: Floats, route: Route) -> CollectiveSeconds:
         inside, between = route.ici_size, route.dcn_size
         full = PASSES[kind] * payload_bytes
+        sent = full * (inside - 1) / inside
+        if kind == "collective-permute":
+            sent = np.where(inside > 1, full / route.ici_step_share, 0.0)
         return CollectiveSeconds(
             latency_s=np.where(inside * between > 1, self.latency_s * (1.0 + route.ici_hops), 0.0),
-            ici_s=full * (inside - 1) / inside / (route.ici_bytes_per_s * self.faster),
+            ici_s=sent / (route.ici_bytes_per_s * self.faster),
             dcn_s=full * (between - 1) / (between * inside) / (route.dcn_bytes_per_s * self.faster),
         )
 
@@ -79,6 +84,7 @@ def simple_routes(batch: Batch, axes: tuple[str, ...]) -> Route:
         ici_hops=(inside - 1) * stride,
         dcn_bytes_per_s=np.full(len(batch), 6.0e9),
         ici_step_share=1.0 / np.maximum(np.minimum(inside, 3.0), 1.0),
+        ici_pair_share=0.5 / np.maximum(np.minimum(inside, 3.0), 1.0),
     )
 
 

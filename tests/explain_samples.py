@@ -123,6 +123,8 @@ class PlainSpeeds:
     origin: str = "round figures of a test"
     memory_bytes_per_s: float = 1e12
     kernel_overhead_s: float = 1e-6
+    near_bytes: float = 0.0
+    epilogue_bytes_per_s: float = 0.0
     bound_memory_bytes_per_s: float = 1e12
 
     def bound_flops_per_s(self, dtype: str) -> float:

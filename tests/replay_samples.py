@@ -34,6 +34,8 @@ class Nominal:
     flops_per_s: float = 1e11
     memory_bytes_per_s: float = 1e9
     kernel_overhead_s: float = 0.0
+    near_bytes: float = 0.0
+    epilogue_bytes_per_s: float = 0.0
     bound_memory_bytes_per_s: float = 0.0
     latency_s: float = 0.0
 

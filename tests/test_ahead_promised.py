@@ -70,7 +70,7 @@ def test_the_promised_plan_is_raced_and_its_rule_replaced(tmp_path: Path) -> Non
     assert path.read_text().count("[[rule]]") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_promise_that_is_not_legal_here_is_said(tmp_path: Path) -> None:
     folder = folder_for_search(tmp_path)
     promise(folder, "fsdp:4", width=16)
@@ -78,7 +78,7 @@ def test_a_promise_that_is_not_legal_here_is_said(tmp_path: Path) -> None:
     assert any("fsdp:4 width=16, which is no legal plan here" in text for text in said)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_measured_rule_promises_nothing(tmp_path: Path) -> None:
     folder = folder_for_search(tmp_path)
     promise(folder, "tp:4", kind="measured")

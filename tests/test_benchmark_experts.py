@@ -466,7 +466,14 @@ def test_kept_rows_are_read_back_whole(tmp_path: Path) -> None:
     assert kept.find(BY_ID["p241"], "digest") is None
 
 
-@pytest.mark.parametrize("name", ["dense_lm", "moe_lm", "long_context"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dense_lm",
+        pytest.param("moe_lm", marks=pytest.mark.long),
+        pytest.param("long_context", marks=pytest.mark.long),
+    ],
+)
 def test_examples_take_a_batch_and_a_precision(name: str) -> None:
     words = ("--size", "tiny", "--rows", "16", "--length", "24", "--chunk", "12")
     with arguments(name, *words, "--dtype", "bfloat16"):

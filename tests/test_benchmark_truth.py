@@ -31,7 +31,7 @@ SMALL = Case(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mesh_is_compiled_once_and_then_remembered(tmp_path, monkeypatch):
     monkeypatch.setattr(truth, "CACHE", tmp_path)
     said: list[str] = []

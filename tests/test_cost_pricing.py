@@ -20,6 +20,7 @@ from automesh.cost.terms import (
     Matmul,
     MemoryPoint,
     Monomial,
+    Near,
     Region,
     Sum,
     Terms,
@@ -43,6 +44,11 @@ from tests.cost_samples import (
 AXES = ("a", "b", "c")
 SETS = [tuple(itertools.compress(AXES, kept)) for kept in itertools.product((0, 1), repeat=3)]
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+CHIPS = (
+    PlainSpeeds(),
+    PlainSpeeds(near_bytes=1e7, epilogue_bytes_per_s=3e11),
+    PlainSpeeds(near_bytes=5e8),
+)
 few = settings(max_examples=25, deadline=None)
 
 
@@ -83,10 +89,25 @@ kernels = st.builds(
             bytes=sums(1e8),
             whole_bytes=sums(1e9),
             adds=st.booleans(),
+            buffer_bytes=st.one_of(st.just(()), sums(1e8)),
         ),
         max_size=2,
     ).map(tuple),
 )
+
+
+@st.composite
+def kernels_on_the_chip(draw: st.DrawFn) -> Kernel:
+    """Kernels some of whose bytes may stay on the chip."""
+    kernel = draw(kernels)
+    near = draw(st.lists(st.builds(Near, buffer_bytes=monomials(1e9), bytes=sums(1e8)), max_size=2))
+    more = [one for each in near for one in each.bytes]
+    epilogue = draw(sums(1e8)) if kernel.matmuls else ()
+    return replace(
+        kernel, bytes=(*kernel.bytes, *more, *epilogue), near=tuple(near), epilogue=epilogue
+    )
+
+
 collectives = st.builds(
     CollectiveTerm,
     region=st.integers(0, 2),
@@ -97,6 +118,7 @@ collectives = st.builds(
     hides=st.booleans(),
     windowed=st.booleans(),
     whole_bytes=sums(1e9),
+    ring_region=st.one_of(st.none(), st.integers(0, 2)),
 )
 steps = st.builds(
     Terms,
@@ -104,7 +126,7 @@ steps = st.builds(
     sampled=st.just(()),
     platform=st.sampled_from(["tpu", "gpu"]),
     regions=st.tuples(*[st.builds(Region, name=st.just("step"), trips=sums(32, 1))] * 3),
-    kernels=st.lists(kernels, max_size=5).map(tuple),
+    kernels=st.lists(kernels_on_the_chip(), max_size=5).map(tuple),
     collectives=st.lists(collectives, max_size=6).map(tuple),
     points=st.lists(st.builds(MemoryPoint, bytes=sums(1e9)), max_size=5).map(tuple),
     argument_bytes=sums(1e9),
@@ -136,11 +158,11 @@ def some(batch: Batch, rows: np.ndarray) -> Batch:
 
 
 @few
-@given(step=steps, batch=batches())
-def test_arrays_agree_with_plain_python(step: Terms, batch: Batch) -> None:
-    prices = priced(step, batch)
+@given(step=steps, batch=batches(), chip=st.sampled_from(CHIPS))
+def test_arrays_agree_with_plain_python(step: Terms, batch: Batch, chip: PlainSpeeds) -> None:
+    prices = priced(step, batch, chip)
     for row in range(len(batch)):
-        expected = reference(step, batch, row, PlainSpeeds())
+        expected = reference(step, batch, row, chip)
         estimate = prices.estimated(row)
         assert estimate.step_s == pytest.approx(expected.step_s, rel=1e-9, abs=1e-15)
         assert estimate.bracket_s == pytest.approx(
@@ -345,8 +367,9 @@ def test_windows_need_a_ring_of_four_and_a_tpu() -> None:
     four = seconds(step, 4)
     # Two shards at a time: two steps, of which one adds to the result again.
     assert four["memory"] == pytest.approx(kernel + 10 * 4e8 / 8e11)
-    # The ring's neighbours have a third of the links, and it hides behind this product alone.
-    assert four["ici a"] + four["memory"] == pytest.approx(3 * scatter * 3 / 4, rel=1e-2)
+    # Five shards go two ways, each over a sixth of the links, behind this product alone.
+    ring = 10 * 5 / 2 * (1e9 / 4) / (1e11 / 6)
+    assert four["ici a"] + four["memory"] == pytest.approx(ring, rel=1e-2)
     beside = replace(
         step, kernels=(*step.kernels, Kernel(region=1, count=times(1), bytes=times(8e10)))
     )
@@ -364,11 +387,13 @@ def test_what_hides_over_the_same_axes_waits_for_each_other() -> None:
         count=times(10),
         kind="all-gather",
         axes=("a",),
-        payload_bytes=times(5e7),
+        payload_bytes=times(3e7),
         hides=False,
         windowed=True,
     )
-    reduced = replace(ring, kind="all-reduce", payload_bytes=times(9e7), hides=True, windowed=False)
+    reduced = replace(
+        ring, kind="all-reduce", payload_bytes=times(9.5e7), hides=True, windowed=False
+    )
     product = Kernel(
         region=1,
         count=times(10),
@@ -377,7 +402,8 @@ def test_what_hides_over_the_same_axes_waits_for_each_other() -> None:
     )
     step = replace(BARE, kernels=(product,), collectives=(ring, reduced))
     mesh = plan(a=(4, 1))
-    compute, rings, sums = 0.015, 10 * 5e7 * 3 / 4 / 1e11, 10 * 9e7 * 2 * 3 / 4 / 1e11
+    compute, sums = 0.015, 10 * 9.5e7 * 2 * 3 / 4 / 1e11
+    rings = 10 * 5 / 2 * (3e7 / 4) / (1e11 / 6)
     for one in (ring, reduced):
         alone = priced(replace(step, collectives=(one,)), mesh).estimated(0)
         assert alone.step_s == pytest.approx(compute, rel=0.01)
@@ -386,6 +412,49 @@ def test_what_hides_over_the_same_axes_waits_for_each_other() -> None:
     assert both.step_s == pytest.approx(rings + sums, rel=0.01)
     assert both.bracket_s[0] == both.step_s
     assert dict(both.causes)["ici a"] == pytest.approx(rings + sums - compute, rel=0.1)
+
+
+def test_a_ring_hides_where_its_product_stands_and_a_gather_before_it() -> None:
+    gather = CollectiveTerm(
+        region=0,
+        count=times(1),
+        kind="all-gather",
+        axes=("a",),
+        payload_bytes=times(3e8),
+        hides=True,
+        windowed=True,
+        ring_region=1,
+    )
+    product = Kernel(
+        region=1,
+        count=times(1),
+        bytes=times(8e10),
+        windowed=(Windowed(axes=("a",), bytes=times(4e8), adds=False),),
+    )
+    step = replace(BARE, kernels=(product,), collectives=(gather,))
+
+    def exposed(one: Terms, devices: int) -> float:
+        return dict(priced(one, plan(a=(devices, 1))).estimated(0).causes).get("ici a", 0.0)
+
+    # Of two devices there is no ring, and before the product nothing hides the gather.
+    assert exposed(step, 2) == pytest.approx(3e8 / 2 / 1e11)
+    assert exposed(step, 4) == 0.0
+    before = replace(step, kernels=(product, replace(product, region=0, windowed=())))
+    assert exposed(before, 2) == 0.0
+
+
+def test_small_buffers_stay_on_the_chip() -> None:
+    near = Near(buffer_bytes=mono(1e8, a=-1), bytes=times(6e8, a=-1))
+    kernel = Kernel(region=0, count=times(1), bytes=(*times(8e8), *near.bytes), near=(near,))
+    step = replace(BARE, kernels=(kernel,))
+    speeds = PlainSpeeds(near_bytes=3e7, kernel_overhead_s=0.0)
+
+    def memory(devices: int, speeds: PlainSpeeds) -> float:
+        return priced(step, plan(a=(devices, 1)), speeds).estimated(0).step_s
+
+    assert memory(2, speeds) == pytest.approx((8e8 + 3e8) / 8e11)
+    assert memory(4, speeds) == pytest.approx(8e8 / 8e11)
+    assert memory(4, PlainSpeeds(kernel_overhead_s=0.0)) == pytest.approx((8e8 + 1.5e8) / 8e11)
 
 
 def test_terms_that_do_not_hold_are_marked() -> None:

@@ -25,7 +25,10 @@ ALONE = 10  # steps on one device
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes", "knobs", "steps"), MESHES)
+@pytest.mark.parametrize(
+    ("name", "sizes", "knobs", "steps"),
+    [pytest.param(*mesh, marks=pytest.mark.long) if mesh[3] == ALONE else mesh for mesh in MESHES],
+)
 def test_losses_equal_those_of_one_device(name, sizes, knobs, steps):
     alone = run(name, steps=ALONE).losses
     shared = run(name, tuple(sizes.items()), tuple(knobs.items()), steps).losses

@@ -8,15 +8,16 @@ import math
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automesh.errors import AutomeshError, UsageError
 from automesh.hardware import parse_target
 from automesh.hardware.fabric import Layouts, Span
-from automesh.hardware.links import reach
+from automesh.hardware.links import reach, shrunk
 from automesh.hardware.routes import routes
 from automesh.hardware.walks import reach_of_rings
+from automesh.hardware.ways import both_ways, ring_along
 from automesh.hardware.wiring import attached_fabric, fabric_of
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.batch import Batch
@@ -337,3 +338,40 @@ def test_attached_cpu_devices_are_laid_out_in_order():
     found = routes(fabric, Layouts(shapes=(), spans=()), batch, ("a",))
     assert found.ici_size.tolist() == [2]
     assert found.ici_bytes_per_s.tolist() == [fabric.chip.link_bytes_per_s]
+
+
+@st.composite
+def spans_of_a_torus(draw: st.DrawFn) -> tuple[tuple[Span, ...], tuple[int, ...], tuple[bool, ...]]:
+    """Spans along some dimensions of a torus, cut into parts now and then, in any order."""
+    torus = tuple(draw(st.sampled_from([2, 3, 4, 6, 8])) for _ in range(3))
+    wraps = tuple(draw(st.booleans()) for _ in range(3))
+    spans: list[Span] = []
+    for dimension in draw(st.permutations(range(3))):
+        parts: list[Span] = []
+        stride = 1
+        while stride < torus[dimension]:
+            fitting = [n for n in range(2, 9) if torus[dimension] % (n * stride) == 0]
+            extent = draw(st.sampled_from(fitting))
+            if draw(st.booleans()):
+                parts.insert(0, Span(dimension=dimension, extent=extent, stride=stride))
+            stride *= extent
+        spans += parts
+    return tuple(spans), torus, wraps
+
+
+@settings(max_examples=60, deadline=None)
+@given(found=spans_of_a_torus())
+def test_a_short_ring_loads_links_as_a_long_one_does(
+    found: tuple[tuple[Span, ...], tuple[int, ...], tuple[bool, ...]],
+) -> None:
+    spans, torus, wraps = found
+    small = shrunk(spans, torus, wraps)
+
+    def busiest(spans: tuple[Span, ...], torus: tuple[int, ...]) -> dict[int, int]:
+        loads: dict[int, int] = {}
+        for (_, along, _), load in both_ways(ring_along(spans, 3), torus, wraps).items():
+            loads[along] = max(loads.get(along, 1), load)
+        return loads
+
+    assert busiest(small.spans, small.torus) == busiest(spans, torus)
+    assert len(ring_along(small.spans, 3)) <= len(ring_along(spans, 3))

@@ -442,6 +442,25 @@ def test_traffic_of_a_fusion(result: str, body: str, expected: int) -> None:
     assert traffic(f"{OPERANDS}  ROOT r = {call}", computation) == expected
 
 
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        # What a nested fusion hands on as it is, is updated in place; what it changes is not.
+        (f"ROOT c = {WHOLE} copy(p)", 2 * ROW + 4),
+        (f"b = {WHOLE} bitcast(p)\n  ROOT c = {WHOLE} copy(b)", 2 * ROW + 4),
+        (f"ROOT c = {WHOLE} negate(p)", TABLE + 2 * ROW + 4),
+        ("ROOT c = f32[1024,256]{0,1} copy(p)", TABLE + 2 * ROW + 4),
+    ],
+)
+def test_traffic_through_a_nested_fusion(inner: str, expected: int) -> None:
+    kept = inner.rsplit("= ", 1)[1].split(" ")[0]
+    nested = f"nested {{\n  p = {WHOLE} parameter(0)\n  {inner}\n}}\n"
+    update = f"ROOT r = {kept} dynamic-update-slice(k, row, i, zero)"
+    body = f"k = {kept} fusion(table), kind=kLoop, calls=nested\n{update}"
+    call = f"{kept} fusion(table, row, i), kind=kLoop, calls=fused"
+    assert traffic(f"{OPERANDS}  ROOT r = {call}", nested + FUSED.replace("BODY", body)) == expected
+
+
 # Collectives: axes.
 
 MESHES = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4)

@@ -15,7 +15,7 @@ from automesh.errors import AutomeshError
 from automesh.hardware.fabric import Fabric, Layouts
 from automesh.hardware.placement import Placement
 from automesh.hardware.routes import routes
-from automesh.hardware.walks import way
+from automesh.hardware.ways import way
 from automesh.hardware.wires import Wires, Wiring
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.batch import Batch
@@ -102,6 +102,48 @@ def test_an_axis_over_a_plane_turns_corners() -> None:
     # From the end of a row to the start of the next: one round y, one along x.
     assert wires.further_hops == 1
     assert dict(wires.shares) == {"y+": 1.0, "x+": 1.0}
+
+
+def test_the_two_ways_round_a_wound_ring_do_not_meet() -> None:
+    """Both go along x and y, up and down, but on no link together."""
+    axes, fabric = mesh(fsdp=16), slice_fabric("v5e:4x4")
+    ways = [ring(axes, "fsdp", step, 0).pairs for step in (1, -1)]
+    layouts = layouts_of(fabric, axes)
+    at = Wiring(Placement(axes, fabric, layouts), layouts, ways)
+    there, back = (at.of_pairs(pairs) for pairs in ways)
+    assert speed(there) == speed(back) == 1e9
+    strands = [{name for name, _ in wires.shares} for wires in (there, back)]
+    assert not strands[0] & strands[1]
+    assert {name[:2] for name in strands[0]} == {"x+", "x-", "y+", "y-"}
+    # A gather fills all links, and any other pattern may meet both.
+    assert {name for name, _ in at.of_axes(("fsdp",)).shares} == strands[0] | strands[1]
+    jumps = at.of_pairs(ring(axes, "fsdp", 5, 0).pairs)
+    assert {name for name, _ in jumps.shares} <= strands[0] | strands[1]
+    assert len(jumps.shares) % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "axis", "links"),
+    [
+        ("v5e:4x4", {"fsdp": 16}, "fsdp", 1.0),  # Wound up by jax.
+        ("v5e:4x4", {"fsdp": 4, "tp": 4}, "tp", 0.5),  # A line: each way comes back on the other.
+        ("v5e:16x16", {"fsdp": 16, "tp": 16}, "tp", 1.0),  # Closed.
+        ("v5e:4x4", {"dp": 2, "tp": 8}, "dp", 0.25),  # Two groups on a line share its links.
+    ],
+)
+def test_what_two_messages_of_every_device_have_of_the_links(
+    name: str, sizes: dict[str, int], axis: str, links: float
+) -> None:
+    """To the next and to the last device of the ring, at the same time."""
+    axes, fabric = mesh(**sizes), slice_fabric(name)
+    batch = Batch(
+        names=tuple(one.name for one in axes),
+        ici=np.array([[one.ici for one in axes]]),
+        dcn=np.ones((1, len(axes)), np.int64),
+    )
+    route = routes(fabric, layouts_of(fabric, axes), batch, (axis,))
+    share = float(route.ici_pair_share[0] * route.ici_bytes_per_s[0])
+    assert share == pytest.approx(links * fabric.chip.link_bytes_per_s)
 
 
 def test_messages_between_neighbours_that_are_apart() -> None:

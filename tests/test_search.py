@@ -43,8 +43,8 @@ def measured(result: automesh.Result) -> dict[str, Candidate]:
     [
         "adamw.py",
         "unsharded_state.py",
-        "refs_explicit.py",
-        "static_config.py",
+        pytest.param("refs_explicit.py", marks=pytest.mark.long),
+        pytest.param("static_config.py", marks=pytest.mark.long),
     ],
 )
 def test_every_kind_of_workload_ends_in_a_measured_rule(script: str, tmp_path: Path) -> None:

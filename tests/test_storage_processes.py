@@ -38,7 +38,11 @@ def openings(journal: Path) -> list[tuple[float, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BACKENDS, indirect=True)
+@pytest.mark.parametrize(
+    "kind",
+    [*BACKENDS[:2], pytest.param(BACKENDS[2], marks=pytest.mark.long)],
+    indirect=True,
+)
 def test_four_processes_share_the_work(
     storage: Storage, processes: ForkServerContext, tmp_path: Path
 ) -> None:
@@ -59,7 +63,11 @@ def test_four_processes_share_the_work(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BACKENDS, indirect=True)
+@pytest.mark.parametrize(
+    "kind",
+    ["sqlite", *(pytest.param(kind, marks=pytest.mark.long) for kind in BACKENDS[1:])],
+    indirect=True,
+)
 def test_twenty_kills(storage: Storage, processes: ForkServerContext, tmp_path: Path) -> None:
     todo, journal, dice = plans(60), tmp_path / "results", random.Random(0)
     journal.touch()

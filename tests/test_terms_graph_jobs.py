@@ -80,7 +80,10 @@ def totals(terms, sizes):
     ("name", "size", "sizes", "other"),
     [
         ("dense_lm", "small", {"fsdp": 2, "tp": 2}, {"fsdp": 4, "tp": 2}),
-        ("moe_lm", "small", {"fsdp": 2, "ep": 2}, {"fsdp": 4, "ep": 4}),
+        pytest.param(
+            *("moe_lm", "small", {"fsdp": 2, "ep": 2}, {"fsdp": 4, "ep": 4}),
+            marks=pytest.mark.long,
+        ),
         ("long_context", "small", {"dp": 2, "sp": 2}, {"dp": 2, "sp": 8}),
     ],
 )

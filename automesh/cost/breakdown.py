@@ -13,17 +13,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from automesh.cost.demands import whole_sum_cost
+from automesh.cost.kernels import stays
 from automesh.cost.terms import (
     Kernel,
     Matmul,
     Monomial,
+    Near,
     Sum,
     Terms,
     Uncounted,
     Windowed,
     value_of,
 )
-from automesh.cost.windowed import repeats, ring_cost, windows
+from automesh.cost.windowed import repeats, ring_seconds, windows
 from automesh.hardware.fabric import Floats, Route
 from automesh.hardware.speeds import Speeds
 
@@ -74,7 +76,7 @@ class KernelCost:
 
     Attributes:
       count: executions per step.
-      bytes: read and written in device memory per execution.
+      bytes: read and written in device memory per execution; what stays on the chip left out.
       flops: of the multiplications of one execution.
       matmul_s: the multiplications at the speed that their sizes allow.
       ideal_s: the multiplications at the speed of large ones.
@@ -197,10 +199,16 @@ def _collectives(
         exposed = 0.0 if term.hides or is_ring else 1.0
         payload = value_of(term.payload_bytes, sizes)
         route = route_of(axes)
-        each = speeds.collective_s(term.kind, _one(payload), route)
-        slower = np.full(3, whole_sum_cost(terms, term.kind, axes))
         if is_ring:
-            slower = ring_cost(route)[:, 0]
+            latency, ici, dcn = (
+                float(one[0]) for one in ring_seconds(_one(payload), route, speeds)
+            )
+        else:
+            each = speeds.collective_s(term.kind, _one(payload), route)
+            slower = whole_sum_cost(terms, term.kind, axes)
+            latency, ici, dcn = (
+                slower * float(one[0]) for one in (each.latency_s, each.ici_s, each.dcn_s)
+            )
         yield CollectiveCost(
             kind=term.kind,
             axes=axes,
@@ -210,9 +218,9 @@ def _collectives(
             in_loop=_is_loop(terms, term.region),
             count=count,
             payload_bytes=payload,
-            latency_s=float(slower[0]) * count * float(each.latency_s[0]),
-            ici_s=float(slower[1]) * count * float(each.ici_s[0]),
-            dcn_s=float(slower[2]) * count * float(each.dcn_s[0]),
+            latency_s=count * latency,
+            ici_s=count * ici,
+            dcn_s=count * dcn,
             exposed=exposed,
             granules=round(float(route.dcn_size[0])),
             is_ring=is_ring,
@@ -253,8 +261,9 @@ def _kernel(
     rates: Mapping[str, float],
 ) -> KernelCost:
     count, moved = value_of(kernel.count, sizes), value_of(kernel.bytes, sizes)
+    kept = sum(value_of(one.bytes, sizes) for one in kernel.near if _stays(one, sizes, speeds))
     added, read = (
-        sum(_ring_bytes(terms, one, sizes) for one in kernel.windowed if one.adds is adds)
+        sum(_ring_bytes(terms, one, sizes, speeds) for one in kernel.windowed if one.adds is adds)
         for adds in (True, False)
     )
     largest = max(kernel.matmuls, key=lambda one: _flops(one, sizes), default=None)
@@ -265,11 +274,11 @@ def _kernel(
         region=terms.regions[kernel.region].name,
         in_loop=_is_loop(terms, kernel.region),
         count=count,
-        bytes=moved,
+        bytes=moved - kept,
         flops=sum(_flops(one, sizes) for one in kernel.matmuls),
-        matmul_s=count * sum(_matmul_s(one, sizes, speeds) for one in kernel.matmuls),
+        matmul_s=count * _multiplying_s(kernel, sizes, speeds),
         ideal_s=count * sum(_flops(one, sizes) / rates[one.dtype] for one in kernel.matmuls),
-        memory_s=count * (moved + read) / speeds.memory_bytes_per_s,
+        memory_s=count * (moved - kept + read) / speeds.memory_bytes_per_s,
         ring_s=count * added / speeds.memory_bytes_per_s,
         overhead_s=count * speeds.kernel_overhead_s,
         matmul=_shape(largest, sizes) if largest else (0, 0, 0, 0),
@@ -285,8 +294,15 @@ def _large_rate(speeds: Speeds, dtype: str) -> float:
     return 2 * _LARGE**3 / float(speeds.matmul_s(dtype, _one(1.0), side, side, side)[0])
 
 
-def _ring_bytes(terms: Terms, one: Windowed, sizes: Mapping[str, int]) -> float:
+def _stays(one: Near, sizes: Mapping[str, int], speeds: Speeds) -> bool:
+    return bool(stays(_one(one.buffer_bytes.at(sizes)), speeds)[0])
+
+
+def _ring_bytes(terms: Terms, one: Windowed, sizes: Mapping[str, int], speeds: Speeds) -> float:
     ring = math.prod(sizes.get(axis, 1) for axis in one.axes)
+    buffer_bytes = value_of(one.buffer_bytes, sizes)
+    if buffer_bytes and stays(_one(buffer_bytes), speeds)[0]:
+        return 0.0
     is_ring = _is_ring(terms, ring, one.whole_bytes, sizes)
     return float(repeats(_one(ring))[0]) * value_of(one.bytes, sizes) if is_ring else 0.0
 
@@ -298,6 +314,13 @@ def _is_ring(terms: Terms, ring: int, whole_bytes: Sum, sizes: Mapping[str, int]
 def _matmul_s(one: Matmul, sizes: Mapping[str, int], speeds: Speeds) -> float:
     batch, m, n, k = (_one(side.at(sizes)) for side in _sides(one))
     return float(speeds.matmul_s(one.dtype, batch, m, n, k)[0])
+
+
+def _multiplying_s(kernel: Kernel, sizes: Mapping[str, int], speeds: Speeds) -> float:
+    multiplying = sum(_matmul_s(one, sizes, speeds) for one in kernel.matmuls)
+    if not speeds.epilogue_bytes_per_s:
+        return multiplying
+    return max(multiplying, value_of(kernel.epilogue, sizes) / speeds.epilogue_bytes_per_s)
 
 
 def _flops(one: Matmul, sizes: Mapping[str, int]) -> float:

@@ -69,6 +69,7 @@ class Work:
     hides: bool
     windowed: bool
     whole_bytes: Sum
+    ring_region: int
 
     @staticmethod
     def of(term: CollectiveTerm, active: tuple[str, ...]) -> Work:
@@ -80,6 +81,7 @@ class Work:
             hides=term.hides,
             windowed=term.windowed,
             whole_bytes=term.whole_bytes,
+            ring_region=term.region if term.ring_region is None else term.ring_region,
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.formulas import Formulas, Indices, Sums, added
-from automesh.cost.terms import Kernel, Matmul, Monomial, Sum, Terms, Windowed
+from automesh.cost.terms import Kernel, Matmul, Monomial, Near, Sum, Terms, Windowed
 from automesh.cost.windowed import repeats, windows
 from automesh.hardware.fabric import Floats
 from automesh.hardware.speeds import Speeds
@@ -74,6 +74,9 @@ class Kernels:
         self._windowed = [(place, one) for place, work in enumerate(works) for one in work.windowed]
         self._repeated = Sums(formulas, [one.bytes for _, one in self._windowed])
         self._whole = Sums(formulas, [one.whole_bytes for _, one in self._windowed])
+        self._buffers = Sums(formulas, [one.buffer_bytes for _, one in self._windowed])
+        self._near = _NearTraffic([work.near for work in works], formulas)
+        self._epilogues = Sums(formulas, [work.epilogue for work in works])
 
     def seconds(self, values: Floats, sizes: Sizes, speeds: Speeds) -> KernelSeconds:
         """Prices the kernels.
@@ -84,10 +87,14 @@ class Kernels:
         """
         counts = self._counts.at(values)
         once = self._bytes.at(values)
-        streaming = once / speeds.memory_bytes_per_s
+        far = once - self._near.at(values, speeds)
+        streaming = far / speeds.memory_bytes_per_s
         multiplying, at_bound = self._matmuls.seconds(values, speeds)
+        if speeds.epilogue_bytes_per_s > 0.0:
+            epilogues = self._epilogues.at(values) / speeds.epilogue_bytes_per_s
+            multiplying = np.maximum(multiplying, epilogues)
         least = total(np.maximum(multiplying, streaming) * counts)
-        added_again, read_again, is_ring = self._rings(values, sizes)
+        added_again, read_again, is_ring = self._rings(values, sizes, speeds)
         streaming += read_again / speeds.memory_bytes_per_s
         bound_by_compute = multiplying >= streaming
         compute = np.where(bound_by_compute, multiplying, 0.0) * counts
@@ -96,7 +103,8 @@ class Kernels:
         rings = added_again * counts / speeds.memory_bytes_per_s
         memory += rings
         per_kernel = compute + memory + overhead
-        serial = (multiplying + streaming) * counts + overhead + rings
+        through = streaming + (once - far) / speeds.memory_bytes_per_s
+        serial = (multiplying + through) * counts + overhead + rings
         of_rings = np.where(is_ring, per_kernel, 0.0)
         return KernelSeconds(
             regions_s=np.stack(
@@ -111,7 +119,9 @@ class Kernels:
             peak_s=total(at_bound * counts),
         )
 
-    def _rings(self, values: Floats, sizes: Sizes) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    def _rings(
+        self, values: Floats, sizes: Sizes, speeds: Speeds
+    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Bytes that windowed multiplications repeat per execution: [kernels, sizes].
 
         Returns:
@@ -119,6 +129,8 @@ class Kernels:
           kernels are windowed.
         """
         repeated, whole = self._repeated.at(values), self._whole.at(values)
+        buffers = self._buffers.at(values)
+        repeated = np.where(stays(buffers, speeds) & (buffers > 0.0), 0.0, repeated)
         rings = np.zeros((2, self._counts.count, values.shape[1]))
         windowed = np.zeros(rings.shape[1:], np.bool_)
         for (kernel, one), each, bytes_of in zip(self._windowed, repeated, whole, strict=True):
@@ -137,6 +149,8 @@ class _Work:
     bytes: Sum
     matmuls: tuple[Matmul, ...]
     windowed: tuple[Windowed, ...]
+    near: tuple[Near, ...]
+    epilogue: Sum
 
     @staticmethod
     def of(kernel: Kernel) -> _Work:
@@ -145,7 +159,31 @@ class _Work:
             bytes=kernel.bytes,
             matmuls=kernel.matmuls,
             windowed=kernel.windowed,
+            near=kernel.near,
+            epilogue=kernel.epilogue,
         )
+
+
+class _NearTraffic:
+    """Traffic of buffers that may stay on the chip."""
+
+    def __init__(self, kernels: Sequence[tuple[Near, ...]], formulas: Formulas) -> None:
+        self._kernels = len(kernels)
+        flat = [(place, one) for place, near in enumerate(kernels) for one in near]
+        self._kernel = np.array([place for place, _ in flat], np.intp)
+        distinct = list(dict.fromkeys(one.buffer_bytes for _, one in flat))
+        place_of = {size: place for place, size in enumerate(distinct)}
+        self._buffer = np.array([place_of[one.buffer_bytes] for _, one in flat], np.intp)
+        self._buffers = Sums(formulas, [(size,) for size in distinct])
+        self._bytes = Sums(formulas, [one.bytes for _, one in flat])
+
+    def at(self, values: Floats, speeds: Speeds) -> Floats:
+        """Bytes per execution that stay on the chip, [kernels, sizes]."""
+        found = np.zeros((self._kernels, values.shape[1]))
+        if speeds.near_bytes > 0.0 and len(self._kernel):
+            kept = stays(self._buffers.at(values), speeds)[self._buffer]
+            np.add.at(found, self._kernel, np.where(kept, self._bytes.at(values), 0.0))
+        return found
 
 
 class _Matmuls:
@@ -199,6 +237,11 @@ class _Factors:
 
     def at(self, values: Floats, rows: Indices) -> Floats:
         return self._coefficients[rows, None] * values[self._powers[rows]]
+
+
+def stays(buffer_bytes: Floats, speeds: Speeds) -> NDArray[np.bool_]:
+    """Where buffers of these sizes stay on the chip between the kernels that use them."""
+    return buffer_bytes <= speeds.near_bytes
 
 
 def product_of(axes: Sequence[str], names: Sequence[str], sizes: Sizes) -> Sizes:

@@ -10,7 +10,7 @@ import numpy as np
 from automesh.cost.demands import Collectives, Demand, Group
 from automesh.cost.distinct import Codes, distinct
 from automesh.cost.roads import Road, Roads, joined
-from automesh.cost.windowed import ring_cost
+from automesh.cost.windowed import ring_seconds
 from automesh.hardware.fabric import Floats
 from automesh.hardware.speeds import Speeds
 from automesh.mesh.batch import Sizes
@@ -104,9 +104,10 @@ def priced_groups(
     ends = np.cumsum([len(one.size) for one in pairs])
     columns = np.split(asked.inverse, ends[:-1])
     seconds = _seconds(collectives, demand, pairs, columns, speeds)
+    in_rings = _in_rings(collectives, demand, pairs, columns, speeds)
     return [
-        _tabulated(collectives, demand, one, column, times, regions=regions)
-        for one, column, times in zip(pairs, columns, seconds, strict=True)
+        _tabulated(collectives, demand, one, column, times, rings, regions=regions)
+        for one, column, times, rings in zip(pairs, columns, seconds, in_rings, strict=True)
     ]
 
 
@@ -169,32 +170,55 @@ def _seconds(
     return found
 
 
+def _in_rings(
+    collectives: Collectives,
+    demand: Demand,
+    pairs: Sequence[Pairs],
+    columns: Sequence[Codes],
+    speeds: Speeds,
+) -> list[dict[int, Floats]]:
+    """Seconds of one execution as a ring, [3, pairs], of every member that may become one."""
+    found: list[dict[int, Floats]] = []
+    for one, column in zip(pairs, columns, strict=True):
+        routes = one.road.routes.rows(one.route)
+        found.append(
+            {
+                member: ring_seconds(demand.payload_bytes[member, column], routes, speeds)
+                for member in one.group.members
+                if collectives.works[member].windowed
+            }
+        )
+    return found
+
+
 def _tabulated(
     collectives: Collectives,
     demand: Demand,
     pairs: Pairs,
     column: Codes,
     times: Floats,
+    rings: dict[int, Floats],
     *,
     regions: int,
 ) -> Priced:
-    ring_costs = ring_cost(pairs.road.routes.rows(pairs.route))
     exposed = np.zeros((4, len(column)))
     hidden: dict[int, Floats] = {}
     for member, each in zip(pairs.group.members, times, strict=True):
         shown, beside = demand.exposed[member, column], demand.hidden[member, column]
         slower, is_ring = demand.slower[member, column], demand.is_ring[member, column]
         exposed[:3] += shown * slower * each
-        exposed[3] += (shown + beside) * (each[0] + each[1] + each[2])
-        region = collectives.works[member].region
+        ring: Floats = rings.get(member, np.asarray(each))
+        alone = np.where(is_ring, ring[0] + ring[1] + ring[2], each[0] + each[1] + each[2])
+        exposed[3] += (shown + beside) * alone
+        work = collectives.works[member]
         # What is no ring hides behind all of its region, a ring behind windowed multiplications.
-        for place, runs, cost in (
-            (region, np.where(is_ring, 0.0, beside), slower),
-            (regions + region, np.where(is_ring, beside, 0.0), ring_costs),
+        for place, runs, seconds in (
+            (work.region, np.where(is_ring, 0.0, beside), slower * each),
+            (regions + work.ring_region, np.where(is_ring, beside, 0.0), ring),
         ):
             if runs.any():
                 known = hidden.setdefault(place, np.zeros((3, len(column))))
-                known += runs * cost * each
+                known += runs * seconds
     order = tuple(sorted(hidden))
     table = np.concatenate([exposed, *(hidden[place] for place in order)])
     return Priced(pairs=pairs, table=table, regions=order)

@@ -7,7 +7,8 @@ branch is its costliest block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from automesh.cost.replay_engine import Played, play
 from automesh.cost.replay_flights import Flights
@@ -16,10 +17,23 @@ from automesh.cost.replay_program import TICKS_PER_S, Await, Depart, Repeat, Ste
 from automesh.cost.replay_timeline import Timeline
 from automesh.hardware.fabric import Fabric, Layouts
 from automesh.hardware.speeds import Speeds
-from automesh.hlo.schedule_nouns import Block, Branch, Compute, Done, Loop, Schedule, Start
+from automesh.hardware.wires import Pairs
+from automesh.hlo.schedule_nouns import (
+    Block,
+    Branch,
+    Compute,
+    Done,
+    Loop,
+    Schedule,
+    Start,
+    Transfer,
+)
 from automesh.hlo.tally import tally_of
 from automesh.mesh.axes import MeshAxis, format_mesh
 from automesh.outcomes import Replayed
+
+# Every pattern may double the strands of a direction.
+_TOLD_APART = 6
 
 
 def replay(
@@ -44,7 +58,7 @@ def replay(
         read = ", ".join(f"{name}:{size}" for name, size in schedule.axes)
         raise ValueError(f"the program was read for the mesh {read}, not {format_mesh(axes)}")
     kernels = Kernels(schedule, fabric.chip, speeds)
-    flights = Flights(axes, fabric, layouts, speeds)
+    flights = Flights(axes, fabric, layouts, speeds, _patterns(schedule))
     played = play(_program(schedule.body, kernels, flights))
     uncounted = list(schedule.uncounted)
     if not schedule.is_ordered:
@@ -55,6 +69,29 @@ def replay(
             "priced by their sizes"
         )
     return _replayed(played, fabric, tuple(uncounted)), played.timeline
+
+
+def _patterns(schedule: Schedule) -> list[Pairs]:
+    """The patterns of messages between pairs that move the most."""
+    moved: Counter[Pairs] = Counter()
+    for one, times in _transfers(schedule.body, 1):
+        if one.pairs:
+            moved[one.pairs] += times * one.payload_bytes
+    return [pairs for pairs, _ in moved.most_common(_TOLD_APART)]
+
+
+def _transfers(block: Block, times: int) -> Iterator[tuple[Transfer, int]]:
+    for one in block.operations:
+        match one:
+            case Start():
+                yield one.transfer, times
+            case Loop():
+                yield from _transfers(one.body, times * one.trips)
+            case Branch():
+                for inner in one.blocks:
+                    yield from _transfers(inner, times)
+            case _:
+                pass
 
 
 def _program(block: Block, kernels: Kernels, flights: Flights) -> tuple[Step, ...]:

@@ -12,7 +12,7 @@ from automesh.hardware.engines import engines_of
 from automesh.hardware.fabric import Fabric, Layouts, Route
 from automesh.hardware.placement import Placement
 from automesh.hardware.speeds import Speeds
-from automesh.hardware.wires import DCN, HOST, Wires, Wiring
+from automesh.hardware.wires import DCN, HOST, Pairs, Wires, Wiring
 from automesh.hlo.schedule_nouns import Transfer
 from automesh.mesh.axes import MeshAxis
 
@@ -30,16 +30,22 @@ class Flights:
 
     Args:
       axes: of the mesh, in order.
+      patterns: of messages between pairs whose links are told apart, see `Wiring`.
     """
 
     def __init__(
-        self, axes: Sequence[MeshAxis], fabric: Fabric, layouts: Layouts, speeds: Speeds
+        self,
+        axes: Sequence[MeshAxis],
+        fabric: Fabric,
+        layouts: Layouts,
+        speeds: Speeds,
+        patterns: Sequence[Pairs] = (),
     ) -> None:
         self._sizes = {axis.name: axis.size for axis in axes}
         self._fabric = fabric
         self._speeds = speeds
         self._host_bytes_per_s = engines_of(fabric.chip).host_bytes_per_s
-        self._wiring = Wiring(Placement(axes, fabric, layouts), layouts)
+        self._wiring = Wiring(Placement(axes, fabric, layouts), layouts, patterns)
         self._known: dict[tuple[object, ...], tuple[Seconds, Seconds, Wires]] = {}
 
     def flight(self, one: Transfer) -> Flight:

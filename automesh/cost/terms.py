@@ -55,6 +55,19 @@ class Matmul:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Near:
+    """Traffic of one buffer, which stays on the chip where the buffer is small enough for that.
+
+    Attributes:
+      buffer_bytes: of the whole buffer.
+      bytes: read from it and written to it; a part of those of its kernel.
+    """
+
+    buffer_bytes: Monomial
+    bytes: Sum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Windowed:
     """A matrix multiplication that the compiler may cut into a ring of steps (windowed einsum).
 
@@ -65,12 +78,14 @@ class Windowed:
         scattered: what the compiler's threshold is compared with.
       adds: True if every step adds to the whole result; False if it reads the other operand again,
         which it does while it multiplies.
+      buffer_bytes: of the array behind `bytes`, as in `Near`; empty: always in device memory.
     """
 
     axes: tuple[str, ...]
     bytes: Sum
     whole_bytes: Sum = ()
     adds: bool = True
+    buffer_bytes: Sum = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +95,9 @@ class Kernel:
     Attributes:
       region: index into `Terms.regions`.
       count: executions per step, loops multiplied in.
-      bytes: read and written in device memory per execution.
+      bytes: read and written per execution, in device memory unless `near` says more.
+      near: what may stay on the chip instead, by buffer.
+      epilogue: of a product, the part of `bytes` that it writes, or reads beside its operands.
       matmuls: what it multiplies; more than one only if nothing lies between them.
       operation: what it is, in words of StableHLO: dot_general, reduce, fusion, custom_call NAME.
       source: `file.py:12`, or empty.
@@ -91,6 +108,8 @@ class Kernel:
     bytes: Sum
     matmuls: tuple[Matmul, ...] = ()
     windowed: tuple[Windowed, ...] = ()
+    near: tuple[Near, ...] = ()
+    epilogue: Sum = ()
     operation: str = ""
     source: str = ""
 
@@ -100,7 +119,7 @@ class CollectiveTerm:
     """One collective.
 
     Attributes:
-      region: index into `Terms.regions`.
+      region: index into `Terms.regions`: where it may hide.
       count: executions per step, loops multiplied in.
       axes: that it talks over, in the order of the mesh.
       payload_bytes: of one execution: the full (gathered or unreduced) array of one group; for
@@ -109,6 +128,8 @@ class CollectiveTerm:
       windowed: True if it becomes the ring of a windowed multiplication, where the compiler does
         that.
       whole_bytes: of the ring's `Windowed`.
+      ring_region: index into `Terms.regions`: where the ring's multiplication stands; None: in
+        `region`.
       source: `file.py:12`, or empty.
       operand: what is moved, in words: `f32[4096,1024]`.
     """
@@ -121,13 +142,15 @@ class CollectiveTerm:
     hides: bool
     windowed: bool = False
     whole_bytes: Sum = ()
+    ring_region: int | None = None
     source: str = ""
     operand: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A loop body or the top of the program: compute hides communication inside one region only.
+    """A loop body or the top of the program, or a slot of one, which is what a collective that the
+    compiler starts early runs beside: compute hides communication inside one region only.
 
     Attributes:
       name: `step`, or where the loop stands: `loop at file.py:12`.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from automesh.cost.terms import Terms
 from automesh.hardware.fabric import Floats, Route
+from automesh.hardware.speeds import Speeds
 from automesh.mesh.axes import Scalar
 
 # From ahead-of-time schedules of libtpu 0.0.42 for 16 chips of v5e (45 programs of three models).
@@ -52,20 +53,24 @@ def repeats(ring: NDArray[np.integer] | Floats) -> Floats:
     return np.ceil(ring / 2) - 1.0
 
 
-def ring_cost(route: Route) -> Floats:
-    """How much longer the permutes of a ring take than the gather or scatter that they replace.
+def ring_seconds(payload_bytes: Floats, route: Route, speeds: Speeds) -> Floats:
+    """How long the permutes of one ring take, one after another.
 
-    Each device sends to its neighbours in the ring alone, over the links to these; a gather fills
-    all links of the group. That the two directions of a ring go separate ways, as they do where a
-    torus closes, is not counted on.
+    Every shard goes round, half of them each way, and one more before the first step: 17 permutes
+    of two directions for 16 devices, in programs of libtpu 0.0.42 for v5e.
+
+    Args:
+      payload_bytes: the full array that is gathered or scattered, [meshes].
 
     Returns:
-      Factors for latency, ICI and DCN seconds, [3, meshes].
+      Latency, ICI and DCN seconds, [3, meshes].
     """
-    alone = np.ones_like(route.ici_size)
-    # No part of the links serves a group inside one chip, which needs none.
-    share = np.where(route.ici_step_share > 0.0, route.ici_step_share, 1.0)
-    return np.stack([alone, 1.0 / share, alone])
+    devices = route.ici_size * route.dcn_size
+    steps = (devices + 1.0) / 2.0
+    # Of both ways at once.
+    shared = replace(route, ici_step_share=route.ici_pair_share)
+    once = speeds.collective_s("collective-permute", payload_bytes / devices, shared)
+    return np.stack([steps * once.latency_s, steps * once.ici_s, steps * once.dcn_s])
 
 
 def under_options(terms: Terms, options: Iterable[tuple[str, Scalar]]) -> Terms:

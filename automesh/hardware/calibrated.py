@@ -53,6 +53,16 @@ class Calibrated:
         return self._kernel_s
 
     @property
+    def near_bytes(self) -> float:
+        """See `Speeds`."""
+        return self._base.near_bytes
+
+    @property
+    def epilogue_bytes_per_s(self) -> float:
+        """See `Speeds`; 0: fits of whole multiplications hold it already."""
+        return 0.0
+
+    @property
     def bound_memory_bytes_per_s(self) -> float:
         """See `Speeds`."""
         return self._base.bound_memory_bytes_per_s

@@ -24,6 +24,8 @@ class Engines:
     flops_per_cycle: int
     host_bytes_per_s: float
     onchip: float
+    onchip_bytes: int
+    epilogue_bytes: float
     sources: dict[str, str]
 
     def clock_hz(self, chip: Chip) -> float:

@@ -62,6 +62,7 @@ class Reach:
       chips: of one group.
       links: links in one direction that each chip can fill for the group; 0 inside one chip.
       step_links: the same if each chip sends to the next one of its ring only.
+      pair_links: the same for each of two messages, if each chip sends to the next and to the last.
       hops: links along one pass, see `Route.ici_hops`.
       spread: time of an all-to-all of an array of one byte over links of one byte per second.
     """
@@ -69,6 +70,7 @@ class Reach:
     chips: int
     links: float
     step_links: float
+    pair_links: float
     hops: float
     spread: float
 
@@ -141,6 +143,8 @@ class Route:
         switch.
       ici_step_share: the part of `ici_bytes_per_s` that serves if each device sends to the next one
         of its ring only.
+      ici_pair_share: the same for each of two messages, if each device sends to the next and to the
+        last one at the same time.
     """
 
     ici_size: Floats
@@ -150,11 +154,13 @@ class Route:
     dcn_bytes_per_s: Floats
     ici_transit: Floats = field(default_factory=lambda: np.ones(()))
     ici_step_share: Floats = field(default_factory=lambda: np.ones(()))
+    ici_pair_share: Floats = field(default_factory=lambda: np.ones(()))
 
     def __post_init__(self) -> None:
         shape = np.shape(self.ici_size)
         object.__setattr__(self, "ici_transit", np.broadcast_to(self.ici_transit, shape))
         object.__setattr__(self, "ici_step_share", np.broadcast_to(self.ici_step_share, shape))
+        object.__setattr__(self, "ici_pair_share", np.broadcast_to(self.ici_pair_share, shape))
 
     def rows(self, rows: NDArray[np.intp]) -> Route:
         """The routes of some meshes."""
@@ -166,4 +172,5 @@ class Route:
             dcn_bytes_per_s=self.dcn_bytes_per_s[rows],
             ici_transit=self.ici_transit[rows],
             ici_step_share=self.ici_step_share[rows],
+            ici_pair_share=self.ici_pair_share[rows],
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -11,12 +11,14 @@ import numpy as np
 from automesh.errors import AutomeshError
 from automesh.hardware.fabric import Fabric, Floats, Layouts, Reach, Route
 from automesh.hardware.links import reach
+from automesh.hardware.walks import Ints, ring_loads
 from automesh.mesh.batch import Batch
 
 # Between the two cores of a chip, in links of one direction: stated from memory, no source found.
 # As long as it is several, a mesh waits for other links.
 CORE_LINKS = 6.0
-_ALONE = (math.inf, 0.0, 1.0, 1.0)
+_ALONE = (math.inf, 0.0, 1.0, 1.0, 1.0)
+Links = tuple[float, float, float, float, float]
 
 
 def routes(fabric: Fabric, layouts: Layouts, batch: Batch, axes: tuple[str, ...]) -> Route:
@@ -49,29 +51,31 @@ def routes(fabric: Fabric, layouts: Layouts, batch: Batch, axes: tuple[str, ...]
         dcn_bytes_per_s=np.full(len(batch), fabric.chip.dcn_bytes_per_s),
         ici_transit=links[2],
         ici_step_share=links[3],
+        ici_pair_share=links[4],
     )
 
 
-def _switch_links(fabric: Fabric, size: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+def _switch_links(fabric: Fabric, size: Floats) -> tuple[Floats, ...]:
     """A switch, or memory, takes all that each device can send, wherever it goes."""
     speed = np.where(size > 1, fabric.chip.link_bytes_per_s, math.inf)
     one = np.ones_like(size)
-    return speed, size - 1, one, one
+    # Two messages share what a device can send.
+    return speed, size - 1, one, one, one / 2
 
 
 def _torus_links(
     fabric: Fabric, layouts: Layouts, batch: Batch, columns: tuple[int, ...]
-) -> tuple[Floats, Floats, Floats, Floats]:
+) -> tuple[Floats, ...]:
     shapes, place = np.unique(batch.ici, axis=0, return_inverse=True)
     known = _places(layouts)
-    table = np.empty((len(shapes), 4))
+    table = np.empty((len(shapes), 5))
     for row, sizes in enumerate(shapes):
         shape = tuple(int(size) for size in sizes)
         # Of an axis of size 1 nothing depends on where it is.
         real = tuple(column for column in columns if shape[column] > 1)
         table[row] = _shape_links(fabric, layouts, known, shape, real)
     links = table[place.reshape(-1)]
-    return links[:, 0], links[:, 1], links[:, 2], links[:, 3]
+    return tuple(links.T)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,7 @@ class _Places:
     straight: dict[tuple[int, ...], int]
     crooked: dict[tuple[tuple[int, ...], tuple[int, ...]], Reach]
     refused: frozenset[tuple[int, ...]]
+    wound: dict[tuple[int, ...], Ints]
 
 
 @lru_cache(maxsize=4)
@@ -91,6 +96,10 @@ def _places(layouts: Layouts) -> _Places:
         straight={shape: i for i, shape in enumerate(layouts.shapes) if shape not in bent},
         crooked=crooked,
         refused=frozenset(shape for shape, _ in layouts.refused),
+        wound={
+            one.shape: np.array(one.places, np.int64).reshape(*one.shape, 4)
+            for one in layouts.wound
+        },
     )
 
 
@@ -100,8 +109,8 @@ def _shape_links(
     known: _Places,
     shape: tuple[int, ...],
     columns: tuple[int, ...],
-) -> tuple[float, float, float, float]:
-    """(bytes per second, hops, transit, step share) of the groups along some axes of a shape."""
+) -> Links:
+    """Speed, hops, transit, step and pair share of the groups along some axes of a shape."""
     if not columns:
         return _ALONE
     size = math.prod(shape[column] for column in columns)
@@ -109,20 +118,28 @@ def _shape_links(
         spans = layouts.spans[known.straight[shape]]
         here = tuple(span for column in columns for span in spans[column])
         found = reach(here, fabric.torus, fabric.wraps)
+        if shape in known.wound and found.chips > 1:
+            found = replace(found, pair_links=_pair_links(fabric, known.wound[shape], columns))
         # Groups on one device of each chip leave half its links to those on the other.
         share = size / found.chips / fabric.devices_per_chip
     elif (shape, columns) in known.crooked:
         found, share = known.crooked[shape, columns], 1.0
     elif shape in known.refused:
-        return math.nan, math.nan, math.nan, math.nan
+        return math.nan, math.nan, math.nan, math.nan, math.nan
     else:
         raise AutomeshError(f"no layout of the shape {'x'.join(map(str, shape))} was asked for")
     return device_links(fabric, found, size, share)
 
 
-def device_links(
-    fabric: Fabric, found: Reach, size: int, share: float
-) -> tuple[float, float, float, float]:
+def _pair_links(fabric: Fabric, places: Ints, columns: tuple[int, ...]) -> float:
+    """`Reach.pair_links` of groups along some axes of a mesh whose devices were looked up."""
+    size = math.prod(places.shape[column] for column in columns)
+    last = tuple(range(places.ndim - 1 - len(columns), places.ndim - 1))
+    groups = np.moveaxis(places, columns, last).reshape(-1, size, 4)
+    return 1.0 / max(ring_loads(list(groups), fabric).values())
+
+
+def device_links(fabric: Fabric, found: Reach, size: int, share: float) -> Links:
     """What one device sees of the links that its chip has.
 
     Chips exchange what their devices have together, and the devices of a chip pass it on to each
@@ -134,15 +151,16 @@ def device_links(
     link = fabric.chip.link_bytes_per_s * fabric.devices_per_chip
     chips, each = found.chips, size / found.chips
     gather = spread = 0.0  # Seconds for an array of one byte.
-    step = math.inf
+    step = pair = math.inf
     if chips > 1:
         gather = (chips - 1) / chips / (found.links * share * link)
         spread = found.spread / (share * link)
         step = found.step_links * share * link
+        pair = found.pair_links * share * link
     if each > 1:
         between = CORE_LINKS * link
         gather = max(gather, (each - 1) / each / between)
         spread = max(spread, (each - 1) / each / size / between)
-        step = min(step, between)
+        step, pair = min(step, between), min(pair, between)
     speed = (size - 1) / size / gather
-    return speed, found.hops, spread * speed * size**2 / (size - 1), step / speed
+    return speed, found.hops, spread * speed * size**2 / (size - 1), step / speed, pair / speed

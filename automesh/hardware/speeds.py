@@ -24,6 +24,10 @@ class Speeds(Protocol):
       origin: where the figures come from, in words: `data sheet of TPU v5p`, `calibrated here`.
       memory_bytes_per_s: achieved when streaming through device memory.
       kernel_overhead_s: of starting one kernel.
+      near_bytes: arrays up to this size stay on the chip between the kernels that use them; 0 where
+        none do.
+      epilogue_bytes_per_s: what a product can write, and read beside its operands, wherever that
+        lies; 0 where nothing but memory holds it up.
       bound_memory_bytes_per_s: no device of this kind can do more; 0 if nothing sound is known.
     """
 
@@ -33,6 +37,10 @@ class Speeds(Protocol):
     def memory_bytes_per_s(self) -> float: ...
     @property
     def kernel_overhead_s(self) -> float: ...
+    @property
+    def near_bytes(self) -> float: ...
+    @property
+    def epilogue_bytes_per_s(self) -> float: ...
     @property
     def bound_memory_bytes_per_s(self) -> float: ...
 

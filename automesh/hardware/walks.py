@@ -12,31 +12,10 @@ from numpy.typing import NDArray
 
 from automesh.hardware.fabric import Fabric, Reach, Span
 from automesh.hardware.links import reach
+from automesh.hardware.ways import Link, Point, both_ways, way
 
 Ints = NDArray[np.int64]
-Point = tuple[int, ...]
-# (chip that it leaves, dimension, direction: 1 or -1)
-Link = tuple[Point, int, int]
 CORE = 3  # Place of the core on its chip among the coordinates x, y, z, core.
-
-
-def way(here: Point, there: Point, torus: tuple[int, ...], wraps: tuple[bool, ...]) -> list[Link]:
-    """The links from one chip to another: along x first, then y, then z, the short way round.
-
-    >>> way((0, 0), (3, 1), (4, 4), (True, False))
-    [((0, 0), 0, -1), ((3, 0), 1, 1)]
-    """
-    at = list(here)
-    found: list[Link] = []
-    for dimension, size in enumerate(torus):
-        distance = there[dimension] - at[dimension]
-        if wraps[dimension] and abs(distance) > size / 2:
-            distance -= int(math.copysign(size, distance))
-        direction = 1 if distance > 0 else -1
-        for _ in range(abs(distance)):
-            found.append((tuple(at), dimension, direction))
-            at[dimension] = (at[dimension] + direction) % size
-    return found
 
 
 def box_of(points: Ints) -> tuple[Span, ...] | None:
@@ -99,11 +78,12 @@ def reach_of_rings(
         for here, there in itertools.permutations(ring, 2):
             pairs.update(way(here, there, torus, wraps))
     if chips == 1:
-        return Reach(chips=1, links=0.0, step_links=0.0, hops=0.0, spread=0.0)
+        return Reach(chips=1, links=0.0, step_links=0.0, pair_links=0.0, hops=0.0, spread=0.0)
     return Reach(
         chips=chips,
         links=2 / max(loads.values()),
         step_links=1 / max(steps.values()),
+        pair_links=1 / max(loads.values()),
         hops=hops / 2,
         spread=max(pairs.values()) / chips**2,
     )
@@ -113,10 +93,7 @@ def ring_loads(groups: Sequence[Ints], fabric: Fabric) -> Counter[Link]:
     """Messages over each link when every group passes one on, both ways round its ring."""
     loads: Counter[Link] = Counter()
     for group in groups:
-        ring = chips_of(group)
-        for here, there in zip(ring, ring[1:] + ring[:1], strict=True):
-            loads.update(way(here, there, fabric.torus, fabric.wraps))
-            loads.update(way(there, here, fabric.torus, fabric.wraps))
+        loads += both_ways(chips_of(group), fabric.torus, fabric.wraps)
     return loads
 
 

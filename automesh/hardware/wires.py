@@ -1,7 +1,9 @@
 """Which wires a pattern of communication uses, from the devices that talk (numpy, no jax).
 
 A wire is named for all wires of its kind, since all devices do the same at the same time: `x+` are
-the links along the first dimension of a torus in one direction, `x-` those in the other; `chip`
+the links along the first dimension of a torus in one direction, `x-` those in the other. Where
+messages between pairs take only some of these, as the two ways round a ring that winds through a
+torus do, those that serve the same patterns are a strand: `x+ 1`, `x+ 2`. `chip`
 joins the devices of one chip, `nvlink` those of a node, `shared memory` virtual ones; `dcn` is the
 network between granules, `host` the way to the host's memory.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,13 +22,12 @@ from automesh.hardware.links import reach
 from automesh.hardware.placement import Ints, Placement
 from automesh.hardware.routes import CORE_LINKS, device_links, routes
 from automesh.hardware.walks import (
-    Link,
     box_of,
     busiest,
     reach_of_box_or_rings,
     ring_loads,
-    way,
 )
+from automesh.hardware.ways import Link, way
 from automesh.mesh.batch import Batch
 
 DCN, HOST, CHIP = "dcn", "host", "chip"
@@ -57,14 +58,22 @@ class Wires:
 
 
 class Wiring:
-    """The wires of one mesh on one fabric; every pattern is followed once."""
+    """The wires of one mesh on one fabric; every pattern is followed once.
 
-    def __init__(self, placement: Placement, layouts: Layouts) -> None:
+    Args:
+      patterns: of messages between pairs that are told apart link by link; any others take all
+        links of each dimension and direction that they need.
+    """
+
+    def __init__(
+        self, placement: Placement, layouts: Layouts, patterns: Sequence[Pairs] = ()
+    ) -> None:
         self._placement = placement
         self._fabric = placement.fabric
         self._layouts = layouts
         self._shape = tuple(axis.ici for axis in placement.axes)
         self._known: dict[tuple[object, ...], Wires] = {}
+        self._strands = _Strands([self._messages(pairs).loads for pairs in patterns])
 
     def of_axes(self, names: tuple[str, ...], *, spreads: bool = False) -> Wires:
         """The wires of the groups along whole mesh axes.
@@ -74,7 +83,7 @@ class Wiring:
         """
         key = (names, spreads)
         if key not in self._known:
-            self._known[key] = self._along(names, spreads)
+            self._known[key] = self._strands.all_of(self._along(names, spreads))
         return self._known[key]
 
     def of_groups(self, groups: Groups, *, spreads: bool = False) -> Wires:
@@ -85,7 +94,7 @@ class Wiring:
         """
         key = (groups, spreads)
         if key not in self._known:
-            self._known[key] = self._around(groups, spreads)
+            self._known[key] = self._strands.all_of(self._around(groups, spreads))
         return self._known[key]
 
     def of_pairs(self, pairs: Pairs) -> Wires:
@@ -161,32 +170,35 @@ class Wiring:
         return _shares(loads) if loads else ((CHIP, 1.0),)
 
     def _across(self, pairs: Pairs) -> Wires:
+        found = self._messages(pairs)
+        apart = None
+        if found.crossing:
+            apart = _route(self._fabric, granules=2, load=max(found.crossing.values()))
+        if not found.leaving:
+            return Wires(route=apart or _route(self._fabric), apart=None)
+        inside, shares = self._inside(found.loads, max(found.leaving.values()))
+        return Wires(
+            route=inside, shares=shares, apart=apart, further_hops=max(found.longest - 1, 0)
+        )
+
+    def _messages(self, pairs: Pairs) -> _Messages:
         place, granule, fabric = self._placement.place, self._placement.granule, self._fabric
-        loads: Counter[Link] = Counter()
-        leaving: Counter[int] = Counter()  # Messages of a device to its own granule, ...
-        crossing: Counter[int] = Counter()  # ... and to others.
-        longest = 0
+        found = _Messages()
         for source, target in pairs:
             if source == target:
                 continue
             if granule[source] != granule[target]:
-                crossing[source] += 1
+                found.crossing[source] += 1
                 continue
-            leaving[source] += 1
+            found.leaving[source] += 1
             if fabric.kind == "torus":
                 here, there = _chip(place[source]), _chip(place[target])
                 onward = way(here, there, fabric.torus, fabric.wraps)
-                longest = max(longest, len(onward))
+                found.longest = max(found.longest, len(onward))
                 # A link belongs to its granule.
                 whose = int(granule[source])
-                loads.update(((whose, *at), along, sign) for at, along, sign in onward)
-        apart = None
-        if crossing:
-            apart = _route(fabric, granules=2, load=max(crossing.values()))
-        if not leaving:
-            return Wires(route=apart or _route(fabric), apart=None)
-        inside, shares = self._inside(loads, max(leaving.values()))
-        return Wires(route=inside, shares=shares, apart=apart, further_hops=max(longest - 1, 0))
+                found.loads.update(((whose, *at), along, sign) for at, along, sign in onward)
+        return found
 
     def _inside(self, loads: Counter[Link], messages: int) -> tuple[Route, Shares]:
         """The route of messages inside granules, and the wires that they load."""
@@ -198,7 +210,70 @@ class Wiring:
         if not loads:  # From one device of a chip to another.
             return _route(fabric, size=2, speed=CORE_LINKS * link / messages), ((CHIP, 1.0),)
         most = max(loads.values())
-        return _route(fabric, size=2, speed=link / most), _shares(busiest(loads))
+        return _route(fabric, size=2, speed=link / most), self._strands.of(loads)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Messages:
+    """What the messages of a pattern cross.
+
+    Attributes:
+      loads: messages over each link.
+      leaving: of each device to its own granule.
+      crossing: of each device to others.
+      longest: links that the farthest one crosses.
+    """
+
+    loads: Counter[Link] = field(default_factory=Counter[Link])
+    leaving: Counter[int] = field(default_factory=Counter[int])
+    crossing: Counter[int] = field(default_factory=Counter[int])
+    longest: int = 0
+
+
+class _Strands:
+    """Links of one dimension and direction, told apart by the patterns that use them.
+
+    Args:
+      patterns: messages over each link, of each pattern.
+    """
+
+    def __init__(self, patterns: Sequence[Counter[Link]]) -> None:
+        users: dict[Link, list[int]] = {}
+        for number, loads in enumerate(patterns):
+            for link in loads:
+                users.setdefault(link, []).append(number)
+        kinds: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+        for (_, dimension, sign), numbers in users.items():
+            kinds.setdefault((dimension, sign), set()).add(tuple(numbers))
+        names: dict[tuple[int, int, tuple[int, ...]], str] = {}
+        self._within: dict[str, tuple[str, ...]] = {}
+        for (dimension, sign), found in kinds.items():
+            whole = _DIMENSIONS[dimension] + _SIGNS[sign]
+            for place, numbers in enumerate(sorted(found), start=1):
+                names[dimension, sign, numbers] = f"{whole} {place}" if len(found) > 1 else whole
+            self._within[whole] = tuple(names[dimension, sign, one] for one in sorted(found))
+        self._name = {
+            link: names[link[1], link[2], tuple(numbers)] for link, numbers in users.items()
+        }
+
+    def of(self, loads: Counter[Link]) -> Shares:
+        """Strands that a pattern uses; all of a direction where one of its links is unknown."""
+        if any(link not in self._name for link in loads):
+            return self._all(_shares(busiest(loads)))
+        found: dict[str, int] = {}
+        for link, load in loads.items():
+            found[self._name[link]] = max(found.get(self._name[link], 0), load)
+        most = max(found.values())
+        return tuple((name, load / most) for name, load in sorted(found.items()))
+
+    def all_of(self, wires: Wires) -> Wires:
+        """The same wires with every strand of theirs."""
+        return replace(wires, shares=self._all(wires.shares))
+
+    def _all(self, shares: Shares) -> Shares:
+        return tuple(
+            (strand, share) for name, share in shares for strand in self._within.get(name, (name,))
+        )
 
 
 def _chip(place: Ints) -> tuple[int, ...]:
@@ -225,7 +300,7 @@ def _route(
 
 
 def _reached(fabric: Fabric, found: Reach, size: int, granules: int, part: float) -> Route:
-    speed, hops, transit, step = device_links(fabric, found, size, part)
+    speed, hops, transit, step, pair = device_links(fabric, found, size, part)
     return Route(
         ici_size=np.array([float(size)]),
         dcn_size=np.array([float(granules)]),
@@ -234,6 +309,7 @@ def _reached(fabric: Fabric, found: Reach, size: int, granules: int, part: float
         dcn_bytes_per_s=np.array([fabric.chip.dcn_bytes_per_s]),
         ici_transit=np.array([transit]),
         ici_step_share=np.array([step]),
+        ici_pair_share=np.array([pair]),
     )
 
 

@@ -93,6 +93,9 @@ def _read(body: _Body, value: Instruction, whole: int) -> int:
             total += _read(body, user, whole)
         elif user.opcode == "fusion":
             inner = body.inner(user)
+            if _hands_on(inner):
+                total += _read(body, user, whole)
+                continue
             taken = [p for n, p in inner.computation.parameters().items()
                      if user.operands[n] == value.id]  # fmt: skip
             total += sum(_read(inner, one, whole) for one in taken)
@@ -103,6 +106,17 @@ def _read(body: _Body, value: Instruction, whole: int) -> int:
     if value.id == body.computation.root and value.opcode == "parameter":
         return whole
     return min(total, whole)
+
+
+def _hands_on(inner: _Body) -> bool:
+    """True if a fusion inside a fusion gives on its operand as it is: XLA aliases the two."""
+    value = inner.computation.root_instruction
+    while value.opcode in ("copy", "bitcast"):
+        (operand,) = inner.computation.operands(value)
+        if value.opcode == "copy" and operand.shape != value.shape:
+            return False
+        value = operand
+    return value.opcode == "parameter"
 
 
 def _written(body: _Body, value: Instruction) -> list[int]:

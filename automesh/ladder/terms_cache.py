@@ -15,7 +15,7 @@ from automesh.program.nouns import Propagation
 from automesh.worker.messages import PropagateJob
 
 TERMS = "terms"  # the folder inside a study's
-_FORMAT = 3  # to be raised when the terms of an unchanged step change
+_FORMAT = 4  # to be raised when the terms of an unchanged step change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

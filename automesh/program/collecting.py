@@ -14,15 +14,16 @@ from automesh.cost.terms import (
     Uncounted,
     value_of,
 )
-from automesh.program.collecting_collectives import collective_term, combined
+from automesh.program.collecting_collectives import Places, collective_term, combined, has_slots
 from automesh.program.collecting_uncounted import uncounted_in
-from automesh.program.fusing import Fusion, fuse
+from automesh.program.fusing import Fusion, fuse, settled
 from automesh.program.fusing_kinds import COLLECTIVES, NO_WORK
 from automesh.program.graph import Block, Graph, Operation
-from automesh.program.kernels import flops, matmuls_of, moved_bytes, multiplied
+from automesh.program.kernels import flops, matmuls_of, moved, multiplied
 from automesh.program.liveness import memory_points
 from automesh.program.rewriting import rewrite
 from automesh.program.rewriting_windowed import WINDOWED
+from automesh.program.slots import slots_of
 
 # Only to choose the costliest branch of a conditional: bytes that one FLOP is worth, and one byte
 # over a link against one in memory. Of the order of every accelerator of the chip table.
@@ -78,14 +79,17 @@ class _Part:
 class _Collector:
     def __init__(self, graph: Graph, fusion: Fusion, platform: str) -> None:
         self._fusion, self._platform = fusion, platform
+        self._settled = settled(graph, fusion)
         self._sizes = dict(graph.mesh)
         self._next_region = 1
+        self._names = {0: "step"}
 
     def block(self, block: Block, *, region: int, count: Sum) -> _Part:
         part = _Part()
         moved: list[tuple[Operation, CollectiveTerm]] = []
-        is_first_gather = True
+        places = self._places(block, region, count, part)
         for operation in block.operations:
+            region = places.at(operation)
             part.uncounted += uncounted_in(operation)
             if operation.name == "while":
                 part.add(self._loop(operation, count))
@@ -93,33 +97,42 @@ class _Collector:
                 part.add(self._branches(operation, region, count))
             elif operation.name in COLLECTIVES:
                 term = collective_term(
-                    operation,
-                    region=region,
-                    count=count,
-                    platform=self._platform,
-                    is_first_gather=is_first_gather,
+                    operation, count=count, platform=self._platform, places=places
                 )
                 if term is not None:
                     moved.append((operation, term))
-                    is_first_gather &= term.kind != "all-gather" or term.windowed
             elif kernel := self._kernel(operation, region, count):
                 part.kernels.append(kernel)
         part.collectives += combined(block, moved, self._platform, self._sizes)
         return part
 
+    def _places(self, block: Block, region: int, count: Sum, part: _Part) -> Places:
+        """Where the operations of a block stand; makes the regions that it takes."""
+        if not has_slots(self._platform):
+            return Places(regions=(region,))
+        slots = slots_of(block)
+        more = range(self._next_region, self._next_region + slots.count - 1)
+        self._next_region += len(more)
+        part.regions += [Region(name=self._names[region], trips=count) for _ in more]
+        for number in more:
+            self._names[number] = self._names[region]
+        return Places(regions=(region, *more), slots=slots)
+
     def _kernel(self, operation: Operation, region: int, count: Sum) -> Kernel | None:
         if operation.name in NO_WORK:
             return None
-        moved = moved_bytes(operation, self._fusion)
+        traffic = moved(operation, self._fusion)
         matmuls = matmuls_of(operation)
-        if moved is None or not (moved or matmuls):
+        if traffic is None or not (traffic.bytes or matmuls):
             return None
         return Kernel(
             region=region,
             count=count,
-            bytes=moved,
+            bytes=traffic.bytes,
             matmuls=matmuls,
             windowed=operation.attributes.get(WINDOWED, ()),
+            near=traffic.near(self._settled),
+            epilogue=traffic.epilogue,
             operation=_words(operation, self._fusion),
             source=operation.source,
         )
@@ -131,6 +144,7 @@ class _Collector:
         self._next_region += 1
         place = loop.source or loop.attributes.get("condition_source", "")
         name = f"loop at {place}" if place else "loop"
+        self._names[number] = name
         part = _Part(regions=[Region(name=name, trips=inside)])
         part.add(self.block(loop.bodies[0], region=number, count=inside))
         return part

@@ -10,7 +10,8 @@ from automesh.program.fusing import times
 from automesh.program.graph import Block, Operation, Value, element_bytes
 from automesh.program.kernels import added
 from automesh.program.nearby import nearby_source
-from automesh.program.rewriting_windowed import IN_RING
+from automesh.program.rewriting_windowed import IN_RING, RING_OF
+from automesh.program.slots import Slots
 
 _KINDS: dict[str, CollectiveKind] = {
     "all_gather": "all-gather",
@@ -27,14 +28,15 @@ class _Backend:
 
     Attributes:
       hides: kinds that it runs beside compute.
-      first_gather_waits: True if nothing hides the first gather of a loop body or of the step.
+      has_slots: True if a collective runs beside one slot of its block, see `slots`, rather than
+        beside all of it.
       combines: bytes, at most, of several collectives of these kinds that it makes one; 0: none.
       widens: True if 16-bit floats travel in 32 bits.
       source: where that is known from.
     """
 
     hides: frozenset[CollectiveKind] = frozenset()
-    first_gather_waits: bool = False
+    has_slots: bool = False
     combined_kinds: frozenset[CollectiveKind] = frozenset()
     combined_bytes: float = 0.0
     widens: bool = False
@@ -60,34 +62,65 @@ _BACKENDS = {
     ),
     "tpu": _Backend(
         hides=frozenset(("all-gather", "collective-permute")),
-        first_gather_waits=True,
+        has_slots=True,
         combined_kinds=frozenset(("all-reduce",)),
         combined_bytes=30.0 * 2**20,
-        source="54 schedules of libtpu 0.0.42 for v5e: gathers but the first of a loop body are "
-        "asynchronous, reductions never",
+        source="54 schedules of libtpu 0.0.42 for v5e: gathers are asynchronous where a product "
+        "stands before their first use, reductions never",
     ),
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Regions of the operations of one block.
+
+    Attributes:
+      regions: by slot; one alone where all that hides runs beside all of the block.
+    """
+
+    regions: tuple[int, ...]
+    slots: Slots | None = None
+
+    def at(self, operation: Operation) -> int:
+        """The region that an operation stands in."""
+        return self.regions[0 if self.slots is None else self.slots.of[operation]]
+
+    def beside(self, collective: Operation) -> int | None:
+        """The region that a collective may hide in; None if it is waited for."""
+        if self.slots is None:
+            return self.regions[0]
+        slot = self.slots.before(collective)
+        return None if slot is None else self.regions[slot]
+
+
+def has_slots(platform: str) -> bool:
+    """Whether the platform's compiler hides a collective beside a part of its block."""
+    return _BACKENDS[platform].has_slots
+
+
 def collective_term(
-    operation: Operation, *, region: int, count: Sum, platform: str, is_first_gather: bool
+    operation: Operation, *, count: Sum, platform: str, places: Places
 ) -> CollectiveTerm | None:
     """One collective of the program; None if it moves nothing."""
     axes: tuple[str, ...] = operation.attributes["axes"]
     if not axes or operation.attributes.get("group", 2) == 1:
         return None
     backend, kind = _BACKENDS[platform], _KINDS[operation.name]
-    waits = kind == "all-gather" and is_first_gather and backend.first_gather_waits
     whole: Sum = operation.attributes.get(IN_RING, ())
     windowed = bool(whole)
+    beside = places.beside(operation) if kind in backend.hides else None
+    here = places.at(operation)
+    product = operation.attributes.get(RING_OF)
     return CollectiveTerm(
-        region=region,
+        region=here if beside is None else beside,
         count=count,
         kind=kind,
         axes=axes,
         payload_bytes=_payload(operation, widens=backend.widens),
-        hides=kind in backend.hides and (windowed or not waits),
+        hides=beside is not None,
         windowed=windowed,
+        ring_region=None if product is None else places.at(product),
         whole_bytes=whole,
         source=nearby_source(operation),
         operand=", ".join(map(_words, operation.operands)),

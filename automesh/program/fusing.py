@@ -68,6 +68,26 @@ def fuse(graph: Graph) -> Fusion:
     return fuser.fusion
 
 
+def settled(graph: Graph, fusion: Fusion) -> set[Value]:
+    """Buffers that lie in device memory however small they are.
+
+    Arguments and results of the program, and what loops read but do not change: all their weights.
+    """
+    found = {*graph.top.arguments, *fusion.reads(graph.top.returned)}
+    pending = [graph.top]
+    while pending:
+        for operation in pending.pop().operations:
+            pending += operation.bodies
+            if operation.name == "while":
+                body = operation.bodies[0]
+                found.update(
+                    argument
+                    for number, argument in enumerate(body.arguments)
+                    if is_passed_on(operation, number)
+                )
+    return found
+
+
 class _Fuser:
     def __init__(self, graph: Graph) -> None:
         self.fusion = Fusion()

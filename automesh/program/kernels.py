@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from automesh.cost.terms import Matmul, Monomial, Sum
+from automesh.cost.terms import Matmul, Monomial, Near, Sum
 from automesh.program.fusing import Fusion, Reads, times
 from automesh.program.fusing_kinds import PRODUCTS, VIRTUAL
 from automesh.program.graph import Operation, Value, element_bytes
@@ -17,8 +17,38 @@ ONE = Monomial(coefficient=1.0)
 _TILE = 512
 
 
-def moved_bytes(operation: Operation, fusion: Fusion) -> Sum | None:
-    """Bytes that the operation's kernel reads and writes; None if it has no kernel of its own.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What one kernel reads and writes.
+
+    Attributes:
+      buffers: the value behind each part, and the bytes of the part.
+      epilogue: of a product, what it writes, or reads beside its operands.
+      stated: what a custom call says of itself, wherever it lies.
+    """
+
+    buffers: tuple[tuple[Value, Monomial], ...] = ()
+    stated: Sum = ()
+    epilogue: Sum = ()
+
+    @property
+    def bytes(self) -> Sum:
+        """All of it."""
+        return added(*(size for _, size in self.buffers), *self.stated)
+
+    def near(self, settled: Collection[Value]) -> tuple[Near, ...]:
+        """What may stay on the chip: the parts of buffers that are not `settled` in memory."""
+        parts: dict[Monomial, list[Monomial]] = {}
+        for value, size in self.buffers:
+            if value not in settled:
+                parts.setdefault(value.bytes, []).append(size)
+        return tuple(
+            Near(buffer_bytes=whole, bytes=added(*sizes)) for whole, sizes in parts.items()
+        )
+
+
+def moved(operation: Operation, fusion: Fusion) -> Moved | None:
+    """What the operation's kernel reads and writes; None if it has no kernel of its own.
 
     As in xla/service/hlo_cost_analysis.cc: slices read what they take, and an update in place
     touches only the part that it replaces.
@@ -28,22 +58,38 @@ def moved_bytes(operation: Operation, fusion: Fusion) -> Sum | None:
         kept = [result for result in results if result in fusion.inputs]
         if not kept or kept[0] in fusion.ends.values():
             return None
-        return added(*fusion.inputs[kept[0]].values(), kept[0].bytes)
+        return _through(fusion.inputs[kept[0]], kept[:1])
     if name in PRODUCTS:
         end, beside = fusion.written(operation)
-        reads: Reads = {**beside, **fusion.reads(operands)}
-        return added(*reads.values(), end.bytes)
+        every = _through({**beside, **fusion.reads(operands)}, [end])
+        return replace(every, epilogue=added(*beside.values(), end.bytes))
     if name == "dynamic_update_slice":
-        return added(*fusion.reads(operands[1:2]).values(), operands[1].bytes)
+        read = _through(fusion.reads(operands[1:2]), [])
+        return Moved(buffers=(*read.buffers, (results[0], operands[1].bytes)))
     if name == "gather":
-        return added(results[0].bytes, results[0].bytes, operands[1].bytes)
+        size = results[0].bytes
+        buffers = ((operands[0], size), (results[0], size), (operands[1], operands[1].bytes))
+        return Moved(buffers=buffers)
     if name == "scatter":
-        arrays = len(operands) // 2
-        updates = [value.bytes for value in operands[arrays + 1 :]]
-        return added(*updates, *updates, *updates, operands[arrays].bytes)
+        return _scattered(operation)
     if name == "custom_call" and "bytes_accessed" in cost_of(operation):
-        return cost_of(operation)["bytes_accessed"]
-    return added(*fusion.reads(operands).values(), *(value.bytes for value in results))
+        return Moved(stated=cost_of(operation)["bytes_accessed"])
+    return _through(fusion.reads(operands), results)
+
+
+def _through(reads: Reads, results: Sequence[Value]) -> Moved:
+    return Moved(buffers=(*reads.items(), *((value, value.bytes) for value in results)))
+
+
+def _scattered(operation: Operation) -> Moved:
+    """Updates are read, and the places that they change read and written."""
+    arrays = len(operation.operands) // 2
+    updates = operation.operands[arrays + 1 :]
+    changed = [*operation.operands[:arrays], *operation.results]
+    places = [(value, update.bytes) for value, update in zip(changed, updates * 2)]
+    indices = operation.operands[arrays]
+    read = [(value, value.bytes) for value in (*updates, indices)]
+    return Moved(buffers=(*read, *places))
 
 
 def matmuls_of(operation: Operation) -> tuple[Matmul, ...]:
