@@ -4,13 +4,18 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+# As in tests/conftest.py: before anything imports jax.
+os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "16"}
+
 from tests import (
+    api_reference,
     deviations,
     explain_golden,
     replay_golden,
     results_golden,
     targets_golden,
     test_readme,
+    wrong_calls,
 )
 
 
@@ -21,14 +26,6 @@ def main() -> None:
     _write(replay_golden.FOLDER, replay_golden.CASES)
     _update_readme()
     deviations.write()
-    _write_from_jax()
-
-
-def _write_from_jax() -> None:
-    # As in tests/conftest.py; before anything imports jax, which the rest does not.
-    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "16"}
-    from tests import api_reference, wrong_calls
-
     wrong_calls.write()
     api_reference.write()
 
