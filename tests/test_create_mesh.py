@@ -219,9 +219,9 @@ def test_what_does_not_fit_is_refused(arguments, said):
     [
         (("2,4", ("a", "b")), "`axis_dims` must be a sequence of integers, got a str: '2,4'"),
         (((2.0, 4), ("a", "b")), "must be integers, got a float: 2.0"),
-        (((8,), "a"), "`axis_names` must be a sequence of names, got a str: 'a'"),
-        (((8,), (1,)), "`axis_names` must hold names, got an int: 1"),
-        (((8,), 3), "`axis_names` must be a sequence of names, got an int: 3"),
+        (((8,), "a"), "`axis_names` must be a sequence of strings, got a str: 'a'"),
+        (((8,), (1,)), "`axis_names` must be strings, got an int: 1"),
+        (((8,), 3), "`axis_names` must be a sequence of strings, got an int: 3"),
         (((8,), ("a",), None, True, True, 3), "`backend` must be a string, got an int: 3"),
     ],
 )

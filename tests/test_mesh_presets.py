@@ -146,7 +146,7 @@ def test_granules_over_several_axes_are_told():
         ({"mesh_shape": "8"}, "the mesh shape must be a sequence of integers, got a str: '8'"),
         ({"mesh_shape": (2.0, 4)}, "sizes of the mesh shape must be integers, got a float: 2.0"),
         ({"mesh_shape": (True, 8)}, "sizes of the mesh shape must be integers, got a bool: True"),
-        ({"mesh_axis_names": ("a", 1)}, "mesh axis names must be a sequence of strings, got a"),
+        ({"mesh_axis_names": ("a", 1)}, "mesh axis names must be strings, got an int: 1"),
         ({"batch_axis_names": 3}, "batch axis names must be a sequence of strings, got an int: 3"),
         ({"mesh_rules": 3}, "mesh rules must be a sequence of rules, got an int: 3"),
         ({"mesh_rules": ["tpu"]}, "a mesh rule must be a MeshRule or a pair of a regular"),

@@ -94,7 +94,7 @@ def test_a_string_that_does_not_fit_is_refused(text, names, said):
 def test_arguments_of_the_wrong_kind_are_refused():
     with pytest.raises(TypeError, match="`axis_dims` must be a string, got a tuple"):
         parse_mesh_from_string((2, 4), ("a", "b"))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="`names` must be a sequence of names, got a str"):
+    with pytest.raises(TypeError, match="`names` must be a sequence of strings, got a str"):
         parse_mesh_from_string("2,4", "ab")
     with pytest.raises(UsageError, match="`order` is 'sorted'; it must be `string` or `names`"):
         parse_mesh_from_string("2,4", ("a", "b"), order="sorted")  # pyright: ignore[reportArgumentType]

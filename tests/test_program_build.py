@@ -120,16 +120,17 @@ BAD_RETURNS = {
     ),
     "axis type": (
         lambda mesh: Workload(add, (), axis_types="ring"),
-        "`ring` is not an axis type; use auto, explicit or manual",
+        "`ring` is not an axis type; use auto, explicit, manual\n"
+        "hint: auto lets the compiler choose shardings; it is the default",
     ),
     "axis of axis types": (
         lambda mesh: Workload(add, (), axis_types={"ep": "explicit"}),
         "`axis_types` names the axis `ep`, which is none of: dp, tp",
     ),
     "count of axis types": (
-        lambda mesh: Workload(add, (), axis_types=("auto",)),
-        "`axis_types` has 1 entries, but the mesh has 2 axes: dp, tp\n"
-        'hint: give one for all axes, as in `axis_types="explicit"`',
+        lambda mesh: Workload(add, (), axis_types=("auto",) * 3),
+        "got 3 axis types ['auto', 'auto', 'auto'] for the 2 axes ['dp', 'tp']\n"
+        "hint: give one axis type for each axis, or one for all",
     ),
     "baseline": (
         lambda mesh: Workload(add, (), baseline="dp:2,ep:2"),

@@ -309,13 +309,15 @@ def as_names(names: object, what: str) -> tuple[str, ...]:
     Raises:
       WrongType: something else, a single string too.
     """
-    is_list = isinstance(names, Sequence) and not isinstance(names, str)
-    listed = cast("Sequence[Any]", names) if is_list else None
-    if listed is None or not all(isinstance(name, str) for name in listed):
+    hint = 'write for example `("data", "model")`, and `("data",)` for one axis'
+    if isinstance(names, str) or not isinstance(names, Sequence):
         raise WrongType(
-            f"{what} must be a sequence of strings, got {kind_of(names)}: {names!r}",
-            hint='write for example `("data", "model")`, and `("data",)` for one axis',
+            f"{what} must be a sequence of strings, got {kind_of(names)}: {names!r}", hint=hint
         )
+    listed = cast("Sequence[Any]", names)
+    for name in listed:
+        if not isinstance(name, str):
+            raise WrongType(f"{what} must be strings, got {kind_of(name)}: {name!r}", hint=hint)
     return tuple(listed)
 
 

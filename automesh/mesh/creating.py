@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, WrongType, check_type
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, format_mesh
-from automesh.mesh.config import check_names
+from automesh.mesh.config import as_names, check_names
 from automesh.mesh.devices import AxisTypes, axis_types_for, create_mesh_for
 from automesh.mesh.granules import Located, by_slice, granules_of
 from automesh.mesh.hosts import calculate_host_mesh_shape
@@ -107,7 +107,8 @@ def mesh_on(
       >>> mesh_on(jax.devices()[:4], (2, 2), ("dp", "tp")).devices.shape
       (2, 2)
     """
-    names = axis_names_of(axis_names, "axis_names")
+    names = as_names(axis_names, "`axis_names`")
+    check_names(names, ())
     dims = _one_each(axis_dims, names, "axis_dims")
     dcn = None if dcn_mesh_dims is None else _one_each(dcn_mesh_dims, names, "dcn_mesh_dims")
     return _cached(
@@ -144,30 +145,6 @@ def devices_of(backend: str | None) -> list[Any]:
             f"jax has no backend `{backend or 'default'}` here: {str(error).splitlines()[0]}",
             hint="JAX_PLATFORMS must name it, and its plugin must be installed",
         ) from error
-
-
-def axis_names_of(names: Sequence[str], what: str) -> tuple[str, ...]:
-    """Distinct axis names as a tuple.
-
-    Args:
-      what: the argument's name, for the error.
-
-    Raises:
-      WrongType: no sequence, or something in it that is no string.
-      UsageError: none, or one twice.
-
-    Example:
-      >>> axis_names_of(["dp", "tp"], "names")
-      ('dp', 'tp')
-    """
-    hint = f'write for example {what}=("dp", "tp"), and ("dp",) for one axis'
-    if isinstance(names, str):
-        raise WrongType(f"`{what}` must be a sequence of names, got a str: {names!r}", hint=hint)
-    check_type(names, Sequence, f"`{what}` must be a sequence of names", hint=hint)
-    for name in names:
-        check_type(name, str, f"`{what}` must hold names", hint=hint)
-    check_names(names, ())
-    return tuple(names)
 
 
 @functools.lru_cache(maxsize=128)

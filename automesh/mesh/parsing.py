@@ -9,7 +9,8 @@ from jax.sharding import Mesh
 
 from automesh.errors import UsageError, check_type, did_you_mean
 from automesh.mesh.axes import MeshAxis, parse_mesh
-from automesh.mesh.creating import axis_names_of, devices_of, mesh_on
+from automesh.mesh.config import as_names, check_names
+from automesh.mesh.creating import devices_of, mesh_on
 from automesh.mesh.devices import create_mesh_for
 from automesh.mesh.granules import Located, granules_of
 
@@ -49,7 +50,8 @@ def parse_mesh_from_string(
     """
     hint = "`create_mesh` takes sizes as numbers"
     check_type(axis_dims, str, "`axis_dims` must be a string", hint=hint)
-    known = axis_names_of(names, "names")
+    known = as_names(names, "`names`")
+    check_names(known, ())
     if order not in ("string", "names"):
         raise UsageError(f"`order` is {order!r}; it must be `string` or `names`")
     if not axis_dims.strip():

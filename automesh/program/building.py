@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, kind_of
 from automesh.mesh.axes import Knobs, MeshAxis, parse_mesh
-from automesh.mesh.devices import create_mesh_for
+from automesh.mesh.devices import axis_types_for, create_mesh_for
 from automesh.mesh.granules import Located
 from automesh.mesh.mapping import LogicalAxes, LogicalMapping
 from automesh.program.contexts import ambient_mesh, no_ambient_mesh
@@ -19,7 +19,7 @@ from automesh.program.signature import MAPPING
 from automesh.program.workload import Workload
 
 _FORM = "return `step, args`, a `jax.stages.Traced` or an `automesh.Workload`"
-_AXIS_TYPES = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
+_WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,26 +232,5 @@ def _axis_types(wanted: Any, names: tuple[str, ...]) -> tuple[str, ...]:
             raise UsageError(
                 f"`axis_types` names the axis `{unknown[0]}`, which is none of: {', '.join(names)}"
             )
-        return tuple(_axis_type(by_name.get(name, "auto")) for name in names)
-    if isinstance(wanted, (str, AxisType)):
-        return (_axis_type(wanted),) * len(names)
-    if not isinstance(wanted, (tuple, list)):
-        raise UsageError(
-            f"`axis_types` is {kind_of(wanted)}",
-            hint="give one type for all axes, or one per axis",
-        )
-    types = tuple(_axis_type(one) for one in cast("Sequence[Any]", wanted))
-    if types and len(types) != len(names):
-        raise UsageError(
-            f"`axis_types` has {len(types)} entries, "
-            f"but the mesh has {len(names)} axes: {', '.join(names)}",
-            hint='give one for all axes, as in `axis_types="explicit"`',
-        )
-    return types
-
-
-def _axis_type(wanted: Any) -> str:
-    word = _AXIS_TYPES[wanted] if isinstance(wanted, AxisType) else str(wanted).strip().lower()
-    if word not in _AXIS_TYPES.values():
-        raise UsageError(f"`{wanted}` is not an axis type; use auto, explicit or manual")
-    return word
+        wanted = [by_name.get(name, "auto") for name in names]
+    return tuple(_WORDS[one] for one in axis_types_for(wanted, names))
