@@ -82,10 +82,14 @@ class Decoder(nn.Module):
         return nn.with_logical_constraint(logits, ("batch", "seq", "vocab"))
 
 
+# Made once: both are static parts of every state, and one made anew equals no other.
+MODEL = Decoder()
+OPTIMIZER = optax.adamw(3e-3)
+
+
 def initial_state() -> TrainState:
-    model = Decoder()
-    variables = model.init(jax.random.key(0), jnp.zeros((ROWS, LENGTH), jnp.int32))
-    return TrainState.create(apply_fn=model.apply, params=variables["params"], tx=optax.adamw(3e-3))
+    variables = MODEL.init(jax.random.key(0), jnp.zeros((ROWS, LENGTH), jnp.int32))
+    return TrainState.create(apply_fn=MODEL.apply, params=variables["params"], tx=OPTIMIZER)
 
 
 def train_step(

@@ -164,6 +164,7 @@ def test_the_same_command_goes_on_and_repeats_nothing(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_another_reserve_is_judged_without_a_compile(place: Place) -> None:
     place.search()
     done = place.compiles
@@ -259,6 +260,7 @@ def test_a_target_without_an_answer_is_named(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_explain_shows_the_replay_beside_the_estimate_and_writes_a_trace(place: Place) -> None:
     place.search()
     one = api.explain(place.study, "dp:4,tp:2")

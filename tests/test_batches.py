@@ -165,3 +165,15 @@ def test_arguments_of_the_wrong_type_are_refused():
         host_to_global_device_array(np.ones(8), mesh=mesh_of(2), partition="full")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"leaf `batch` is a ndarray, not a jax\.Array"):
         global_to_host_array(np.ones(8))
+    for axes in (5, ["data", 5]):
+        with pytest.raises(TypeError, match=r"`batch_axis_names` must be .*, got an int: 5"):
+            input_partition_spec(mesh=mesh_of(2), batch_axis_names=axes)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.vmap])
+def test_inside_a_transformed_function_nothing_moves(wrap):
+    place = wrap(lambda x: host_to_global_device_array({"x": x}, mesh=mesh_of(2)))
+    fetch = wrap(lambda x: global_to_host_array({"x": x}))
+    for call, name in ((place, "host_to_global_device_array"), (fetch, "global_to_host_array")):
+        with pytest.raises(TypeError, match=rf"leaf `\['x'\]`.* is traced: `{name}` moves data"):
+            call(np.ones((8, 2)))

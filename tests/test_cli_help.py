@@ -81,7 +81,7 @@ def test_the_space_in_the_help_is_one(tmp_path: Path) -> None:
     text = bad_inputs_run.run("search --help", tmp_path).stdout
     start = text.index("    [axes]")
     toml = re.sub(r"^    ", "", text[start : text.index("\n\n", start)], flags=re.MULTILINE)
-    assert set(tomllib.loads(toml)) == {"axes", "constraints", "knobs"}
+    assert set(tomllib.loads(toml)) == {"axes", "constraints", "mapping", "knobs"}
     (tmp_path / "space.toml").write_text(toml)
     assert str(read_space(str(tmp_path / "space.toml")).constraints[0]) == "tp divides num_heads"
 

@@ -180,8 +180,9 @@ class TestAWholeSearch:
         assert result["baseline"] == "dp:4"
         assert result["candidates"][0]["plan"] == result["best"]["plan"]
         assert set(result["candidates"][0]) == {
-            *("plan", "mesh", "axes", "knobs", "compiler_options", "evidence", "is_baseline"),
-            *("standing", "outcome", "compiled", "estimated", "bound_by", "peak_bytes", "reason"),
+            *("plan", "mesh", "axes", "mapping", "knobs", "compiler_options", "evidence"),
+            *("is_baseline", "standing", "outcome", "compiled", "estimated", "bound_by"),
+            *("peak_bytes", "reason"),
         }
         assert set(result) == {
             *("schema", "workload", "target", "device", "device_count", "axes", "made", "versions"),

@@ -6,6 +6,7 @@ import contextlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -101,7 +102,129 @@ def test_without_devices_to_split_over_nothing_happens():
     x = jnp.ones(3)
     assert with_sharding_constraint(x, P("data")) is x
     one = mesh_on(jax.devices()[:1], (1,), ("data",))
-    assert with_sharding_constraint(x, P("other"), mesh=one) is x
+    assert with_sharding_constraint(x, P("data"), mesh=one) is x
+
+
+def test_without_devices_to_split_over_a_complete_sharding_is_obeyed():
+    placed, one = NamedSharding(mesh_of(), P("data")), mesh_on(jax.devices()[:1], (1,), ("data",))
+    alone = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    for mesh in (None, one):
+        assert with_sharding_constraint(jnp.ones(8), placed, mesh=mesh).sharding == placed
+        moved = with_sharding_constraint({"w": jnp.ones(8)}, {"w": alone}, mesh=mesh)
+        assert moved["w"].devices() == {jax.devices()[3]}
+
+
+@pytest.mark.parametrize("mesh", [None, mesh_on(jax.devices()[:1], (1, 1), ("data", "model"))])
+@pytest.mark.parametrize(
+    ("shardings", "said"),
+    [
+        (5, "must be a PartitionSpec or a Sharding, got an int: 5"),
+        (P("data", "data"), "uses the mesh axis `data` 2 times"),
+        (P("data", None, "model"), "shape (8, 4) has 2 dimensions, but"),
+        ({"w": P(), "v": P()}, "the tree of shardings does not fit the tree of arrays"),
+    ],
+)
+def test_without_devices_to_split_over_all_is_checked(mesh, shardings, said):
+    with pytest.raises(UsageError) as caught:
+        with_sharding_constraint({"w": jnp.ones((8, 4))}, shardings, mesh=mesh)
+    assert said in caught.value.message
+
+
+def test_a_mesh_of_one_device_has_its_axes_only():
+    one = mesh_on(jax.devices()[:1], (1,), ("data",))
+    with pytest.raises(UsageError, match="names `nope`, which is not an axis of the mesh; it has"):
+        with_sharding_constraint(jnp.ones(3), P("nope"), mesh=one)
+
+
+OPEN = P.UNCONSTRAINED
+KINDS = ["auto", "explicit", ("explicit", "auto"), ("auto", "explicit")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrap", [jax.jit, lambda function: function], ids=["jit", "plain"])
+def test_what_is_left_open_stays_split_on_every_kind_of_axis(kind, wrap):
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        rows = jax.device_put(jnp.ones((8, 4)), P("data"))
+        both = wrap(lambda x: with_sharding_constraint(x, P(OPEN, "model")))(rows)
+        closed = wrap(lambda x: with_sharding_constraint(x, P(None, "model")))(rows)
+    assert both.sharding.shard_shape(both.shape) == (2, 2)
+    assert closed.sharding.shard_shape(closed.shape) == (8, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrap", [jax.jit, lambda function: function], ids=["jit", "plain"])
+@pytest.mark.parametrize("given", [P("data", "model"), P("model", "data"), P(None, "model")])
+def test_axes_of_every_kind_split_where_they_are_told_to(kind, wrap, given):
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        for before in (P(), P("data"), P("model", "data")):
+            x = jax.device_put(jnp.ones((8, 4)), before)
+            after = wrap(lambda x: with_sharding_constraint(x, given))(x)
+            assert after.sharding.is_equivalent_to(NamedSharding(mesh, given), 2)
+            slope = jax.grad(lambda x: with_sharding_constraint(x * x, given).sum())(x)
+            assert (slope == 2).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_array_that_is_nowhere_yet_is_split_over_the_mesh_that_is_given(kind):
+    mesh = mesh_of(kind)
+    for spec, shard in ((P("data", "model"), (2, 2)), (P(OPEN, "model"), (8, 2))):
+        split = with_sharding_constraint(jnp.ones((8, 4)), spec, mesh=mesh)
+        assert split.sharding.shard_shape(split.shape) == shard
+
+
+@pytest.mark.parametrize("kind", ["explicit", ("explicit", "auto")])
+def test_what_is_left_open_gives_up_an_axis_that_is_asked_for_elsewhere(kind):
+    with jax.set_mesh(mesh_of(kind)):
+        rows = jax.device_put(jnp.ones((8, 4)), P("data"))
+        columns = with_sharding_constraint(rows, P(OPEN, "data"))
+    assert columns.sharding.shard_shape(columns.shape) == (8, 1)
+
+
+def test_what_is_left_open_is_checked_as_the_rest_is():
+    said = pytest.raises(UsageError, match="has 2 dimensions, but")
+    with jax.set_mesh(mesh_of("explicit")), said:
+        with_sharding_constraint(jnp.ones((8, 4)), P(OPEN, None, OPEN))
+
+
+def test_an_error_that_is_not_of_the_tree_is_not_told_as_one():
+    elsewhere = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+
+    def move(x):
+        return with_sharding_constraint(x * 2, {"w": elsewhere}["w"], mesh=mesh_of())
+
+    placed = jax.device_put(jnp.ones(8), NamedSharding(mesh_of(), P()))
+    with pytest.raises(ValueError, match="incompatible devices") as caught:
+        jax.jit(move)(placed)
+    assert not isinstance(caught.value, UsageError)
+
+
+def test_an_abstract_mesh_serves_inside_jit_only():
+    mesh = mesh_of()
+    rows = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P()))
+
+    def split(x):
+        return with_sharding_constraint(x, P("data"), mesh=mesh.abstract_mesh)
+
+    assert jax.jit(split)(rows).sharding.shard_shape((8, 4)) == (2, 4)
+    for call in (split, jax.grad(lambda x: split(x).sum())):
+        with pytest.raises(UsageError, match="`x` cannot be put on an abstract mesh, which has no"):
+            call(rows)
+
+
+def test_what_is_no_array_is_told_with_its_place():
+    for mesh in (None, mesh_of()):
+        with pytest.raises(
+            TypeError, match=r"array `\['name'\]` is a str, not an array of numbers"
+        ):
+            with_sharding_constraint({"name": "s"}, P(), mesh=mesh)
+        with pytest.raises(TypeError, match="array `x` is a ShapeDtypeStruct, not an array"):
+            with_sharding_constraint(jax.ShapeDtypeStruct((8,), "float32"), P(), mesh=mesh)
+    mixed = {"w": np.ones(8, np.float32), "count": 3, "name": "s"}
+    split = with_sharding_constraint(mixed, {"w": P("data"), "count": P(), "name": None}, mesh=mesh)
+    assert split["w"].sharding.shard_shape((8,)) == (2,)
+    assert (int(split["count"]), split["name"]) == (3, "s")
 
 
 @pytest.mark.parametrize(

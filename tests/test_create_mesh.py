@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -130,10 +131,19 @@ def test_without_a_second_granule_a_dcn_part_has_no_effect_and_says_so(caplog):
         mesh = create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=(4, 1))
     assert dict(mesh.shape) == {"a": 4, "b": 2}
     assert caplog.messages == ["dcn_mesh_dims (4, 1) has no effect: the devices form one granule"]
+    with cpu_world(8):
+        assert create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=(4, 1)) is mesh
+    assert len(caplog.messages) == 2, "said whenever it is asked for"
     caplog.clear()
     with cpu_world(8):
         create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=(-1, 1))
     assert not caplog.messages
+
+
+def test_a_dcn_part_that_cannot_be_inferred_is_refused_with_one_granule_too():
+    said = r"`dcn_mesh_dims`: the -1 in mesh sizes \(3, -1\) cannot be inferred: 1 granules"
+    with cpu_world(8), pytest.raises(UsageError, match=said):
+        create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=(3, -1))
 
 
 def test_slices_come_from_the_devices_not_from_the_environment():
@@ -165,7 +175,7 @@ def test_axes_are_auto_on_every_path_unless_asked(use_jax):
     assert mixed.axis_types == (AxisType.Auto, AxisType.Explicit)
 
 
-def test_jax_lays_out_what_it_can():
+def test_jax_lays_out_what_it_can(caplog):
     devices = tpus("TPU v4", (4, 4, 1))
     by_jax = mesh_on(devices, (4, 4), ("a", "b"), use_jax=True)
     assert by_jax is mesh_on(devices, (4, 4), ("a", "b"))
@@ -173,7 +183,13 @@ def test_jax_lays_out_what_it_can():
         mesh_on(devices, (2, 8), ("a", "b"), use_jax=True)
     # Granules: what jax.make_mesh refuses or does not look at is laid out here.
     two = gpus(2, 4)
-    assert mesh_on(two, (2, 4), ("a", "b"), use_jax=True) is mesh_on(two, (2, 4), ("a", "b"))
+    assert not caplog.messages
+    for _ in range(2):
+        assert mesh_on(two, (2, 4), ("a", "b"), use_jax=True) is mesh_on(two, (2, 4), ("a", "b"))
+    said = (
+        "use_jax has no effect: the devices form 2 granules (TPU slices or, elsewhere, processes)"
+    )
+    assert [message.startswith(said) for message in caplog.messages] == [True, True]
 
 
 def test_a_mesh_is_made_once_for_its_arguments_and_devices():
@@ -185,6 +201,24 @@ def test_a_mesh_is_made_once_for_its_arguments_and_devices():
     assert (first.size, other.size) == (8, 4)
     with cpu_world(8):
         assert create_mesh((2, -1), ["a", "b"]) is first
+
+
+def test_sizes_may_be_an_array():
+    with cpu_world(8):
+        assert create_mesh(np.array([2, -1]), ("a", "b")) is create_mesh((2, 4), ("a", "b"))
+        with pytest.raises(TypeError, match=r"must be integers, got a float: 2\.0"):
+            create_mesh(np.array([2.0, 4.0]), ("a", "b"))
+        with pytest.raises(TypeError, match="must be integers, got a list"):
+            create_mesh(np.array([[2, 4]]), ("a", "b"))
+
+
+def test_a_slice_without_a_number_is_slice_zero():
+    one, other = tpus("TPU v4", (2, 2, 1), slices=2)[::2], tpus("TPU v4", (2, 2, 1), slices=2)[1::2]
+    unnumbered = [replace(device, slice_index=None) for device in one]
+    grid = mesh_on([*other, *unnumbered], (2, 4), ("a", "b")).devices
+    assert [[device.slice_index for device in row] for row in grid] == [[None] * 4, [1] * 4]
+    mixed = [*unnumbered[:2], *one[2:]]
+    assert mesh_on(mixed, (4,), ("a",)).size == 4
 
 
 def test_the_default_backend_and_a_named_one():
@@ -223,6 +257,12 @@ def test_what_does_not_fit_is_refused(arguments, said):
         (((8,), (1,)), "`axis_names` must be strings, got an int: 1"),
         (((8,), 3), "`axis_names` must be a sequence of strings, got an int: 3"),
         (((8,), ("a",), None, True, True, 3), "`backend` must be a string, got an int: 3"),
+        (
+            ((8,), ("a",), None, [1]),
+            "`should_sort_granules_by_key` must be a bool, got a list: [1]",
+        ),
+        (((8,), ("a",), None, True, 1), "`allow_split_physical_axes` must be a bool, got an int"),
+        (((8,), ("a",), None, True, True, None, "no"), "`use_jax` must be a bool, got a str: 'no'"),
     ],
 )
 def test_arguments_of_the_wrong_type_are_refused(arguments, said):

@@ -24,11 +24,13 @@ MESHES = [
 ALONE = 10  # steps on one device
 
 
+SOME = [
+    pytest.param(*mesh, marks=pytest.mark.long) if mesh[3] == ALONE else mesh for mesh in MESHES
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "sizes", "knobs", "steps"),
-    [pytest.param(*mesh, marks=pytest.mark.long) if mesh[3] == ALONE else mesh for mesh in MESHES],
-)
+@pytest.mark.parametrize(("name", "sizes", "knobs", "steps"), SOME)
 def test_losses_equal_those_of_one_device(name, sizes, knobs, steps):
     alone = run(name, steps=ALONE).losses
     shared = run(name, tuple(sizes.items()), tuple(knobs.items()), steps).losses
@@ -38,7 +40,7 @@ def test_losses_equal_those_of_one_device(name, sizes, knobs, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "sizes", "knobs", "steps"), MESHES)
+@pytest.mark.parametrize(("name", "sizes", "knobs", "steps"), SOME)
 def test_collectives_are_those_of_the_axes(name, sizes, knobs, steps):
     shared = run(name, tuple(sizes.items()), tuple(knobs.items()), steps).collectives
     assert ("all-to-all" in shared) == ("ep" in sizes)

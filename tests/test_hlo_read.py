@@ -157,7 +157,7 @@ def compile_step(sizes: tuple[int, int, int], layers: int = 4) -> bytes:
         return serialized(jax.jit(train_step, donate_argnums=0).lower(params, batch).compile())
 
 
-@pytest.mark.parametrize("sizes", [(1, 4, 2), (2, 2, 4)])
+@pytest.mark.parametrize("sizes", [(1, 4, 2), pytest.param((2, 2, 4), marks=pytest.mark.long)])
 def test_reader_agrees_with_jaxlib_on_a_train_step(sizes: tuple[int, int, int]) -> None:
     assert assert_agrees(compile_step(sizes)) > 500
 

@@ -6,6 +6,7 @@ import itertools
 import math
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +52,15 @@ def test_jax_counts_what_is_left_out():
     with world(gpus(4, 6), processes=4):
         assert calculate_host_mesh_shape((6, 4)) == (3, 2)
         assert calculate_host_mesh_shape((6, 2), num_processes=2) == (3, 2)
+
+
+def test_numbers_may_be_those_of_numpy():
+    inside = calculate_host_mesh_shape(np.array([2, 4]), np.int64(4), np.int32(2))
+    assert inside == (1, 4)
+    assert {type(size) for size in inside} == {int}
+    for wrong in (np.float64(2), True, "2"):
+        with pytest.raises(TypeError, match="`num_processes` must be an integer, got a"):
+            calculate_host_mesh_shape((2, 4), 4, wrong)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.mesh.axes import MAPPING, Plan, parse_mesh
 from automesh.space.legal import REPEATED, find_legal
-from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
+from automesh.space.mapping import KnobArrays, SplitArray, SplitDimension, StepMapping
 from automesh.space.settings import StepFacts
 from automesh.space.space import AxisRange, Knob, LogicalAxis, SearchSpace
 from automesh.space.spec import read_space
@@ -141,6 +142,49 @@ def test_axes_that_a_mapping_leaves_unused_are_ruled_out_with_that_mapping_alone
     found = legal(space_of(mlp=(("tp",), ())))
     assert rejected(found)["axis tp unused by the mapping"][1] == "tp is 2, must be 1"
     assert {dict(plan.mapping)["mlp"] for plan in found.legal if plan.sizes["tp"] > 1} == {("tp",)}
+
+
+def test_arrays_are_those_at_the_knobs_of_a_plan():
+    def weights(size):
+        return (array("w", (size, ("mlp",))),)
+
+    said = StepMapping(
+        defaults=(("mlp", ("tp",)),),
+        arrays=weights(8),
+        by_knobs=(
+            KnobArrays(knobs=(("hidden", 8), ("wide", False)), arrays=weights(8)),
+            KnobArrays(knobs=(("hidden", 12), ("wide", False)), arrays=weights(12)),
+            KnobArrays(knobs=(("hidden", 8), ("wide", True)), unseen="it raised"),
+        ),
+    )
+    knobs = (Knob(name="hidden", values=(8, 12)), Knob(name="wide", values=(False, True)))
+    space = space_of(names=("tp",), knobs=knobs, mlp=(("tp",),))
+    defaults = (("hidden", 8), ("wide", False))
+    found = legal(space, mapping=said, used=(), knobs=defaults)
+    # What was not looked at is left to those who build it.
+    assert {plan.knobs for plan in found.legal} == {
+        (("hidden", 8), ("wide", False)),
+        (("hidden", 8), ("wide", True)),
+        (("hidden", 12), ("wide", True)),
+    }
+    assert rejected(found) == {
+        "mlp divides 12": (1, "tp is 8, does not divide mlp (dimension 0 of `w`) = 12")
+    }
+    (notice,) = found.notices
+    assert "at 1 combinations of knobs" in notice and "hidden=8 wide=True: it raised" in notice
+    (plan,) = legal(space_of(names=("tp",), mlp=(("tp",),)), mapping=said, used=()).legal
+    wide = replace(plan, knobs=(("hidden", 12), ("wide", False)))
+    assert [one.rule for one in found.reasons_against(wide)] == ["mlp divides 12"]
+    assert not found.reasons_against(replace(plan, knobs=(("wide", False),)))
+
+
+def test_a_logical_axis_may_split_something_at_one_value_of_a_knob_alone():
+    experts = KnobArrays(knobs=(("moe", 1),), arrays=(array("w", (8, ("mlp",))),))
+    said = StepMapping(by_knobs=(KnobArrays(knobs=(("moe", 0),)), experts))
+    space = space_of(knobs=(Knob(name="moe", values=(0, 1)),), mlp=(("tp",),))
+    found = legal(space, mapping=said, used=("dp",), knobs=(("moe", 0),))
+    assert {plan.knobs for plan in found.legal if plan.sizes["tp"] > 1} == {(("moe", 1),)}
+    assert "axis tp unused by the mapping" in rejected(found)
 
 
 def test_a_mapping_that_is_another_one_where_axes_are_1_is_tried_once():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import automesh
 from automesh import HybridMeshShape, MeshConfig, MeshRule, Rules, UsageError
@@ -60,7 +61,14 @@ def test_a_rule_of_a_preset_matches_whole_names(make):
         ({"devices": nodes(2, 8)[:12]}, "must have the same number of devices, got [4, 8]"),
         ({"mesh_axis_names": ()}, "mesh axes must be distinct names, got []"),
         ({"mesh_axis_names": "data"}, "mesh axis names must be a sequence of strings, got a str"),
-        ({"mesh_axis_names": ("model",)}, "batch axis `data` is not a mesh axis"),
+        (
+            {"mesh_axis_names": ("model",), "batch_axis_names": "data"},
+            "batch axis `data` is not a mesh axis",
+        ),
+        (
+            {"batch_axis_names": ("data", "data")},
+            "batch axes must be distinct, got ['data', 'data']",
+        ),
         (
             {"mesh_rules": [("cpu.*", None)], "mesh_selector": "cpu-8"},
             "the rule `cpu.*`, which matches `cpu-8`, has no mesh",
@@ -107,6 +115,26 @@ def test_a_rule_changes_what_it_says_and_no_more():
     assert config.select("c").mesh_shape == (-1, 1)
 
 
+@pytest.mark.parametrize("make", PRESETS)
+def test_a_preset_without_the_axis_data_has_no_batch_axes_unless_said(make):
+    assert make(("dp", "tp"), devices=nodes(1, 8)).batch_axis_names == ()
+    assert make(("dp", "tp"), "dp", devices=nodes(1, 8)).batch_axis_names == ("dp",)
+    assert make(("data", "tp"), devices=nodes(1, 8)).batch_axis_names == ("data",)
+
+
+@pytest.mark.parametrize("given", [["auto", "explicit"], ("AUTO", AxisType.Explicit)])
+def test_axis_types_are_those_that_are_asked_for(given):
+    config = MeshConfig(
+        mesh_shape=(2, -1), mesh_axis_names=("data", "model"), mesh_rules=[("cpu", (4, -1))]
+    )
+    assert config.create_device_mesh().axis_types == (AxisType.Auto,) * 2
+    mesh = config.create_device_mesh(selector="cpu", axis_types=given)
+    assert mesh.axis_types == (AxisType.Auto, AxisType.Explicit)
+    assert mesh.shape["data"] == 4
+    with pytest.raises(UsageError, match="got 3 axis types"):
+        config.create_device_mesh(axis_types=["auto"] * 3)
+
+
 def test_batch_axes_are_those_of_loadax_unless_said():
     assert MeshConfig(mesh_shape=(8,), mesh_axis_names=("data",)).batch_axis_names == ("data",)
     assert MeshConfig(mesh_shape=(8,), mesh_axis_names=("dp",)).batch_axis_names == ()
@@ -151,6 +179,16 @@ def test_granules_over_several_axes_are_told():
         ({"mesh_rules": 3}, "mesh rules must be a sequence of rules, got an int: 3"),
         ({"mesh_rules": ["tpu"]}, "a mesh rule must be a MeshRule or a pair of a regular"),
         ({"mesh_rules": [("tpu", 8)]}, "the rule `tpu` must be a sequence of integers, got an int"),
+        ({"mapping": {1: "a"}}, "the logical axes of a mapping must be strings, got an int: 1"),
+        ({"mapping": 5}, "an axis mapping must be a dict of logical to mesh axes, got an int: 5"),
+        ({"mapping": "ab"}, "must be a dict of logical to mesh axes, got a str: 'ab'"),
+        ({"mapping": [("a",)]}, "must be a dict of logical to mesh axes, got a list: [('a',)]"),
+        ({"mapping": {"mlp": 5}}, "logical axis `mlp` must be mapped to a mesh axis, several or"),
+        ({"mapping": {"mlp": [1]}}, "must be mapped to a mesh axis, several or None, got [1]"),
+        ({"knobs": 5}, "knobs must be a dict of names to values, got an int: 5"),
+        ({"knobs": {1: 2}}, "the names of knobs must be strings, got an int: 1"),
+        ({"knobs": {"a": [1]}}, "`a` of the knobs must be a boolean, a number or a string, got a"),
+        ({"compiler_options": "ab"}, "compiler options must be a dict of names to values, got a"),
     ],
 )
 def test_values_of_a_wrong_type_are_told(arguments, said):
@@ -183,6 +221,15 @@ def test_a_rule_of_a_file_says_what_lies_over_dcn(rule, said):
         Rules(axes=("data",), rules=(MeshRule(match=match, mesh_shape=shape),))
 
 
+def test_a_rule_takes_dicts_and_can_be_hashed():
+    rule = MeshRule(match="a", mesh_shape=(8,), mapping={"mlp": "tp"}, knobs={"remat": "full"})
+    assert hash(rule) == hash(
+        MeshRule(match="a", mesh_shape=[8], mapping=[("mlp", ["tp"])], knobs=[("remat", "full")])
+    )
+    with pytest.raises(WrongType, match="knobs must be a dict of names to values, got an int: 5"):
+        MeshRule(match="a", mesh_shape=(8,), knobs=5)
+
+
 def test_a_match_is_text():
     with pytest.raises(WrongType, match="the match of a rule must be a string, got an int: 8"):
         MeshRule(match=8, mesh_shape=(8,))
@@ -196,3 +243,9 @@ def test_sizes_may_be_those_of_numpy():
     assert all(type(size) is int for size in config.mesh_shape)
     assert automesh.infer_mesh_shape([np.int32(4), -1]) == (4, len(jax.devices()) // 4)
     assert automesh.infer_mesh_shape((3, 5)) == (3, 5)
+    assert automesh.infer_mesh_shape(np.array([2, -1]), num_devices=np.int64(8)) == (2, 4)
+    for count in ("8", 8.0, True):
+        with pytest.raises(TypeError, match="`num_devices` must be an integer, got a"):
+            automesh.infer_mesh_shape((-1, 2), num_devices=count)
+    with pytest.raises(UsageError, match="`num_devices` is 0; it must be at least 1"):
+        automesh.infer_mesh_shape((-1, 2), num_devices=0)

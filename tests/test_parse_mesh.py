@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, format_mesh
@@ -98,6 +99,28 @@ def test_arguments_of_the_wrong_kind_are_refused():
         parse_mesh_from_string("2,4", "ab")
     with pytest.raises(UsageError, match="`order` is 'sorted'; it must be `string` or `names`"):
         parse_mesh_from_string("2,4", ("a", "b"), order="sorted")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("text", "order", "types"),
+    [
+        ("2,4", "string", (AxisType.Auto, AxisType.Explicit)),
+        ("tp:4,dp:2", "string", (AxisType.Explicit, AxisType.Auto)),
+        ("tp:4,dp:2", "names", (AxisType.Auto, AxisType.Explicit)),
+        ("tp:4,dcn.dp:1,dp:2", "string", (AxisType.Explicit, AxisType.Auto)),
+    ],
+)
+def test_axis_types_go_with_the_names(text, order, types):
+    with cpu_world(8):
+        mesh = parse_mesh_from_string(
+            text, ["dp", "tp"], order=order, axis_types=["auto", "explicit"]
+        )
+        one = parse_mesh_from_string(text, ["dp", "tp"], order=order, axis_types="explicit")
+        with pytest.raises(UsageError, match="got 3 axis types"):
+            parse_mesh_from_string(text, ["dp", "tp"], order=order, axis_types=["auto"] * 3)
+    assert dict(mesh.shape) == {"dp": 2, "tp": 4}
+    assert mesh.axis_types == types
+    assert one.axis_types == (AxisType.Explicit,) * 2
 
 
 def test_all_devices_are_used():

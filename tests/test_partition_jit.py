@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from automesh.errors import UsageError, WrongType
+from automesh.errors import IllegalMapping, UsageError, WrongType
 from automesh.partition import axis_mapping, current_thread_local_mapping, fsdp, named_jit, shard
 from tests.partition_support import mesh_of
 
@@ -43,9 +43,13 @@ def test_arguments_that_are_no_arrays_are_static_and_told_apart() -> None:
         assert (label, nothing, tree) == ("b", None, {"depth": 2})
         np.testing.assert_array_equal(np.asarray(out), factor * np.ones(4))
     assert [str(factor) for factor, _ in seen] == ["1", "True", "1.0", "0.0", "-0.0"]
+    before = len(seen)
+    for factor in (float("nan"), float("nan"), complex("nan"), complex("nan"), 0j, -0j):
+        assert np.isnan(step(x, factor)[0]).all() or factor == 0
+    assert len(seen) == before + 4
     step(np.ones(4, np.float32), np.float32(2.0))
     step(np.ones(4, np.float32), np.float32(3.0))
-    assert len(seen) == 6
+    assert len(seen) == before + 5
 
 
 def test_an_argument_that_cannot_be_a_key_is_named() -> None:
@@ -60,6 +64,29 @@ def test_the_context_mapping_is_used_and_a_new_one_compiles_again() -> None:
         for mapping, shape in (({"rows": "data"}, (2, 16)), (MAPPING, (2, 8))):
             with axis_mapping(mapping):
                 assert local_shape(split(x)) == shape
+
+
+def test_a_rematerialised_layer_follows_the_mapping_of_each_program() -> None:
+    layer = jax.checkpoint(lambda x: shard(x * 2, names=("rows", "columns")))
+    mesh, x = mesh_of(), jnp.ones((8, 16))
+    for mapping, constraint in (
+        ({"rows": "data"}, '[{"data"}, {}]'),
+        ({"columns": "model"}, '[{}, {"model"}]'),
+        ({"rows": "data"}, '[{"data"}, {}]'),
+    ):
+        text = named_jit(lambda x: layer(x), mapping, mesh=mesh).lower(x).as_text()
+        (line,) = [line for line in text.splitlines() if "sdy.sharding_constraint" in line][:1]
+        assert constraint in line
+
+
+def test_a_mapping_of_its_own_is_traced_once_whatever_holds_outside() -> None:
+    seen = []
+    step = named_jit(lambda x: seen.append(1) or x, MAPPING, mesh=mesh_of())
+    for outer in ({"rows": "data"}, {"rows": "model"}):
+        with axis_mapping(outer):
+            step(ones())
+    step(ones())
+    assert len(seen) == 1
 
 
 def test_out_axis_resources_win_for_the_result() -> None:
@@ -146,6 +173,83 @@ def test_donated_named_arrays_are_reused() -> None:
         step = named_jit(lambda x: x + 1, MAPPING, in_axis_resources=MAPPING, donate_args=True)
         step(x)
     assert x.array.is_deleted()
+
+
+def copies() -> dict[str, jax.Array]:
+    """Arrays that `in_axis_resources` must move: from one device, or from another sharding."""
+    turned = NamedSharding(mesh_of(), P("model"))
+    return {"one": jnp.zeros((8, 16)), "split": jax.device_put(jnp.zeros((8, 16)), turned)}
+
+
+@pytest.mark.parametrize("kept", ["", "one", "split"])
+@pytest.mark.parametrize("mapping", [MAPPING, {}], ids=["split", "replicated"])
+def test_donated_arguments_are_freed_when_they_move(mapping, kept: str) -> None:
+    arrays, axes = copies(), (Rows, Columns)
+    wishes = tuple(name != kept for name in arrays)
+    step = named_jit(
+        lambda x, y: (x + 1, y + 1), mapping, in_axis_resources=mapping, donate_args=wishes
+    )
+    with jax.set_mesh(mesh_of()):
+        out = step(*(hax.NamedArray(array, axes) for array in arrays.values()))
+    assert {name for name in arrays if not arrays[name].is_deleted()} == {kept} - {""}
+    for array in (one.array for one in out):
+        np.testing.assert_array_equal(np.asarray(array), 1.0)
+
+
+def test_donated_arguments_that_move_are_freed_before_the_program_runs() -> None:
+    deleted, x = [], ones()
+    step = named_jit(
+        lambda x: deleted.append(source.is_deleted()) or x.sum(),
+        in_axis_resources=MAPPING, donate_args=True, mesh=mesh_of(),
+    )  # fmt: skip
+    source = x.array
+    assert step(x).item() == 128
+    assert deleted == [True]
+
+
+def test_an_argument_that_is_passed_twice_outlives_the_first_move() -> None:
+    x = ones()
+    step = named_jit(
+        lambda x, y: x + y, in_axis_resources=MAPPING, donate_args=(True, False), mesh=mesh_of()
+    )
+    np.testing.assert_array_equal(np.asarray(step(x, x).array), 2.0)
+
+
+def test_nothing_is_freed_by_a_call_that_cannot_be_placed() -> None:
+    x, odd = ones(), hax.ones(hax.Axis("rows", 6))
+    step = named_jit(lambda x, y: x, in_axis_resources=MAPPING, donate_args=True, mesh=mesh_of())
+    with pytest.raises(IllegalMapping, match="has size 6"):
+        step(x, odd)
+    with pytest.raises(WrongType, match="neither an array nor hashable"):
+        step(x, [set()])
+    assert not x.array.is_deleted()
+    inside = jax.jit(lambda: step(x, ones()))()
+    assert not x.array.is_deleted() and inside.axes == x.axes
+
+
+@pytest.mark.parametrize(
+    ("wish", "got"),
+    [
+        (("x",), "a str: 'x'"),
+        ((1,), "an int: 1"),
+        (({"a": "no"},), "a str: 'no'"),
+        ((lambda leaf: "no",), "a str: 'no'"),
+        ((lambda leaf: None,), "a NoneType: None"),
+    ],
+)
+def test_only_bools_donate(wish, got: str) -> None:
+    x = {"a": jnp.ones(2)}
+    for donation, told in (
+        ({"donate_args": wish}, "args"),
+        ({"donate_kwargs": {"x": wish[0]}}, ""),
+    ):
+        step = named_jit(lambda x: x["a"] + 1, **donation)
+        with pytest.raises(WrongType) as error:
+            step(x) if told else step(x=x)
+        assert f"must say by bools what is donated, got {got}" in str(error.value)
+    assert not x["a"].is_deleted()
+    named_jit(lambda x: x["a"] + 1, donate_args=(lambda leaf: np.bool_(True),))(x)
+    assert x["a"].is_deleted()
 
 
 def test_wrong_donations_are_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +97,11 @@ def test_wrong_rules_are_told() -> None:
         (["w"], WrongType, "a rule must be a pair"),
         ([("w", "embed")], WrongType, "a rule must be a pair"),
         ([("w", {"a": 1})], WrongType, "the names in rule `w` must be a tuple"),
+        ([("w", (1, 2))], WrongType, "the name of a dimension of rule `w` must be a string"),
+        ([("x", ("a", ("b", 3)))], WrongType, "the name of a dimension of rule `x` must be"),
+        (5, WrongType, "the rules must be a list of pairs, got an int: 5"),
+        ("w", WrongType, "the rules must be a list of pairs, got a str"),
+        ({"w": ("a", "b")}, WrongType, "the rules must be a list of pairs, got a dict"),
     ):
         with pytest.raises(kind) as error:
             names_by_path(rules, tree)
@@ -116,6 +122,28 @@ def test_wrong_names_are_told() -> None:
         assert told in str(error.value), names
     with pytest.raises(WrongType, match="`names` names dimensions of array `n`, which is an int"):
         shard({"n": 3}, MAPPING, mesh, names={"n": ("embed",)})
+
+
+@dataclass
+class Unregistered:
+    w: Any = field(metadata={"axis_names": ("embed", "mlp")})
+
+
+def test_a_dataclass_with_names_must_be_a_pytree() -> None:
+    for tree, told in (
+        (Unregistered(jnp.ones((8, 16))), "a Unregistered has names for its field `w`"),
+        ({"up": [Unregistered(jnp.ones((8, 16)))]}, "a Unregistered at `up/0` has names"),
+    ):
+        for call in (
+            lambda tree=tree: shard(tree, MAPPING, mesh_of()),
+            lambda tree=tree: pspec_for(tree, MAPPING),
+            lambda tree=tree: names_by_path([(".*", P())], tree),
+        ):
+            with pytest.raises(WrongType) as error:
+                call()
+            assert told in str(error.value)
+    config = Unregistered(None)
+    assert shard({"config": config}, MAPPING, mesh_of())["config"] is config
 
 
 def test_arrays_without_names_are_left_alone() -> None:
@@ -150,6 +178,17 @@ def test_wrong_axes_are_told(wrong) -> None:
 def test_wrong_types_of_axes_are_told(call) -> None:
     with pytest.raises(WrongType, match=r"ax(is|es)"):
         call()
+
+
+def test_the_size_of_an_axis_that_is_mapped_to_one_twice_is_an_error() -> None:
+    with jax.set_mesh(mesh_of()):
+        for call in (
+            lambda: physical_axis_size("a", {"a": ("data", "data")}),
+            lambda: round_axis_for_partitioning(Axis("a", 3), {"a": ("data", "model", "data")}),
+        ):
+            with pytest.raises(IllegalMapping) as error:
+                call()
+            assert "axis `a` is mapped to the mesh axis `data` twice" in str(error.value)
 
 
 LOGICAL = ("a", "b", "c")

@@ -19,6 +19,7 @@ from automesh.partition import (
     infer_resource_partitions,
     mesh_context,
     pspec_for,
+    pspec_for_axis,
     set_mesh,
     shard,
     shard_with_axis_mapping,
@@ -38,7 +39,7 @@ def test_values_stay_as_they_are() -> None:
 
 
 def jax_can_differentiate_at_once(types: tuple[AxisType, ...], context: str) -> bool:
-    return types == AUTO or (types == EXPLICIT and context in ("set_mesh", "both"))
+    return types == AUTO or context in ("set_mesh", "both")
 
 
 @pytest.mark.parametrize("types", [AUTO, EXPLICIT, MIXED])
@@ -64,7 +65,7 @@ def test_it_acts_in_every_context(context: str, where: str, types: tuple[AxisTyp
     x = shard(jnp.ones((8, 16)), {}, mesh, names=NAMES)
     with enter(mesh):
         if where == "grad" and not jax_can_differentiate_at_once(types, context):
-            # Outside `jit` jax derives a reshard only under `set_mesh`, all axes being explicit.
+            # Outside `jit` jax derives a reshard only under `set_mesh`.
             with pytest.raises(ValueError, match=r"cotangent|set_mesh|cannot reshape"):
                 run(x)
             return
@@ -142,6 +143,40 @@ def test_without_a_mapping_or_a_mesh_it_says_so() -> None:
         warnings.simplefilter("error")
         jax.jit(lambda x: shard(x, names=names))(x)
         assert auto_sharded(x) is x
+
+
+@pytest.mark.parametrize("types", [EXPLICIT, MIXED], ids=["explicit", "mixed"])
+@pytest.mark.parametrize("context", ["legacy", "argument"])
+def test_jit_over_explicit_axes_takes_arguments_of_one_device(
+    context: str, types: tuple[AxisType, ...]
+) -> None:
+    mesh = mesh_of(types)
+    enter, argument = CONTEXTS[context]
+
+    def split(x: jax.Array) -> jax.Array:
+        return shard(x, MAPPING, argument(mesh), names=NAMES)
+
+    x = jnp.ones((8, 16))
+    with enter(mesh):
+        split_x = jax.jit(split)(x)
+        of_three = jax.jit(jax.vmap(split))(jnp.stack([x] * 3))
+        slope = jax.jit(jax.grad(lambda x: (split(x) ** 2).sum()))(x)
+    assert split_x.sharding.is_equivalent_to(NamedSharding(mesh, P("data", "model")), 2)
+    assert of_three.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "data", "model")), 3)
+    np.testing.assert_array_equal(np.asarray(slope), 2.0)
+
+
+def test_strict_refuses_a_tree_in_which_nothing_has_names() -> None:
+    mesh = mesh_of()
+    for tree in (jnp.ones(8), {"w": [jnp.ones(8)]}, {"w": object()}):
+        assert shard(tree, MAPPING, mesh) is not None
+        with pytest.raises(UsageError, match="nothing in the tree has names"):
+            shard(tree, MAPPING, mesh, strict=True)
+    for empty in (None, {}, {"w": None}):
+        assert shard(empty, MAPPING, mesh, strict=True) == empty
+    tree = {"w": jnp.ones(8), "b": jnp.ones(3)}
+    split = shard(tree, MAPPING, mesh, names={"w": ("embed",), "b": None}, strict=True)
+    assert split["w"].sharding.spec == P("data")
 
 
 @pytest.mark.parametrize("missing", ["mapping", "mesh"])
@@ -312,3 +347,59 @@ def test_what_the_mapping_is_cannot_be_changed_from_outside() -> None:
         given["b"] = "model"
         current_thread_local_mapping()["c"] = "model"
         assert current_thread_local_mapping() == {"a": "data"}
+
+
+def test_a_jitted_function_follows_the_mapping_of_each_call() -> None:
+    mesh, x = mesh_of(), jnp.ones((8, 8))
+    split = jax.jit(lambda x: shard(x * 2, names=("a", "b")))
+    with jax.set_mesh(mesh):
+        for mapping in ({"a": "data"}, {"a": "model"}, {"b": ["data"]}, {"a": "data"}):
+            with axis_mapping(mapping):
+                wanted = NamedSharding(mesh, pspec_for_axis(("a", "b")))
+                assert split(x).sharding.is_equivalent_to(wanted, 2), mapping
+        assert split(x).sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "scan", "cond"])
+def test_what_was_traced_under_one_mapping_is_not_used_under_another(kind: str) -> None:
+    mesh, x = mesh_of(), jnp.ones((8, 8))
+    split = lambda x: shard(x * 2, names=("a", "b"))  # noqa: E731
+    body = lambda x, _: (split(x), None)  # noqa: E731
+    # The function that jax remembers is one and the same; the program around it is a new one.
+    inner = {
+        "checkpoint": jax.checkpoint(split),
+        "scan": lambda x: jax.lax.scan(body, x, length=2)[0],
+        "cond": lambda x: jax.lax.cond(x[0, 0] > 0, split, split, x),
+    }[kind]
+    with jax.set_mesh(mesh):
+        for mapping, entries in (
+            ({"a": "data"}, '[{"data"}, {}]'),
+            ({"a": "model"}, '[{"model"}, {}]'),
+            ({"b": "data"}, '[{}, {"data"}]'),
+            ({"a": "data"}, '[{"data"}, {}]'),
+        ):
+            with axis_mapping(mapping):
+                text = jax.jit(lambda x: inner(x)).lower(x).as_text()
+            found = [line for line in text.splitlines() if "sdy.sharding_constraint" in line]
+            assert found and all(entries in line for line in found), mapping
+
+
+def test_one_mapping_is_traced_once_however_it_is_written() -> None:
+    traced = []
+
+    @jax.jit
+    def step(x):
+        traced.append(current_thread_local_mapping())
+        return x
+
+    for mapping in ({"a": "x", "b": ("y", "z")}, {"b": ["y", "z"], "a": "x"}):
+        with axis_mapping(mapping):
+            step(1.0)
+    with axis_mapping({"a": "x"}), axis_mapping({"b": ("y", "z")}, merge=True):
+        step(1.0)
+    assert len(traced) == 1
+    step(1.0)
+    with pytest.raises(KeyError), axis_mapping({"a": "x"}):
+        raise KeyError
+    step(1.0)
+    assert traced[1:] == [None]

@@ -14,7 +14,7 @@ from automesh import Workload
 from automesh.errors import UsageError
 from automesh.mesh.axes import parse_mesh
 from automesh.program.building import build_on, check_facts
-from automesh.program.contexts import ambient_mesh, entered, no_ambient_mesh
+from automesh.program.contexts import Ambient, ambient_mesh, entered, no_ambient_mesh
 from automesh.program.lowering import lower
 
 NAMES = ("dp", "tp")
@@ -257,7 +257,7 @@ def test_static_arguments_of_a_wrapped_jit_are_told_from_the_trace():
 
 def entries_of(context, times=3):
     for _ in range(times):
-        with entered(None, context):
+        with entered(Ambient(mesh=None, call=None), context):
             pass
 
 

@@ -42,7 +42,7 @@ def measured(result: automesh.Result) -> dict[str, Candidate]:
     "script",
     [
         "adamw.py",
-        "unsharded_state.py",
+        pytest.param("unsharded_state.py", marks=pytest.mark.long),
         pytest.param("refs_explicit.py", marks=pytest.mark.long),
         pytest.param("static_config.py", marks=pytest.mark.long),
     ],
@@ -57,6 +57,7 @@ def test_every_kind_of_workload_ends_in_a_measured_rule(script: str, tmp_path: P
     assert all(one.outcome.numerics in ("agree", "reference") for one in measured(result).values())
 
 
+@pytest.mark.long
 def test_a_module_with_a_context_and_advance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

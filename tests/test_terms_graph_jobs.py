@@ -84,7 +84,10 @@ def totals(terms, sizes):
             *("moe_lm", "small", {"fsdp": 2, "ep": 2}, {"fsdp": 4, "ep": 4}),
             marks=pytest.mark.long,
         ),
-        ("long_context", "small", {"dp": 2, "sp": 2}, {"dp": 2, "sp": 8}),
+        pytest.param(
+            *("long_context", "small", {"dp": 2, "sp": 2}, {"dp": 2, "sp": 8}),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_terms_at_other_sizes_are_those_of_their_own_propagation(
@@ -123,6 +126,7 @@ def test_a_worker_says_what_it_is_doing(own_process):
     assert stages[-3:] == ["build", "lower", "propagate"]
 
 
+@pytest.mark.long
 def test_what_an_inspection_lowered_need_not_be_lowered_again(own_process):
     entry = example("dense_lm", "tiny")
     seen = answer(InspectJob(entry=entry, axis_names=DEFAULT_AXES, platform="none")).seen

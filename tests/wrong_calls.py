@@ -63,6 +63,8 @@ SHAPES: Mapping[str, Wrong] = {
     "infer-zero": lambda: infer((-1, 0), num_devices=8),
     "infer-negative": lambda: infer((-2, -1), num_devices=8),
     "infer-nested": lambda: infer(((4,), 4), num_devices=16),
+    "infer-devices-are-text": lambda: infer((-1, 2), num_devices="8"),
+    "infer-no-devices": lambda: infer((-1, 2), num_devices=0),
 }
 
 CONFIGS: Mapping[str, Wrong] = {
@@ -73,6 +75,18 @@ CONFIGS: Mapping[str, Wrong] = {
     "config-name-is-number": lambda: config((2, 4), ("data", 1)),
     "config-names-are-text": lambda: config((2, 4), "ab"),
     "config-batch-axis": lambda: config((2, 4), batch_axis_names="dta"),
+    "config-batch-axis-twice": lambda: config((2, 4), batch_axis_names=("data", "data")),
+    "config-mapping-is-number": lambda: config((2, 4), mapping=5),
+    "config-mapping-is-text": lambda: config((2, 4), mapping="ab"),
+    "config-mapping-is-no-pairs": lambda: config((2, 4), mapping=[("a",)]),
+    "config-mapped-name-is-number": lambda: config((2, 4), mapping={1: "model"}),
+    "config-mapped-to-number": lambda: config((2, 4), mapping={"mlp": 5}),
+    "config-mapped-to-numbers": lambda: config((2, 4), mapping={"mlp": [1]}),
+    "config-mapped-twice": lambda: config((2, 4), mapping={"mlp": ["model", "model"]}),
+    "config-mapped-to-nothing-known": lambda: config((2, 4), mapping={"mlp": "modl"}),
+    "config-knobs-are-number": lambda: config((2, 4), knobs=5),
+    "config-knob-is-list": lambda: config((2, 4), knobs={"remat": ["full"]}),
+    "config-option-is-number": lambda: config((2, 4), compiler_options={1: True}),
     "config-text-shape": lambda: config("not a MeshShape"),
     "config-zero": lambda: config((0, 4)),
     "config-rule-lengths": lambda: ruled(("tpu-.*", (1, 2, 4))),
@@ -81,6 +95,8 @@ CONFIGS: Mapping[str, Wrong] = {
     "config-rule-sizes": lambda: ruled(("tpu-.*", (0, 8))),
     "rule-without-sizes": lambda: MeshRule(match="a", mesh_shape=8),  # pyright: ignore
     "config-selector-is-number": lambda: ruled(("tpu-.*", (1, 8))).create_device_mesh(selector=8),  # pyright: ignore
+    "mesh-types-length": lambda: config((2, 4)).create_device_mesh(axis_types=["auto"] * 3),
+    "mesh-type-unknown": lambda: config((2, 4)).create_device_mesh(axis_types="automatic"),
     "mesh-product": lambda: config((2, 2)).create_device_mesh(),
     "mesh-no-multiple": lambda: config((3, -1)).create_device_mesh(),
     "mesh-too-many": lambda: on(cpus(4), (2, 4)),
@@ -100,7 +116,7 @@ CONFIGS: Mapping[str, Wrong] = {
 
 PRESETS: Mapping[str, Wrong] = {
     "ddp-no-axes": lambda: ddp(mesh_axis_names=()),
-    "ddp-batch-axis": lambda: ddp(mesh_axis_names=("replica",)),
+    "ddp-batch-axis": lambda: ddp(mesh_axis_names=("replica",), batch_axis_names="data"),
     "fsdp-repeated-names": lambda: fsdp(mesh_axis_names=("data", "data")),
     "fsdp-rule-lengths": lambda: fsdp(
         mesh_axis_names=("data", "model"), mesh_rules=[("a", (1, 2, 4))], mesh_selector="a"
@@ -123,6 +139,10 @@ CREATION: Mapping[str, Wrong] = {
     "create-types-length": lambda: create_mesh((2, 4), ("a", "b"), axis_types=["auto"] * 3),
     "create-type-unknown": lambda: create_mesh((2, 4), ("a", "b"), axis_types="automatic"),
     "create-type-is-number": lambda: create_mesh((2, 4), ("a", "b"), axis_types=[1, 2]),
+    "create-sort-is-list": lambda: create_mesh((8,), ("a",), should_sort_granules_by_key=[1]),
+    "create-split-is-number": lambda: create_mesh((8,), ("a",), allow_split_physical_axes=1),
+    "create-by-jax-is-text": lambda: create_mesh((8,), ("a",), use_jax="yes"),
+    "create-dcn-one-granule": lambda: create_mesh((4, 2), ("a", "b"), dcn_mesh_dims=(3, -1)),
     "create-dcn-lengths": lambda: among(2, 4, 0, (2, 4), ("a", "b"), dcn_mesh_dims=(2,)),
     "create-dcn-product": lambda: among(2, 4, 0, (2, 4), ("a", "b"), dcn_mesh_dims=(2, 2)),
     "create-dcn-two-unknown": lambda: among(2, 4, 0, (2, 4), ("a", "b"), dcn_mesh_dims=(-1, -1)),
@@ -141,6 +161,8 @@ CREATION: Mapping[str, Wrong] = {
     "parse-two-unknown": lambda: parse("dp:-1,tp:-1", ["dp", "tp"]),
     "parse-product": lambda: parse("3,2", ["a", "b"]),
     "parse-number": lambda: parse(8, ["a"]),
+    "parse-order": lambda: parse("8", ["a"], order="names first"),
+    "parse-types-length": lambda: parse("2,4", ["a", "b"], axis_types=["auto"] * 3),
     "host-product": lambda: host_shape((2, 4), total_devices=4, num_processes=3),
     "host-no-devices": lambda: host_shape((2, 4), total_devices=0, num_processes=2),
     "host-unknown": lambda: host_shape((-1, 4), total_devices=4, num_processes=2),
@@ -169,6 +191,8 @@ BATCHES: Mapping[str, Wrong] = {
     "batch-without-mesh": lambda: automesh.input_partition_spec(),
     "batch-mesh-is-text": lambda: automesh.input_partition_spec(mesh="data:8"),  # pyright: ignore
     "batch-axis-unknown": lambda: place(np.ones(8), batch_axis_names="dta"),
+    "batch-axis-is-number": lambda: place(np.ones(8), batch_axis_names=5),
+    "batch-traced": lambda: jax.jit(place)({"tokens": np.ones((8, 2))}),
     "batch-axis-twice": lambda: place(np.ones(8), batch_axis_names=("data", "data")),
     "batch-rows": lambda: place({"tokens": np.ones((12, 2))}),
     "batch-no-rows": lambda: place({"tokens": np.ones((0, 2))}),
@@ -176,6 +200,7 @@ BATCHES: Mapping[str, Wrong] = {
     "batch-text": lambda: place({"name": "train"}),
     "batch-partition": lambda: place(np.ones(8), partition="full"),
     "fetch-list": lambda: fetch({"tokens": [1, 2]}),
+    "fetch-traced": lambda: jax.jit(fetch)({"w": np.ones(8)}),
     "fetch-columns": lambda: fetch({"w": on_columns()}),
     "fetch-split-as-replicated": lambda: fetch(
         place(np.ones(8)), partition=automesh.DataPartitionType.REPLICATED
@@ -190,6 +215,11 @@ def constrain(spec: Any, array: Any = None) -> Any:
     return automesh.with_sharding_constraint(jax.numpy.asarray(held), spec, mesh=data4_model2())
 
 
+def create_mesh_of_one() -> Any:
+    return on(cpus(1), (1, 1))
+
+
+unchecked: Any = automesh.with_sharding_constraint
 P = jax.sharding.PartitionSpec
 CONSTRAINTS: Mapping[str, Wrong] = {
     "constraint-unknown-axis": lambda: constrain(P("dta")),
@@ -198,6 +228,12 @@ CONSTRAINTS: Mapping[str, Wrong] = {
     "constraint-too-many": lambda: constrain(P("data", None, "model")),
     "constraint-is-text": lambda: constrain("data"),
     "constraint-tree": lambda: constrain({"w": P("data")}),
+    "constraint-no-array": lambda: unchecked({"name": "s"}, P(), mesh=data4_model2()),
+    "constraint-is-number-without-mesh": lambda: unchecked(np.ones(8), 5),
+    "constraint-one-device": lambda: unchecked(np.ones(8), P("nope"), mesh=create_mesh_of_one()),
+    "constraint-abstract-mesh": lambda: unchecked(
+        np.ones(8), P("data"), mesh=data4_model2().abstract_mesh
+    ),
 }
 
 CALLS: Mapping[str, Wrong] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import haliax as hax
@@ -18,6 +19,14 @@ shard: Any = partition.shard
 named_jit: Any = partition.named_jit
 fsdp: Any = partition.fsdp
 axis_mapping: Any = partition.axis_mapping
+names_by_path: Any = partition.names_by_path
+
+
+@dataclass
+class Unregistered:
+    """Says the names of its array, and is no pytree."""
+
+    w: Any = field(metadata={"axis_names": ("dim1",)})
 
 
 def inside(call: Wrong) -> Wrong:
@@ -108,5 +117,17 @@ PARTITION: Mapping[str, Wrong] = {
     "infer-without-mesh": lambda: partition.infer_resource_partitions(
         {"w": jnp.ones(4)}, {"dim1": "data"}
     ),
+    "size-twice-in-one": inside(lambda: partition.physical_axis_size("b", {"b": ("data", "data")})),
+    "shard-strict-without-names": inside(
+        lambda: shard({"w": jnp.ones(4)}, {"dim1": "data"}, strict=True)
+    ),
+    "shard-unregistered": inside(lambda: shard({"up": Unregistered(jnp.ones(4))}, {})),
+    "jit-donates-by-text": lambda: named_jit(lambda x: x, donate_args=("x",))(jnp.ones(4)),
+    "jit-donates-by-number": lambda: named_jit(lambda x: x, donate_kwargs={"x": 1})(x=jnp.ones(4)),
+    "rules-are-a-number": lambda: names_by_path(5, {"w": jnp.ones(4)}),
+    "rules-without-names": lambda: names_by_path(["w"], {"w": jnp.ones(4)}),
+    "rules-of-numbers": lambda: names_by_path([("w", (1, 2))], {"w": jnp.ones(4)}),
+    "rules-not-regex": lambda: names_by_path([("(", ("a",))], {"w": jnp.ones(4)}),
+    "rules-leave-one-out": lambda: names_by_path([("x", ("a",))], {"w": jnp.ones(4)}),
     "mesh-context-of-text": lambda: partition.mesh_context("data4"),  # pyright: ignore
 }

@@ -14,6 +14,7 @@ from automesh.hardware.elsewhere import elsewhere_of
 from automesh.hardware.reserve import NO_RESERVE, Reserve, default_reserve, parse_reserve
 from automesh.ladder.baseline import parse_plan
 from automesh.ladder.identity import study_name
+from automesh.ladder.mapped_knobs import with_knobs
 from automesh.ladder.refusal import inspection_error
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.room import Room
@@ -177,7 +178,7 @@ def inspect(
             f"jax was started with {answer.process_count} processes, but a search runs in one",
             hint="run the search on one host, without a launcher",
         )
-    return answer
+    return with_knobs(pool, job, answer, space, progress, timeout_s=request.timeout_s)
 
 
 def prepare(

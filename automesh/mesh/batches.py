@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
+from automesh.mesh.config import as_names
 from automesh.mesh.context import need_mesh
 
 Index = tuple[slice, ...]
@@ -41,6 +43,7 @@ def input_partition_spec(
 
     Raises:
       UsageError: no mesh, or an axis that it does not have.
+      WrongType: an argument of the wrong type; also a `TypeError`.
 
     Example:
       >>> from automesh import create_mesh
@@ -53,10 +56,14 @@ def input_partition_spec(
     names = need_mesh(mesh, what="input_partition_spec").axis_names
     if batch_axis_names is None:
         return PartitionSpec(names)
-    wanted = (batch_axis_names,) if isinstance(batch_axis_names, str) else tuple(batch_axis_names)
+    wanted = (
+        (batch_axis_names,)
+        if isinstance(batch_axis_names, str)
+        else as_names(batch_axis_names, "`batch_axis_names`")
+    )
     for name in wanted:
         if name not in names:
-            known = did_you_mean(str(name), names) or f"; it has {', '.join(names)}"
+            known = did_you_mean(name, names) or f"; it has {', '.join(names)}"
             raise UsageError(
                 f"batch axis `{name}` is not an axis of the mesh{known}",
                 hint="give axes of the mesh, or leave `batch_axis_names` out for all of them",
@@ -92,7 +99,7 @@ def host_to_global_device_array(
     Raises:
       UsageError: no mesh, no device of this host in it, or rows that its devices cannot share
         equally; names the leaf.
-      WrongType: a leaf that is no array, or `partition` no `DataPartitionType`.
+      WrongType: a leaf that is no array or traced, or an argument of the wrong type.
 
     Example:
       >>> from automesh import create_mesh
@@ -137,7 +144,7 @@ def global_to_host_array(
 
     Raises:
       UsageError: an array that is split in another way; names the leaf.
-      WrongType: a leaf that is no `jax.Array`, or `partition` no `DataPartitionType`.
+      WrongType: a leaf that is no `jax.Array` or traced, or `partition` no `DataPartitionType`.
 
     Example:
       >>> from automesh import create_mesh
@@ -162,6 +169,7 @@ def _check_partition(partition: object) -> None:
 
 
 def _host_array(path: Any, leaf: Any) -> np.ndarray:
+    _check_here(path, leaf, "host_to_global_device_array")
     is_global = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     is_key = jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
     array = np.empty(0, object) if is_global or is_key else np.asarray(leaf)
@@ -181,7 +189,17 @@ def _global_array(path: Any, leaf: Any) -> jax.Array:
             f"leaf `{_where(path)}` is {kind_of(leaf)}, not a jax.Array",
             hint="pass what `host_to_global_device_array` or a jitted function has returned",
         )
+    _check_here(path, leaf, "global_to_host_array")
     return leaf
+
+
+def _check_here(path: Any, leaf: object, what: str) -> None:
+    if isinstance(leaf, Tracer):
+        raise WrongType(
+            f"leaf `{_where(path)}` is traced: `{what}` moves data between host and devices, which "
+            "nothing inside a jitted or otherwise transformed function can",
+            hint="call it before or after that function, on what goes in or comes out",
+        )
 
 
 def _replicate(array: np.ndarray, sharding: NamedSharding, _: str) -> jax.Array:

@@ -14,18 +14,19 @@ from automesh.mesh.explain import explain_mesh, explain_rules, explain_settings
 from automesh.mesh.jax_half import jax_half
 from automesh.mesh.mapping import NO_MAPPING, LogicalMapping, check_mapped_axes
 from automesh.mesh.rules import MeshRule, check_selector, explain_match, first_match
-from automesh.mesh.settings import NO_SETTINGS, Settings
+from automesh.mesh.settings import NO_SETTINGS, Settings, as_settings
 from automesh.mesh.shape import AnyShape, MeshShape, as_shape
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from automesh.mesh.axes import Scalar
+    from automesh.mesh.devices import AxisTypes
     from automesh.mesh.mapping import Spelled
     from automesh.mesh.rules import OwnRules
 
-# Loadax's default, which a mesh without such an axis need not know: told by its identity.
-_SEED_BATCH = ("data",)
+SEED_BATCH = ("data",)
+"""Loadax's default, which a mesh without such an axis need not know: told by its identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,8 @@ class MeshConfig:
       evidence: what the choice rests on.
 
     Raises:
-      WrongType: sizes that are no integers, names that are no strings, a rule that is none.
+      WrongType: sizes that are no integers, names that are no strings, a rule that is none, a
+        mapping or settings that are none.
       UsageError: sizes or names do not fit each other.
 
     Example:
@@ -63,7 +65,7 @@ class MeshConfig:
 
     mesh_shape: MeshShape
     mesh_axis_names: tuple[str, ...]
-    batch_axis_names: tuple[str, ...] = _SEED_BATCH
+    batch_axis_names: tuple[str, ...] = SEED_BATCH
     mesh_rules: tuple[MeshRule, ...] = ()
     mapping: LogicalMapping = NO_MAPPING
     knobs: Settings = NO_SETTINGS
@@ -77,7 +79,7 @@ class MeshConfig:
             *,
             mesh_shape: AnyShape,
             mesh_axis_names: Sequence[str],
-            batch_axis_names: str | Sequence[str] = _SEED_BATCH,
+            batch_axis_names: str | Sequence[str] = SEED_BATCH,
             mesh_rules: OwnRules | None = None,
             mapping: Mapping[str, Spelled] = NO_MAPPING,
             knobs: Mapping[str, Scalar] = NO_SETTINGS,
@@ -89,15 +91,16 @@ class MeshConfig:
         # Strings, lists and dicts are taken too; what is kept can be hashed.
         names = as_names(self.mesh_axis_names, "mesh axis names")
         batch: Any = self.batch_axis_names
-        if batch is _SEED_BATCH:
+        if batch is SEED_BATCH:
             batch = [name for name in batch if name in names]
         batch = (batch,) if isinstance(batch, str) else as_names(batch, "batch axis names")
         object.__setattr__(self, "mesh_axis_names", names)
         object.__setattr__(self, "batch_axis_names", batch)
         object.__setattr__(self, "mesh_rules", _as_rules(self.mesh_rules))
         object.__setattr__(self, "mapping", LogicalMapping(self.mapping))
-        object.__setattr__(self, "knobs", Settings(self.knobs))
-        object.__setattr__(self, "compiler_options", Settings(self.compiler_options))
+        object.__setattr__(self, "knobs", as_settings(self.knobs, "knobs"))
+        options = as_settings(self.compiler_options, "compiler options")
+        object.__setattr__(self, "compiler_options", options)
         object.__setattr__(self, "mesh_shape", as_shape(self.mesh_shape))
         check_names(names, batch)
         check_mapped_axes(self.mapping.axes, names)
@@ -128,19 +131,24 @@ class MeshConfig:
         return self._with(self.mesh_rules[index]) if index < len(self.mesh_rules) else self
 
     def create_device_mesh(
-        self, devices: Sequence[Any] | None = None, *, selector: str | None = None
+        self,
+        devices: Sequence[Any] | None = None,
+        *,
+        selector: str | None = None,
+        axis_types: AxisTypes = None,
     ) -> Mesh:
         """Infers every -1 and lays the mesh out on all devices (this imports jax).
-
-        All axes have the axis type Auto.
 
         Args:
           devices: jax devices; default: all of the default backend.
           selector: name of the target: the first of `mesh_rules` that matches gives the mesh.
+          axis_types: `jax.sharding.AxisType`s or the words auto, explicit, manual: one for each
+            axis or one for all. Default: Auto.
 
         Raises:
           UsageError: the sizes do not multiply to the number of devices, or do not fit their
             granules.
+          WrongType: an argument of the wrong type; also a `TypeError`.
 
         Example:
           >>> config = MeshConfig(mesh_shape=(2, -1), mesh_axis_names=("data", "model"))
@@ -149,7 +157,7 @@ class MeshConfig:
         """
         config = self if selector is None else self.select(selector)
         return jax_half().create_mesh_of_shape(
-            config.mesh_shape, config.mesh_axis_names, devices=devices
+            config.mesh_shape, config.mesh_axis_names, devices=devices, axis_types=axis_types
         )
 
     def explain(self, selector: str | None = None, *, devices: Sequence[Any] | None = None) -> str:
@@ -282,10 +290,10 @@ _NO_MATCH_HINT = "search for that target with `automesh search`, or give `select
 
 
 def check_names(axes: Sequence[str], batch_axes: Sequence[str]) -> None:
-    """Accepts distinct axis names, and batch axes among them.
+    """Accepts distinct axis names, and distinct batch axes among them.
 
     Raises:
-      UsageError: no or repeated axes, or a batch axis that is no axis.
+      UsageError: no or repeated axes, or a batch axis that is no axis or repeated.
     """
     if not axes or len(set(axes)) < len(axes):
         raise UsageError(
@@ -298,6 +306,10 @@ def check_names(axes: Sequence[str], batch_axes: Sequence[str]) -> None:
                 f"batch axis `{name}` is not a mesh axis{did_you_mean(name, axes)}",
                 hint=f"the mesh axes are: {', '.join(axes)}",
             )
+    if len(set(batch_axes)) < len(batch_axes):
+        raise UsageError(
+            f"batch axes must be distinct, got {list(batch_axes)}", hint="leave one of them out"
+        )
 
 
 def as_names(names: object, what: str) -> tuple[str, ...]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
-from automesh.mesh.context import find_mesh
-from automesh.mesh.placing import constrain
+from automesh.mesh.context import find_mesh, is_staging
+from automesh.mesh.placing import constrain, keep_unconstrained
 
 
 def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None) -> Any:
     """Splits arrays over the mesh in force at this point of a program, or of a script.
 
-    As in Loadax, nothing happens where no mesh is in force or it has one device, so that the same
-    model runs on one device. Arrays are resharded over Explicit axes, where jax's own constraint
-    would only check.
+    As in Loadax, a `PartitionSpec` splits nothing where no mesh is in force or it has one device,
+    so that the same model runs on one device; it is checked all the same. A complete sharding has
+    devices of its own and is obeyed everywhere. Arrays are resharded over Explicit axes, where
+    jax's own constraint would only check; there `PartitionSpec.UNCONSTRAINED` leaves what is.
 
     Args:
       x: a tree of arrays, traced or not.
@@ -29,8 +32,9 @@ def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None
     Raises:
       UsageError: a spec names an axis that the mesh does not have, one twice, or one that is
         manual inside `shard_map`; has more entries than the array has dimensions; or splits a
-        dimension that its axes do not divide. It names the array.
-      WrongType: something in `shardings` that is none of the above.
+        dimension that its axes do not divide. Or the mesh is abstract and the array concrete. It
+        names the array.
+      WrongType: something in `shardings` that is none of the above, or in `x` that is no array.
 
     Example:
       >>> from automesh import create_mesh
@@ -40,27 +44,33 @@ def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None
       (2, 8)
     """
     chosen = find_mesh(mesh)
-    if chosen is None or chosen.size == 1:
-        return x
     try:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, sharding, part: _constrain(path, sharding, part, chosen),
-            shardings,
-            x,
-            is_leaf=_is_sharding,
-        )
-    except UsageError:
-        raise
+        matched = jax.tree_util.tree_map_with_path(_Match, shardings, x, is_leaf=_is_sharding)
     except ValueError as error:
         raise UsageError(
             f"the tree of shardings does not fit the tree of arrays: {str(error).splitlines()[0]}",
             hint="give one sharding for all, or a tree that is the beginning of the arrays' tree",
         ) from error
+    return jax.tree.map(lambda match: _constrain(match, chosen), matched)
 
 
-def _constrain(path: Any, sharding: Any, part: Any, mesh: Mesh | AbstractMesh) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A leaf of the tree of shardings, and the arrays in its place.
+
+    Attributes:
+      path: of the leaf, in jax's terms.
+    """
+
+    path: tuple[Any, ...]
+    sharding: Any
+    part: Any
+
+
+def _constrain(match: _Match, mesh: Mesh | AbstractMesh | None) -> Any:
+    sharding = match.sharding
     if sharding is None:
-        return part
+        return match.part
     if not _is_sharding(sharding):
         raise WrongType(
             f"a sharding must be a PartitionSpec or a Sharding, got {kind_of(sharding)}: "
@@ -69,17 +79,34 @@ def _constrain(path: Any, sharding: Any, part: Any, mesh: Mesh | AbstractMesh) -
         )
     if isinstance(sharding, PartitionSpec):
         _check_axes(sharding, mesh)
-        sharding = NamedSharding(mesh, sharding)
     return jax.tree_util.tree_map_with_path(
-        lambda rest, leaf: _constrain_array((*path, *rest), sharding, leaf), part
+        lambda rest, leaf: _constrain_array(
+            jax.tree_util.keystr((*match.path, *rest)) or "x", sharding, leaf, mesh
+        ),
+        match.part,
     )
 
 
-def _constrain_array(path: Any, sharding: Sharding, array: Any) -> Any:
+def _constrain_array(
+    where: str, sharding: PartitionSpec | Sharding, array: Any, mesh: Mesh | AbstractMesh | None
+) -> Any:
+    _check_array(where, array)
+    if isinstance(sharding, PartitionSpec):
+        _check_rank(where, sharding, jax.numpy.shape(array))
+        if mesh is None or mesh.size == 1:
+            return array
+        if AxisType.Auto not in mesh.axis_types:  # Where jax refuses what is left open.
+            sharding = keep_unconstrained(array, sharding, mesh)
+        sharding = NamedSharding(mesh, sharding)
     if not isinstance(sharding, NamedSharding):
         return jax.lax.with_sharding_constraint(array, sharding)
-    where = jax.tree_util.keystr(path) or "x"
+    _check_rank(where, sharding.spec, jax.numpy.shape(array))
     _check_sizes(where, sharding, jax.numpy.shape(array))
+    if isinstance(sharding.mesh, AbstractMesh) and not is_staging():
+        raise UsageError(
+            f"array `{where}` cannot be put on an abstract mesh, which has no devices",
+            hint="enter `jax.set_mesh(mesh)`, or pass `mesh=`",
+        )
     return constrain(array, sharding, path=where)
 
 
@@ -87,17 +114,28 @@ def _is_sharding(node: Any) -> bool:
     return node is None or isinstance(node, PartitionSpec | Sharding)
 
 
-def _check_axes(spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> None:
+def _check_array(where: str, leaf: Any) -> None:
+    is_array = isinstance(leaf, jax.Array) or hasattr(leaf, "__jax_array__")
+    if not is_array and np.asarray(leaf).dtype.kind in "OSUMm":
+        raise WrongType(
+            f"array `{where}` is {kind_of(leaf)}, not an array of numbers",
+            hint="give a tree of shardings with None for what is no array",
+        )
+
+
+def _check_axes(spec: PartitionSpec, mesh: Mesh | AbstractMesh | None) -> None:
     used = [name for entry in spec for name in _names(entry)]
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    kinds: dict[str, AxisType] = (
+        {} if mesh is None else dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    )
     for name in used:
-        if name not in mesh.axis_names:
-            known = did_you_mean(name, mesh.axis_names) or f"; it has {', '.join(mesh.axis_names)}"
+        if mesh is not None and name not in kinds:
+            known = did_you_mean(name, kinds) or f"; it has {', '.join(kinds)}"
             raise UsageError(
                 f"`{spec}` names `{name}`, which is not an axis of the mesh{known}",
                 hint="name axes of the mesh, or None for a dimension that is not split",
             )
-        if kinds[name] == AxisType.Manual:
+        if kinds.get(name) == AxisType.Manual:
             raise UsageError(
                 f"`{spec}` names `{name}`, which is manual here: inside `shard_map` each device "
                 "has its own part already",
@@ -110,13 +148,16 @@ def _check_axes(spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> None:
             )
 
 
-def _check_sizes(where: str, sharding: NamedSharding, shape: tuple[int, ...]) -> None:
-    if len(sharding.spec) > len(shape):
+def _check_rank(where: str, spec: PartitionSpec, shape: tuple[int, ...]) -> None:
+    if len(spec) > len(shape):
         raise UsageError(
-            f"array `{where}` of shape {shape} has {len(shape)} dimensions, but `{sharding.spec}` "
-            f"has {len(sharding.spec)} entries",
+            f"array `{where}` of shape {shape} has {len(shape)} dimensions, but `{spec}` "
+            f"has {len(spec)} entries",
             hint="give an entry for each dimension at most",
         )
+
+
+def _check_sizes(where: str, sharding: NamedSharding, shape: tuple[int, ...]) -> None:
     for dimension, (size, entry) in enumerate(zip(shape, sharding.spec, strict=False)):
         ways = math.prod(sharding.mesh.shape[name] for name in _names(entry))
         if size % ways:

@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -51,13 +52,14 @@ def create_mesh(
       axis_dims: devices along each axis, in all granules together; one may be -1.
       axis_names: a name for each size.
       dcn_mesh_dims: granules along each axis; one may be -1. With one granule it has no effect,
-        and a log record of level WARNING says so if it asked for more.
+        and a log record of level WARNING says so if it asked for more; a -1 that cannot be
+        inferred is an error there, too.
       should_sort_granules_by_key: order granules by slice or process index, not by the place of
         their first device in `jax.devices()`.
       allow_split_physical_axes: let one physical axis of a TPU's torus serve several mesh axes.
       backend: `cpu`, `gpu` or `tpu`; default: jax's default backend.
       use_jax: lay out with `jax.make_mesh`, where there is one granule; it decides by itself
-        whether to split physical axes.
+        whether to split physical axes. With several it has no effect, which is logged, too.
       axis_types: `jax.sharding.AxisType`s or the words auto, explicit, manual: one for each axis
         or one for all. Default: Auto, with `use_jax`, too.
 
@@ -111,7 +113,13 @@ def mesh_on(
     check_names(names, ())
     dims = _one_each(axis_dims, names, "axis_dims")
     dcn = None if dcn_mesh_dims is None else _one_each(dcn_mesh_dims, names, "dcn_mesh_dims")
-    return _cached(
+    for flag, argument in (
+        (sort_granules, "should_sort_granules_by_key"),
+        (allow_split_physical_axes, "allow_split_physical_axes"),
+        (use_jax, "use_jax"),
+    ):
+        check_type(flag, bool, f"`{argument}` must be a bool", hint="use True or False")
+    made = _cached(
         tuple(devices),
         dims,
         names,
@@ -121,6 +129,10 @@ def mesh_on(
         allow_split_physical_axes,
         use_jax,
     )
+    # Here, since what is kept for the next call must not keep its words.
+    for note in made.notes:
+        _LOG.warning("%s", note)
+    return made.mesh
 
 
 def devices_of(backend: str | None) -> list[Any]:
@@ -147,6 +159,18 @@ def devices_of(backend: str | None) -> list[Any]:
         ) from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """A mesh, and what is to be said whenever it is asked for.
+
+    Attributes:
+      notes: what had no effect, a sentence each.
+    """
+
+    mesh: Mesh
+    notes: tuple[str, ...]
+
+
 @functools.lru_cache(maxsize=128)
 def _cached(
     devices: tuple[Located, ...],
@@ -157,23 +181,41 @@ def _cached(
     sort_granules: bool,
     allow_split_physical_axes: bool,
     use_jax: bool,
-) -> Mesh:
+) -> _Made:
     granules = granules_of(devices, sort=sort_granules)
     sizes = _inferred(dims, len(devices), "axis_dims", what="devices")
     outer = _outer(sizes, granules, dcn)
+    notes = _without_effect(outer, dcn, granules=len(granules), use_jax=use_jax)
     axes = [
         MeshAxis(name=name, ici=size // across, dcn=across)
         for name, size, across in zip(names, sizes, outer, strict=True)
     ]
     if use_jax and len(granules) == 1:
-        return _by_jax(axes, devices, types)
-    return create_mesh_for(
+        return _Made(mesh=_by_jax(axes, devices, types), notes=notes)
+    mesh = create_mesh_for(
         axes,
         devices=devices,
         axis_types=types,
         sort_granules=sort_granules,
         allow_split_physical_axes=allow_split_physical_axes,
     )
+    return _Made(mesh=mesh, notes=notes)
+
+
+def _without_effect(
+    outer: tuple[int, ...], dcn: tuple[int, ...] | None, *, granules: int, use_jax: bool
+) -> tuple[str, ...]:
+    """What was asked for in vain, a sentence each."""
+    notes: list[str] = []
+    asked = dcn and math.prod(size for size in dcn if size != -1) > 1
+    if asked and granules == 1:
+        notes.append(f"dcn_mesh_dims {dcn} has no effect: the devices form one granule")
+    if use_jax and granules > 1:
+        notes.append(
+            f"use_jax has no effect: the devices form {granules} {_GRANULES}, which jax.make_mesh "
+            f"does not lay along dcn_mesh_dims {outer}"
+        )
+    return tuple(notes)
 
 
 def _one_each(sizes: Sequence[int], names: Sequence[str], what: str) -> tuple[int, ...]:
@@ -206,9 +248,7 @@ def _outer(
 ) -> tuple[int, ...]:
     """Granules along each axis."""
     count = len(granules)
-    if count == 1:
-        if dcn is not None and math.prod(max(size, 1) for size in dcn) > 1:
-            _LOG.warning("dcn_mesh_dims %s has no effect: the devices form one granule", dcn)
+    if count == 1 and (dcn is None or -1 not in dcn):
         return (1,) * len(sizes)
     if dcn is not None:
         return _as_asked(sizes, _inferred(dcn, count, "dcn_mesh_dims", what=_GRANULES))

@@ -104,5 +104,5 @@ def granules_of(devices: Sequence[D], *, sort: bool = True) -> tuple[tuple[D, ..
 
 def granule_key(device: Located, *, slices: bool) -> int:
     """The number of a device's granule: of its slice, or else of its process."""
-    # Some compile-only TPU devices of a single slice have no slice_index.
-    return getattr(device, "slice_index", 0) if slices else device.process_index
+    # Some compile-only TPU devices of a single slice have no slice_index, or None.
+    return (getattr(device, "slice_index", 0) or 0) if slices else device.process_index

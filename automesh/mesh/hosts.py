@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import jax
 
-from automesh.errors import UsageError, check_type
-from automesh.mesh.shape import as_sizes
+from automesh.errors import UsageError
+from automesh.mesh.shape import as_integer, as_sizes
 
 
 def calculate_host_mesh_shape(
@@ -61,12 +61,12 @@ def calculate_host_mesh_shape(
     return _divided(shape, hosts)
 
 
-def _count(value: int, name: str) -> int:
+def _count(value: object, name: str) -> int:
     hint = f"leave `{name}` out to have jax count"
-    check_type(value, int, f"`{name}` must be an integer", hint=hint)
-    if value < 1:
-        raise UsageError(f"`{name}` is {value}; it must be at least 1", hint=hint)
-    return value
+    count = as_integer(value, f"`{name}` must be an integer", hint=hint)
+    if count < 1:
+        raise UsageError(f"`{name}` is {count}; it must be at least 1", hint=hint)
+    return count
 
 
 def _divided(shape: Sequence[int], hosts: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from automesh.errors import UsageError
 from automesh.mesh.jax_half import jax_half
-from automesh.mesh.shape import AnyShape, HybridMeshShape, MeshShape, as_shape, as_sizes
+from automesh.mesh.shape import AnyShape, HybridMeshShape, MeshShape, as_integer, as_shape, as_sizes
 
 _GRANULES = "granules (slices or nodes)"
 
@@ -26,7 +26,7 @@ def infer_mesh_shape(
       The sizes as a tuple, all positive.
 
     Raises:
-      WrongType: no sequence of integers.
+      WrongType: no sequence of integers, or `num_devices` no integer.
       UsageError: zero, a negative size that is not -1, two -1, or sizes that do not multiply to
         `num_devices`.
 
@@ -39,7 +39,11 @@ def infer_mesh_shape(
         if -1 not in sizes:
             return sizes
         num_devices = len(jax_half().attached_devices())
-    return infer_sizes(sizes, num_devices)
+    hint = "leave `num_devices` out to have jax count"
+    count = as_integer(num_devices, "`num_devices` must be an integer", hint=hint)
+    if count < 1:
+        raise UsageError(f"`num_devices` is {count}; it must be at least 1", hint=hint)
+    return infer_sizes(sizes, count)
 
 
 def infer_sizes(sizes: Sequence[int], total: int, *, what: str = "devices") -> tuple[int, ...]:

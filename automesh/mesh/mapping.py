@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from automesh.errors import UsageError, did_you_mean
+from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
 
 MappedAxes = tuple[str, ...]
 """The mesh axes of one logical axis, the slowest varying first; empty where it is not split."""
@@ -23,6 +23,8 @@ Spelled = str | Sequence[str] | None
 
 NONE = "none"
 _LOGICAL = re.compile(r"[^\s:=+,\"'`]+")
+_DICT = "an axis mapping must be a dict of logical to mesh axes"
+_DICT_HINT = "write for example {'embed': 'fsdp', 'mlp': ('tp', 'sp')}"
 
 
 class LogicalMapping(Mapping[str, str | tuple[str, ...] | None]):
@@ -36,6 +38,7 @@ class LogicalMapping(Mapping[str, str | tuple[str, ...] | None]):
 
     Raises:
       UsageError: what is wrong with an entry.
+      WrongType: no mapping of names to mesh axes.
 
     Example:
       >>> mapping = LogicalMapping({"embed": "fsdp", "mlp": ["tp", "sp"], "vocab": "none"})
@@ -48,8 +51,7 @@ class LogicalMapping(Mapping[str, str | tuple[str, ...] | None]):
     __slots__ = ("_axes",)
 
     def __init__(self, values: Mapping[str, Spelled] | Iterable[tuple[str, Spelled]] = ()) -> None:
-        items = cast("Any", values).items() if isinstance(values, Mapping) else values
-        pairs = cast("Iterable[tuple[str, Spelled]]", items)
+        pairs = pairs_of(values, _DICT, hint=_DICT_HINT)
         self._axes = {name: read_mapped(name, spelled) for name, spelled in pairs}
 
     @property
@@ -83,19 +85,18 @@ class LogicalMapping(Mapping[str, str | tuple[str, ...] | None]):
         return f"LogicalMapping({dict(self)!r})"
 
 
-NO_MAPPING = LogicalMapping()
-
-
 def read_mapped(name: str, spelled: Spelled) -> MappedAxes:
     """The mesh axes of a logical axis, from what people write.
 
     Raises:
       UsageError: not the name of a logical axis; something else than mesh axes, or one twice.
+      WrongType: see `check_mapped_types`.
 
     Example:
       >>> read_mapped("mlp", ["tp", "sp"]), read_mapped("mlp", "tp"), read_mapped("mlp", "none")
       (('tp', 'sp'), ('tp',), ())
     """
+    check_mapped_types(name, spelled)
     check_logical(name)
     if spelled is None or spelled == NONE:
         return ()
@@ -106,8 +107,58 @@ def read_mapped(name: str, spelled: Spelled) -> MappedAxes:
             hint='write "none" alone for an axis that is not split',
         )
     if len(set(axes)) < len(axes):
-        raise UsageError(f"the logical axis `{name}` is mapped to {list(axes)}: one of them twice")
+        raise UsageError(
+            f"the logical axis `{name}` is mapped to {list(axes)}: one of them twice",
+            hint="leave one of them out",
+        )
     return axes
+
+
+def pairs_of(values: object, what: str, *, hint: str) -> list[tuple[Any, Any]]:
+    """The entries of a mapping, or of a sequence or iterator of pairs.
+
+    Args:
+      what: what it must be, for the error.
+
+    Raises:
+      WrongType: neither.
+
+    Example:
+      >>> pairs_of({"mlp": "tp"}, "a mapping", hint="")
+      [('mlp', 'tp')]
+    """
+    items = cast("Mapping[Any, Any]", values).items() if isinstance(values, Mapping) else values
+    if isinstance(items, Iterable) and not isinstance(items, str | bytes):
+        pairs = [
+            tuple(cast("Sequence[Any]", pair)) if isinstance(pair, list | tuple) else ()
+            for pair in cast("Iterable[Any]", items)
+        ]
+        if all(len(pair) == 2 for pair in pairs):
+            return cast("list[tuple[Any, Any]]", pairs)
+    raise WrongType(f"{what}, got {kind_of(values)}: {values!r}", hint=hint)
+
+
+def check_mapped_types(name: object, spelled: object) -> None:
+    """Accepts a string as the name, and a string, a sequence of them or None as the mesh axes.
+
+    Raises:
+      WrongType: something else.
+
+    Example:
+      >>> check_mapped_types("mlp", ["tp", "sp"])
+    """
+    if not isinstance(name, str):
+        raise WrongType(
+            f"the logical axes of a mapping must be strings, got {kind_of(name)}: {name!r}",
+            hint="use the name of the axis, not the axis",
+        )
+    listed = cast("Sequence[Any]", spelled) if isinstance(spelled, Sequence) else [spelled]
+    if spelled is not None and not all(isinstance(axis, str) for axis in listed):
+        raise WrongType(
+            f"logical axis `{name}` must be mapped to a mesh axis, several or None, "
+            f"got {spelled!r}",
+            hint="write for example 'tp' or ('tp', 'sp')",
+        )
 
 
 def check_logical(name: str) -> None:
@@ -167,3 +218,6 @@ def check_mapped_axes(mapping: Iterable[tuple[str, MappedAxes]], names: Sequence
                 f"{did_you_mean(unknown[0], names)}",
                 hint=f"the mesh axes are: {', '.join(names)}",
             )
+
+
+NO_MAPPING = LogicalMapping()

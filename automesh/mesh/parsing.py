@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, check_type, did_you_mean
-from automesh.mesh.axes import MeshAxis, parse_mesh
+from automesh.mesh.axes import parse_mesh
 from automesh.mesh.config import as_names, check_names
 from automesh.mesh.creating import devices_of, mesh_on
-from automesh.mesh.devices import create_mesh_for
-from automesh.mesh.granules import Located, granules_of
+from automesh.mesh.devices import AxisTypes, axis_types_for, create_mesh_for
+from automesh.mesh.granules import granules_of
 
 AxisOrder = Literal["string", "names"]
 _FORMS = "write for example `dp:2,tp:4` or, without names, `2,4`"
 
 
 def parse_mesh_from_string(
-    axis_dims: str, names: Sequence[str], *, order: AxisOrder = "string"
+    axis_dims: str,
+    names: Sequence[str],
+    *,
+    order: AxisOrder = "string",
+    axis_types: AxisTypes = None,
 ) -> Mesh:
     """The mesh that a string describes, on all devices.
 
@@ -33,9 +37,11 @@ def parse_mesh_from_string(
       names: all axes of the mesh.
       order: of the axes in a mesh given by names: that of the string, as in eformer, or that of
         `names`.
+      axis_types: `jax.sharding.AxisType`s or the words auto, explicit, manual: one for each of
+        `names`, in their order, or one for all. Default: Auto.
 
     Returns:
-      The mesh, with Auto axes.
+      The mesh.
 
     Raises:
       UsageError: malformed text; a name that is unknown, missing or repeated; another number of
@@ -53,12 +59,17 @@ def parse_mesh_from_string(
     known = as_names(names, "`names`")
     check_names(known, ())
     if order not in ("string", "names"):
-        raise UsageError(f"`order` is {order!r}; it must be `string` or `names`")
+        raise UsageError(
+            f"`order` is {order!r}; it must be `string` or `names`",
+            hint="it is the order of the axes in a mesh that is given by names",
+        )
+    types = dict(zip(known, axis_types_for(axis_types, known), strict=True))
     if not axis_dims.strip():
         raise UsageError("`axis_dims` is empty", hint=_FORMS)
     if ":" not in axis_dims:
-        return mesh_on(devices_of(None), _positional(axis_dims, known), known)
-    return _named(axis_dims, known, order)
+        sizes = _positional(axis_dims, known)
+        return mesh_on(devices_of(None), sizes, known, axis_types=tuple(types.values()))
+    return _named(axis_dims, types, order)
 
 
 def _positional(text: str, names: Sequence[str]) -> tuple[int, ...]:
@@ -74,7 +85,8 @@ def _positional(text: str, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(int(piece) for piece in pieces)
 
 
-def _named(text: str, names: Sequence[str], order: AxisOrder) -> Mesh:
+def _named(text: str, types: Mapping[str, AxisType], order: AxisOrder) -> Mesh:
+    names = tuple(types)
     used = _names_in(text, names)
     missing = [name for name in names if name not in used]
     if missing:
@@ -90,11 +102,11 @@ def _named(text: str, names: Sequence[str], order: AxisOrder) -> Mesh:
         for axis in parse_mesh(text, names, num_devices=len(devices), num_granules=count)
     }
     axes = [by_name[name] for name in (used if order == "string" else names)]
-    return create_mesh_for(axes, devices=devices) if hybrid else _flat(axes, devices)
-
-
-def _flat(axes: Sequence[MeshAxis], devices: Sequence[Located]) -> Mesh:
-    return mesh_on(devices, [axis.size for axis in axes], [axis.name for axis in axes])
+    chosen = [types[axis.name] for axis in axes]
+    if hybrid:
+        return create_mesh_for(axes, devices=devices, axis_types=chosen)
+    sizes, in_order = [axis.size for axis in axes], [axis.name for axis in axes]
+    return mesh_on(devices, sizes, in_order, axis_types=chosen)
 
 
 def _names_in(text: str, names: Sequence[str]) -> list[str]:

@@ -6,10 +6,11 @@ import itertools
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import IllegalMapping, UsageError
-from automesh.mesh.context import is_tracing
+from automesh.mesh.context import is_staging, is_tracing
 
 
 def place(array: Any, sharding: NamedSharding, *, path: str = "") -> Any:
@@ -63,11 +64,78 @@ def constrain(array: Any, sharding: NamedSharding, *, path: str = "") -> Any:
     if AxisType.Explicit in kinds:
         _check_order(sharding, path)
         # There a constraint only asserts; `reshard` takes no other axes, a constraint only them.
-        array = jax.sharding.reshard(array, _part(sharding, AxisType.Explicit))
+        explicit = _part(_kept(array, sharding), AxisType.Explicit)
+        is_mixed = kinds > {AxisType.Explicit}
+        if is_mixed and (PartitionSpec.UNCONSTRAINED in sharding.spec or not is_staging()):
+            return _constrained_as_auto(array, sharding.spec, explicit)
+        array = _resharded(array, explicit)
         if kinds == {AxisType.Explicit}:
             return array
         sharding = _part(sharding, AxisType.Auto)
     return jax.lax.with_sharding_constraint(array, sharding)
+
+
+def keep_unconstrained(array: Any, spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """The spec with what splits the array now in place of each `PartitionSpec.UNCONSTRAINED`.
+
+    Over explicit mesh axes no compiler chooses: what is left open there stays as it is.
+
+    Example:
+      >>> mesh = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Explicit,) * 2)
+      >>> with jax.set_mesh(mesh):
+      ...     rows = jax.device_put(jax.numpy.ones((8, 8)), PartitionSpec("data"))
+      ...     open_rows = PartitionSpec(PartitionSpec.UNCONSTRAINED, "model")
+      ...     tuple(keep_unconstrained(rows, open_rows, mesh))
+      ('data', 'model')
+    """
+    kinds: dict[str, AxisType] = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    named = {axis for entry in spec for axis in _axes(entry)}
+    now = (*jax.typeof(array).sharding.spec, *[None] * len(spec))
+    kept = [
+        tuple(axis for axis in _axes(entry) if kinds.get(axis) == AxisType.Explicit) or None
+        for entry in now
+    ]
+    kept = [None if entry is None or named & set(entry) else entry for entry in kept]
+    return PartitionSpec(
+        *(
+            here if entry is PartitionSpec.UNCONSTRAINED else entry
+            for entry, here in zip(spec, kept, strict=False)
+        )
+    )
+
+
+def _resharded(array: Any, sharding: NamedSharding) -> Any:
+    """`jax.sharding.reshard`, which alone tells a program its devices only under `set_mesh`."""
+    reshard = jax.sharding.reshard
+    if isinstance(sharding.mesh, AbstractMesh) or not jax.sharding.get_abstract_mesh().empty:
+        return reshard(array, sharding)
+    # A `jit` inside a `jit` does tell them, by its `out_shardings`.
+    return jax.jit(reshard, static_argnums=1, out_shardings=sharding)(array, sharding)
+
+
+def _constrained_as_auto(array: Any, spec: PartitionSpec, explicit: NamedSharding) -> Any:
+    """The array with this spec, by a constraint where the explicit mesh axes are auto, too.
+
+    Where they are not, a constraint after `reshard` closes what the spec leaves open; outside of
+    `jit` it undoes the `reshard`.
+
+    Args:
+      explicit: what is to hold of the explicit axes.
+    """
+
+    on_mesh = isinstance(array, Tracer) or _mesh_of(array) == explicit.mesh
+    placed = array if on_mesh else jax.device_put(array, explicit)
+
+    def split(inside: Any) -> Any:
+        return jax.lax.with_sharding_constraint(inside, spec)
+
+    kinds = _kinds(explicit)
+    axes = tuple(name for name, kind in kinds.items() if kind == AxisType.Explicit)
+    return jax.sharding.auto_axes(split, axes=axes, out_sharding=explicit)(placed)
+
+
+def _mesh_of(array: Any) -> Mesh | AbstractMesh | None:
+    return getattr(getattr(array, "sharding", None), "mesh", None)
 
 
 def array_label(path: str) -> str:
@@ -102,9 +170,18 @@ def _part(sharding: NamedSharding, kind: AxisType) -> NamedSharding:
     """What the sharding says of the mesh axes of one kind."""
     kinds = _kinds(sharding)
     entries = [
-        tuple(axis for axis in _axes(entry) if kinds[axis] == kind) for entry in sharding.spec
+        entry
+        if entry is PartitionSpec.UNCONSTRAINED
+        else tuple(axis for axis in _axes(entry) if kinds[axis] == kind) or None
+        for entry in sharding.spec
     ]
-    return NamedSharding(sharding.mesh, PartitionSpec(*(entry or None for entry in entries)))
+    return NamedSharding(sharding.mesh, PartitionSpec(*entries))
+
+
+def _kept(array: Any, sharding: NamedSharding) -> NamedSharding:
+    """The sharding with nothing left open: see `keep_unconstrained`."""
+    spec = keep_unconstrained(array, sharding.spec, sharding.mesh)
+    return NamedSharding(sharding.mesh, spec)
 
 
 def _kinds(sharding: NamedSharding) -> dict[str, AxisType]:
@@ -112,4 +189,6 @@ def _kinds(sharding: NamedSharding) -> dict[str, AxisType]:
 
 
 def _axes(entry: Any) -> tuple[str, ...]:
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return ()
     return (entry,) if isinstance(entry, str) else tuple(entry or ())

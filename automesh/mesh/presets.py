@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from automesh.errors import UsageError
-from automesh.mesh.config import MeshConfig, as_names
+from automesh.mesh.config import SEED_BATCH, MeshConfig, as_names
 from automesh.mesh.granules import as_devices, granules_of
 from automesh.mesh.jax_half import jax_half
 from automesh.mesh.rules import OwnRules, check_selector, first_match
@@ -15,7 +15,7 @@ from automesh.mesh.shape import HybridMeshShape
 
 def make_ddp_mesh_config(
     mesh_axis_names: Sequence[str] = ("data",),
-    batch_axis_names: str | Sequence[str] = "data",
+    batch_axis_names: str | Sequence[str] = SEED_BATCH,
     mesh_rules: OwnRules | None = None,
     mesh_selector: str | None = None,
     *,
@@ -26,7 +26,8 @@ def make_ddp_mesh_config(
 
     Args:
       mesh_axis_names: names of the mesh axes; those after the first get the size 1.
-      batch_axis_names: axes that the rows of a batch are split over.
+      batch_axis_names: axes that the rows of a batch are split over; default: `data`, if there is
+        such an axis.
       mesh_rules: other meshes for named targets, see `MeshConfig`.
       mesh_selector: name of this target; None asks no rule.
       devices: jax devices to count; default: all of the default backend. Granules are TPU slices
@@ -49,7 +50,7 @@ def make_ddp_mesh_config(
 
 def make_fsdp_mesh_config(
     mesh_axis_names: Sequence[str],
-    batch_axis_names: str | Sequence[str] = "data",
+    batch_axis_names: str | Sequence[str] = SEED_BATCH,
     mesh_rules: OwnRules | None = None,
     mesh_selector: str | None = None,
     *,
@@ -60,7 +61,8 @@ def make_fsdp_mesh_config(
 
     Args:
       mesh_axis_names: names of the mesh axes; those in the middle get the size 1.
-      batch_axis_names: axes that the rows of a batch are split over.
+      batch_axis_names: axes that the rows of a batch are split over; default: `data`, if there is
+        such an axis.
       mesh_rules: other meshes for named targets, see `MeshConfig`.
       mesh_selector: name of this target; None asks no rule.
       devices: jax devices to count; default: all of the default backend. Granules are TPU slices

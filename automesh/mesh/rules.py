@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,12 @@ from automesh.errors import UsageError, WrongType, kind_of
 from automesh.mesh.axes import Plan
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence
 from automesh.mesh.mapping import NO_MAPPING, LogicalMapping
-from automesh.mesh.settings import NO_SETTINGS, Settings
+from automesh.mesh.settings import NO_SETTINGS, Settings, as_settings
 from automesh.mesh.shape import AnyShape, HybridMeshShape, MeshShape, as_shape
+
+if TYPE_CHECKING:
+    from automesh.mesh.axes import Scalar
+    from automesh.mesh.mapping import Spelled
 
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()]")
 
@@ -29,7 +33,8 @@ class MeshRule:
       mapping: logical axis -> mesh axes, for `build` and for frameworks; empty if nothing is said.
 
     Raises:
-      WrongType: `match` is no string, or the shape no sequence of integers.
+      WrongType: `match` is no string, the shape no sequence of integers, or the mapping or
+        settings are none.
       UsageError: `match` is not a regular expression, or a size is not possible.
 
     Example:
@@ -51,9 +56,9 @@ class MeshRule:
             *,
             match: str,
             mesh_shape: AnyShape | None,
-            mapping: LogicalMapping = NO_MAPPING,
-            knobs: Settings = NO_SETTINGS,
-            compiler_options: Settings = NO_SETTINGS,
+            mapping: Mapping[str, Spelled] = NO_MAPPING,
+            knobs: Mapping[str, Scalar] = NO_SETTINGS,
+            compiler_options: Mapping[str, Scalar] = NO_SETTINGS,
             evidence: Evidence = NO_EVIDENCE,
         ) -> None: ...
 
@@ -71,6 +76,9 @@ class MeshRule:
                 as_shape(self.mesh_shape, f"the mesh shape of the rule `{self.match}`"),
             )
         object.__setattr__(self, "mapping", LogicalMapping(self.mapping))
+        object.__setattr__(self, "knobs", as_settings(self.knobs, "knobs"))
+        options = as_settings(self.compiler_options, "compiler options")
+        object.__setattr__(self, "compiler_options", options)
         try:
             re.compile(self.match)
         except (re.error, RecursionError, OverflowError) as error:

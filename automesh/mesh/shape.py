@@ -81,7 +81,7 @@ def as_sizes(sizes: object, what: str = "the mesh shape") -> tuple[int, ...]:
     """Positive integers and at most one -1, as a tuple.
 
     Args:
-      sizes: any sequence of integers (numpy's too), not a string.
+      sizes: any sequence of integers (numpy's too, and its arrays), not a string.
       what: what they are the sizes of, for the error.
 
     Raises:
@@ -92,6 +92,8 @@ def as_sizes(sizes: object, what: str = "the mesh shape") -> tuple[int, ...]:
       >>> as_sizes([2, -1])
       (2, -1)
     """
+    if not isinstance(sizes, str | Sequence) and hasattr(sizes, "tolist"):
+        sizes = cast("Any", sizes).tolist()  # An array's: numpy stays where it is used.
     if isinstance(sizes, str) or not isinstance(sizes, Sequence):
         raise WrongType(
             f"{what} must be a sequence of integers, got {kind_of(sizes)}: {sizes!r}",
@@ -112,13 +114,32 @@ def as_sizes(sizes: object, what: str = "the mesh shape") -> tuple[int, ...]:
     return read
 
 
-def _as_size(size: Any, what: str, sizes: object) -> int:
-    if not isinstance(size, bool):
+def as_integer(number: object, what: str, *, hint: str, where: str = "") -> int:
+    """An integer, numpy's too; a bool is none.
+
+    Args:
+      what: what must be one, for the error: `` `num_devices` must be an integer``.
+      where: more of the place of the number, for the end of the error.
+
+    Raises:
+      WrongType: something else.
+
+    Example:
+      >>> as_integer(8, "a size must be an integer", hint="")
+      8
+    """
+    if not isinstance(number, bool):
         try:
-            return operator.index(size)
+            return operator.index(cast("Any", number))
         except TypeError:
             pass
-    raise WrongType(
-        f"the sizes of {what} must be integers, got {kind_of(size)}: {size!r} in {sizes!r}",
+    raise WrongType(f"{what}, got {kind_of(number)}: {number!r}{where}", hint=hint)
+
+
+def _as_size(size: object, what: str, sizes: object) -> int:
+    return as_integer(
+        size,
+        f"the sizes of {what} must be integers",
         hint="write for example `(2, 4)`",
+        where=f" in {sizes!r}",
     )

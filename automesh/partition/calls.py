@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import keystr
 
 from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
@@ -19,13 +20,13 @@ class Static:
 
     Attributes:
       kind: its type.
+      key: equal for equal values: the bits of a float, since 0.0 == -0.0 and NaN != NaN.
       value: any hashable object.
-      bits: of a float, which tell 0.0 from -0.0.
     """
 
     kind: type
-    value: Any
-    bits: str = ""
+    key: Any
+    value: Any = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ def donated_leaves(
 
     Raises:
       UsageError: there are more entries than arguments, or an entry does not fit its argument.
+      WrongType: something else than a bool says whether a leaf is donated.
     """
     chosen = _for_each_argument(donate_args, len(args))
     named = _for_each_name(donate_kwargs, kwargs)
@@ -97,8 +99,13 @@ def donated_leaves(
 
 
 def _static(leaf: Any) -> Static:
-    bits = leaf.hex() if isinstance(leaf, float) else ""
-    return Static(kind=type(leaf), value=leaf, bits=bits)
+    return Static(kind=type(leaf), key=_key(leaf), value=leaf)
+
+
+def _key(leaf: Any) -> Any:
+    if isinstance(leaf, float):
+        return leaf.hex()
+    return (leaf.real.hex(), leaf.imag.hex()) if isinstance(leaf, complex) else leaf
 
 
 def _unhashable(tree: Any) -> str:
@@ -149,14 +156,23 @@ def _flags(wish: Any, argument: Any, where: str) -> list[bool]:
     if isinstance(wish, bool):
         return [wish] * len(leaves)
     try:
-        spread: list[Callable[[Any], Any] | bool] = jax.tree.leaves(
-            jax.tree.broadcast(wish, argument)
-        )
+        spread: list[Any] = jax.tree.leaves(jax.tree.broadcast(wish, argument))
     except ValueError as error:
         raise UsageError(
             f"`{where}` does not fit its argument: {str(error).splitlines()[0]}",
             hint="give a bool, or a tree of bools with the structure of the argument",
         ) from error
     return [
-        bool(one(leaf) if callable(one) else one) for one, leaf in zip(spread, leaves, strict=True)
+        _flag(one(leaf) if callable(one) else one, where)
+        for one, leaf in zip(spread, leaves, strict=True)
     ]
+
+
+def _flag(wish: object, where: str) -> bool:
+    # Comparisons of sizes may give NumPy's bools.
+    if not isinstance(wish, bool | np.bool_):
+        raise WrongType(
+            f"`{where}` must say by bools what is donated, got {kind_of(wish)}: {wish!r}",
+            hint="give a bool, a tree of bools, or a function leaf -> bool",
+        )
+    return bool(wish)

@@ -73,7 +73,7 @@ def map_leaves(tree: Any, visit: Callable[[Leaf], Any], *, names: Any = None) ->
 
     Raises:
       UsageError: `names` has another structure.
-      WrongType: there is no array in place of names.
+      WrongType: there is no array in place of names, or a dataclass with names is no pytree.
     """
     return _map(tree, _Walk(visit=visit, shared={}), (), names)
 
@@ -98,8 +98,9 @@ def _map_leaf(node: Any, walk: _Walk, path: tuple[Any, ...], names: Any) -> Any:
         return _map_fields(node, walk, path, names, fields)
     if id(node) in walk.shared:
         return walk.shared[id(node)]
-    own, array, rebuild = _opened(node)
     text = keystr(path, simple=True, separator="/")
+    _check_registered(node, text)
+    own, array, rebuild = _opened(node)
     wanted = own if names is None else _read_names(names, array, text)
     if wanted and own is None and not is_array(array):
         raise WrongType(
@@ -148,7 +149,7 @@ def _read_names(names: Any, array: Any, path: str) -> tuple[DimName, ...]:
             f"the names of {label} must be a tuple, a PartitionSpec or None, got {names!r}",
             hint="write for example ('embed', 'mlp'), with None for a dimension without a name",
         )
-    read = tuple(_dim_name(name, label) for name in cast("Sequence[Any]", names))
+    read = tuple(dim_name(name, label) for name in cast("Sequence[Any]", names))
     if isinstance(names, PartitionSpec) and is_array(array):
         # As jax reads one: what is not mentioned is not split; a scalar has nothing to split.
         read += (None,) * (len(array.shape) - len(read))
@@ -156,7 +157,15 @@ def _read_names(names: Any, array: Any, path: str) -> tuple[DimName, ...]:
     return read
 
 
-def _dim_name(name: Any, label: str) -> DimName:
+def dim_name(name: Any, label: str) -> DimName:
+    """What names one dimension, checked.
+
+    Args:
+      label: of the array, for the error.
+
+    Raises:
+      WrongType: it is neither a string, nor a tuple of strings, nor None.
+    """
     if name is None or isinstance(name, str):
         return name
     if isinstance(name, tuple) and all(isinstance(one, str) for one in name):
@@ -212,13 +221,34 @@ def _is_instance(node: Any, module: str, name: str) -> bool:
     return kind is not None and isinstance(node, kind)
 
 
+def _check_registered(node: Any, path: str) -> None:
+    """Accepts every leaf whose arrays can be reached.
+
+    Raises:
+      WrongType: a dataclass that says the names of its arrays, and is no pytree.
+    """
+    for name in _metadata_names(node):
+        if is_array(getattr(node, name, None)):
+            where = f" at `{path}`" if path else ""
+            raise WrongType(
+                f"{kind_of(node)}{where} has names for its field `{name}`, "
+                "and is not registered as a pytree",
+                hint="decorate its class with `jax.tree_util.register_dataclass`",
+            )
+
+
 def _fields_with_names(node: Any) -> dict[str, Any]:
     """Field -> names, of an instance of a dataclass that is a pytree."""
+    named = _metadata_names(node)
+    return {} if not named or jax.tree_util.all_leaves([node]) else named
+
+
+def _metadata_names(node: Any) -> dict[str, Any]:
+    """Field -> names, of an instance of any dataclass."""
     if isinstance(node, type) or not dataclasses.is_dataclass(node):
         return {}
-    named = {
+    return {
         field.name: field.metadata["axis_names"]
         for field in dataclasses.fields(node)
         if field.metadata.get("axis_names") is not None
     }
-    return {} if not named or jax.tree_util.all_leaves([node]) else named

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
@@ -17,13 +18,18 @@ from automesh.mesh.placing import place
 from automesh.partition.calls import Parts, check_hashable, donated_leaves, take_apart
 from automesh.partition.carriers import Leaf, map_leaves
 from automesh.partition.context import require_mesh
-from automesh.partition.mapping import axis_mapping, mapping_or_current
-from automesh.partition.nouns import MeshLike, PhysicalAxisSpec, ResourceMapping
+from automesh.partition.mapping import (
+    FrozenMapping,
+    axis_mapping,
+    frozen,
+    mapping_or_current,
+    traces_keyed_by,
+)
+from automesh.partition.nouns import MeshLike, ResourceMapping
 from automesh.partition.specs import spec_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_Frozen = tuple[tuple[str, PhysicalAxisSpec | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +45,8 @@ class _Call:
 
     parts: Parts
     donated: tuple[bool, ...]
-    axis: _Frozen | None
-    out: _Frozen | None
+    axis: FrozenMapping | None
+    out: FrozenMapping | None
     mesh: MeshLike | None
 
 
@@ -73,14 +79,14 @@ class NamedJit(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         donated, kept, call = self._prepared(args, kwargs)
-        with _mesh_for(call):
+        with _mesh_for(call), traces_keyed_by(call.axis):
             arrays, rest = self._jitted(donated, kept, call)
         return rest.parts.joined(arrays)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
         """Lowers the function for these arguments, of which any array may be abstract."""
         donated, kept, call = self._prepared(args, kwargs)
-        with _mesh_for(call):
+        with _mesh_for(call), traces_keyed_by(call.axis):
             return self._jitted.lower(donated, kept, call)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -97,18 +103,19 @@ class NamedJit(Generic[P, R]):
         mesh = None if all(one is None for one in wanted) else require_mesh(self._mesh)
         given = (args, kwargs)
         flags = donated_leaves(args, kwargs, *self._donate)
-        if into is not None and mesh is not None:
-            given = _placed(given, into, mesh)
         whole = (self._fn, *given)
         arrays, parts = take_apart(whole)
         check_hashable(whole, parts)
+        if into is not None and mesh is not None:
+            given = _placed(given, into, mesh, donated=_donated(given, flags))
+            arrays, parts = take_apart((self._fn, *given))
         # The arrays of the function itself, if it is a module, are kept.
         own = len(parts.leaves) - len(flags)
         flags = [False] * own + flags
         donated = tuple(
             flag for flag, leaf in zip(flags, parts.leaves, strict=True) if leaf is None
         )
-        call = _Call(parts=parts, donated=donated, axis=_frozen(axis), out=_frozen(out), mesh=mesh)
+        call = _Call(parts=parts, donated=donated, axis=frozen(axis), out=frozen(out), mesh=mesh)
         return (
             [array for array, flag in zip(arrays, donated, strict=True) if flag],
             [array for array, flag in zip(arrays, donated, strict=True) if not flag],
@@ -153,20 +160,70 @@ def _constrained(result: Any, mapping: ResourceMapping, mesh: MeshLike) -> Any:
     return map_leaves(result, constrain)
 
 
-def _placed(given: tuple[Any, Any], mapping: ResourceMapping, mesh: MeshLike) -> tuple[Any, Any]:
+def _placed(
+    given: tuple[Any, Any], mapping: ResourceMapping, mesh: MeshLike, *, donated: Container[int]
+) -> tuple[Any, Any]:
+    """Arguments where `mapping` puts them; of those whose id is in `donated` only the result stays.
+
+    What cannot be placed raises before anything has moved.
+    """
+    wanted: list[NamedSharding | None] = []
+
+    def note(leaf: Leaf) -> Any:
+        wanted.append(_wanted(leaf, mapping, mesh))
+        return leaf.rebuild(leaf.array)
+
+    map_leaves(given, note)
+    rest = iter(wanted)
+
     def put(leaf: Leaf) -> Any:
-        if not leaf.is_array:
+        sharding = next(rest)
+        if sharding is None:
             return leaf.rebuild(leaf.array)
-        current = getattr(leaf.array, "sharding", None)
-        if leaf.names is not None:
-            spec = spec_of(leaf.named_shape(), mapping, mesh=mesh)
-        elif current is None or isinstance(current, SingleDeviceSharding):
-            spec = PartitionSpec()
-        else:
-            return leaf.rebuild(leaf.array)
-        return leaf.rebuild(place(leaf.array, NamedSharding(mesh, spec), path=leaf.path))
+        moved = place(leaf.array, sharding, path=leaf.path)
+        if id(leaf.array) in donated and moved is not leaf.array:
+            _give_up(leaf.array, sharding)
+        return leaf.rebuild(moved)
 
     return cast("tuple[Any, Any]", map_leaves(given, put))
+
+
+def _wanted(leaf: Leaf, mapping: ResourceMapping, mesh: MeshLike) -> NamedSharding | None:
+    """Where an argument is to be; None if it stays where it is."""
+    if not leaf.is_array:
+        return None
+    if leaf.names is not None:
+        return NamedSharding(mesh, spec_of(leaf.named_shape(), mapping, mesh=mesh))
+    current = getattr(leaf.array, "sharding", None)
+    alone = current is None or isinstance(current, SingleDeviceSharding)
+    return NamedSharding(mesh, PartitionSpec()) if alone else None
+
+
+def _donated(given: tuple[Any, Any], flags: Sequence[bool]) -> Container[int]:
+    """The ids of donated arrays; one that is passed a second time must outlive its move."""
+    leaves = jax.tree.leaves(given)
+    times = Counter(map(id, leaves))
+    pairs = zip(leaves, flags, strict=True)
+    return {id(leaf) for leaf, flag in pairs if flag and times[id(leaf)] == 1}
+
+
+def _give_up(array: Any, moved: NamedSharding) -> None:
+    """Frees a donated array that has been copied.
+
+    Where a device has the same part before and after, jax shares the memory instead of copying;
+    that goes with the donation to the program.
+    """
+    if not isinstance(array, jax.Array) or is_tracing():
+        return
+    before, after = (
+        {(device, str(part)) for device, part in parts.items()}
+        for parts in (
+            sharding.addressable_devices_indices_map(array.shape)
+            for sharding in (array.sharding, moved)
+        )
+    )
+    if before.isdisjoint(after):
+        array.delete()
 
 
 def _mesh_for(call: _Call) -> AbstractContextManager[Any]:
@@ -175,7 +232,3 @@ def _mesh_for(call: _Call) -> AbstractContextManager[Any]:
     if not isinstance(mesh, Mesh) or is_tracing() or jax.sharding.get_mesh() == mesh:
         return nullcontext()
     return jax.set_mesh(mesh)
-
-
-def _frozen(mapping: ResourceMapping | None) -> _Frozen | None:
-    return None if mapping is None else tuple((name, mapping[name]) for name in sorted(mapping))

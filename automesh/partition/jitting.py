@@ -85,7 +85,7 @@ def named_jit(
         are. Plain arrays stay where they are, unless on one device: then they are replicated.
       out_axis_resources: default: `axis_resources`.
       donate_args: for all arguments a bool, or for each one a bool, a tree of bools or a function
-        leaf -> bool.
+        leaf -> bool. An array that `in_axis_resources` moves is freed as soon as it is copied.
       donate_kwargs: the same by name.
       mesh: default: that of the context.
       keep_unused: see `jax.jit`; `backend`, `inline` and `compiler_options` as well.
@@ -96,7 +96,8 @@ def named_jit(
     Raises:
       UsageError: when called: a mapping without a mesh, or more `donate_args` than arguments.
       IllegalMapping: when called: see `shard`.
-      WrongType: `fn` cannot be called, or an argument is neither an array nor hashable.
+      WrongType: `fn` cannot be called, an argument is neither an array nor hashable, or something
+        else than bools says what is donated.
     """
     if fn is not None and not callable(fn):
         raise WrongType(

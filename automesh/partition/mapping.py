@@ -9,7 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from automesh.errors import WrongType, kind_of
+from automesh.mesh.mapping import check_mapped_types
 from automesh.partition.nouns import PhysicalAxisSpec, ResourceMapping
 
 
@@ -30,7 +33,11 @@ class _Entered(threading.local):
     entry: _Entry | None = None
 
 
+FrozenMapping = tuple[tuple[str, PhysicalAxisSpec | None], ...]
 _entered = _Entered()
+# What a program was traced with is part of the keys of jax's caches: those of `jit`, of
+# `checkpoint` and of the bodies of loops.
+_key_of_traces = jax.make_user_context(default_value=None)
 
 
 @contextmanager
@@ -42,6 +49,8 @@ def axis_mapping(
     **kwargs: PhysicalAxisSpec | None,
 ) -> Generator[None]:
     """Sets the mapping from logical to mesh axes for this thread, until the context is left.
+
+    A function that was traced under another mapping is traced anew, also by `jax.jit`.
 
     Where Haliax is in use, its own `axis_mapping` is set along, so that library code which calls
     `haliax.shard` or `haliax.auto_sharded` follows; of the two the one entered last counts.
@@ -67,12 +76,26 @@ def axis_mapping(
     merged = {**here, **outer} if outer_wins else {**outer, **here}
     merged.update(checked_mapping(kwargs))
     before = _entered.entry
-    with _haliax_context(merged):
+    with _haliax_context(merged), traces_keyed_by(frozen(merged)):
         _entered.entry = _Entry(mapping=merged, haliax=_haliax_mapping())
         try:
             yield
         finally:
             _entered.entry = before
+
+
+def traces_keyed_by(mapping: FrozenMapping | None) -> AbstractContextManager[None]:
+    """Where jax reuses only what was traced under this mapping; the mapping itself is not set."""
+    return _key_of_traces(mapping)
+
+
+def frozen(mapping: ResourceMapping | None) -> FrozenMapping | None:
+    """A mapping as a key: equal for equal mappings, whatever the order of their entries.
+
+    >>> frozen({"mlp": ["tp", "sp"], "embed": "fsdp"})
+    (('embed', 'fsdp'), ('mlp', ('tp', 'sp')))
+    """
+    return None if mapping is None else tuple(sorted(checked_mapping(mapping).items()))
 
 
 def current_thread_local_mapping() -> dict[str, PhysicalAxisSpec | None] | None:
@@ -112,29 +135,17 @@ def checked_mapping(mapping: object) -> dict[str, PhysicalAxisSpec | None]:
             f"an axis mapping must be a dict of logical to mesh axes, got {kind_of(mapping)}",
             hint="write for example {'embed': 'fsdp', 'mlp': ('tp', 'sp')}",
         )
-    return {_logical(name): _physical(name, axes) for name, axes in mapping.items()}
+    checked: dict[str, PhysicalAxisSpec | None] = {}
+    for name, axes in mapping.items():
+        check_mapped_types(name, axes)
+        checked[name] = _physical(axes)
+    return checked
 
 
-def _logical(name: object) -> str:
-    if not isinstance(name, str):
-        raise WrongType(
-            f"the logical axes of a mapping must be strings, got {kind_of(name)}: {name!r}",
-            hint="use the name of the axis, not the axis",
-        )
-    return name
-
-
-def _physical(name: object, axes: object) -> PhysicalAxisSpec | None:
-    if axes is None:
-        return None
-    if isinstance(axes, str):
-        return str(axes)
-    if isinstance(axes, list | tuple) and all(isinstance(axis, str) for axis in axes):
-        return tuple(str(axis) for axis in axes)
-    raise WrongType(
-        f"logical axis `{name}` must be mapped to a mesh axis, several or None, got {axes!r}",
-        hint="write for example 'tp' or ('tp', 'sp')",
-    )
+def _physical(axes: PhysicalAxisSpec | None) -> PhysicalAxisSpec | None:
+    if axes is None or isinstance(axes, str):
+        return None if axes is None else str(axes)
+    return tuple(str(axis) for axis in axes)
 
 
 def _haliax_context(mapping: Mapping[str, Any]) -> AbstractContextManager[None]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from jax.sharding import PartitionSpec
 
 from automesh.errors import UsageError, WrongType, kind_of
-from automesh.partition.carriers import Leaf, map_leaves
+from automesh.partition.carriers import Leaf, dim_name, map_leaves
 
 Names = Sequence[str | tuple[str, ...] | None] | PartitionSpec
 """A name for each dimension; a PartitionSpec may leave out the last ones."""
+_EXAMPLE = "write for example [(r'attn/.*kernel', ('embed', 'heads'))]"
 
 
 def names_by_path(rules: Sequence[tuple[str, Names]], tree: Any) -> Any:
@@ -36,8 +37,12 @@ def names_by_path(rules: Sequence[tuple[str, Names]], tree: Any) -> Any:
     Raises:
       UsageError: no rule is found in a path, a regex is malformed, or the names of an array are
         more or fewer than its dimensions.
-      WrongType: a rule is no pair of a regex and names.
+      WrongType: `rules` is no list, or a rule no pair of a regex and names.
     """
+    if not isinstance(cast("object", rules), tuple | list):
+        raise WrongType(
+            f"the rules must be a list of pairs, got {kind_of(rules)}: {rules!r}", hint=_EXAMPLE
+        )
     compiled = [_compiled(rule) for rule in rules]
 
     def names_of(leaf: Leaf) -> Any:
@@ -61,17 +66,20 @@ def _compiled(rule: Any) -> tuple[re.Pattern[str], Any]:
     if not pair or not isinstance(rule[0], str) or isinstance(rule[1], str):
         raise WrongType(
             f"a rule must be a pair of a regex and the names of the dimensions, got {rule!r}",
-            hint="write for example (r'attn/.*kernel', ('embed', 'heads'))",
+            hint=_EXAMPLE,
         )
     if not isinstance(rule[1], tuple | list | PartitionSpec):
         raise WrongType(
             f"the names in rule `{rule[0]}` must be a tuple or a PartitionSpec, "
-            f"got {kind_of(rule[1])}"
+            f"got {kind_of(rule[1])}",
+            hint=_EXAMPLE,
         )
+    for name in rule[1]:
+        dim_name(name, f"rule `{rule[0]}`")
     try:
         return re.compile(rule[0]), rule[1]
     except re.error as error:
-        raise UsageError(f"`{rule[0]}` is not a regex: {error}") from None
+        raise UsageError(f"`{rule[0]}` is not a regex: {error}", hint=_EXAMPLE) from None
 
 
 def _fitting(names: Any, leaf: Leaf) -> Any:

@@ -22,6 +22,7 @@ from automesh.partition.nouns import (
 )
 from automesh.partition.specs import (
     NamedShape,
+    mapped_twice,
     mesh_axes_of,
     parts_of,
     spec_of,
@@ -69,6 +70,7 @@ def physical_axis_size(axis: AxisSelector, mapping: ResourceMapping | None = Non
     Raises:
       UsageError: it is mapped, and no mesh holds here.
       UnknownMeshAxis: it is mapped to an axis that the mesh does not have.
+      IllegalMapping: it is mapped to one axis twice.
     """
     name, found = name_of(axis), mapping_or_current(mapping) or {}
     if found.get(name) is None:
@@ -77,6 +79,8 @@ def physical_axis_size(axis: AxisSelector, mapping: ResourceMapping | None = Non
     for one in axes:
         if one not in mesh.axis_names:
             raise unknown_axis(one, name, mesh)
+        if axes.count(one) > 1:
+            raise mapped_twice(one, name)
     return parts_of(axes, mesh)
 
 

@@ -17,6 +17,7 @@ from automesh.partition.nouns import MeshLike, ResourceMapping
 from automesh.partition.specs import spec_of
 
 T = TypeVar("T")
+_NAMES = "pass `names=`, or keep the arrays in what carries names (Haliax, Flax, `axis_names`)"
 _MAPPING_HINT = "pass `mapping=`, or enter `axis_mapping({...})`"
 
 
@@ -31,9 +32,8 @@ def shard(
 ) -> T:
     """Splits every array that has logical names over the mesh; other arrays are left alone.
 
-    Works alike inside and outside `jit`, on Auto and Explicit mesh axes (the latter inside `jit`
-    need `jax.set_mesh`, or an argument that is on the mesh). A ShapeDtypeStruct gets its sharding
-    noted.
+    Works alike inside and outside `jit`, on Auto and Explicit mesh axes. A ShapeDtypeStruct gets
+    its sharding noted.
 
     Example:
       >>> import jax
@@ -51,8 +51,9 @@ def shard(
       mesh: default: that of the context.
       names: for plain arrays: a tree like `x` with a tuple of names (or a PartitionSpec of them)
         for every array, None for one to be left alone. `names_by_path` makes one.
-      strict: without a mapping or a mesh, raises; otherwise the tree is returned as it is, with a
-        RuntimeWarning unless the mapping is missing inside `jit`.
+      strict: without a mapping or a mesh, or where nothing in the tree has names, raises;
+        otherwise the tree is returned as it is, without a mapping or a mesh with a RuntimeWarning
+        (unless the mapping is missing inside `jit`).
       best_effort: a dimension that its mesh axes do not divide is split over the first of them
         that do, instead of being an error.
 
@@ -60,7 +61,7 @@ def shard(
       IllegalMapping: mesh axes do not divide their dimension, or one splits two dimensions.
       UnknownMeshAxis: the mapping names an axis that the mesh does not have.
       UsageError: names and dimensions differ in number; or, if strict, nothing can be split.
-      WrongType: the mapping or the mesh is none.
+      WrongType: the mapping or the mesh is none, or a dataclass with names is no pytree.
     """
     found = mapping_or_current(mapping)
     if found is None:
@@ -71,14 +72,20 @@ def shard(
     if here is None:
         return _unsharded(x, "no mesh found", MESH_HINT, strict=strict, silent=False)
 
+    leaves: list[Leaf] = []
+
     def split(leaf: Leaf) -> Any:
+        leaves.append(leaf)
         # A filtered tree has None, or a placeholder, where an array was.
         if leaf.names is None or not leaf.is_array:
             return leaf.rebuild(leaf.array)
         spec = spec_of(leaf.named_shape(), found, mesh=here, best_effort=best_effort)
         return leaf.rebuild(place(leaf.array, NamedSharding(here, spec), path=leaf.path))
 
-    return map_leaves(x, split, names=names)
+    result = map_leaves(x, split, names=names)
+    if strict and leaves and all(leaf.names is None for leaf in leaves):
+        raise UsageError("nothing in the tree has names, so nothing can be sharded", hint=_NAMES)
+    return result
 
 
 def auto_sharded(x: T, mesh: MeshLike | None = None) -> T:

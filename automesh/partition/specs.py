@@ -97,6 +97,18 @@ def unknown_axis(axis: str, logical: DimName, mesh: MeshLike, *, where: str = ""
     )
 
 
+def mapped_twice(axis: str, logical: DimName, *, where: str = "") -> IllegalMapping:
+    """The error for a logical axis that is mapped to one mesh axis twice.
+
+    Args:
+      where: ` of the array ...`, or nothing.
+    """
+    return IllegalMapping(
+        f"axis `{_plain(logical)}`{where} is mapped to the mesh axis `{axis}` twice",
+        hint="name each mesh axis once",
+    )
+
+
 def _mesh_axes(name: DimName, mapping: ResourceMapping) -> tuple[str, ...]:
     names = (name,) if isinstance(name, str) else name or ()
     return tuple(axis for one in names for axis in mesh_axes_of(one, mapping))
@@ -150,10 +162,7 @@ def _check_distinct(named: NamedShape, entries: Sequence[tuple[str, ...]]) -> No
 def _used_twice(named: NamedShape, axis: str, one: int, other: int) -> IllegalMapping:
     logical = f"`{_plain(named.names[one])}`"
     if one == other:
-        return IllegalMapping(
-            f"axis {logical} of {named.label} is mapped to the mesh axis `{axis}` twice",
-            hint="name each mesh axis once",
-        )
+        return mapped_twice(axis, named.names[one], where=f" of {named.label}")
     sizes = "" if named.shape is None else f" (sizes {named.shape[one]} and {named.shape[other]})"
     return IllegalMapping(
         f"axes {logical} and `{_plain(named.names[other])}` of {named.label}{sizes} are both "

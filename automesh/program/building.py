@@ -14,7 +14,7 @@ from automesh.mesh.axes import Knobs, MeshAxis, parse_mesh
 from automesh.mesh.devices import axis_types_for, create_mesh_for
 from automesh.mesh.granules import Located
 from automesh.mesh.mapping import LogicalAxes, LogicalMapping
-from automesh.program.contexts import ambient_mesh, no_ambient_mesh
+from automesh.program.contexts import Ambient, ambient_mesh, no_ambient_mesh, traces_of
 from automesh.program.signature import MAPPING
 from automesh.program.workload import Workload
 
@@ -31,13 +31,13 @@ class Built:
       axis_types: one per axis, as plain words; empty if the workload asked for none.
       workload: checked; `args` is a tuple. For a traced step, `step` is the `Traced` and `args` is
         empty.
-      ambient: the mesh that `build` left in force with `jax.set_mesh`.
+      ambient: what was in force for `build`, and is for its step.
     """
 
     mesh: Mesh
     axis_types: tuple[str, ...]
     workload: Workload
-    ambient: Mesh | None
+    ambient: Ambient
 
     @property
     def traced(self) -> jax.stages.Traced | None:
@@ -93,9 +93,11 @@ def _call(
     devices: Sequence[Located] | None,
 ) -> Built:
     mesh = create_mesh_for(axes, devices=devices, axis_types=axis_types)
-    with no_ambient_mesh():
+    # In words: 1 and True are equal, and mean different programs.
+    call = (mesh, repr(arguments))
+    with traces_of(call), no_ambient_mesh():
         returned: Any = build(mesh, **arguments)
-        ambient = ambient_mesh()
+        ambient = Ambient(mesh=ambient_mesh(), call=call)
     workload = _workload(returned, getattr(build, "__name__", "build"))
     return Built(
         mesh=mesh,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 from contextlib import (
     AbstractContextManager,
     ContextDecorator,
@@ -10,12 +10,51 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from automesh.errors import UsageError, kind_of
+
+# jax knows a trace by the function and its arguments. What `build` hands to the script's functions
+# by other roads (the thread-locals of Haliax and Flax, a global) is in no key of jax's: one plan's
+# traces would serve another. Cheaper than `jax.clear_caches`, after which all is traced anew.
+_call_of_build: Any = jax.make_user_context(default_value=None)
+# The traces of a small model's step take some 2 MB, and jax keeps thousands.
+MOST_CALLS = 32
+_calls: set[Hashable] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ambient:
+    """What is in force wherever a workload is traced and run.
+
+    Attributes:
+      mesh: that `build` left in force with `jax.set_mesh`.
+      call: what `build` was called with: what jax traces under one call serves no other.
+    """
+
+    mesh: Mesh | None
+    call: Hashable
+
+
+@contextmanager
+def traces_of(call: Hashable) -> Generator[None]:
+    """Runs the body with the traces that jax has made for the same call of `build`, and no others.
+
+    Beyond `MOST_CALLS`, all of them are forgotten.
+
+    Args:
+      call: what `build` is called with.
+    """
+    if call not in _calls and len(_calls) >= MOST_CALLS:
+        _calls.clear()
+        jax.clear_caches()
+    _calls.add(call)
+    with _call_of_build(call):
+        yield
 
 
 @contextmanager
@@ -33,19 +72,20 @@ def ambient_mesh() -> Mesh | None:
 
 
 @contextmanager
-def entered(ambient: Mesh | None, context: Any) -> Generator[None]:
-    """Enters the mesh that `build` left in force, then the user's context, freshly made where it
-    can be.
+def entered(ambient: Ambient, context: Any) -> Generator[None]:
+    """Enters what was in force for `build`, the mesh that it left behind among that, then the
+    user's context, freshly made where it can be.
 
     Args:
-      ambient: what `ambient_mesh` gave right after `build`.
+      ambient: of the `Built` that the workload is from.
       context: `Workload.context`.
 
     Raises:
       UsageError: `context` is no context manager and no function that returns one.
     """
     with ExitStack() as stack:
-        stack.enter_context(_in_force(ambient))
+        stack.enter_context(traces_of(ambient.call))
+        stack.enter_context(_in_force(ambient.mesh))
         stack.enter_context(_fresh(context))
         yield
 

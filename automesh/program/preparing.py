@@ -15,7 +15,7 @@ from automesh.errors import UsageError
 from automesh.program import carrying
 from automesh.program.arguments import maker, plan_leaves
 from automesh.program.building import Built
-from automesh.program.contexts import entered
+from automesh.program.contexts import Ambient, entered
 from automesh.program.initial import initial_args
 from automesh.program.lowering import Program
 from automesh.program.signs import Domain, domains
@@ -43,7 +43,7 @@ class Ready:
     """
 
     mesh: Mesh
-    ambient: Mesh | None
+    ambient: Ambient
     workload: Workload
     split: Split
     tree: Any

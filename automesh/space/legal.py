@@ -52,17 +52,18 @@ class Conditions:
     logical: tuple[LogicalAxis, ...]
     constraints: tuple[Rule, ...]
 
-    def of(self, mapping: LogicalAxes) -> tuple[Condition, ...]:
-        """The rules for plans with one mapping."""
-        used, step = {*self.step.used_axes}, self.step.mapping
-        if not self.logical or step is None:
+    def of(self, mapping: LogicalAxes, knobs: Knobs) -> tuple[Condition, ...]:
+        """The rules for plans with one mapping and these knobs."""
+        used, whole = {*self.step.used_axes}, self.step.mapping
+        if not self.logical or whole is None:
             return (*rules_of_axes(self.axes, used), *self.constraints)
+        step = whole.at(knobs)
         choices = [(one.name, choice) for one in self.logical for choice in one.choices]
         return (
             *rules_of_axes(
                 self.axes,
                 used | used_axes_of(mapping, step),
-                sometimes=used_axes_of(choices, step),
+                sometimes=used_axes_of(choices, whole),
             ),
             *conditions_of(mapping, step),
             *self.constraints,
@@ -95,11 +96,12 @@ class Enumeration:
 
     def reasons_against(self, plan: Plan) -> tuple[RuledOut, ...]:
         """Every rule that a plan breaks, with its numbers; empty if it is legal."""
-        values = {**integers_of(self.defaults), **integers_of(plan.knobs), **plan.sizes}
+        knobs = tuple({**dict(self.defaults), **dict(plan.knobs)}.items())
+        values = {**integers_of(knobs), **plan.sizes}
         arrays = {name: np.array(value, np.int64) for name, value in values.items()}
         return tuple(
             RuledOut(rule=rule.name, detail=rule.detail(values))
-            for rule in self.conditions.of(plan.mapping)
+            for rule in self.conditions.of(plan.mapping, knobs)
             if not rule.holds(arrays)
         )
 
@@ -232,22 +234,26 @@ def _verdicts(
     one = np.ones(len(table), np.int64)
     sizes = dict.fromkeys(space.names, one)
     sizes |= {axis.name: table.sizes[:, index] for index, axis in enumerate(space.axes)}
-    rules_of: dict[LogicalAxes, tuple[Condition, ...]] = {}
+    telling = step.mapping.telling if step.mapping else frozenset[str]()
+    rules_of: dict[object, tuple[Condition, ...]] = {}
     known: dict[object, _Verdict] = {}
     for setting in settings:
-        if setting.mapping not in rules_of:
-            rules_of[setting.mapping] = conditions.of(setting.mapping)
-        rules = rules_of[setting.mapping]
+        # In words: True == 1.
+        told = tuple((name, repr(one)) for name, one in setting.knobs if name in telling)
+        if (setting.mapping, told) not in rules_of:
+            knobs = tuple({**dict(step.knobs), **dict(setting.knobs)}.items())
+            rules_of[setting.mapping, told] = conditions.of(setting.mapping, knobs)
+        rules = rules_of[setting.mapping, told]
         factors = {name for rule in rules for name in rule.factors} - set(sizes)
         integers = {**integers_of(step.knobs), **integers_of(setting.knobs)}
         key = tuple(sorted((name, integers[name]) for name in factors))
-        if (setting.mapping, key) not in known:
+        if (setting.mapping, told, key) not in known:
             values = sizes | {name: one * value for name, value in key}
             broken = np.full(len(table), len(rules), np.int64)
             for index in reversed(range(len(rules))):
                 broken[~rules[index].holds(values)] = index
-            known[setting.mapping, key] = (broken, values)
-        yield setting, rules, *known[setting.mapping, key]
+            known[setting.mapping, told, key] = (broken, values)
+        yield setting, rules, *known[setting.mapping, told, key]
 
 
 def _plan(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.mesh.axes import MAPPING
+from automesh.mesh.axes import MAPPING, Knobs
 from automesh.mesh.mapping import LogicalAxes, MappedAxes, check_mapped_axes, format_mapped
 from automesh.space.rules import Rule, Sizes
 from automesh.space.space import LogicalAxis, SearchSpace
@@ -43,24 +43,63 @@ class SplitArray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnobArrays:
+    """What logical axes split at some values of knobs.
+
+    Attributes:
+      knobs: those that change arrays, with their values.
+      arrays, unseen: as in `StepMapping`.
+    """
+
+    knobs: Knobs
+    arrays: tuple[SplitArray, ...] = ()
+    unseen: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepMapping:
     """What a step says of its logical axes.
 
     Attributes:
       defaults: of `build`'s keyword `mapping`.
-      arrays: those that logical axes split, one for each way in which that happens.
+      arrays: those that logical axes split, one for each way in which that happens; at the default
+        knobs.
       unseen: why the arrays are not known, in words; empty if they are.
+      by_knobs: the arrays at every combination of the knobs that change them, as far as it was
+        looked at; empty if no knob does.
     """
 
     defaults: LogicalAxes = ()
     arrays: tuple[SplitArray, ...] = ()
     unseen: str = ""
+    by_knobs: tuple[KnobArrays, ...] = ()
+
+    @property
+    def telling(self) -> frozenset[str]:
+        """The knobs that change arrays."""
+        return frozenset(name for one in self.by_knobs for name, _ in one.knobs)
+
+    def at(self, knobs: Knobs) -> StepMapping:
+        """What the step says at the knobs of a plan; nothing of its arrays where that was not
+        looked at, so that no plan is ruled out by those of another."""
+        if not self.by_knobs:
+            return self
+        said = _in_words(knobs)
+        for one in self.by_knobs:
+            if _in_words(one.knobs) <= said:
+                return StepMapping(defaults=self.defaults, arrays=one.arrays, unseen=one.unseen)
+        return StepMapping(defaults=self.defaults, unseen="there are too many values of knobs")
 
     @property
     def logical(self) -> frozenset[str]:
-        """The logical axes that split some array."""
-        names = {name for one in self.arrays for part in one.split for name in part.names}
+        """The logical axes that split some array, at some value of the knobs."""
+        arrays = [*self.arrays, *(array for one in self.by_knobs for array in one.arrays)]
+        names = {name for one in arrays for part in one.split for name in part.names}
         return frozenset(name[len(MAPPING) :] for name in names if name.startswith(MAPPING))
+
+
+def _in_words(knobs: Knobs) -> frozenset[tuple[str, str]]:
+    return frozenset((name, repr(value)) for name, value in knobs)  # True == 1.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +174,15 @@ def _kept(
         notices.append(
             f"combinations of [mapping] are not checked before they are built: {step.unseen}"
         )
+    unseen = [one for one in step.by_knobs if one.unseen]
+    if unseen:
+        values = " ".join(f"{name}={value}" for name, value in unseen[0].knobs)
+        notices.append(
+            f"at {len(unseen)} combinations of knobs, combinations of [mapping] are not checked "
+            f"before they are built: {values}: {unseen[0].unseen}"
+        )
     for axis in space.mapping:
-        if step.unseen or axis.name in step.logical:
+        if step.unseen or unseen or axis.name in step.logical:
             kept.append((axis.name, axis.choices))
         elif space.shipped:
             notices.append(f"logical axis `{axis.name}` left out: the step splits nothing by it")

@@ -83,8 +83,8 @@ def combine_settings(
       UsageError: more than `MAX_SETTINGS` combinations.
     """
     choices: list[Sequence[Any]] = [axis.choices for axis in logical]
-    choices += [_default_first(knob, defaults.get(knob.name, knob.values[0])) for knob in knobs]
-    choices += [_default_first(option, DEFAULT_OPTION) for option in options]
+    choices += [default_first(knob, defaults.get(knob.name, knob.values[0])) for knob in knobs]
+    choices += [default_first(option, DEFAULT_OPTION) for option in options]
     count = math.prod(len(values) for values in choices)
     if count > MAX_SETTINGS:
         raise UsageError(
@@ -111,7 +111,9 @@ def combine_settings(
     return [setting([value for _, value in pairs]) for pairs in combined]
 
 
-def _default_first(knob: Knob, default: Scalar) -> list[Scalar]:
+def default_first(knob: Knob, default: Scalar) -> list[Scalar]:
+    """The values of a knob, its default before the others."""
+
     # True == 1: types are compared as well.
     def is_other(value: Scalar) -> bool:
         return type(value) is not type(default) or value != default

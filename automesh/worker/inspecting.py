@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from automesh.mesh.axes import MeshAxis
+from automesh.mesh.axes import Knobs, MeshAxis
 from automesh.mesh.mapping import LogicalAxes
 from automesh.program.building import build_on
 from automesh.program.lowered import sharded_axes
@@ -16,7 +16,7 @@ from automesh.program.manual import axes_talked_over
 from automesh.program.notes import in_one_line, note
 from automesh.program.propagating_programs import PLATFORMS, text_of
 from automesh.program.shardy import plain
-from automesh.worker.messages import InspectJob
+from automesh.worker.messages import ArraysJob, InspectJob
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,12 +25,14 @@ class Trials:
 
     Attributes:
       devices: those that are here.
+      knobs: for `build`.
     """
 
     build: Callable[..., Any]
-    job: InspectJob
+    job: InspectJob | ArraysJob
     axis_types: tuple[str, ...]
     devices: Sequence[Any]
+    knobs: Knobs = ()
     seen: Counter[str] = field(default_factory=Counter[str])
 
     def named(
@@ -45,6 +47,7 @@ class Trials:
                 axes,
                 axis_types=self.axis_types,
                 mapping=mapping,
+                knobs=self.knobs,
                 devices=self.devices,
             )
             program = lower(built, platforms=PLATFORMS[platform] if platform else None)

@@ -40,15 +40,18 @@ from automesh.program.pretending import attached
 from automesh.program.propagating import propagate
 from automesh.program.propagating_programs import PLATFORMS, Programs
 from automesh.program.refused import Refused
+from automesh.program.signature import check_knobs, check_mapping
 from automesh.program.signs import Domain, domains
 from automesh.program.stepping import leaf_shape
 from automesh.program.visiting import visit
+from automesh.space.mapping import StepMapping
 from automesh.worker.ahead import compile_ahead
 from automesh.worker.failures import OutcomeError
 from automesh.worker.inspecting import Trials, used_axes
 from automesh.worker.loading import Script, Scripts, build_plan, start_jax, told_of
 from automesh.worker.mapping import default_mapping, seen_mapping
 from automesh.worker.messages import (
+    ArraysJob,
     CalibrateJob,
     CompileJob,
     DevicesJob,
@@ -63,6 +66,7 @@ from automesh.worker.stages import Emit, Stages
 Answer = (
     Layouts
     | Inspection
+    | StepMapping
     | Attachment
     | CompileAnswer
     | Lowered
@@ -78,7 +82,7 @@ class _Memory:
     """What a worker remembers between jobs: loaded scripts, and plans that are ready; no arrays.
 
     Attributes:
-      domains: per script and axis types, what the values of each leaf may be.
+      domains: per script, axes, axis types and mapping, what the values of each leaf may be.
       programs: per script, axes, knobs and devices, what its lowerings have in common.
     """
 
@@ -108,6 +112,8 @@ def handle(job: Job, emit: Emit) -> Answer:
         match job:
             case InspectJob():
                 return _inspect(job, stages)
+            case ArraysJob():
+                return _arrays(job, stages)
             case LayoutJob():
                 stages.enter("layout")
                 return lay_out(job)
@@ -141,7 +147,8 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         program = lower(built, platforms=PLATFORMS[job.platform] if job.elsewhere else None)
         trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
         used = used_axes(trials, job.axis_names, mapping)
-        logical = seen_mapping(trials, signature.mapping, mapping)
+        defaults = signature.mapping
+        logical = None if defaults is None else seen_mapping(trials, defaults, mapping)
     workload = built.workload
     return Inspection(
         devices=describing.devices(),
@@ -163,6 +170,24 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         seen=tuple(sorted(trials.seen.items())),
         mapping=logical,
     )
+
+
+def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
+    with told_of(job.elsewhere, job.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+        signature = script.signature
+        check_knobs(signature, job.knobs, name=job.entry.function)
+        check_mapping(signature, job.mapping, name=job.entry.function)
+        stages.enter("lower")
+        trials = Trials(
+            build=script.build,
+            job=job,
+            axis_types=job.axis_types,
+            devices=attached(),
+            knobs=job.knobs,
+        )
+        defaults = signature.mapping or ()
+        return seen_mapping(trials, defaults, default_mapping(defaults, job.mapping))
 
 
 def _devices(job: DevicesJob, stages: Stages) -> Attachment:
@@ -341,7 +366,7 @@ def _prepared(job: VisitJob, stages: Stages) -> Ready:
 
 def _domains(job: VisitJob, script: Script) -> tuple[Domain, ...]:
     names = tuple(axis.name for axis in job.plan.axes)
-    key = (job.entry, names, job.axis_types)
+    key = (job.entry, names, job.axis_types, job.plan.mapping)
     if key not in _MEMORY.domains:
         built = build_on(
             script.build,

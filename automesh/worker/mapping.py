@@ -34,17 +34,15 @@ def default_mapping(defaults: LogicalAxes | None, listed: LogicalAxes) -> Logica
     return tuple({**dict(listed), **dict(defaults)}.items())
 
 
-def seen_mapping(
-    trials: Trials, defaults: LogicalAxes | None, mapping: LogicalAxes
-) -> StepMapping | None:
-    """What an inspection reports of the logical axes; None if `build` takes no mapping.
+def seen_mapping(trials: Trials, defaults: LogicalAxes, mapping: LogicalAxes) -> StepMapping:
+    """What the step says of its logical axes, at the knobs of the trials.
 
     Args:
       defaults: of `build`'s keyword.
       mapping: as `default_mapping` gives it.
     """
-    if defaults is None or not mapping:
-        return None if defaults is None else StepMapping(defaults=defaults)
+    if not mapping:
+        return StepMapping(defaults=defaults)
     logical = [name for name, _ in mapping]
     arrays = _arrays(trials, logical, {})
     if isinstance(arrays, str):
@@ -81,6 +79,7 @@ def _arrays(
             axes,
             axis_types=(*types, *(more for _ in standing)) if types else (),
             mapping=tuple((name, (axis,)) for axis, name in standing.items()),
+            knobs=trials.knobs,
             devices=trials.devices,
         )
         program = lower(built, platforms=PLATFORMS[platform] if platform else None)

@@ -47,6 +47,28 @@ class InspectJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArraysJob:
+    """Answer: `StepMapping`: what the step says of its logical axes at other knobs than its own.
+
+    Apart from the inspection, which a value that ends the process would end, too.
+
+    Attributes:
+      knobs: keyword arguments for `build`.
+      axis_names, platform, mapping, elsewhere: as in `InspectJob`.
+      axis_types: as the inspection reported them.
+    """
+
+    entry: Entry
+    axis_names: tuple[str, ...]
+    axis_types: tuple[str, ...]
+    knobs: tuple[tuple[str, Scalar], ...]
+    mapping: LogicalAxes
+    platform: str = ""
+    elsewhere: Elsewhere | None = None
+    kind: Literal["arrays"] = "arrays"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesJob:
     """Answer: `Attachment`.
 
@@ -177,4 +199,13 @@ class CalibrateJob:
     kind: Literal["calibrate"] = "calibrate"
 
 
-Job = InspectJob | DevicesJob | CompileJob | VisitJob | PropagateJob | LayoutJob | CalibrateJob
+Job = (
+    InspectJob
+    | ArraysJob
+    | DevicesJob
+    | CompileJob
+    | VisitJob
+    | PropagateJob
+    | LayoutJob
+    | CalibrateJob
+)

@@ -23,12 +23,14 @@ from automesh.program.nouns import (
     Propagation,
     VisitAnswer,
 )
+from automesh.space.mapping import StepMapping
 from automesh.worker.messages import CompileJob, Job, VisitJob
 from automesh.worker.wire import Message
 
 Answer = (
     Layouts
     | Inspection
+    | StepMapping
     | Attachment
     | CompileAnswer
     | Lowered
@@ -42,6 +44,7 @@ CHANNEL_LOST = 74
 
 _ANSWERS: dict[str, Any] = {
     "inspect": Inspection,
+    "arrays": StepMapping,
     "devices": Attachment,
     "compile": CompileAnswer | Lowered,
     "visit": VisitAnswer,
