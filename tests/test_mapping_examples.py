@@ -116,18 +116,22 @@ def test_an_unmodified_step_is_searched_and_trained_on_the_winner(name, tmp_path
         'embed = ["fsdp", "none"]\nmlp = ["tp", ["tp", "fsdp"]]\n'
     )
     rules = tmp_path / "mesh_rules.toml"
-    result = api.search(
-        EXAMPLES / f"{name}.py",
-        target="cpu:8",
-        space=space,
-        # Room for a loaded machine: the race over three plans ends long before on an idle one.
-        budget="4m",
-        top=3,
-        rules=rules,
-        results=tmp_path / "results",
-    )
-    measured = [one for one in result.found.candidates if isinstance(one.outcome, Measured)]
-    assert len({one.plan.mapping for one in measured}) >= 2
+    # On a loaded machine a budget may end before two plans were run: the same search then goes on.
+    for _ in range(6):
+        result = api.search(
+            EXAMPLES / f"{name}.py",
+            target="cpu:8",
+            space=space,
+            budget="60s",
+            top=3,
+            rules=rules,
+            results=tmp_path / "results",
+        )
+        measured = [one for one in result.found.candidates if isinstance(one.outcome, Measured)]
+        mappings = {one.plan.mapping for one in measured}
+        if len(mappings) >= 2:
+            break
+    assert len(mappings) >= 2
     assert all(one.outcome.numerics in ("agree", "reference") for one in measured)
     assert all(one.outcome.values == "user" for one in measured)
     assert dict(result.found.funnel.ruled_out)["fsdp twice on an array"] == 3
