@@ -162,9 +162,8 @@ def register_task(pattern: str, stage: int | Callable[[re.Match[str]], int]) -> 
       0.0
     """
     check_type(pattern, str, "the pattern of a task must be a string")
-    given: object = stage
-    if not callable(given) and (not isinstance(given, int) or isinstance(given, bool)):
-        raise WrongType(f"`stage` of a task must be an int or a function, got {kind_of(given)}")
+    if not callable(stage):
+        check_type(stage, int, "`stage` of a task must be an int or a function")
     try:
         compiled = re.compile(pattern)
     except re.error as error:
