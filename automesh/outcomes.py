@@ -120,6 +120,69 @@ class Replayed:
     uncounted: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProgram:
+    """One program of a stage of a pipeline, as it was compiled.
+
+    Attributes:
+      action: what it does: `F`, `B`, `I` or `W` for a microbatch as in a schedule, or `update`:
+        the optimizer's part of the stage, once per step.
+      counts: of one execution.
+      stored: see `Compiled`.
+    """
+
+    stage: int
+    action: str
+    memory: Memory
+    counts: Counts
+    stored: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of a compiled pipeline; bytes are those on its worst device.
+
+    Attributes:
+      rank: the index along the pipeline's axis.
+      lasting_bytes: from step to step: parameters, the optimizer's state, sums of gradients.
+      activation_bytes: of one microbatch, from its forward pass to the end of its backward pass.
+      working_bytes: what the hungriest of its programs has beside both, by the compiler.
+      finishing_bytes: what the optimizer's update has beside `lasting_bytes`, by the compiler.
+      next_bytes, previous_bytes: sent on and sent back by one device for each microbatch.
+      peak_bytes: what its devices need at the worst moment of the schedule, with what other stages
+        of the rank hold.
+    """
+
+    rank: int
+    lasting_bytes: int
+    activation_bytes: int
+    working_bytes: int
+    finishing_bytes: int
+    next_bytes: int
+    previous_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledPipeline:
+    """A step that was compiled stage by stage.
+
+    Attributes:
+      axis: of the mesh, along which it runs.
+      schedule: by name.
+      actions: of each rank its actions, as `parse_schedule` reads them.
+      programs: all that are run for a microbatch, and the updates.
+      bubble: share of the ranks' time in which they do nothing, 0 to 1; 0 before it was simulated.
+    """
+
+    axis: str
+    schedule: str
+    actions: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    programs: tuple[StageProgram, ...]
+    bubble: float = 0.0
+
+
 Effort = Literal["default", "low"]
 
 
@@ -138,6 +201,8 @@ class Compiled:
       stored: key of the scheduled program in the store of compiled modules; empty if it is not
         kept.
       replay: None where the program's schedule was not played.
+      pipeline: the stages, if the step is a pipeline; `memory` and `counts` are then those of the
+        worst and of the busiest device.
     """
 
     fingerprint: str
@@ -149,6 +214,7 @@ class Compiled:
     effort: Effort = "default"
     stored: str = ""
     replay: Replayed | None = None
+    pipeline: CompiledPipeline | None = None
     kind: Literal["compiled"] = "compiled"
 
 

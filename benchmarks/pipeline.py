@@ -1,25 +1,27 @@
 """Pipelines as simulated and as run: `python -m benchmarks.pipeline [--ranks N] [--width D]`.
 
 Each rank is one virtual device with one thread, so that ranks do not share a core while there are
-as many cores as ranks. Stages are timed alone first; the simulator makes a step of that, and the
-same programs are then run under each schedule. The last line of standard output is JSON: per
-schedule `simulated_s`, `measured_s`, `bubble` (simulated), `peak_live` and `peak_held` (activations
-per rank, simulated and counted in live buffers), and for all `dispatch_us`, what the controller
-needs per dispatched step, and whether the pairs whose times differ by more than the noise are in
-the simulated order.
+as many cores as ranks and nothing else to do. Stages are timed alone first; the simulator makes a
+step of that, and the same programs are then run under each schedule. The last line of standard
+output is JSON: per schedule `simulated_s`, `measured_s`, `bubble` (simulated), `peak_live` and
+`peak_held` (activations per rank, simulated and counted in live buffers), and for all
+`dispatch_us`, what the controller needs per dispatched step, and whether the pairs whose times
+differ by more than the noise are in the simulated order.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 SCHEDULES = ("gpipe", "1f1b", "eager_1f1b", "zb_h1", "zb_h2")
@@ -27,12 +29,16 @@ SCHEDULES = ("gpipe", "1f1b", "eager_1f1b", "zb_h1", "zb_h2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One schedule."""
+    """One schedule.
+
+    Attributes:
+      noise_s: the standard error of `measured_s`, which is a median.
+    """
 
     schedule: str
     simulated_s: float
     measured_s: float
-    spread_s: float
+    noise_s: float
     bubble: float
     peak_live: tuple[int, ...]
     peak_held: tuple[float, ...]
@@ -62,15 +68,12 @@ def run(ranks: int, count: int, options: argparse.Namespace) -> dict[str, Any]:
 
     from automesh import pipeline
 
-    rng = np.random.default_rng(0)
     width = options.width
+    rng = np.random.default_rng(0)
     layers = rng.standard_normal((ranks * options.layers, width, width)).astype(np.float32)
     params = pipeline.split_layers(layers / width**0.5, ranks)
     batch = rng.standard_normal((count * options.rows, width)).astype(np.float32)
-    loss = pipeline.chain(
-        pipeline.repeat_layer(lambda w, x: jax.numpy.tanh(x @ w), ranks),
-        lambda y, _: jax.numpy.mean(y**2),
-    )
+    loss = pipeline.chain(pipeline.repeat_layer(_layer, ranks), lambda y, _: jax.numpy.mean(y**2))
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:ranks]), ("pp",))
     step = pipeline.microbatch(
         loss, mesh=mesh, schedule="gpipe", num_microbatches=count, residuals="save"
@@ -80,9 +83,11 @@ def run(ranks: int, count: int, options: argparse.Namespace) -> dict[str, Any]:
         pipeline.make_schedule(name, num_ranks=ranks, num_microbatches=count) for name in SCHEDULES
     ]
     runs = {one.name: compiled.with_schedule(one) for one in schedules}
-    costs = _all_costs(runs, pipeline.measure_costs)
     placed = jax.tree.leaves(compiled.place(params))
-    measured, dispatch = _measure(runs, placed, batch, options.rounds)
+    # All share their programs: once every kind is compiled, any of them is timed with all.
+    alone = functools.partial(pipeline.measure_costs, runs[SCHEDULES[-1]], repeats=3)
+    measured, all_costs, dispatch = _measure(runs, placed, batch, alone, options.rounds)
+    costs = _medians(all_costs)
     devices = [set(one.devices.flat) for one in pipeline.MpmdMesh(mesh).submeshes]
     rows: list[Row] = []
     for one in schedules:
@@ -92,7 +97,7 @@ def run(ranks: int, count: int, options: argparse.Namespace) -> dict[str, Any]:
             schedule=one.name,
             simulated_s=simulated.makespan_s,
             measured_s=statistics.median(times),
-            spread_s=statistics.quantiles(times, n=4)[2] - statistics.quantiles(times, n=4)[0],
+            noise_s=_noise(times),
             bubble=simulated.bubble,
             peak_live=simulated.peak_live,
             peak_held=_peaks(runs[one.name], placed, batch, devices, one.num_stages),
@@ -113,21 +118,47 @@ def run(ranks: int, count: int, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _all_costs(runs: Mapping[str, Any], measure: Callable[..., Any]) -> tuple[Any, ...]:
-    """One cost per stage with all kinds of action, from pipelines that each have some."""
-    # All share their programs: once every kind is compiled, any of them is timed with all.
-    return measure(runs[SCHEDULES[-1]], repeats=9)
+def _layer(weights: Any, x: Any) -> Any:
+    import jax
+
+    return jax.numpy.tanh(x @ weights)
+
+
+def _medians(rounds: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    """Of each stage the median of its costs over the rounds."""
+    from automesh.pipeline import StageCost
+
+    def median(stage: int, name: str) -> Any:
+        return statistics.median(getattr(one[stage], name) for one in rounds)
+
+    names = [field.name for field in fields(StageCost)]
+    return tuple(
+        StageCost(**{name: median(stage, name) for name in names})
+        for stage in range(len(rounds[0]))
+    )
 
 
 def _measure(
-    runs: Mapping[str, Any], params: Sequence[Any], batch: Any, rounds: int
-) -> tuple[dict[str, list[float]], float]:
-    """Seconds of training steps, the schedules in turns, and of one step of a plan to dispatch."""
+    runs: Mapping[str, Any],
+    params: Sequence[Any],
+    batch: Any,
+    alone: Callable[[], Any],
+    rounds: int,
+) -> tuple[dict[str, list[float]], list[Any], float]:
+    """Seconds of training steps, the schedules and the stages alone in turns.
+
+    Returns:
+      Of each schedule its seconds, what `alone` gave each time, and the seconds that one step of a
+      plan takes to dispatch.
+    """
     import jax
 
     times: dict[str, list[float]] = {name: [] for name in runs}
     dispatches: list[float] = []
+    costs: list[Any] = []
     for number in range(rounds + 1):
+        # Among the steps, so that other work on the machine slows both down alike.
+        costs.append(alone())
         for name, one in runs.items():
             begun = time.perf_counter()
             ran = one.run(params, batch)
@@ -136,7 +167,7 @@ def _measure(
             if number:
                 times[name].append(time.perf_counter() - begun)
                 dispatches.append(dispatched / len(one.steps))
-    return times, statistics.median(dispatches)
+    return times, costs, statistics.median(dispatches)
 
 
 def _peaks(
@@ -161,13 +192,19 @@ def _peaks(
     return tuple(peaks)
 
 
+def _noise(times: Sequence[float]) -> float:
+    """The standard error of a median, from the quartiles, as if the times were normal."""
+    first, _, third = statistics.quantiles(times, n=4)
+    # sqrt(pi / 2) standard deviations over sqrt(n); the quartiles are 1.349 of them apart.
+    return math.sqrt(math.pi / 2) * (third - first) / 1.349 / math.sqrt(len(times))
+
+
 def _ordered(rows: Sequence[Row]) -> dict[str, int]:
     """Pairs whose simulated times differ by more than the noise, and those measured that way."""
-    noise = max(row.spread_s for row in rows)
     pairs = [
         (some, other)
         for some, other in itertools.combinations(rows, 2)
-        if abs(some.simulated_s - other.simulated_s) > noise
+        if abs(some.simulated_s - other.simulated_s) > 2 * math.hypot(some.noise_s, other.noise_s)
     ]
     right = sum(
         (some.simulated_s < other.simulated_s) == (some.measured_s < other.measured_s)

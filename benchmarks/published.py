@@ -1,13 +1,16 @@
 """Do predictions for devices that are not here order published measurements as they came out?
 
-    python -m benchmarks.published [results.json] [--group qwen3-0.6b ...] [--replay]
+    python -m benchmarks.published [results.json] [--group qwen3-0.6b ...] [--replay] [--pipelines]
 
-For every group of measured layouts that the shipped examples can represent (without pipelines:
-MaxText on Ironwood, a vision transformer in JAX on A100): each layout is compiled for its target
+For every group of measured layouts without pipelines that the shipped examples can represent
+(MaxText on Ironwood, a vision transformer in JAX on A100): each layout is compiled for its target
 (needs the `tpu` extra, or `gpu`; no devices), replayed, and printed beside what was measured, the
 fastest first, both as ratios to the fastest. The step is the example's, not the original: kernels,
 precision of products, optimizer and reduction frequency differ where it says so, and a layout that
 was measured with several kernels is one program here.
+
+Groups with pipelines (vTrain, Aleph Alpha, AMP, Ultra-Scale Playbook) are estimated, by
+`published_pipelines`; `--pipelines` does them alone.
 
 What is compiled is kept in `results/published`. The last line on stdout is JSON, per group;
 progress goes to stderr.
@@ -27,6 +30,7 @@ from automesh.errors import AutomeshError
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failure, OutOfMemory
 from automesh.units import format_bytes, format_seconds
+from benchmarks import published_pipelines
 from benchmarks.published_groups import (
     Config,
     Figures,
@@ -35,9 +39,12 @@ from benchmarks.published_groups import (
     groups_of,
     read_records,
 )
+from benchmarks.published_layouts import LayoutGroup, layout_groups_of
+from benchmarks.published_pipelines import missed, rows_of, summary_of
 from benchmarks.tpu_rank_compiles import Case, bench, say
 
 RESULTS = Path(__file__).parent / "data" / "published_results.json"
+PIPELINES = RESULTS.with_name("published_pipelines.json")
 TAU, REGRET = 0.6, 0.1  # what is aimed at
 
 
@@ -173,13 +180,17 @@ def main(
     estimates_only: Annotated[
         bool, typer.Option("--estimates-only", help="Estimate instead of compiling.")
     ] = False,
+    pipelines: Annotated[
+        bool, typer.Option("--pipelines", help="Only the groups with pipelines.")
+    ] = False,
 ) -> None:
     """Predicts, and prints group by group."""
+    summary: dict[str, dict[str, Any]] = {}
     try:
-        groups, others = groups_of(read_records(results))
+        groups, others = groups_of([] if pipelines else read_records(results))
+        layouts, unread = layout_groups_of(read_records(PIPELINES))
     except AutomeshError as error:
         raise SystemExit(f"error: {error}") from None
-    summary: dict[str, dict[str, Any]] = {}
     for one in groups:
         if group and not any(part in one.name for part in group):
             continue
@@ -191,31 +202,53 @@ def main(
             compiling=not replay,
             estimating=estimates_only,
         )
-        print("\n".join(described(one, rows)), flush=True)
-        timed = [row for row in rows if row.predicted_s]
-        if len(timed) < 2:
-            print("  fewer than two layouts have a prediction")
-            summary[one.name] = {"configs": len(timed)}
-            continue
-        found = figures(
-            [row.config.measured_s for row in timed], [row.predicted_s for row in timed]
-        )
-        print(f"  {verdict(one, found, timed)}")
-        summary[one.name] = {
-            "configs": found.configs,
-            "kendall_tau": round(found.kendall_tau, 4),
-            "top1_regret": round(found.top1_regret, 4),
-            "top1_regret_worst": round(found.top1_regret_worst, 4),
-            "median_time_error": round(found.median_time_error, 4),
-            "left_out": len(one.left_out) + len(rows) - len(timed),
-            "evidence": "estimated" if estimates_only else "compiled",
-        }
+        summary[one.name] = _told(one, rows, "estimated" if estimates_only else "compiled")
         say(json.dumps({one.name: summary[one.name]}))
-    if others and not group:
-        print(f"{len(others)} groups that the examples cannot represent:")
-        for name, reason in others:
+    for one in layouts:
+        if group and not any(part in one.name for part in group):
+            continue
+        say(f"{one.name}: {len(one.layouts)} layouts with pipelines")
+        summary[one.name] = _told_of_pipelines(one, folder.absolute() / "stages")
+        say(json.dumps({one.name: summary[one.name]}))
+    if (others or unread) and not group:
+        print(f"{len(others) + len(unread)} groups that the examples cannot represent:")
+        for name, reason in (*others, *unread):
             print(f"  {name}: {reason}")
     print(json.dumps(summary))
+
+
+def _told(group: Group, rows: Sequence[Predicted], evidence: str) -> dict[str, Any]:
+    """Prints a group and gives its figures."""
+    print("\n".join(described(group, rows)), flush=True)
+    timed = [row for row in rows if row.predicted_s]
+    if len(timed) < 2:
+        print("  fewer than two layouts have a prediction")
+        return {"configs": len(timed)}
+    found = figures([row.config.measured_s for row in timed], [row.predicted_s for row in timed])
+    print(f"  {verdict(group, found, timed)}")
+    return {
+        "configs": found.configs,
+        "kendall_tau": round(found.kendall_tau, 4),
+        "top1_regret": round(found.top1_regret, 4),
+        "top1_regret_worst": round(found.top1_regret_worst, 4),
+        "median_time_error": round(found.median_time_error, 4),
+        "left_out": len(group.left_out) + len(rows) - len(timed),
+        "evidence": evidence,
+    }
+
+
+def _told_of_pipelines(group: LayoutGroup, folder: Path) -> dict[str, Any]:
+    rows, left_out = rows_of(group, folder)
+    print("\n".join(published_pipelines.described(group, rows)), flush=True)
+    for one, reason in left_out:
+        print(f"  {one} left out: {reason}")
+    found = summary_of(rows, len(left_out))
+    if found["kendall_tau"] >= TAU and found["top1_regret"] <= REGRET:
+        print("  as aimed at")
+    else:
+        aim = f"tau {TAU} and regret {REGRET:.0%} are aimed at"
+        print(f"  missed ({aim}): {missed(rows)}; {'; '.join(group.remarks)}")
+    return found
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ Search the mesh, then train on it:
 How the mesh axes are used: `dp`, `fsdp` and `ep` split the rows of the batch; each device along
 `ep` also holds its share of the experts, and an all-to-all over `ep` brings the tokens to their
 experts and back. `fsdp` splits the parameters at rest, `tp` the heads, the hidden units of every
-expert and the vocabulary. `sp` is not used.
+expert and the vocabulary. `sp` is not used. Where the mesh has the axis `pp`, the layers are dealt
+to the ranks along it: `--space moe_lm_pipeline -- --layers 4`.
 
 An expert takes at most `capacity` tokens from one row of the batch, counted from the row's start;
 those over it skip the layer's experts. Rows are never cut and never share a capacity, so every
@@ -27,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from lm import presets, training, transformer
+from lm import pipelined, presets, training, transformer
 from lm.attention import gathered_attention
 from lm.layout import Layout, Weight
 from lm.presets import Preset
@@ -127,14 +128,19 @@ EXPERTS = {
 }
 
 
-def build(mesh: Mesh, remat: str = "full", microbatches: int = 1) -> automesh.Workload:
+def build(
+    mesh: Mesh,
+    remat: str = "full",
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    virtual_stages: int = 1,
+) -> automesh.Workload:
     """The training step and its arguments on `mesh`; see `dense_lm.build`."""
     options = training.arguments(SIZES)
     size, experts = SIZES[options.size].changed(options), EXPERTS[options.size]
-    layout = Layout(mesh=mesh, rows=("dp", "fsdp", "ep"), sequence=None)
+    stages = pipelined.num_stages(mesh, virtual_stages)
+    layout = Layout(mesh=pipelined.mesh_of_stage(mesh), rows=("dp", "fsdp", "ep"), sequence=None)
     plan = transformer.weights(size.model, expert_weights(size.model, experts))
-    state = training.abstract_state(plan, layout)
-    batch = training.abstract_batch(size.rows, size.length, layout)
     loss = partial(
         transformer.loss,
         model=size.model,
@@ -144,13 +150,28 @@ def build(mesh: Mesh, remat: str = "full", microbatches: int = 1) -> automesh.Wo
         mlp=partial(routed, layout=layout, experts=experts),
         remat=remat,
     )
+    facts = {**size.facts, "num_experts": experts.total}
+    if stages > 1:
+        return pipelined.workload(
+            loss,
+            plan,
+            size,
+            mesh=mesh,
+            layout=layout,
+            stages=stages,
+            schedule=schedule,
+            microbatches=microbatches,
+            facts=facts,
+        )
+    state = training.abstract_state(plan, layout)
+    batch = training.abstract_batch(size.rows, size.length, layout)
     return automesh.Workload(
         step=training.make_step(
             loss, state, layout, microbatches=microbatches, optimizer=size.optimizer
         ),
         args=(state, batch),
         init=lambda _: (training.initial_state(plan, state), training.initial_batch(batch)),
-        facts={**size.facts, "num_experts": experts.total},
+        facts=facts,
         tokens_per_step=size.rows * size.length,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from automesh.cost.pipeline_terms import PipelineTerms
 from automesh.cost.terms import Guard, Region, Terms
 from automesh.hardware.fabric import Layouts
 from automesh.ladder.estimate_rung import EstimateRung
@@ -22,6 +23,7 @@ from automesh.worker.messages import Job, LayoutJob, PropagateJob
 from automesh.worker.pool import Finished
 
 AXES = ("dp", "tp", "sp")
+PIPELINE_AXES = ("pp", *AXES)
 STEP = Step(
     entry=Entry(kind="script", location="/train.py"),
     axis_names=AXES,
@@ -99,7 +101,7 @@ class FakePrices:
 
     def estimated(self, row: int) -> Estimated:
         assert not self.needs_own[row]
-        _, tp, sp = (int(size) for size in self.sizes[row])
+        *_, tp, sp = (int(size) for size in self.sizes[row])
         step_s = 1.0 + 0.1 * tp + 0.01 * sp
         return Estimated(
             step_s=step_s,
@@ -128,6 +130,31 @@ def price(own: Mapping[tuple[str, ...], Terms], batch: Batch, layouts: Layouts) 
         moved = [axis for axis in found.fixed if named[axis] != dict(found.sampled)[axis]]
         needs_own[row] = not at_home and (not fits or bool(moved))
     return FakePrices(sizes=batch.sizes, needs_own=needs_own, own=False)
+
+
+@dataclass(frozen=True)
+class FakePipelinePrices:
+    """Seconds are the number of microbatches, and tell the schedule by a small part."""
+
+    pipeline: PipelineTerms
+    needs_own: NDArray[np.bool_]
+
+    def estimated(self, row: int) -> Estimated:
+        text = self.pipeline.schedule
+        step_s = text.num_microbatches + len(text.name) / 100
+        return Estimated(
+            step_s=step_s,
+            bracket_s=(step_s, step_s),
+            bound_s=0.0,
+            memory_bytes=1,
+            causes=(("bubble", step_s),),
+        )
+
+
+def price_pipeline(
+    pipeline: PipelineTerms, where: Terms, batch: Batch, layouts: Layouts
+) -> FakePipelinePrices:
+    return FakePipelinePrices(pipeline=pipeline, needs_own=np.zeros(len(batch), np.bool_))
 
 
 def rung(
@@ -159,6 +186,7 @@ def rung(
         propagator=propagator,
         layout=layout if torus else None,
         price=price,
+        price_pipeline=price_pipeline,
         origin="the test",
     )
 

@@ -118,39 +118,20 @@ def language_model(kind: str, stages: int, *, rows: int, layers: int, remat: str
         else:
             layout = Layout(mesh=mesh, rows=("dp", "fsdp", "ep"), sequence=None)
             mlp = partial(moe_lm.routed, layout=layout, experts=experts)
-        return partial(_loss, model=model, layout=layout, plan=plan, mlp=mlp, remat=remat)
+        return partial(
+            transformer.loss,
+            model=model,
+            layout=layout,
+            plan=plan,
+            attention=partial(attention.gathered_attention, layout=layout, chunk=12),
+            mlp=mlp,
+            remat=remat,
+            adds=kind == "moe",
+        )
 
     tokens = np.random.default_rng(1).integers(0, model.vocab, (rows, 13), dtype=np.int32)
     batch = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
     return Model(loss=make, params=arrays, specs=specs, batch=batch)
-
-
-def _loss(
-    params: Any, batch: Any, *, model: Any, layout: Any, plan: Any, mlp: Any, remat: str
-) -> Any:
-    """`lm.transformer.loss` with a loop per stage and a mark between the loops."""
-    dtype = jnp.dtype(model.dtype)
-    ready = partial(transformer._ready, layout=layout, dtype=dtype)
-    attend = partial(attention.gathered_attention, layout=layout, chunk=12)
-    x = ready(params["embedding"], plan["embedding"].split)[batch["inputs"]]
-    x = layout.pin(x, layout.rows, layout.sequence, None)
-
-    def layer(x: Any, stored: Any) -> Any:
-        layer = {name: ready(w, plan["layers"][name].split[1:]) for name, w in stored.items()}
-        return transformer._layer(x, layer, layout=layout, attention=attend, mlp=mlp)
-
-    extra: list[Any] = []
-    for number, weights in enumerate(params["layers"]):
-        x = pipeline.stage_boundary(x) if number else x
-        x, more = jax.lax.scan(transformer.rematerialized(layer, remat), x, weights)
-        extra.append(more)
-    x = transformer.rms_norm(x, params["final_norm"])
-    head = ready(params["embedding"], plan["embedding"].split).T
-    logits = jnp.matmul(x, head, preferred_element_type=jnp.float32)
-    logits = layout.pin(logits, layout.rows, layout.sequence, "tp")
-    return jnp.mean(transformer._cross_entropy(logits, batch["targets"])) + jnp.mean(
-        jnp.concatenate(extra)
-    )
 
 
 def _initial(plan: Any) -> Any:

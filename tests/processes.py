@@ -40,7 +40,7 @@ def run_processes(
     Raises:
       ProcessesFailed: one of them failed, or they took longer than `timeout_s`.
     """
-    port = str(_free_port())
+    port = str(free_ports(1))
     commands = [
         ["-m", "tests.process_job", port, str(count), str(index), str(_result(directory, index))]
         for index in range(count)
@@ -99,10 +99,20 @@ def _await(started: Sequence[subprocess.Popen[bytes]], directory: Path, timeout_
         time.sleep(0.05)
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+def free_ports(count: int) -> int:
+    """The first of so many ports of this machine in a row that nothing listens on."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                for more in range(1, count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + more))
+            # Taken, or past the last port.
+            except (OSError, OverflowError):
+                continue
+            return port
 
 
 def _result(directory: Path, index: int) -> Path:

@@ -9,8 +9,9 @@ import re
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
-from tests.example_runs import EXAMPLES, NAMES, arguments, build, module, run
+from tests.example_runs import AXES, EXAMPLES, NAMES, arguments, build, module, run
 
 # Every axis that the script uses above 1, every value of the knobs, a size that is no power of two.
 MESHES = [
@@ -127,10 +128,40 @@ def test_script_without_rules_says_what_it_falls_back_to(tmp_path, capsys):
     assert "falling back to dp:16" in capsys.readouterr().out
 
 
+PIPELINED = ("dense_lm", "moe_lm")
+
+
+def pipelined(name, layers, **knobs):
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2, 1, 1, 1, 1), ("pp", *AXES))
+    with arguments(name, "--layers", f"{layers}"):
+        return module(name).build(mesh, microbatches=4, **knobs)
+
+
+@pytest.mark.parametrize("name", PIPELINED)
+def test_where_the_mesh_has_a_pipeline_the_layers_are_dealt_to_its_stages(name):
+    workload = pipelined(name, 4, schedule="interleaved", virtual_stages=2)
+    state, batch = workload.args
+    stages = state.params["layers"]
+    assert len(stages) == 4
+    assert {len(one.sharding.device_set) for one in jax.tree.leaves(state)} == {2}
+    assert [sorted({leaf.shape[0] for leaf in one.values()}) for one in stages] == [[1]] * 4
+    homes = [min(device.id for device in one["query"].sharding.device_set) for one in stages]
+    assert homes == [0, 2, 0, 2]
+    assert batch["inputs"].shape == (48, 48)
+    assert workload.facts["num_layers"] == 4
+
+
+def test_layers_that_cannot_be_dealt_evenly_are_refused():
+    with pytest.raises(ValueError, match="3 layers cannot be divided evenly over 2 stages"):
+        pipelined("dense_lm", 3)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_build_takes_the_knobs_of_its_space(name):
     parameters = list(inspect.signature(module(name).build).parameters.values())
-    assert [parameter.name for parameter in parameters] == ["mesh", "remat", "microbatches"]
+    of_pipelines = ["schedule", "virtual_stages"] if name in PIPELINED else []
+    wanted = ["mesh", "remat", "microbatches", *of_pipelines]
+    assert [parameter.name for parameter in parameters] == wanted
     assert all(parameter.default is not parameter.empty for parameter in parameters[1:])
 
 

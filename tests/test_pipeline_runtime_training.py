@@ -96,6 +96,7 @@ def test_a_dense_model_over_two_stages_with_fsdp_and_tp():
     check_training(model, pipeline_mesh(2, fsdp=2, tp=2), [schedule])
 
 
+@pytest.mark.long
 def test_a_model_with_experts_over_two_stages():
     schedule = make_schedule("zb_h1", num_ranks=2, num_microbatches=4)
     model = language_model("moe", 2, rows=16, layers=2)

@@ -46,6 +46,7 @@ evidence = st.builds(
     step_s=finite,
     interval_s=st.just(()) | st.tuples(finite, finite),
     hbm_bytes=st.integers(0, 2**50),
+    stage_bytes=st.lists(st.integers(0, 2**50), max_size=4).map(tuple),
     mfu=st.floats(0, 1),
     runner_up=st.just(RunnerUp()) | st.builds(RunnerUp, plan=names, slower=finite),
     tried=pairs(st.integers(0, 10**6)),
@@ -145,6 +146,19 @@ def test_a_new_file_looks_like_this(tmp_path):
         'environment = { XLA_FLAGS = "--xla_a=1" }\n'
     )
     assert read_rules(path).rules == (new,)
+
+
+def test_a_rule_keeps_what_each_stage_of_a_pipeline_needs(tmp_path):
+    path = tmp_path / "mesh_rules.toml"
+    found = Evidence(kind="compiled", step_s=0.2, hbm_bytes=7, stage_bytes=(7, 5))
+    new = rule("v5e-4x4-4", "dcn.dp:4,tp:2", evidence=found, schedule="1f1b", microbatches=8)
+    merge_rule(path, new, selector="v5e-4x4-4", axes=AXES, batch_axes=("dp", "fsdp"))
+    text = path.read_text()
+    assert "stage_bytes = [7, 5]" in text and "microbatches = 8" in text
+    assert read_rules(path).rules == (new,)
+    path.write_text(text.replace("[7, 5]", "[7, -5]"))
+    with pytest.raises(UsageError, match="stage_bytes"):
+        read_rules(path)
 
 
 MINE = """\

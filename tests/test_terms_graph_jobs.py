@@ -107,7 +107,8 @@ def test_sets_of_one_step_share_what_was_lowered(own_process):
     answers = [
         answer(job("dense_lm", dict.fromkeys(one, 2), dict.fromkeys(one, 4))) for one in axes
     ]
-    (programs,) = jobs._MEMORY.programs.values()
+    (propagations,) = jobs._MEMORY.programs.values()
+    programs = propagations.programs
     assert programs.lowered == 4 and not programs.varies
     assert answers[0].lower_s > 0 and answers[-1].lower_s == 0
     assert any("derived" in note for note in answers[-1].notes)
@@ -115,8 +116,8 @@ def test_sets_of_one_step_share_what_was_lowered(own_process):
     own = answer(job("dense_lm", {"sp": 4}))
     assert totals(answers[-1].terms, {"sp": 4}) == pytest.approx(totals(own.terms, {"sp": 4}))
     answer(job("dense_lm", {"sp": 2}, knobs=(("remat", "none"),)))
-    (programs,) = jobs._MEMORY.programs.values()
-    assert programs.lowered == 1
+    (propagations,) = jobs._MEMORY.programs.values()
+    assert propagations.programs.lowered == 1
 
 
 def test_a_worker_says_what_it_is_doing(own_process):
@@ -139,6 +140,6 @@ def test_what_an_inspection_lowered_need_not_be_lowered_again(own_process):
         wanted = job("dense_lm", {"dp": 2, "tp": 2}, {"dp": 4, "tp": 2}, {"dp": 2, "tp": 4})
         first = answer(replace(wanted, seen=known))
         answer(replace(job("dense_lm", {"tp": 2}, {"tp": 4}), seen=known))
-        (programs,) = jobs._MEMORY.programs.values()
-        assert programs.lowered == lowered
+        (propagations,) = jobs._MEMORY.programs.values()
+        assert propagations.programs.lowered == lowered
         assert first.failed_probes == () and first.terms.fixed == ()

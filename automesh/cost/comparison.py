@@ -14,7 +14,9 @@ from typing import Literal
 from automesh.cost.breakdown import CollectiveCost, KernelCost, MeshCost
 from automesh.outcomes import Estimated
 
-Reason = Literal["compute", "repeated", "small", "memory", "latency", "ici", "dcn", "other"]
+Reason = Literal[
+    "compute", "repeated", "small", "memory", "latency", "ici", "dcn", "bubble", "other"
+]
 Change = Literal["appears", "vanishes", "grows", "shrinks", "same"]
 
 # Changes of a collective that are smaller than this part of the larger one are none.
@@ -221,7 +223,7 @@ def _compute_parts(one: KernelCost) -> Iterable[_Part]:
 
 def _reason_of(cause: str) -> Reason:
     match cause.split()[0]:
-        case "compute" | "memory" | "latency" | "ici" | "dcn" as reason:
+        case "compute" | "memory" | "latency" | "ici" | "dcn" | "bubble" as reason:
             return reason
         case _:
             return "other"

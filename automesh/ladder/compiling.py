@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from automesh.cost.roofline import predict
+from automesh.hardware import Chip
 from automesh.ladder.preparation import Preparation
+from automesh.ladder.pricing_pipelines import predict_pipeline
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Outcome
 from automesh.program.nouns import CompileAnswer
@@ -50,13 +52,7 @@ class CompilingHere:
         # The reserve is judged when the outcome is read: see `Room`.
         if room.limit_bytes and answer.memory.peak_bytes > room.limit_bytes:
             return replace(room, reserve_bytes=0).refusal(answer.memory.peak_bytes)
-        return Compiled(
-            fingerprint=answer.fingerprint,
-            memory=answer.memory,
-            counts=answer.counts,
-            step_s=predict(answer.counts, self.preparation.chip).step_s,
-            compile_s=answer.compile_s,
-        )
+        return predicted(compiled_of(answer), self.preparation.chip)
 
     def keeps(self, known: Compiled) -> bool:
         """See `Compiling`."""
@@ -67,7 +63,28 @@ class CompilingHere:
         """See `Compiling`."""
         del plan
         # The chip table may have changed since a stale trial was written.
-        return replace(known, step_s=predict(known.counts, self.preparation.chip).step_s)
+        return predicted(known, self.preparation.chip)
+
+
+def compiled_of(answer: CompileAnswer) -> Compiled:
+    """What a worker said, before anything is said of time."""
+    return Compiled(
+        fingerprint=answer.fingerprint,
+        memory=answer.memory,
+        counts=answer.counts,
+        step_s=0.0,
+        compile_s=answer.compile_s,
+        effort=answer.effort,
+        stored=answer.stored,
+        pipeline=answer.pipeline,
+    )
+
+
+def predicted(compiled: Compiled, chip: Chip) -> Compiled:
+    """The outcome with the time of a step from what its programs do."""
+    if compiled.pipeline is not None:
+        return predict_pipeline(compiled, compiled.pipeline, chip)
+    return replace(compiled, step_s=predict(compiled.counts, chip).step_s)
 
 
 def compile_job(preparation: Preparation, plan: Plan) -> CompileJob:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from automesh.cost.roofline import predict
 from automesh.hardware.absent import Elsewhere
 from automesh.hlo.store import ModuleStore
-from automesh.ladder.compiling import compile_job
+from automesh.ladder.compiling import compile_job, compiled_of, predicted
 from automesh.ladder.preparation import Preparation
 from automesh.ladder.replaying import Player
 from automesh.mesh.axes import Plan
@@ -50,20 +49,15 @@ class CompilingAhead:
         # Compilers for GPUs refuse nothing. The reserve is judged when the outcome is read.
         if room.limit_bytes and answer.memory.peak_bytes > room.limit_bytes:
             return replace(room, reserve_bytes=0).refusal(answer.memory.peak_bytes)
-        compiled = Compiled(
-            fingerprint=answer.fingerprint,
-            memory=answer.memory,
-            counts=answer.counts,
-            step_s=predict(answer.counts, self.preparation.chip).step_s,
-            compile_s=answer.compile_s,
-            effort=answer.effort,
-            stored=answer.stored,
-        )
+        compiled = predicted(compiled_of(answer), self.preparation.chip)
         return self._played(plan, compiled)
 
     def keeps(self, known: Compiled) -> bool:
         """See `Compiling`: what was removed from the store must be compiled again."""
-        return self.player is None or self.store.find(known.stored) is not None
+        needed = {known.stored}
+        if known.pipeline is not None:
+            needed = {one.stored for one in known.pipeline.programs}
+        return self.player is None or all(self.store.find(one) is not None for one in needed)
 
     def again(self, plan: Plan, known: Compiled) -> Outcome:
         """See `Compiling`: the same program has other names for its axes on another plan."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from automesh.cost.pipeline_terms import PipelineTerms
 from automesh.cost.plans import holds
 from automesh.cost.terms import Terms
 from automesh.hardware.fabric import Layouts
@@ -24,6 +25,7 @@ from automesh.ladder.propagations import (
     refined_needs,
 )
 from automesh.ladder.propagator import NO_TIME, Propagator
+from automesh.ladder.shared_schedules import under_schedule, without_schedule
 from automesh.mesh.axes import Call, Plan
 from automesh.mesh.batch import Batch
 from automesh.outcomes import Estimated
@@ -37,6 +39,7 @@ BORROWED = "a program of its own: it is priced by that of other sizes"
 
 
 Shapes = tuple[tuple[int, ...], ...]
+PricePipeline = Callable[[PipelineTerms, Terms, Batch, Layouts], Prices]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +49,7 @@ class EstimateRung:
     Attributes:
       layout: asks where mesh axes of these ICI shapes lie on a torus; None where there is none.
       price: of meshes, with the terms of their sets of active axes.
+      price_pipeline: of meshes with the same active axes, with the terms of a pipeline.
       origin: where the speeds come from, in words.
     """
 
@@ -53,6 +57,7 @@ class EstimateRung:
     propagator: Propagator
     layout: Callable[[Shapes], LayoutJob] | None
     price: Price
+    price_pipeline: PricePipeline
     origin: str
     _terms: dict[tuple[Call, Active], Propagation] = field(init=False, default_factory=dict)
     _reasons: dict[tuple[Call, Active], str] = field(init=False, default_factory=dict)
@@ -61,6 +66,7 @@ class EstimateRung:
     _notes: dict[str, None] = field(init=False, default_factory=dict)
     _apart: list[Need] = field(init=False, default_factory=list)
     _why_apart: Counter[str] = field(init=False, default_factory=Counter)
+    _pipelines: int = field(init=False, default=0)
 
     def run(self) -> Estimates:
         """Estimates every plan that it can before the deadline, those with default knobs first."""
@@ -98,6 +104,7 @@ class EstimateRung:
         self._propagate([need for one in others for need in sorted(one.needs, key=promise)])
         for group in others:
             self._add_prices(group, layouts)
+        self._propagate_pipelines({group.call: group for group in groups}, layouts)
         apart = self._propagate_apart({group.call: group for group in groups}, layouts)
         notes = [*self._notes]
         if apart:
@@ -111,7 +118,7 @@ class EstimateRung:
             missing=self._missing,
             origin=self.origin,
             notices=tuple(notes),
-            propagations=len(self._terms),
+            propagations=len(self._terms) + self._pipelines,
             layouts=layouts,
         )
 
@@ -190,6 +197,45 @@ class EstimateRung:
         else:
             self._missing[plan] = f"its terms give {estimated.step_s} s, which is no time"
 
+    def _propagate_pipelines(self, groups: Mapping[Call, Group], layouts: Layouts) -> None:
+        """Pipelines; those that differ in their schedule alone share their propagations."""
+        firsts: dict[Hashable, Need] = {}
+        others: list[Need] = []
+        for need in (need for group in groups.values() for need in group.pipelined):
+            if firsts.setdefault(without_schedule(need), need) is not need:
+                others.append(need)
+        answers = self._answer_pipelines([*firsts.values()], groups, layouts)
+        alone: list[Need] = []
+        for need in others:
+            first = firsts[without_schedule(need)]
+            answer = answers[first]
+            shared = (
+                under_schedule(answer, need, first) if isinstance(answer, Propagation) else None
+            )
+            if shared is None:
+                alone.append(need)
+            else:
+                self.propagator.keep(need, shared)
+                self._take_apart(groups[need.call], need, shared, layouts)
+        # The same holds among those that are left.
+        if alone:
+            left = {call: replace(group, pipelined=()) for call, group in groups.items()}
+            for need in alone:
+                group = left[need.call]
+                left[need.call] = replace(group, pipelined=(*group.pipelined, need))
+            self._propagate_pipelines(left, layouts)
+
+    def _answer_pipelines(
+        self, needs: Sequence[Need], groups: Mapping[Call, Group], layouts: Layouts
+    ) -> Mapping[Need, Propagation | str]:
+        answers = self.propagator.answer(needs, note="pipelines") if needs else {}
+        for need, answer in answers.items():
+            self._take_apart(groups[need.call], need, answer, layouts)
+            if isinstance(answer, Propagation):
+                self._pipelines += 1
+                self._notes |= dict.fromkeys(answer.notes)
+        return answers
+
     def _propagate_apart(self, groups: Mapping[Call, Group], layouts: Layouts) -> str:
         """Meshes that their set's terms do not describe, best first, in rounds; gives a notice."""
 
@@ -226,7 +272,11 @@ class EstimateRung:
         )
         plans = [self._plan(group, member) for member in members]
         terms = {need.active: answer.terms}
-        prices = price_with_options(self.price, terms, batch, layouts, plans)
+        prices = (
+            price_with_options(self.price, terms, batch, layouts, plans)
+            if answer.pipeline is None
+            else self.price_pipeline(answer.pipeline, answer.terms, batch, layouts)
+        )
         self._take(group, need, answer, prices, range(len(members)))
 
     def _plan(self, group: Group, member: int) -> Plan:

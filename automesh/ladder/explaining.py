@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automesh.cost.breakdown import break_down
+from automesh.cost.breakdown import RouteOf, break_down
+from automesh.cost.pipeline_prices import price_pipeline_terms
+from automesh.cost.pipeline_terms import PipelineTerms
 from automesh.cost.plans import holds
 from automesh.cost.pricing import price
 from automesh.cost.terms import Terms
@@ -17,10 +19,12 @@ from automesh.errors import UsageError
 from automesh.hardware.fabric import Fabric, Layouts, Route
 from automesh.hardware.routes import routes
 from automesh.hardware.speeds import Speeds
+from automesh.ladder.explaining_pipelines import break_down_pipeline
 from automesh.ladder.terms_cache import Kept
 from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, parse_mesh
 from automesh.mesh.batch import batch_of
 from automesh.outcomes import Compiled, Measured
+from automesh.program.nouns import Propagation
 from automesh.results.explanation import Explained
 from automesh.results.result import Candidate
 from automesh.results.words import count, reason
@@ -54,17 +58,23 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
     Raises:
       UsageError: no propagation of its set of active axes is there.
     """
-    terms = terms_for(plan, ground.kept)
-    if terms is None:
+    found = propagation_for(plan, ground.kept)
+    if found is None:
         raise UsageError(
             f"the study holds no terms for `{plan}`: its estimate was not reached, or failed",
             hint=f"run its search again: {ground.command}"
             if ground.command
             else "run its search again",
         )
-    terms = under_options(terms, plan.compiler_options)
     batch = batch_of([plan])
     sizes = plan.sizes
+
+    def route_of(axes: tuple[str, ...]) -> Route:
+        return routes(ground.fabric, ground.layouts, batch, axes)
+
+    if found.pipeline is not None:
+        return _explained_pipeline(plan, found.pipeline, found.terms, ground, candidate, route_of)
+    terms = under_options(found.terms, plan.compiler_options)
     # As if made for this mesh: a mesh that has only the terms of other sizes is priced by these.
     priced = price(
         {terms.active: _unguarded(terms)},
@@ -73,9 +83,6 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
         layouts=ground.layouts,
         speeds=ground.speeds,
     )
-
-    def route_of(axes: tuple[str, ...]) -> Route:
-        return routes(ground.fabric, ground.layouts, batch, axes)
 
     return Explained(
         plan=plan,
@@ -88,23 +95,60 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
     )
 
 
-def terms_for(plan: Plan, kept: Iterable[Kept]) -> Terms | None:
-    """The terms that the estimate of a plan rests on, the most exact first.
+def _explained_pipeline(
+    plan: Plan,
+    pipeline: PipelineTerms,
+    where: Terms,
+    ground: Ground,
+    candidate: Candidate | None,
+    route_of: RouteOf,
+) -> Explained:
+    estimated = price_pipeline_terms(
+        pipeline,
+        _unguarded(where),
+        batch_of([plan]),
+        fabric=ground.fabric,
+        layouts=ground.layouts,
+        speeds=ground.speeds,
+    ).estimated(0)
+    return Explained(
+        plan=plan,
+        cost=break_down_pipeline(
+            pipeline, where, estimated, plan.sizes, speeds=ground.speeds, route_of=route_of
+        ),
+        estimated=estimated,
+        compiled=_compiled(candidate),
+        measured=_measured(candidate),
+        failure=reason(candidate) if candidate is not None else "",
+        is_borrowed=not _holds(where, plan.sizes),
+    )
 
-    Those that were made at its own sizes, else those that hold there, else those of other sizes.
+
+def propagation_for(plan: Plan, kept: Iterable[Kept]) -> Propagation | None:
+    """The propagation that the estimate of a plan rests on, the most exact first.
+
+    Those that were made at its own sizes, else those that hold there, else those of other sizes; of
+    pipelines only those with as many ranks.
     """
     active = tuple(axis.name for axis in plan.axes if axis.size > 1)
     mine = [
-        one.propagation.terms
+        one.propagation
         for one in kept
-        if (one.job.mapping, one.job.knobs) == plan.call and one.propagation.terms.active == active
+        if (one.job.mapping, one.job.knobs) == plan.call
+        and one.propagation.terms.active == active
+        and _is_as_long(plan, one.propagation)
     ]
 
-    def exactness(terms: Terms) -> tuple[bool, bool]:
-        at_own_sizes = all(plan.sizes[axis] == size for axis, size in terms.sampled)
-        return at_own_sizes, _holds(terms, plan.sizes)
+    def exactness(found: Propagation) -> tuple[bool, bool]:
+        at_own_sizes = all(plan.sizes[axis] == size for axis, size in found.terms.sampled)
+        return at_own_sizes, _holds(found.terms, plan.sizes)
 
     return max(mine, key=exactness, default=None)
+
+
+def _is_as_long(plan: Plan, found: Propagation) -> bool:
+    pipeline = found.pipeline
+    return pipeline is None or pipeline.schedule.num_ranks == plan.sizes[pipeline.axis]
 
 
 def _holds(terms: Terms, sizes: Mapping[str, int]) -> bool:

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from automesh.cost.pipeline_prices import PipelinePrices, price_pipeline_terms
+from automesh.cost.pipeline_terms import PipelineTerms
 from automesh.cost.prices import Prices
 from automesh.cost.pricing import price
 from automesh.cost.terms import Terms
@@ -197,12 +199,20 @@ def _estimate(
     def price_on_fabric(terms: Mapping[Active, Terms], batch: Batch, layouts: Layouts) -> Prices:
         return price(terms, batch, fabric=fabric, layouts=layouts, speeds=speeds)
 
+    def price_stages(
+        pipeline: PipelineTerms, where: Terms, batch: Batch, layouts: Layouts
+    ) -> PipelinePrices:
+        return price_pipeline_terms(
+            pipeline, where, batch, fabric=fabric, layouts=layouts, speeds=speeds
+        )
+
     legal = tuple(dict.fromkeys([*preparation.enumeration.legal, *preparation.baseline]))
     rung = EstimateRung(
         plans=choose(legal) if choose else legal,
         propagator=propagator,
         layout=_layout_job(preparation, fabric) if fabric.kind == "torus" else None,
         price=price_on_fabric,
+        price_pipeline=price_stages,
         origin=speeds.origin,
     )
     return replace(rung.run(), fabric=fabric)

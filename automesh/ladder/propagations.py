@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.terms import Terms
-from automesh.mesh.axes import Call, Plan
+from automesh.mesh.axes import PIPELINE, Call, Plan
 from automesh.mesh.batch import Batch, batch_of
 
 Sizes = tuple[tuple[str, int], ...]
@@ -27,13 +27,16 @@ class Group:
       call: mapping and knobs.
       rows: places of the plans in the list that they came from.
       batch: their meshes, in the order of `rows`.
-      needs: one propagation per set of active axes.
+      needs: one propagation per set of active axes, those of pipelines left out.
+      pipelined: one per set of active axes and number of ranks, where the axis of pipelines is
+        larger than 1: the stages of a pipeline depend on how many there are.
     """
 
     call: Call
     rows: tuple[int, ...]
     batch: Batch
     needs: tuple[Need, ...]
+    pipelined: tuple[Need, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +135,11 @@ def _broken(terms: Terms, sizes: Mapping[str, int]) -> tuple[object, ...]:
 def _group(call: Call, rows: Sequence[int], plans: Sequence[Plan]) -> Group:
     batch = batch_of([plans[row] for row in rows])
     sizes = batch.sizes
-    masks, inverse = np.unique(sizes > 1, axis=0, return_inverse=True)
+    alike = (sizes > 1).astype(np.int64)
+    if PIPELINE in batch.names:
+        column = batch.names.index(PIPELINE)
+        alike[:, column] = sizes[:, column]
+    masks, inverse = np.unique(alike, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     needs = [
         _need(call, batch.names, sizes, np.flatnonzero(inverse == index))
@@ -140,7 +147,13 @@ def _group(call: Call, rows: Sequence[int], plans: Sequence[Plan]) -> Group:
     ]
     # Those with most axes first: they take longest, and say most about the step.
     needs.sort(key=lambda need: (-len(need.active), need.active))
-    return Group(call=call, rows=tuple(rows), batch=batch, needs=tuple(needs))
+    return Group(
+        call=call,
+        rows=tuple(rows),
+        batch=batch,
+        needs=tuple(need for need in needs if PIPELINE not in need.active),
+        pipelined=tuple(need for need in needs if PIPELINE in need.active),
+    )
 
 
 def _need(

@@ -171,6 +171,10 @@ class Propagator:
         self._show(note)
         return answers | {need: NO_TIME for need in needs if need not in answers}
 
+    def keep(self, need: Need, found: Propagation) -> None:
+        """Keeps an answer that was made from another need's, as if it had been propagated."""
+        self.cache.keep(self.step.job(need, need.sizes), found)
+
     def _run(self, lanes: Lanes, answers: dict[Need, Propagation | str], note: str) -> None:
         running: dict[int, _Running] = {}
         retried: set[Need] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from automesh.cost.replay import replay
@@ -12,8 +13,15 @@ from automesh.hardware.speeds import Speeds
 from automesh.hlo import read_module
 from automesh.hlo.schedule import read_schedule
 from automesh.hlo.store import FOLDER_VARIABLE, ModuleStore
-from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Failed, Outcome, Replayed
+from automesh.ladder.pricing_pipelines import replay_pipeline
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.outcomes import (
+    Compiled,
+    CompiledPipeline,
+    Failed,
+    Outcome,
+    Replayed,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +44,8 @@ class Player:
         Raises:
           UsageError: the program is not in the store.
         """
+        if compiled.pipeline is not None:
+            return self._pipeline(plan, compiled, compiled.pipeline)
         played = self.play(plan, compiled)
         if isinstance(played, Failed):
             return played
@@ -47,7 +57,32 @@ class Player:
         Raises:
           UsageError: the program is not in the store.
         """
-        stored = self.store.find(compiled.stored) if compiled.stored else None
+        module = self._module(plan, compiled.stored)
+        try:
+            return self._play(plan, module, plan.axes)
+        except (AutomeshError, ValueError) as error:
+            return _unreadable(error)
+
+    def _pipeline(self, plan: Plan, compiled: Compiled, pipeline: CompiledPipeline) -> Outcome:
+        """The same for a step whose stages are programs; what several stages run is played once."""
+        modules = {one.stored: self._module(plan, one.stored) for one in pipeline.programs}
+        own = [MeshAxis(name=one.name) if one.name == pipeline.axis else one for one in plan.axes]
+        try:
+            played = {key: self._play(plan, module, own)[0] for key, module in modules.items()}
+            return replay_pipeline(
+                plan,
+                compiled,
+                pipeline,
+                lambda one: played[one.stored],
+                fabric=self.fabric,
+                layouts=self.layouts,
+                speeds=self.speeds,
+            )
+        except (AutomeshError, ValueError) as error:
+            return _unreadable(error)
+
+    def _module(self, plan: Plan, key: str) -> bytes:
+        stored = self.store.find(key) if key else None
         if stored is None or not stored.module:
             raise UsageError(
                 f"the compiled program of {plan} is not in `{self.store.folder}`, where it should "
@@ -55,18 +90,31 @@ class Player:
                 hint=f"make room on that disk, or name another folder with ${FOLDER_VARIABLE}, and "
                 "run the same command again",
             )
-        try:
-            dcn = [axis.dcn for axis in plan.axes]
-            module = read_module(stored.module)
-            schedule = read_schedule(module, list(plan.sizes.items()), dcn)
-            return replay(
-                schedule,
-                axes=plan.axes,
-                fabric=self.fabric,
-                layouts=self.layouts,
-                speeds=self.speeds,
-            )
-        except (AutomeshError, ValueError) as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            reason = f"the compiled program cannot be replayed: {said}"
-            return Failed(stage="replay", reason=reason)
+        return stored.module
+
+    def _play(
+        self, plan: Plan, module: bytes, own: Sequence[MeshAxis]
+    ) -> tuple[Replayed, Timeline]:
+        """Plays a program.
+
+        Args:
+          own: the axes of its devices, which may be those of a part of the mesh.
+        """
+        schedule = read_schedule(
+            read_module(module),
+            [(axis.name, axis.size) for axis in own],
+            [axis.dcn for axis in own],
+        )
+        return replay(
+            # The axes of a part lie where they lie on the whole mesh.
+            replace(schedule, axes=tuple((axis.name, axis.size) for axis in plan.axes)),
+            axes=plan.axes,
+            fabric=self.fabric,
+            layouts=self.layouts,
+            speeds=self.speeds,
+        )
+
+
+def _unreadable(error: Exception) -> Failed:
+    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return Failed(stage="replay", reason=f"the compiled program cannot be replayed: {said}")

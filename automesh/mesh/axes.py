@@ -16,6 +16,8 @@ Call = tuple[LogicalAxes, Knobs]
 """What `build` is called with besides the mesh."""
 MAPPING = "mapping."
 DEFAULT_AXES = ("dp", "fsdp", "ep", "tp", "sp")
+PIPELINE = "pp"
+"""The axis along which pipelines run; in front of the others where they are searched."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PART = re.compile(r"(dcn\.)?([A-Za-z_][A-Za-z0-9_]*)\s*:\s*(-?\d+)")
 

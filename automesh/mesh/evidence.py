@@ -39,6 +39,8 @@ class Evidence:
       exposed_s: of `step_s`, what the cores wait for communication; 0 unless compiled.
       hbm_bytes: peak on one device; 0 if unknown.
       reserve_bytes: of a device, what the search kept free beside that; 0 if nothing.
+      stage_bytes: of each stage of a pipeline the peak on one device by its compiler; empty if
+        there is no pipeline.
       mfu: model FLOPs utilization from 0 to 1; 0 if unknown.
       tried: number of plans by what became of them, such as `compiled` or `measured`.
       study: where the trials are.
@@ -56,6 +58,7 @@ class Evidence:
     exposed_s: float = 0.0
     hbm_bytes: int = 0
     reserve_bytes: int = 0
+    stage_bytes: tuple[int, ...] = ()
     mfu: float = 0.0
     runner_up: RunnerUp = RunnerUp()
     tried: tuple[tuple[str, int], ...] = ()

@@ -40,6 +40,7 @@ class _EvidenceTable:
     exposed_s: _Finite = 0.0
     hbm_bytes: _Count = 0
     reserve_bytes: _Count = 0
+    stage_bytes: list[_Count] | None = None
     mfu: _Finite = 0.0
     runner_up: _RunnerUpTable | None = None
     tried: dict[str, _Count] = field(default_factory=dict)
@@ -132,6 +133,7 @@ def _tree_of_evidence(evidence: Evidence) -> dict[str, Any]:
         "exposed_s": evidence.exposed_s,
         "hbm_bytes": evidence.hbm_bytes,
         "reserve_bytes": evidence.reserve_bytes,
+        "stage_bytes": list(evidence.stage_bytes),
         "mfu": evidence.mfu,
         "runner_up": {"plan": runner_up.plan, "slower": runner_up.slower} if runner_up.plan else {},
         "tried": dict(evidence.tried),
@@ -194,6 +196,7 @@ def _evidence(table: _EvidenceTable) -> Evidence:
         exposed_s=table.exposed_s,
         hbm_bytes=table.hbm_bytes,
         reserve_bytes=table.reserve_bytes,
+        stage_bytes=tuple(table.stage_bytes or ()),
         mfu=table.mfu,
         runner_up=RunnerUp(plan=runner_up.plan, slower=runner_up.slower)
         if runner_up

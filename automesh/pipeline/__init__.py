@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from automesh.pipeline.actions import Action, ActionKind, format_actions, parse_actions
-from automesh.pipeline.catalogue import SCHEDULES, make_schedule
+from automesh.pipeline.catalogue import SCHEDULES, find_refusal, make_schedule
 from automesh.pipeline.check import check_actions, find_needs, order_actions
 from automesh.pipeline.costs import StageCost
 from automesh.pipeline.draw_svg import draw_svg
@@ -70,6 +70,7 @@ __all__ = [
     "draw_text",
     "find_makespans",
     "find_needs",
+    "find_refusal",
     "format_actions",
     "make_schedule",
     "measure_costs",

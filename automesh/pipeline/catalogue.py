@@ -211,6 +211,36 @@ def make_schedule(
     return _make(name, shape)
 
 
+@functools.lru_cache(maxsize=4096)
+def find_refusal(
+    name: str, *, num_ranks: int, num_microbatches: int, num_stages: int | None = None
+) -> str:
+    """Why there is no such schedule for these numbers; empty if there is one.
+
+    Args:
+      name, num_ranks, num_microbatches, num_stages: as in `make_schedule`.
+
+    Raises:
+      KeyError: no schedule has this name.
+
+    Example:
+      >>> from automesh.pipeline import find_refusal
+      >>> find_refusal("zb_h1", num_ranks=4, num_microbatches=2)
+      '`zb_h1` needs at least 4 microbatches for 4 ranks, got 2'
+      >>> find_refusal("1f1b", num_ranks=4, num_microbatches=2)
+      ''
+    """
+    recipe = RECIPES[name]
+    stages = num_ranks * (recipe.stages_per_rank or 1) if num_stages is None else num_stages
+    shape = Shape(ranks=num_ranks, microbatches=num_microbatches, stages=stages)
+    try:
+        _check_shape(recipe, shape)
+        recipe.make(shape)
+    except UsageError as error:
+        return error.message
+    return ""
+
+
 def _check_name(name: object) -> None:
     if not isinstance(name, str):
         raise WrongType(

@@ -56,6 +56,10 @@ class Order:
     dcn: tuple[int, ...]
     began_s: float
 
+    def at_known_effort(self) -> Order:
+        """At default effort, where the compiler knows no other."""
+        return self if low_effort(self.one.platform) else replace(self, effort="default")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
@@ -86,8 +90,7 @@ def obtain(program: Program, order: Order, *, fingerprint: str) -> Module:
       Refused: with `OutOfMemory`; or with `Failed` for an option that this compiler does not take,
         or a store that cannot be written.
     """
-    if not low_effort(order.one.platform):
-        order = replace(order, effort="default")
+    order = order.at_known_effort()
     key = _key(order, fingerprint, order.effort)
     stored = order.store.find(key) if order.store is not None else None
     if stored is not None:
@@ -100,6 +103,36 @@ def obtain(program: Program, order: Order, *, fingerprint: str) -> Module:
         if isinstance(verdict := refused.outcome, OutOfMemory):
             _keep(order, key, _blank(order, verdict))
         raise
+    _keep(order, key, stored)
+    return _module(stored, order, key)
+
+
+def find_part(order: Order, *, fingerprint: str) -> Module | None:
+    """One of several programs that make up a step, if it is kept; see `keep_part`."""
+    key = _key(order, fingerprint, order.effort)
+    stored = order.store.find(key) if order.store is not None else None
+    return _module(stored, order, key) if stored is not None else None
+
+
+def keep_part(compiled: jax.stages.Compiled, order: Order, *, fingerprint: str) -> Module:
+    """Keeps one of several programs that make up a step.
+
+    Args:
+      order: `axes` and `dcn` are those of the devices that run it.
+      fingerprint: of this program.
+
+    Raises:
+      Refused: it cannot be read, or the store cannot be written.
+    """
+    check_compiled_for(order.one, compiled)
+    memory, module = read_memory(compiled, platform=order.one.platform), serialized(compiled)
+    stored = replace(
+        _blank(order, None),
+        module=module,
+        memory=memory,
+        counts=count_serialized(module, order.axes, order.dcn),
+    )
+    key = _key(order, fingerprint, order.effort)
     _keep(order, key, stored)
     return _module(stored, order, key)
 
@@ -231,11 +264,16 @@ def _settle(
     return compiled, settled_at_once
 
 
-def _compile(program: Program, order: Order, effort: Effort) -> jax.stages.Compiled:
+def all_options(order: Order, effort: Effort) -> Options:
+    """Those of the plan, with what the compiler needs for devices that are not here."""
     platform = order.one.platform
     low = low_effort(platform) if effort == "low" else ()
     # What a plan says about the options that are needed here holds: it was chosen for a reason.
     options = {**dict(needed_options(platform)), **dict(order.options), **dict(low)}
-    compiled = compile_lowered(program.lowered, tuple(options.items()))
+    return tuple(options.items())
+
+
+def _compile(program: Program, order: Order, effort: Effort) -> jax.stages.Compiled:
+    compiled = compile_lowered(program.lowered, all_options(order, effort))
     check_compiled_for(order.one, compiled)
     return compiled

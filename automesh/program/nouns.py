@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from automesh.cost.terms import Terms
+from automesh.cost.pipeline_terms import PipelineTerms
+from automesh.cost.terms import Monomial, Terms
 from automesh.hardware.profile_points import Point
 from automesh.mesh.axes import Scalar
-from automesh.outcomes import Counts, Effort, Memory
+from automesh.outcomes import CompiledPipeline, Counts, Effort, Memory
 from automesh.space.mapping import StepMapping
 
 
@@ -120,6 +121,7 @@ class CompileAnswer:
       stored: key of the scheduled program in the store; empty if it is not kept.
       asked: what user code asked about devices while it was built and traced for devices that are
         not here, in words, each once.
+      pipeline: the stages, if the step is a pipeline.
     """
 
     fingerprint: str
@@ -129,6 +131,7 @@ class CompileAnswer:
     effort: Effort = "default"
     stored: str = ""
     asked: tuple[str, ...] = ()
+    pipeline: CompiledPipeline | None = None
     kind: Literal["compile_answer"] = "compile_answer"
 
 
@@ -171,6 +174,8 @@ class Propagation:
       propagate_s: spent in Shardy and in making terms.
       asked: what user code asked about devices that are not here while it was loaded, built and
         traced, in words, each once; if nothing, the terms hold for any devices of the platform.
+      results: bytes of each result on one device, if they were asked for.
+      pipeline: of a step that is a pipeline; `terms` then says only where all its terms hold.
     """
 
     terms: Terms
@@ -179,6 +184,8 @@ class Propagation:
     lower_s: float
     propagate_s: float
     asked: tuple[str, ...] = ()
+    results: tuple[Monomial, ...] = ()
+    pipeline: PipelineTerms | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

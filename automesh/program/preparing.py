@@ -40,6 +40,7 @@ class Ready:
       values: `user` if no leaf is made up.
       loss_dtype: the coarsest float type of the program.
       fingerprint: of the program.
+      told: of what the step returns that which has the scalars to be compared.
     """
 
     mesh: Mesh
@@ -55,9 +56,10 @@ class Ready:
     carry: carrying.Carry
     settled: bool
     values: Literal["synthetic", "user"]
-    compiled: jax.stages.Compiled
+    compiled: Callable[..., Any]
     loss_dtype: str
     fingerprint: str
+    told: Callable[[Any], Any] = lambda outputs: outputs
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -100,7 +102,7 @@ def prepare(
     return Ready(
         mesh=program.built.mesh,
         ambient=program.built.ambient,
-        workload=_abstract(workload),
+        workload=abstract(workload),
         split=program.split,
         tree=jax.tree.map(_struct, tree),
         shardings=shardings,
@@ -144,7 +146,8 @@ def _domains(program: Program, reference: Callable[[], tuple[Domain, ...]]) -> t
     return domains(program.traced)
 
 
-def _abstract(workload: Workload) -> Workload:
+def abstract(workload: Workload) -> Workload:
+    """The workload without its arrays."""
     return replace(workload, args=jax.tree.map(_struct, workload.args), kwargs={})
 
 

@@ -33,6 +33,7 @@ def propagate(
     probes: Sequence[Sizes],
     exact: bool = False,
     enter: Callable[[str], None],
+    with_results: bool = False,
 ) -> Propagation:
     """The terms of a step for the axes in `sizes`.
 
@@ -42,6 +43,7 @@ def propagate(
       probes: other sizes of the same axes at which the terms must hold too.
       exact: lower the step at `sizes`, rather than derive its program from others.
       enter: told what comes next: build, lower, propagate.
+      with_results: say how large each result is.
 
     Raises:
       Refused: Shardy's passes are missing here, or fail.
@@ -52,6 +54,7 @@ def propagate(
     begun = time.perf_counter()
     enter(STAGE)
     graph = _graph(located)
+    results = tuple(value.bytes for value in graph.top.returned) if with_results else ()
     failed = [*located.failed]
     if programs.verified < _VERIFIED:
         programs.verified += 1
@@ -73,6 +76,7 @@ def propagate(
         notes=_notes(located, graph, terms, probed=bool(probes)),
         lower_s=programs.lower_s - lowering_before_s,
         propagate_s=time.perf_counter() - begun,
+        results=results,
     )
 
 

@@ -99,7 +99,6 @@ class Programs:
       lowered: how many programs were lowered so far.
       varies: True if lowerings differed in more than the sizes of the mesh.
       verified: how many sets of active axes were partitioned at a second size.
-      asked: what user code asked about devices that are not here, in words.
     """
 
     build: Callable[[Sequence[MeshAxis]], Built]
@@ -110,7 +109,6 @@ class Programs:
     lowered: int = 0
     varies: bool = False
     verified: int = 0
-    asked: dict[str, None] = field(default_factory=dict[str, None])
     _first: Lowering | None = None
     _fits: dict[str, Fit] = field(default_factory=dict[str, Fit])
     _rigid: dict[str, set[str]] = field(default_factory=dict[str, set[str]])

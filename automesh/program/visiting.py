@@ -99,7 +99,7 @@ class _Loop:
 
     def losses_of_step(self) -> list[float]:
         """Runs one step and reads its scalar floats."""
-        outputs = self._step()
+        outputs = self._ready.told(self._step())
         return [float(leaf) for leaf in jax.tree.leaves(outputs) if _is_loss(leaf)]
 
     def warm_up(self, least_s: float) -> None:

@@ -188,7 +188,9 @@ def _amount(cause: str, cost: MeshCost) -> str:
         case "memory":
             return format_bytes(cost.memory_traffic_bytes)
         case "ici" | "dcn":
-            return format_bytes(cost.payload_bytes(tuple(axes.split("+"))))
+            # What the stages of a pipeline send each other is no collective.
+            moved = cost.payload_bytes(tuple(axes.split("+")))
+            return format_bytes(moved) if moved else ""
         case "latency":
             runs = sum(one.count for one in (*cost.collectives, *cost.kernels))
             return f"{format_count(runs)}{GLUE}starts"

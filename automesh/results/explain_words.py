@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from automesh.cost.breakdown import CollectiveCost, KernelCost
 from automesh.cost.comparison import Share, Verdict, judge, shares_of
 from automesh.cost.windowed import THRESHOLDS
+from automesh.mesh.axes import PIPELINE
 from automesh.outcomes import Measured
 from automesh.results.explanation import Explained, Explanation
 from automesh.results.words import clean, count
@@ -203,6 +204,8 @@ def _reason(share: Share, one: Explained) -> str:
             )
         case "ici" | "dcn":
             return f"{_subject(share)}, {_part(share)} in {piece}" if piece else _subject(share)
+        case "bubble":
+            return _subject(share)
         case "other":
             return "work of a kind that has no name here"
 
@@ -217,6 +220,9 @@ def _part(share: Share) -> str:
 def _subject(share: Share) -> str:
     """What seconds are spent on, as a noun."""
     axes = "+".join(share.axes)
+    if axes == PIPELINE:
+        wires = "ICI" if share.reason == "ici" else "DCN"
+        return f"transfers between the stages of the pipeline ({wires})"
     match share.reason:
         case "compute":
             return "compute"
@@ -232,6 +238,8 @@ def _subject(share: Share) -> str:
             return f"collectives over {axes} inside a granule (ICI)"
         case "dcn":
             return f"collectives over {axes} that cross the network between granules (DCN)"
+        case "bubble":
+            return "the pipeline's bubble, in which ranks wait for each other"
         case "other":
             return "other work"
 

@@ -11,6 +11,7 @@ from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, Evidence, RunnerUp
 from automesh.mesh.rules import MeshRule, rule_for
 from automesh.mesh.rules_file import merge_rule
 from automesh.outcomes import Compiled, Measured, OutOfMemory, Replayed
+from automesh.results.pipelines import stage_bytes
 from automesh.results.predicted import exposed_s
 from automesh.results.result import Candidate, SearchResult
 from automesh.results.words import best_of, funnel_sentence, is_duplicate, reason
@@ -95,6 +96,7 @@ def _compiled_evidence(result: SearchResult, best: Candidate, replay: Replayed) 
         exposed_s=exposed_s(replay),
         hbm_bytes=best.peak_bytes,
         reserve_bytes=result.reserve_bytes,
+        stage_bytes=stage_bytes(best),
         mfu=replay.mfu,
         runner_up=_runner_up(result, best),
         tried=tuple(tried.items()),
@@ -130,6 +132,7 @@ def _measured_evidence(result: SearchResult, best: Candidate, measured: Measured
         step_s=measured.step_s,
         interval_s=measured.interval_s,
         hbm_bytes=best.peak_bytes,
+        stage_bytes=stage_bytes(best),
         mfu=_mfu(result, best, measured.step_s),
         runner_up=_runner_up(result, best),
         tried=tuple(tried.items()),

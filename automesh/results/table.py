@@ -21,6 +21,7 @@ from automesh.results.columns import (
     wrapped,
 )
 from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.results.pipelines import stages_of, stages_sentence
 from automesh.results.predicted import predicted_lines, replay_of
 from automesh.results.result import Candidate, SearchResult
 from automesh.units import format_count
@@ -136,9 +137,11 @@ def _summary(result: SearchResult) -> Table:
 def summary_lines(result: SearchResult) -> list[tuple[str, str]]:
     """The answer in words: a label and a sentence each, empty ones left out."""
     rule = f"{result.rules_path} (rule for {result.target})" if result.rules_path else ""
+    stages = stages_of(words.best_of(result))
     lines = [
         ("best", words.best_sentence(result)),
         *predicted_lines(result, words.best_of(result)),
+        ("stages", stages_sentence(stages) if stages is not None else ""),
         ("tried", words.funnel_sentence(result.funnel)),
         ("ruled out", words.ruled_out_sentence(result.funnel)),
         ("numerics", words.numerics_sentence(result)),

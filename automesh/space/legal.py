@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.errors import NoFeasibleMesh, UsageError
-from automesh.mesh.axes import Knobs, MeshAxis, Plan
+from automesh.mesh.axes import Knobs, MeshAxis, Plan, Scalar
 from automesh.mesh.mapping import LogicalAxes
 from automesh.outcomes import RuledOut
 from automesh.space.constraints import rules_of_constraints
@@ -23,14 +23,15 @@ from automesh.space.mapping import (
     known_logical,
     used_axes_of,
 )
+from automesh.space.pipelines import OnePipeline, Runnable, numbers_of, rules_of_pipelines
 from automesh.space.rules import Rule, Sizes, rules_of_axes
-from automesh.space.settings import Setting, StepFacts, combine_settings, integers_of, known_knobs
-from automesh.space.space import AxisRange, LogicalAxis, SearchSpace
+from automesh.space.settings import Setting, StepFacts, combine_settings, known_knobs
+from automesh.space.space import AxisRange, Knob, LogicalAxis, SearchSpace
 
 MAX_PLANS = 1_000_000
 REPEATED = "mapping that is another one's on the mesh"
 Mesh = tuple[MeshAxis, ...]
-Condition = Rule | Never
+Condition = Rule | Never | OnePipeline | Runnable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class Conditions:
     axes: tuple[AxisRange, ...]
     step: StepFacts
     logical: tuple[LogicalAxis, ...]
-    constraints: tuple[Rule, ...]
+    constraints: tuple[Condition, ...]
 
     def of(self, mapping: LogicalAxes, knobs: Knobs) -> tuple[Condition, ...]:
         """The rules for plans with one mapping and these knobs."""
@@ -97,7 +98,7 @@ class Enumeration:
     def reasons_against(self, plan: Plan) -> tuple[RuledOut, ...]:
         """Every rule that a plan breaks, with its numbers; empty if it is legal."""
         knobs = tuple({**dict(self.defaults), **dict(plan.knobs)}.items())
-        values = {**integers_of(knobs), **plan.sizes}
+        values = {**numbers_of(knobs), **plan.sizes}
         arrays = {name: np.array(value, np.int64) for name, value in values.items()}
         return tuple(
             RuledOut(rule=rule.name, detail=rule.detail(values))
@@ -132,7 +133,10 @@ def find_legal(
         axes=space.axes,
         step=step,
         logical=logical,
-        constraints=tuple(rules_of_constraints(space, step, knobs, notices)),
+        constraints=(
+            *rules_of_constraints(space, step, knobs, notices),
+            *_of_pipelines(space, step, knobs),
+        ),
     )
     table = enumerate_meshes(space.axes, num_devices=num_devices, num_granules=num_granules)
     names = tuple(axis.name for axis in space.axes)
@@ -169,6 +173,19 @@ def find_legal(
         defaults=step.knobs,
         notices=tuple(notices),
     )
+
+
+def _of_pipelines(
+    space: SearchSpace, step: StepFacts, knobs: Sequence[Knob]
+) -> tuple[Condition, ...]:
+    """The rules of pipelines, with each knob's default first, if the search tries it."""
+    defaults = dict(step.knobs)
+    values: dict[str, Sequence[Scalar]] = {name: (value,) for name, value in step.knobs}
+    for knob in knobs:
+        is_tried = defaults.get(knob.name) in knob.values
+        first = (defaults[knob.name],) if is_tried else ()
+        values[knob.name] = (*first, *knob.values)
+    return rules_of_pipelines([axis.name for axis in space.axes], values)
 
 
 class _Tally:
@@ -245,7 +262,7 @@ def _verdicts(
             rules_of[setting.mapping, told] = conditions.of(setting.mapping, knobs)
         rules = rules_of[setting.mapping, told]
         factors = {name for rule in rules for name in rule.factors} - set(sizes)
-        integers = {**integers_of(step.knobs), **integers_of(setting.knobs)}
+        integers = {**numbers_of(step.knobs), **numbers_of(setting.knobs)}
         key = tuple(sorted((name, integers[name]) for name in factors))
         if (setting.mapping, told, key) not in known:
             values = sizes | {name: one * value for name, value in key}

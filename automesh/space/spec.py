@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, Scalar
+from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis, Scalar
 from automesh.mesh.mapping import check_mapped_axes, format_axes, read_mapped
 from automesh.mesh.strict import check_tree, parse_tree, read_text
 from automesh.space.space import PLATFORMS, AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
@@ -142,11 +142,12 @@ def _axis(name: str, table: _AxisTable) -> AxisRange:
 
 def _all_names(listed: Sequence[str]) -> tuple[str, ...]:
     """Default axes that a space leaves out exist with size 1; with names of one's own, none do."""
-    if not set(listed) <= set(DEFAULT_AXES):
+    usual = (PIPELINE, *DEFAULT_AXES) if PIPELINE in listed else DEFAULT_AXES
+    if not set(listed) <= set(usual):
         return tuple(listed)
-    if list(listed) == [name for name in DEFAULT_AXES if name in listed]:
-        return DEFAULT_AXES
-    return (*listed, *(name for name in DEFAULT_AXES if name not in listed))
+    if list(listed) == [name for name in usual if name in listed]:
+        return usual
+    return (*listed, *(name for name in usual if name not in listed))
 
 
 def _constraints(product: str, table: _ConstraintTable) -> list[Constraint]:

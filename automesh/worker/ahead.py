@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from automesh.cost.pipelined_outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import Elsewhere
 from automesh.hlo.store import ModuleStore, store_in
 from automesh.program import cache
@@ -13,6 +14,9 @@ from automesh.program.ahead import Order, obtain
 from automesh.program.elsewhere import devices_of
 from automesh.program.lowering import lower
 from automesh.program.nouns import CompileAnswer, Lowered
+from automesh.program.pipelined import PipelineProgram
+from automesh.program.pipelined_ahead import lower_for_absent, obtain_pipeline
+from automesh.program.pipelines import pipeline_of
 from automesh.program.pretending import answering
 from automesh.program.unplaced import explaining_real_arrays
 from automesh.worker.loading import Scripts, build_plan
@@ -43,7 +47,8 @@ def compile_ahead(
         stages.enter("build")
         built = build_plan(job, job.plan, script, devices)
         stages.enter("lower")
-        program = lower(built)
+        step = pipeline_of(built)
+        program = lower(built) if step is None else lower_for_absent(built, step, devices)
         fingerprint = program.fingerprint(job.plan.compiler_options)
         begun = time.perf_counter()
         reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
@@ -61,6 +66,17 @@ def compile_ahead(
             dcn=tuple(axis.dcn for axis in job.plan.axes),
             began_s=begin + waited,
         )
+        if isinstance(program, PipelineProgram):
+            pipeline = obtain_pipeline(program, order)
+            return CompileAnswer(
+                fingerprint=fingerprint,
+                memory=worst_memory(pipeline),
+                counts=busiest_counts(pipeline),
+                compile_s=time.perf_counter() - order.began_s,
+                effort=order.at_known_effort().effort,
+                asked=tuple(dict.fromkeys((*script.asked, *answers.asked))),
+                pipeline=pipeline,
+            )
         found = obtain(program, order, fingerprint=fingerprint)
     return CompileAnswer(
         fingerprint=fingerprint,

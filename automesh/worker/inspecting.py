@@ -11,9 +11,10 @@ from automesh.mesh.axes import Knobs, MeshAxis
 from automesh.mesh.mapping import LogicalAxes
 from automesh.program.building import build_on
 from automesh.program.lowered import sharded_axes
-from automesh.program.lowering import lower
 from automesh.program.manual import axes_talked_over
 from automesh.program.notes import in_one_line, note
+from automesh.program.pipelined import PipelineProgram
+from automesh.program.pipelines import lower_any
 from automesh.program.propagating_programs import PLATFORMS, text_of
 from automesh.program.shardy import plain
 from automesh.worker.messages import ArraysJob, InspectJob
@@ -50,12 +51,15 @@ class Trials:
                 knobs=self.knobs,
                 devices=self.devices,
             )
-            program = lower(built, platforms=PLATFORMS[platform] if platform else None)
+            program = lower_any(built, platforms=PLATFORMS[platform] if platform else None)
         # The user's code may refuse these sizes for any reason: that rules no axis out.
         except Exception as error:  # noqa: BLE001
             mesh = ",".join(f"{name}:{size}" for name in active)
             note(f"`{mesh}` cannot be lowered ({in_one_line(error)})")
             return None
+        if isinstance(program, PipelineProgram):
+            named = program.named_axes(names)
+            return tuple(name for name in active if name in named)
         if platform:
             self.seen[text_of(plain(program.lowered.compiler_ir("stablehlo")))] += 1
         named = {*sharded_axes(program.lowered, names), *axes_talked_over(program.traced)}

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from automesh.cost.pipelined_outcome import busiest_counts, worst_memory
 from automesh.hardware.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program import cache, describing, elsewhere
@@ -35,10 +36,12 @@ from automesh.program.nouns import (
     Propagation,
     VisitAnswer,
 )
+from automesh.program.pipelined import PipelineProgram
+from automesh.program.pipelined_here import compile_here, count_here, prepare_pipeline
+from automesh.program.pipelines import lower_any
 from automesh.program.preparing import Ready, prepare
 from automesh.program.pretending import attached
-from automesh.program.propagating import propagate
-from automesh.program.propagating_programs import PLATFORMS, Programs
+from automesh.program.propagating_programs import PLATFORMS
 from automesh.program.refused import Refused
 from automesh.program.signature import check_knobs, check_mapping
 from automesh.program.signs import Domain, domains
@@ -61,6 +64,7 @@ from automesh.worker.messages import (
     PropagateJob,
     VisitJob,
 )
+from automesh.worker.propagating import Propagations
 from automesh.worker.stages import Emit, Stages
 
 Answer = (
@@ -89,7 +93,7 @@ class _Memory:
     scripts: Scripts = field(default_factory=Scripts)
     ready: dict[_Step, Ready] = field(default_factory=dict[_Step, Ready])
     domains: dict[Any, tuple[Domain, ...]] = field(default_factory=dict[Any, tuple[Domain, ...]])
-    programs: dict[Any, Programs] = field(default_factory=dict[Any, Programs])
+    programs: dict[Any, Propagations] = field(default_factory=dict[Any, Propagations])
 
 
 _MEMORY = _Memory()
@@ -144,7 +148,7 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         built = build_on(script.build, _ones(job.axis_names), mapping=mapping, devices=devices)
         stages.enter("lower")
         # Kernels may exist for the platform of the target alone.
-        program = lower(built, platforms=PLATFORMS[job.platform] if job.elsewhere else None)
+        program = lower_any(built, platforms=PLATFORMS[job.platform] if job.elsewhere else None)
         trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
         used = used_axes(trials, job.axis_names, mapping)
         defaults = signature.mapping
@@ -237,28 +241,24 @@ def _propagate(job: PropagateJob, stages: Stages) -> Propagation:
         if key not in _MEMORY.programs:
             # The programs of one call of `build` are enough: jobs come sorted by calls.
             _MEMORY.programs.clear()
-            _MEMORY.programs[key] = Programs(
-                build=lambda axes: build_plan(
+            _MEMORY.programs[key] = Propagations.of(
+                job,
+                lambda axes: build_plan(
                     job, Plan(axes=tuple(axes), mapping=job.mapping, knobs=job.knobs), script
                 ),
-                axis_names=job.axis_names,
-                platform=job.platform,
-                seen=dict(job.seen),
             )
-        programs = _MEMORY.programs[key]
-        found = propagate(
-            programs, sizes=job.sizes, probes=job.probes, exact=job.exact, enter=stages.enter
-        )
+        propagations = _MEMORY.programs[key]
+        found = propagations.answer(job, stages.enter)
     if answers is not None:
-        programs.asked.update(dict.fromkeys((*script.asked, *answers.asked)))
-    return replace(found, asked=tuple(programs.asked))
+        propagations.asked.update(dict.fromkeys((*script.asked, *answers.asked)))
+    return replace(found, asked=tuple(propagations.asked))
 
 
 def _ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
     return tuple(MeshAxis(name=name) for name in names)
 
 
-def _argument_bytes(program: Program) -> int:
+def _argument_bytes(program: Program | PipelineProgram) -> int:
     leaves = jax.tree.leaves((program.args, program.kwargs))
     total = 0
     for leaf in leaves:
@@ -279,7 +279,7 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
     stages.enter("build")
     built = build_plan(job, job.plan, script)
     stages.enter("lower")
-    program = lower(built)
+    program = lower_any(built)
     fingerprint = program.fingerprint(job.plan.compiler_options)
     begun = time.perf_counter()
     reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
@@ -287,6 +287,16 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
     if not reply["go"]:
         return Lowered(fingerprint=fingerprint)
     stages.enter("compile")
+    if isinstance(program, PipelineProgram):
+        trained = compile_here(program, job.plan.compiler_options)
+        pipeline = count_here(program, trained)
+        return CompileAnswer(
+            fingerprint=fingerprint,
+            memory=worst_memory(pipeline),
+            counts=busiest_counts(pipeline),
+            compile_s=time.perf_counter() - begin - waited,
+            pipeline=pipeline,
+        )
     _, compiled = compile_program(program, job.plan.compiler_options)
     return CompileAnswer(
         fingerprint=fingerprint,
@@ -348,8 +358,18 @@ def _prepared(job: VisitJob, stages: Stages) -> Ready:
     stages.enter("build")
     built = build_plan(job, job.plan, script)
     stages.enter("lower")
-    program = lower(built)
+    program = lower_any(built)
     fingerprint = program.fingerprint(job.plan.compiler_options)
+    if isinstance(program, PipelineProgram):
+        stages.enter("compile")
+        trained = compile_here(program, job.plan.compiler_options)
+        stages.enter("materialize")
+        return prepare_pipeline(
+            program,
+            trained,
+            fingerprint=fingerprint,
+            build_again=lambda: build_plan(job, job.plan, script),
+        )
     coarsest = loss_dtype(program.lowered)
     stages.enter("compile")
     program, compiled = compile_program(program, job.plan.compiler_options)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 Dimension = str | tuple[str, ...] | None
 
@@ -21,7 +21,7 @@ class Layout:
       sequence: mesh axis that splits each row along its length, or None.
     """
 
-    mesh: Mesh
+    mesh: Mesh | AbstractMesh
     rows: tuple[str, ...] = ("dp", "fsdp")
     sequence: str | None = "sp"
 

@@ -42,14 +42,18 @@ class Preset:
         }
 
     def changed(self, options: argparse.Namespace) -> Preset:
-        """With the batch, chunks and precision that the command line asks for."""
+        """With the layers, batch, chunks and precision that the command line asks for."""
         length = options.length or self.length
         return replace(
             self,
             rows=options.rows or self.rows,
             length=length,
             chunk=min(options.chunk or self.chunk, length),
-            model=replace(self.model, dtype=options.dtype or self.model.dtype),
+            model=replace(
+                self.model,
+                dtype=options.dtype or self.model.dtype,
+                num_layers=options.layers or self.model.num_layers,
+            ),
         )
 
 

@@ -26,6 +26,7 @@ def arguments(sizes: Iterable[str]) -> argparse.Namespace:
     """The command line; `build` reads it too, so arguments of other programs are skipped."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--size", choices=tuple(sizes), default="tiny", help="preset of the model")
+    parser.add_argument("--layers", type=int, help="layers of the model; default: the preset's")
     parser.add_argument("--rows", type=int, help="rows of the global batch; default: the preset's")
     parser.add_argument("--length", type=int, help="tokens of each row; default: the preset's")
     parser.add_argument("--chunk", type=int, help="keys that attention looks at together")
@@ -37,15 +38,20 @@ def arguments(sizes: Iterable[str]) -> argparse.Namespace:
     return parser.parse_known_args()[0]
 
 
-def abstract_state(plan: Any, layout: Layout) -> adamw.State:
-    """Shapes and shardings of the parameters and of the optimizer's state; nothing is allocated."""
+def abstract_params(plan: Any, layout: Layout) -> Any:
+    """Shapes and shardings of the parameters."""
 
     def abstract(weight: Weight) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(
             weight.shape, jnp.float32, sharding=layout.sharding(*weight.split)
         )
 
-    params = jax.tree.map(abstract, plan)
+    return jax.tree.map(abstract, plan)
+
+
+def abstract_state(plan: Any, layout: Layout) -> adamw.State:
+    """Shapes and shardings of the parameters and of the optimizer's state; nothing is allocated."""
+    params = abstract_params(plan, layout)
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.sharding())
     return adamw.State(params=params, mean=params, square=params, count=count)
 
@@ -57,29 +63,30 @@ def abstract_batch(rows: int, length: int, layout: Layout) -> dict[str, jax.Shap
     return {"inputs": tokens, "targets": tokens}
 
 
-def initial_state(plan: Any, state: adamw.State) -> adamw.State:
-    """The real state, split as the abstract one says; equal on every mesh.
+def initial_params(plan: Any) -> Any:
+    """The first values of the parameters, on the host; equal for every mesh.
 
-    Drawn on the host, one weight at a time: compiling a random generator that is split over a mesh
-    takes longer than training a small model, and on every mesh again.
+    Drawn there, one weight at a time: compiling a random generator that is split over a mesh takes
+    longer than training a small model, and on every mesh again.
     """
     weights, structure = jax.tree.flatten(plan)
+    values = [
+        weight.initial(np.random.default_rng([0, number])) for number, weight in enumerate(weights)
+    ]
+    return jax.tree.unflatten(structure, values)
+
+
+def initial_state(plan: Any, state: adamw.State) -> adamw.State:
+    """The real state, split as the abstract one says; equal on every mesh."""
 
     def put(value: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
         return jax.device_put(value, like.sharding)
-
-    params = [
-        put(weight.initial(np.random.default_rng([0, number])), like)
-        for number, (weight, like) in enumerate(
-            zip(weights, jax.tree.leaves(state.params), strict=True)
-        )
-    ]
 
     def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
         return put(np.zeros(like.shape, like.dtype), like)
 
     return adamw.State(
-        params=jax.tree.unflatten(structure, params),
+        params=jax.tree.map(put, initial_params(plan), state.params),
         mean=jax.tree.map(zeros, state.mean),
         square=jax.tree.map(zeros, state.square),
         count=zeros(state.count),
@@ -152,13 +159,18 @@ def train(build: Callable[..., automesh.Workload], script: str, sizes: Iterable[
 
     workload = build(mesh, **knobs)
     state, batch = workload.args
-    step = workload.step.lower(state, batch).compile(compiler_options=compiler_options)
+    step, where = workload.step, None
+    if mesh.shape.get("pp", 1) == 1:
+        step = step.lower(state, batch).compile(compiler_options=compiler_options)
+        where = shardings(batch)
+    elif compiler_options:
+        sys.exit("error: a pipeline takes no compiler options here")
     rows, length = batch["inputs"].shape
-    where = shardings(batch)
     state, _ = workload.init(mesh)
     for number, batch in zip(range(1, options.steps + 1), text.batches(rows, length)):
         begun = time.perf_counter()
-        state, metrics = step(state, jax.device_put(batch, where))
+        # A pipeline puts each part of the batch where it is read.
+        state, metrics = step(state, jax.device_put(batch, where) if where else batch)
         loss = float(metrics["loss"])
         print(f"step {number:4d}  loss {loss:.4f}  {time.perf_counter() - begun:.3f} s", flush=True)
 

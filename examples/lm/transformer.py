@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from automesh import pipeline
 from lm.attention import rotated
 from lm.layout import Dimension, Layout, Weight
 
@@ -112,15 +113,18 @@ def loss(
     attention: Attention,
     mlp: MLP,
     remat: str,
+    adds: bool = True,
 ) -> jax.Array:
     """Mean cross entropy of the next token, in nats, plus what `mlp` adds.
 
     Args:
-      params: arrays in the structure of `plan`, float32.
+      params: arrays in the structure of `plan`, float32; for a pipeline `layers` is a tuple of as
+        many trees as there are stages.
       batch: `inputs` and `targets`, int32 [b, s].
       plan: the `Weight`s.
       remat: what the backward pass computes again: `none`, `full`, or all but matrix products
         (`dots`).
+      adds: False where `mlp` adds 0: stages need not send it to the last one.
     """
     dtype = jnp.dtype(model.dtype)
     ready = partial(_ready, layout=layout, dtype=dtype)
@@ -132,12 +136,21 @@ def loss(
         layer = {name: ready(w, plan["layers"][name].split[1:]) for name, w in stored.items()}
         return _layer(x, layer, layout=layout, attention=attention, mlp=mlp)
 
-    x, extra = jax.lax.scan(rematerialized(layer, remat), x, params["layers"])
+    extra: list[jax.Array] = []
+    for number, stage in enumerate(_stages(params["layers"])):
+        x = pipeline.stage_boundary(x) if number else x
+        x, more = jax.lax.scan(rematerialized(layer, remat), x, stage)
+        extra.append(more)
     x = rms_norm(x, params["final_norm"])
     head = embedding.T if model.tied else ready(params["head"], plan["head"].split)
     logits = jnp.matmul(x, head, preferred_element_type=jnp.float32)
     logits = layout.pin(logits, layout.rows, layout.sequence, "tp")
-    return jnp.mean(_cross_entropy(logits, batch["targets"])) + jnp.mean(extra)
+    entropy = jnp.mean(_cross_entropy(logits, batch["targets"]))
+    return entropy + jnp.mean(jnp.concatenate(extra)) if adds else entropy
+
+
+def _stages(layers: Any) -> tuple[Any, ...]:
+    return layers if isinstance(layers, tuple) else (layers,)
 
 
 def _ready(

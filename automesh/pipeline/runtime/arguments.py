@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -94,6 +95,41 @@ def _on_submesh(given: Given, mesh: Mesh, *, dropped: str, what: str) -> Struct:
     return Struct(given.shape, given.dtype, sharding=sharding)
 
 
+def cut_rows(batch: Any, *, num_microbatches: int, dim: int) -> Any:
+    """What is known of the arrays of one microbatch.
+
+    Args:
+      batch: a tree of arrays. Those without dimensions are of every microbatch.
+      dim: the dimension that is cut.
+
+    Returns:
+      The same tree of `Given`s.
+
+    Raises:
+      UsageError: an array cannot be cut evenly.
+    """
+
+    def part(path: Any, leaf: Any) -> Given:
+        given = describe(leaf)
+        shape, where = given.shape, f"batch{jax.tree_util.keystr(path)}"
+        if not shape:
+            return given
+        if dim >= len(shape):
+            raise UsageError(
+                f"{where} of shape {list(shape)} has no dimension {dim} to cut into microbatches"
+            )
+        if shape[dim] % num_microbatches or not shape[dim]:
+            raise UsageError(
+                f"{where} has {shape[dim]} rows, which cannot be cut evenly into "
+                f"{num_microbatches} microbatches",
+                hint="take a number of microbatches that divides the rows",
+            )
+        rows = shape[dim] // num_microbatches
+        return replace(given, shape=(*shape[:dim], rows, *shape[dim + 1 :]))
+
+    return jax.tree_util.tree_map_with_path(part, batch)
+
+
 def divides(sharding: Sharding, shape: Sequence[int]) -> bool:
     """Whether an array of this shape can have this sharding."""
     try:
@@ -102,6 +138,18 @@ def divides(sharding: Sharding, shape: Sequence[int]) -> bool:
     except ValueError:
         return False
     return True
+
+
+def bytes_per_device(like: Struct) -> int:
+    """What an array with a sharding takes on each of its devices."""
+    sharding: Any = like.sharding
+    return math.prod(sharding.shard_shape(like.shape)) * like.dtype.itemsize
+
+
+def is_same_layout(some: Sharding, other: Sharding, shape: Sequence[int]) -> bool:
+    """Whether arrays of this shape are cut alike on the devices of two meshes, in their order."""
+    indices = [list(one.devices_indices_map(tuple(shape)).values()) for one in (some, other)]
+    return indices[0] == indices[1]
 
 
 def _axes(entry: Any) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,56 +13,60 @@ from jax.sharding import NamedSharding
 
 from automesh.errors import UsageError
 from automesh.pipeline.actions import ActionKind
-from automesh.pipeline.runtime.arguments import Arguments, Given, describe
-from automesh.pipeline.runtime.compiling import CompiledStages
-from automesh.pipeline.runtime.finishing import Finisher, add_losses
-from automesh.pipeline.runtime.options import PipelineOptions
-from automesh.pipeline.runtime.programs import stage_functions
-from automesh.pipeline.runtime.running import Ran, Runner, Watch, cut_rows
-from automesh.pipeline.runtime.splitting import Split, split_program
+from automesh.pipeline.runtime.arguments import bytes_per_device
+from automesh.pipeline.runtime.compiling import CompiledStages, lower_forward
+from automesh.pipeline.runtime.executables import CompileOne
+from automesh.pipeline.runtime.finishing import Finisher
+from automesh.pipeline.runtime.parts import Parts
+from automesh.pipeline.runtime.running import Ran, Runner, Watch
 from automesh.pipeline.runtime.steps import Run, Step, plan_steps
-from automesh.pipeline.runtime.tracing import trace_loss
+from automesh.pipeline.runtime.transfers import StageTransfer, find_transfers
 from automesh.pipeline.schedule import Schedule
-
-Loss = Callable[[Any, Any], Any]
 
 
 class CompiledPipeline:
     """A loss compiled as a pipeline, for arrays of given shapes; `microbatch` makes it.
 
     Attributes:
+      parts: what it was compiled from.
       schedule: what is done when.
       steps: what is dispatched, in this order.
       stages: their programs and the shapes of what they read and make.
       shardings: a tree like the parameters: where each is kept.
+
+    Args:
+      forward: the lowered forward passes, if they are there already.
+      compile_one: compiles each program in place of jax.
+      only_programs: whether only what the stages run is compiled, for devices that are not here.
     """
 
-    def __init__(self, loss: Loss, options: PipelineOptions, params: Any, batch: Any) -> None:
-        part = cut_rows(batch, num_microbatches=options.num_microbatches, dim=options.dim)
-        known = jax.tree_util.tree_map_with_path(_describe_param, params)
-        self._options = options
-        self._structures = jax.tree.structure(params), jax.tree.structure(batch)
-        self._params = _arguments(known, "params", options)
-        splits = _split_for_meshes(loss, options, known, part)
-        num_stages = len(next(iter(splits.values())).stages)
-        self.schedule = options.schedule_for(num_stages)
-        meshes = [options.mesh.submeshes[rank] for rank in self.schedule.homes]
-        of_stages = [splits[mesh.abstract_mesh] for mesh in meshes]
-        residuals = options.residuals_of(num_stages)
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        forward: Sequence[jax.stages.Lowered] | None = None,
+        compile_one: CompileOne | None = None,
+        only_programs: bool = False,
+    ) -> None:
+        self.parts = parts
+        self._options = parts.options
+        self.schedule = parts.schedule
         self.stages = CompiledStages(
-            [
-                stage_functions(split, stage, residuals[stage])
-                for stage, split in enumerate(of_stages)
-            ],
-            of_stages,
-            meshes,
-            params=self._params,
-            batch=_arguments(part, "batch", options),
+            parts,
+            lower_forward(parts) if forward is None else forward,
+            compile_one=compile_one,
+            only_programs=only_programs,
         )
         self.steps: tuple[Step, ...] = ()
         self._plan()
-        self.finisher = Finisher(self.stages, scale=options.scale)
-        self.shardings = jax.tree.unflatten(self._structures[0], self._owner_shardings())
+        self.finisher = Finisher(
+            self.stages,
+            parts.owned,
+            scale=parts.options.scale,
+            compile_one=compile_one,
+            only_programs=only_programs,
+        )
+        self.shardings = jax.tree.unflatten(parts.structures[0], self._owner_shardings())
 
     def with_schedule(self, schedule: Schedule) -> CompiledPipeline:
         """The same stages in another order; only what it needs in addition is compiled.
@@ -85,6 +90,7 @@ class CompiledPipeline:
         count = len(self.stages.functions)
         changed = copy.copy(self)
         changed.schedule = self._options.check_schedule(schedule, count)
+        changed.parts = replace(self.parts, schedule=schedule)
         if schedule.homes != self.schedule.homes:
             raise UsageError(
                 f"the schedule `{schedule.name}` has the stages on the ranks {schedule.homes}, and "
@@ -103,14 +109,14 @@ class CompiledPipeline:
           UsageError: another tree than the pipeline was compiled for, or an array on devices that
             are neither one nor those of its stage.
         """
-        leaves = self._leaves(params, 0)
+        leaves = self.parts.leaves(params, 0)
         placed = [
-            _placed(leaf, sharding, name, copy=copy)
+            self._placed(leaf, sharding, name, copy=copy)
             for leaf, sharding, name in zip(
-                leaves, self._owner_shardings(), self._params.names, strict=True
+                leaves, self._owner_shardings(), self.parts.params.names, strict=True
             )
         ]
-        return jax.tree.unflatten(self._structures[0], placed)
+        return jax.tree.unflatten(self.structure, placed)
 
     def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
         """Value and gradients.
@@ -128,8 +134,8 @@ class CompiledPipeline:
         """
         ran = self.run(jax.tree.leaves(self.place(params)), batch)
         finished = self.finisher.finish(ran.sums)
-        value = add_losses(ran.losses, self._options.scale)
-        return value, jax.tree.unflatten(self._structures[0], finished.gradients)
+        value = self.add_losses(ran)
+        return value, jax.tree.unflatten(self.structure, finished.gradients)
 
     def run(self, params: Sequence[Any], batch: Any, watch: Watch | None = None) -> Ran:
         """Losses and sums of gradients, before anything is added up.
@@ -147,7 +153,9 @@ class CompiledPipeline:
         def put(leaf: int, stage: int, sharding: Any) -> Any:
             # A parameter of several stages goes to those that do not own it, once for each step.
             array = params[leaf]
-            return array if owners[leaf] == stage else jax.device_put(array, sharding)
+            if owners[leaf] == stage:
+                return array
+            return stages.mover.move(array, sharding, is_overwritten=True)
 
         spread = [
             tuple(
@@ -156,11 +164,11 @@ class CompiledPipeline:
             )
             for stage, part in enumerate(stages.split.stages)
         ]
-        return self._runner.run(spread, self._leaves(batch, 1), watch)
+        return self._runner.run(spread, self.parts.leaves(batch, 1), watch)
 
     def add_losses(self, ran: Ran) -> Any:
-        """The loss of a whole batch."""
-        return add_losses(ran.losses, self._options.scale)
+        """The loss of a whole batch, on the last stage; with several processes on all devices."""
+        return self.finisher.add_losses(ran.losses)
 
     @property
     def programs(self) -> Mapping[tuple[int, ActionKind], Any]:
@@ -175,7 +183,20 @@ class CompiledPipeline:
     @property
     def structure(self) -> Any:
         """Of the tree of parameters."""
-        return self._structures[0]
+        return self.parts.structures[0]
+
+    @property
+    def transfers(self) -> tuple[StageTransfer, ...]:
+        """What stages send each other for one microbatch."""
+        return find_transfers(self.stages, self.schedule.homes)
+
+    @property
+    def activation_bytes(self) -> tuple[int, ...]:
+        """Of each stage what one microbatch keeps for its backward pass on one device."""
+        return tuple(
+            sum(map(bytes_per_device, (*shapes.inputs, *shapes.saved)))
+            for shapes in self.stages.shapes
+        )
 
     def _plan(self) -> None:
         self.steps = plan_steps(self.schedule, self.stages.wiring)
@@ -199,65 +220,18 @@ class CompiledPipeline:
             found.append(stages.shapes[owner].params[place].sharding)
         return found
 
-    def _leaves(self, tree: Any, which: int) -> list[Any]:
-        leaves, structure = jax.tree.flatten(tree)
-        if structure != self._structures[which]:
-            what = ("the parameters", "the batch")[which]
+    def _placed(self, leaf: Any, sharding: Any, name: str, *, copy: bool) -> Any:
+        current, mover = getattr(leaf, "sharding", None), self.stages.mover
+        if isinstance(current, NamedSharding) and current.device_set != sharding.device_set:
+            there = sorted(device.id for device in current.device_set)
+            wanted = sorted(device.id for device in sharding.device_set)
             raise UsageError(
-                f"{what} are not of the structure that the pipeline was compiled for: "
-                f"{structure} instead of {self._structures[which]}"
+                f"{name} is on the devices {there}, and its stage is on {wanted}",
+                hint="give the parameters as arrays of the host, or where an earlier step of the "
+                "same pipeline has left them",
             )
-        return leaves
-
-
-def _placed(leaf: Any, sharding: Any, name: str, *, copy: bool) -> Any:
-    current = getattr(leaf, "sharding", None)
-    if isinstance(current, NamedSharding) and current.device_set != sharding.device_set:
-        there = sorted(device.id for device in current.device_set)
-        wanted = sorted(device.id for device in sharding.device_set)
-        raise UsageError(
-            f"{name} is on the devices {there}, and its stage is on {wanted}",
-            hint="give the parameters as arrays of the host, or where an earlier step of the same "
-            "pipeline has left them",
-        )
-    placed = leaf if current == sharding else jax.device_put(leaf, sharding)
-    # What is put on several devices may share the memory of the one that it comes from, whatever
-    # `may_alias` says.
-    return jnp.copy(placed) if copy and isinstance(leaf, jax.Array) else placed
-
-
-def _describe_param(path: Any, leaf: Any) -> Given:
-    given = describe(leaf)
-    if not jnp.issubdtype(given.dtype, jnp.floating):
-        raise UsageError(
-            f"params{jax.tree_util.keystr(path)} is of {given.dtype}, which has no gradient",
-            hint="give what is not trained as a part of the batch, or close over it",
-        )
-    return given
-
-
-def _arguments(tree: Any, root: str, options: PipelineOptions) -> Arguments:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return Arguments(
-        given=tuple(leaf for _, leaf in leaves),
-        names=tuple(f"{root}{jax.tree_util.keystr(path)}" for path, _ in leaves),
-        dropped=options.mesh.axis,
-    )
-
-
-def _split_for_meshes(
-    loss: Loss, options: PipelineOptions, params: Any, batch: Any
-) -> dict[jax.sharding.AbstractMesh, Split]:
-    """The split loss for each shape of submesh: shardings inside it depend on that alone."""
-    splits: dict[jax.sharding.AbstractMesh, Split] = {}
-    for mesh in options.mesh.submeshes:
-        if mesh.abstract_mesh not in splits:
-            program = trace_loss(
-                loss,
-                jax.tree.map(lambda given: given.struct, params),
-                jax.tree.map(lambda given: given.struct, batch),
-                mesh=mesh,
-                rules=options.rules,
-            )
-            splits[mesh.abstract_mesh] = split_program(program)
-    return splits
+        placed = leaf if current == sharding else mover.load(leaf, sharding)
+        # What is put on several devices may share the memory of the one that it comes from,
+        # whatever `may_alias` says. What is not here cannot be shared.
+        is_shared = isinstance(leaf, jax.Array) and mover.is_here(sharding.mesh)
+        return jnp.copy(placed) if copy and is_shared else placed

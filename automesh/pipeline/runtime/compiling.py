@@ -6,9 +6,7 @@ compiled forward pass takes is read back and fixed for everything else.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,9 +15,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from automesh.pipeline.actions import ActionKind
-from automesh.pipeline.runtime.arguments import Arguments, Struct, Structs, divides
-from automesh.pipeline.runtime.programs import StageFunctions
-from automesh.pipeline.runtime.splitting import Split
+from automesh.pipeline.runtime.arguments import Struct, Structs, divides
+from automesh.pipeline.runtime.executables import CompileOne, Job, compile_jobs
+from automesh.pipeline.runtime.moving import Mover
+from automesh.pipeline.runtime.naming import name_sharding
+from automesh.pipeline.runtime.parts import Parts
 from automesh.pipeline.runtime.steps import StageWiring, Wiring
 
 Shardings = tuple[Sharding, ...]
@@ -45,53 +45,55 @@ class CompiledStages:
     """The programs of all stages; those of the backward pass are compiled when asked for.
 
     Attributes:
-      split: what the stages read and make.
+      functions, split, meshes: see `Parts`.
+      mover: between the submeshes; knows which stages are of this process.
       shapes: of each stage.
       places: shardings by number; see `Wiring`.
-      zeros: of each stage a program without arguments that makes its first sums.
+      zeros: of each stage that is run here a program without arguments that makes its first sums.
 
     Args:
-      functions: of each stage.
-      splits: of each stage the split that its functions are of; they differ in nothing but the
-        mesh for which the loss was traced.
-      meshes: of each stage its submesh.
-      params: the leaves of the loss's first argument.
-      batch: of one microbatch.
+      forward: of each stage its lowered forward pass.
+      compile_one: see `compile_jobs`.
+      only_programs: whether what is needed to run the programs is left out.
     """
 
     def __init__(
         self,
-        functions: Sequence[StageFunctions],
-        splits: Sequence[Split],
-        meshes: Sequence[Mesh],
+        parts: Parts,
+        forward: Sequence[jax.stages.Lowered],
         *,
-        params: Arguments,
-        batch: Arguments,
+        compile_one: CompileOne | None,
+        only_programs: bool,
     ) -> None:
-        self.functions = tuple(functions)
-        self.split = splits[0]
-        self.meshes = tuple(meshes)
-        lowered = [
-            _lower_forward(one, split, mesh, params=params, batch=batch)
-            for one, split, mesh in zip(functions, splits, meshes, strict=True)
-        ]
-        self.forward: tuple[Any, ...] = compile_all(lowered)
+        self.functions, self.split, self.meshes = parts.functions, parts.split, parts.meshes
+        self._compile_one = compile_one
+        self.mover = Mover(parts.meshes, is_run=not only_programs)
+        # Those of other processes, too: they tell what the stages of this one get.
+        jobs = [Job(one, stage, "F") for stage, one in enumerate(forward)]
+        self.forward = compile_jobs(jobs, compile_one)
         self.shapes = tuple(
             _read_shapes(program, low, mesh)
-            for program, low, mesh in zip(self.forward, lowered, meshes, strict=True)
+            for program, low, mesh in zip(self.forward, forward, parts.meshes, strict=True)
         )
         self.places: list[Sharding] = []
         self.wiring = Wiring(stages=tuple(map(self._wire, range(len(self.functions)))))
         self._backward: dict[tuple[int, ActionKind], Any] = {}
-        self.zeros: tuple[Any, ...] = compile_all(
-            [self._lower_zeros(stage) for stage in range(len(self.functions))]
-        )
+        self.zeros: dict[int, Any] = {}
+        if not only_programs:
+            jobs = [Job(self._lower_zeros(stage), stage, "zeros") for stage in self.here]
+            self.zeros.update(zip(self.here, compile_jobs(jobs, compile_one), strict=True))
 
     def prepare(self, needed: Iterable[tuple[int, ActionKind]]) -> None:
-        """Compiles backward programs that are not compiled yet."""
-        missing = sorted(set(needed) - set(self._backward))
-        lowered = [self._lower_backward(stage, kind) for stage, kind in missing]
-        self._backward.update(zip(missing, compile_all(lowered), strict=True))
+        """Compiles backward programs of this process' stages that are not compiled yet."""
+        here = {one for one in needed if one[0] in self.here}
+        missing = sorted(here - set(self._backward))
+        jobs = (Job(self._lower_backward(*one), *one) for one in missing)
+        self._backward.update(zip(missing, compile_jobs(jobs, self._compile_one), strict=True))
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        """The stages that this process runs: all, if there is one process."""
+        return tuple(stage for stage, mesh in enumerate(self.meshes) if self.mover.is_here(mesh))
 
     def backward(self, stage: int, kind: ActionKind) -> Any:
         """The program of an action of a kind that `prepare` has compiled."""
@@ -99,11 +101,11 @@ class CompiledStages:
 
     @property
     def programs(self) -> Mapping[tuple[int, ActionKind], Any]:
-        """Every program that is run, by stage and kind: `jax.stages.Compiled`."""
+        """Every program that this process runs, by stage and kind: `jax.stages.Compiled`."""
         forward: dict[tuple[int, ActionKind], Any] = {
-            (stage, "F"): program
-            for stage, (program, one) in enumerate(zip(self.forward, self.functions, strict=True))
-            if not one.skips_forward
+            (stage, "F"): self.forward[stage]
+            for stage in self.here
+            if not self.functions[stage].skips_forward
         }
         return {**forward, **self._backward}
 
@@ -177,27 +179,22 @@ class CompiledStages:
         return len(self.places) - 1
 
 
-def compile_all(lowered: Sequence[Any]) -> tuple[Any, ...]:
-    """Compiles several programs at a time; XLA does not hold Python's lock."""
-    if not lowered:
-        return ()
-    with ThreadPoolExecutor(min(len(lowered), os.cpu_count() or 1)) as pool:
-        return tuple(pool.map(lambda one: one.compile(), lowered))
+def lower_forward(parts: Parts) -> tuple[jax.stages.Lowered, ...]:
+    """Of each stage its forward pass, lowered for its submesh.
+
+    Raises:
+      UsageError: a sharding that was given does not fit a submesh.
+    """
+    return tuple(_lower_stage(parts, stage) for stage in range(len(parts.functions)))
 
 
-def _lower_forward(
-    one: StageFunctions,
-    split: Split,
-    mesh: Mesh,
-    *,
-    params: Arguments,
-    batch: Arguments,
-) -> Any:
+def _lower_stage(parts: Parts, stage: int) -> jax.stages.Lowered:
+    one, split, mesh = parts.functions[stage], parts.splits[stage], parts.meshes[stage]
     part = one.part
     with jax.set_mesh(mesh):
         return jax.jit(one.forward).lower(
-            params.structs(part.params, mesh),
-            batch.structs(part.batch, mesh),
+            parts.params.structs(part.params, mesh),
+            parts.batch.structs(part.batch, mesh),
             tuple(split.values[value].like for value in part.inputs),
         )
 
@@ -228,7 +225,7 @@ def _usable(sharding: Sharding | None, shape: Sequence[int], mesh: Mesh) -> Shar
     """A sharding that arrays can have; what XLA pads or does not read is on every device."""
     if sharding is None or mesh.size == 1 or not divides(sharding, shape):
         return NamedSharding(mesh, PartitionSpec())
-    return sharding
+    return name_sharding(sharding, shape, mesh)
 
 
 def _equivalent(some: Sharding, other: Sharding, like: Struct) -> bool:

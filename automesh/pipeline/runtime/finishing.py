@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from automesh.pipeline.runtime.arguments import Struct, Structs
-from automesh.pipeline.runtime.compiling import CompiledStages, compile_all
+from automesh.pipeline.runtime.compiling import CompiledStages
+from automesh.pipeline.runtime.executables import CompileOne, Job, compile_jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +36,39 @@ class Finisher:
     A parameter that several stages read is owned by the first: the others' sums are sent there.
 
     Args:
+      owned: of each stage the parameters that it keeps.
       scale: what gradients and losses are multiplied with.
+      compile_one: see `compile_jobs`.
+      only_programs: whether nothing is to be run.
     """
 
-    def __init__(self, stages: CompiledStages, *, scale: float) -> None:
+    def __init__(
+        self,
+        stages: CompiledStages,
+        owned: tuple[tuple[int, ...], ...],
+        *,
+        scale: float,
+        compile_one: CompileOne | None,
+        only_programs: bool,
+    ) -> None:
         self._stages = stages
         self._scale = scale
         self._users = stages.split.users
-        self.owned = tuple(
-            tuple(leaf for leaf in part.params if self._users[leaf][0] == stage)
-            for stage, part in enumerate(stages.split.stages)
-        )
-        lowered = [self._lower(stage) for stage in range(len(self.owned))]
+        self.owned = owned
         # What is on every device of a submesh, for scalars that go from stage to stage.
         self.everywhere = tuple(NamedSharding(mesh, PartitionSpec()) for mesh in stages.meshes)
-        norm = self._lower_norm()
-        *self._finish, self._norm = compile_all([*lowered, norm])
+        self._add = jax.jit(
+            lambda losses: functools.reduce(operator.add, losses) * scale,
+            out_shardings=self.everywhere[-1],
+        )
+        self._finish: dict[int, Any] = {}
+        self._norm: Any = None
+        if not only_programs:
+            jobs = [Job(self._lower(stage), stage, "finish") for stage in stages.here]
+            jobs += [Job(self._lower_norm(), None, "norm")] if 0 in stages.here else []
+            compiled = compile_jobs(jobs, compile_one)
+            self._finish = dict(zip(stages.here, compiled, strict=False))
+            self._norm = compiled[-1]
 
     def finish(self, sums: Sequence[tuple[Any, ...]]) -> Finished:
         """The gradients.
@@ -58,6 +76,7 @@ class Finisher:
         Args:
           sums: of each stage, of the parameters that it reads; given away.
         """
+        mover = self._stages.mover
         gradients: dict[int, Any] = {}
         squares: list[Any] = []
         for stage, leaves in enumerate(self.owned):
@@ -65,20 +84,38 @@ class Finisher:
             likes = self._owned_sums(stage)
             others = tuple(
                 tuple(
-                    jax.device_put(self._sum_of(sums, leaf, user), like.sharding)
+                    mover.move(self._sum_of(sums, leaf, user), like.sharding)
                     for user in self._users[leaf][1:]
                 )
                 for leaf, like in zip(leaves, likes, strict=True)
             )
-            finished, square = self._finish[stage](own, others)
+            if stage in self._finish:
+                finished, square = self._finish[stage](own, others)
+            else:
+                finished = mover.stand_ins(self.owned_params(stage))
+                square = mover.stand_in(self._scalar(stage))
             gradients.update(zip(leaves, finished, strict=True))
-            squares.append(jax.device_put(square, self.everywhere[0]))
+            squares.append(mover.move(square, self.everywhere[0]))
         ordered = tuple(gradients[leaf] for leaf in range(len(self._users)))
-        return Finished(gradients=ordered, norm=self._norm(tuple(squares)))
+        is_here = 0 in self._finish
+        norm = self._norm(tuple(squares)) if is_here else mover.stand_in(self._scalar(0))
+        return Finished(gradients=ordered, norm=norm)
+
+    def add_losses(self, losses: Sequence[Any]) -> Any:
+        """The losses of all microbatches as one, on the last stage; whole on several processes."""
+        last = len(self.owned) - 1
+        if last in self._stages.here:
+            return self._stages.mover.tell(self._add(tuple(losses)))
+        dtype = self._stages.functions[last].part.program.out_avals[0].dtype
+        like = Struct((), dtype, sharding=self.everywhere[last])
+        return self._stages.mover.tell(self._stages.mover.stand_in(like))
 
     def owned_params(self, stage: int) -> Structs:
         """Shapes and shardings of the parameters that a stage owns."""
         return self._pick(stage, self._stages.shapes[stage].params)
+
+    def _scalar(self, stage: int) -> Struct:
+        return Struct((), jnp.float32, sharding=self.everywhere[stage])
 
     def _owned_sums(self, stage: int) -> Structs:
         return self._pick(stage, self._stages.sums(stage))
@@ -108,12 +145,10 @@ class Finisher:
             (like,) * (len(self._users[leaf]) - 1)
             for leaf, like in zip(self.owned[stage], likes, strict=True)
         )
-        shardings = tuple(like.sharding for like in params)
+        shardings = (tuple(like.sharding for like in params), self.everywhere[stage])
         # Only what has the type of its parameter can become its gradient in place.
         in_place = all(one.dtype == like.dtype for one, like in zip(params, likes, strict=True))
-        jitted = jax.jit(
-            finish, donate_argnums=0 if in_place else (), out_shardings=(shardings, None)
-        )
+        jitted = jax.jit(finish, donate_argnums=0 if in_place else (), out_shardings=shardings)
         with jax.set_mesh(self._stages.meshes[stage]):
             return jitted.lower(likes, others)
 
@@ -121,16 +156,6 @@ class Finisher:
         def norm(squares: tuple[Any, ...]) -> Any:
             return jnp.sqrt(functools.reduce(operator.add, squares))
 
-        scalar = Struct((), jnp.float32, sharding=self.everywhere[0])
+        scalars = (self._scalar(0),) * len(self.owned)
         with jax.set_mesh(self._stages.meshes[0]):
-            return jax.jit(norm).lower((scalar,) * len(self.owned))
-
-
-def add_losses(losses: Sequence[Any], scale: float) -> Any:
-    """The losses of all microbatches as one."""
-    return _add(tuple(losses), scale)
-
-
-@jax.jit
-def _add(losses: tuple[Any, ...], scale: float) -> Any:
-    return functools.reduce(operator.add, losses) * scale
+            return jax.jit(norm, out_shardings=self.everywhere[0]).lower(scalars)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from automesh.errors import UsageError
 from automesh.pipeline.actions import ActionKind
 from automesh.pipeline.costs import StageCost
-from automesh.pipeline.runtime.arguments import Struct
 from automesh.pipeline.runtime.compiled import CompiledPipeline
 
 
@@ -29,7 +28,7 @@ def measure_costs(compiled: CompiledPipeline, *, repeats: int = 5) -> tuple[Stag
       stage that recomputes is part of its backward pass.
 
     Raises:
-      UsageError: fewer than one repeat.
+      UsageError: fewer than one repeat, or the stages are on several processes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -48,6 +47,8 @@ def measure_costs(compiled: CompiledPipeline, *, repeats: int = 5) -> tuple[Stag
     """
     if repeats < 1:
         raise UsageError(f"`repeats` is at least 1, got {repeats}")
+    if compiled.stages.mover.spans:
+        raise UsageError("the stages are on several processes, and none of them can time all")
     return tuple(_stage_cost(compiled, stage, repeats) for stage in range(len(compiled.meshes)))
 
 
@@ -56,8 +57,6 @@ def _stage_cost(compiled: CompiledPipeline, stage: int, repeats: int) -> StageCo
         program = compiled.programs.get((stage, kind))
         return 0.0 if program is None else _time_program(compiled, stage, kind, repeats)
 
-    shapes = compiled.stages.shapes[stage]
-    kept = (*shapes.inputs, *shapes.saved)
     return StageCost(
         forward_s=seconds("F"),
         backward_s=seconds("B"),
@@ -65,7 +64,7 @@ def _stage_cost(compiled: CompiledPipeline, stage: int, repeats: int) -> StageCo
         weight_gradient_s=seconds("W"),
         to_next_s=_time_sends(compiled, stage, repeats, forward=True),
         to_previous_s=_time_sends(compiled, stage, repeats, forward=False),
-        activation_bytes=sum(_bytes_per_device(like) for like in kept),
+        activation_bytes=compiled.activation_bytes[stage],
     )
 
 
@@ -91,27 +90,14 @@ def _time_program(compiled: CompiledPipeline, stage: int, kind: ActionKind, repe
 
 
 def _time_sends(compiled: CompiledPipeline, stage: int, repeats: int, *, forward: bool) -> float:
-    """Seconds for everything that a stage sends for one microbatch."""
-    wiring = compiled.stages.wiring
-    own = wiring.stages[stage]
-    moves: set[tuple[int, int, int]] = set()
-    if forward:
-        for value, place in own.outputs.items():
-            targets = {wiring.stages[reader].inputs[value] for reader in wiring.readers(value)}
-            moves |= {(value, place, target) for target in targets if target != place}
-    else:
-        for value in own.with_gradient:
-            target, place = wiring.maker(value).outputs[value], own.inputs[value]
-            moves |= {(value, place, target)} if target != place else set()
-    places, values = compiled.stages.places, compiled.stages.split.values
+    """Seconds for everything that a stage sends on or back for one microbatch."""
     total = 0.0
-    for value, place, target in moves:
-        like = values[value].like
-        array = _ones(Struct(like.shape, like.dtype, sharding=places[place]))
-        sharding = places[target]
-        total += _median(
-            lambda array=array, sharding=sharding: jax.device_put(array, sharding), repeats
-        )
+    for one in compiled.transfers:
+        if one.from_stage == stage and (one.kind == "F") == forward:
+            array, sharding = _ones(one.source), one.target.sharding
+            total += _median(
+                lambda array=array, sharding=sharding: jax.device_put(array, sharding), repeats
+            )
     return total
 
 
@@ -127,11 +113,3 @@ def _median(call: Callable[[], Any], repeats: int) -> float:
 
 def _ones(like: Any) -> Any:
     return jax.device_put(jnp.ones(like.shape, like.dtype), like.sharding)
-
-
-def _bytes_per_device(like: Struct) -> int:
-    sharding: Any = like.sharding
-    count = 1
-    for size in sharding.shard_shape(like.shape):
-        count *= size
-    return count * like.dtype.itemsize

@@ -10,12 +10,12 @@ import jax
 from jax.sharding import Mesh
 
 from automesh.errors import UsageError, WrongType, check_type, kind_of
-from automesh.pipeline.runtime.arguments import describe
-from automesh.pipeline.runtime.compiled import CompiledPipeline, Loss
+from automesh.pipeline.runtime.arguments import cut_rows
+from automesh.pipeline.runtime.compiled import CompiledPipeline
 from automesh.pipeline.runtime.mesh import MpmdMesh
 from automesh.pipeline.runtime.options import PipelineOptions, Reduce, check_options
+from automesh.pipeline.runtime.parts import Loss, Parts, shapes_key, split_pipeline
 from automesh.pipeline.runtime.programs import Residuals
-from automesh.pipeline.runtime.running import cut_rows
 from automesh.pipeline.schedule import Schedule
 
 
@@ -24,13 +24,14 @@ class Microbatched:
 
     Attributes:
       options: how.
-      compiled: by shapes of arguments, what was compiled so far.
     """
 
     def __init__(self, loss: Loss, options: PipelineOptions) -> None:
         self.options = options
-        self.compiled: dict[Any, CompiledPipeline] = {}
         self._loss = loss
+        # By shapes of arguments.
+        self._parts: dict[Any, Parts] = {}
+        self._compiled: dict[Any, CompiledPipeline] = {}
 
     def with_schedule(self, schedule: Schedule) -> Microbatched:
         """The same in another order; what is compiled is used again.
@@ -39,8 +40,25 @@ class Microbatched:
           UsageError: the schedule is not for what was compiled: see `CompiledPipeline`.
         """
         changed = Microbatched(self._loss, replace(self.options, schedule=schedule))
-        changed.compiled = {key: one.with_schedule(schedule) for key, one in self.compiled.items()}
+        changed._compiled = {
+            key: one.with_schedule(schedule) for key, one in self._compiled.items()
+        }
+        changed._parts = {key: one.parts for key, one in changed._compiled.items()}
         return changed
+
+    def parts(self, params: Any, batch: Any) -> Parts:
+        """The loss cut into stages for arrays of these shapes; compiles nothing.
+
+        Args:
+          params, batch: see `compile`.
+
+        Raises:
+          UsageError: see `compile`.
+        """
+        key = shapes_key(params, batch)
+        if key not in self._parts:
+            self._parts[key] = split_pipeline(self._loss, self.options, params, batch)
+        return self._parts[key]
 
     def compile(self, params: Any, batch: Any) -> CompiledPipeline:
         """The programs of all stages for arrays of these shapes; compiled once.
@@ -53,14 +71,10 @@ class Microbatched:
         Raises:
           UsageError: the batch cannot be cut, the loss not be split, or the schedule is not for it.
         """
-        trees = (params, batch)
-        key = (
-            jax.tree.structure(trees),
-            tuple((one.shape, one.dtype) for one in map(describe, jax.tree.leaves(trees))),
-        )
-        if key not in self.compiled:
-            self.compiled[key] = CompiledPipeline(self._loss, self.options, params, batch)
-        return self.compiled[key]
+        key = shapes_key(params, batch)
+        if key not in self._compiled:
+            self._compiled[key] = CompiledPipeline(self.parts(params, batch))
+        return self._compiled[key]
 
     def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
         """Value and gradients, like `jax.value_and_grad(loss)(params, batch)`.

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from automesh.errors import UsageError
-from automesh.pipeline.runtime.arguments import Given, describe
+from automesh.pipeline.runtime.arguments import Struct
 from automesh.pipeline.runtime.compiling import CompiledStages
+from automesh.pipeline.runtime.moving import on_host
 from automesh.pipeline.runtime.steps import Drop, Load, Run, Send, Slot, Step
 
 # Called after each step with it and with every array that is held, by slot.
@@ -65,21 +65,27 @@ class Runner:
           batch: the leaves of the whole batch, anywhere.
           watch: called after each step.
         """
-        cut = [self._cut(leaf) for leaf in batch]
-        sums = [zeros() for zeros in self._stages.zeros]
+        mover = self._stages.mover
+        cut = [self._cut(on_host(leaf) if mover.spans else leaf) for leaf in batch]
+        sums = [self._zeros(stage) for stage in range(len(self._stages.functions))]
         held: dict[Slot, Any] = {}
+        here = frozenset(self._stages.here)
         for step in self._steps:
             match step:
                 case Load():
                     slot = step.slot
-                    held[slot] = self._put(cut[slot.number](slot.microbatch), slot)
+                    part = cut[slot.number](slot.microbatch)
+                    held[slot] = mover.load(part, self._stages.places[slot.place])
                 case Send():
-                    held[step.target] = self._put(held[step.source], step.target)
+                    sharding = self._stages.places[step.target.place]
+                    held[step.target] = mover.move(held[step.source], sharding)
                 case Drop():
                     for slot in step.slots:
                         del held[slot]
-                case Run():
+                case Run() if step.action.stage in here:
                     self._run(step, params[step.action.stage], sums, held)
+                case Run():
+                    self._stand_in(step, held)
             if watch is not None:
                 watch(step, held)
         losses = [(slot.microbatch, loss) for slot, loss in held.items() if slot.kind == "loss"]
@@ -118,8 +124,20 @@ class Runner:
         if step.loss is not None:
             held[step.loss] = losses[0]
 
-    def _put(self, array: Any, slot: Slot) -> Any:
-        return jax.device_put(array, self._stages.places[slot.place])
+    def _stand_in(self, step: Run, held: dict[Slot, Any]) -> None:
+        """What another process runs: its results, of which only their places are known here."""
+        stages = self._stages
+        for slot in step.writes:
+            like = stages.split.values[slot.number].like
+            sharding = stages.places[slot.place]
+            held[slot] = stages.mover.stand_in(Struct(like.shape, like.dtype, sharding=sharding))
+        held.update((slot, None) for slot in step.makes if slot not in held)
+
+    def _zeros(self, stage: int) -> tuple[Any, ...]:
+        stages = self._stages
+        if stage in stages.zeros:
+            return stages.zeros[stage]()
+        return stages.mover.stand_ins(stages.sums(stage))
 
     def _cut(self, leaf: Any) -> Callable[[int], Any]:
         """What gives the part of a leaf of the batch that is a microbatch's."""
@@ -136,38 +154,3 @@ class Runner:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _cut_array(array: jax.Array, parts: int, dim: int) -> tuple[jax.Array, ...]:
     return tuple(jnp.split(array, parts, axis=dim))
-
-
-def cut_rows(batch: Any, *, num_microbatches: int, dim: int) -> Any:
-    """What is known of the arrays of one microbatch.
-
-    Args:
-      batch: a tree of arrays. Those without dimensions are of every microbatch.
-      dim: the dimension that is cut.
-
-    Returns:
-      The same tree of `Given`s.
-
-    Raises:
-      UsageError: an array cannot be cut evenly.
-    """
-
-    def part(path: Any, leaf: Any) -> Given:
-        given = describe(leaf)
-        shape, where = given.shape, f"batch{jax.tree_util.keystr(path)}"
-        if not shape:
-            return given
-        if dim >= len(shape):
-            raise UsageError(
-                f"{where} of shape {list(shape)} has no dimension {dim} to cut into microbatches"
-            )
-        if shape[dim] % num_microbatches or not shape[dim]:
-            raise UsageError(
-                f"{where} has {shape[dim]} rows, which cannot be cut evenly into "
-                f"{num_microbatches} microbatches",
-                hint="take a number of microbatches that divides the rows",
-            )
-        rows = shape[dim] // num_microbatches
-        return replace(given, shape=(*shape[:dim], rows, *shape[dim + 1 :]))
-
-    return jax.tree_util.tree_map_with_path(part, batch)

@@ -1,0 +1,100 @@
+"""Transfers between the submeshes of a pipeline: over which wires, and for how long (no jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.cost.pipelined import STAYS, Move
+from automesh.hardware.fabric import Fabric, Floats, Layouts, Route
+from automesh.hardware.routes import routes
+from automesh.hardware.speeds import Speeds
+from automesh.mesh.axes import MeshAxis
+from automesh.mesh.batch import Batch
+
+
+def moves(
+    payload_bytes: Sequence[float],
+    targets: Sequence[int],
+    homes: Sequence[int],
+    *,
+    axes: Sequence[MeshAxis],
+    axis: str,
+    fabric: Fabric,
+    layouts: Layouts,
+    speeds: Speeds,
+) -> list[Move]:
+    """What stages send to others on one mesh.
+
+    Every device sends its part to the device at its place in the other submesh, all at once.
+
+    Args:
+      payload_bytes: of each stage what one device sends for one microbatch.
+      targets: of each stage the one that it sends to; -1 for none.
+      homes: of each stage its rank.
+      axes: of the mesh.
+      axis: that the mesh is cut along.
+      layouts: of the mesh's ICI shape at least.
+    """
+    batch = Batch(
+        names=tuple(one.name for one in axes),
+        ici=np.array([[one.ici for one in axes]]),
+        dcn=np.array([[one.dcn for one in axes]]),
+    )
+    route = routes(fabric, layouts, batch, (axis,))
+    payload = np.array(payload_bytes, np.float64)[:, None]
+    found = batch_moves(payload, targets, homes, batch=batch, axis=axis, route=route, speeds=speeds)
+    return [one[0] for one in found]
+
+
+def batch_moves(
+    payload_bytes: Floats,
+    targets: Sequence[int],
+    homes: Sequence[int],
+    *,
+    batch: Batch,
+    axis: str,
+    route: Route,
+    speeds: Speeds,
+) -> list[list[Move]]:
+    """What stages send to others on many meshes: of each stage a move per mesh.
+
+    Args:
+      payload_bytes: [stages, meshes]; see `moves`.
+      route: of `axis` on these meshes.
+    """
+    column = batch.names.index(axis)
+    inside = batch.ici[:, column]
+    one = np.ones(len(batch))
+    near = replace(route, dcn_size=one)
+    far = replace(route, ici_size=one, dcn_size=2 * one)
+    found: list[list[Move]] = []
+    for stage, (target, payload) in enumerate(zip(targets, payload_bytes, strict=True)):
+        if target < 0 or homes[target] == homes[stage]:
+            found.append([STAYS] * len(batch))
+            continue
+        crosses = _granule(homes[stage], inside) != _granule(homes[target], inside)
+        seconds = np.where(crosses, _seconds(payload, far, speeds), _seconds(payload, near, speeds))
+        found.append(
+            [
+                Move(seconds=float(each), cause=f"{'dcn' if is_far else 'ici'} {axis}")
+                for each, is_far in zip(seconds, crosses, strict=True)
+            ]
+        )
+    return found
+
+
+def _granule(rank: int, inside: NDArray[np.int64]) -> NDArray[np.int64]:
+    # The part of an axis that crosses DCN is its major part.
+    return rank // inside
+
+
+def _seconds(payload: Floats, route: Route, speeds: Speeds) -> Floats:
+    # A mesh on which the axis does not lie in this way divides by links that are not there; what
+    # comes of it is not used.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        each = speeds.collective_s("collective-permute", payload, route)
+    return np.where(payload > 0, each.latency_s + each.ici_s + each.dcn_s, 0.0)

@@ -1,0 +1,201 @@
+"""What plans of a pipeline take, from the terms of its stages (numpy, no jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.cost.pipeline_moves import batch_moves
+from automesh.cost.pipeline_terms import PipelineTerms, StageTerms
+from automesh.cost.pipelined import (
+    Move,
+    PipelineCost,
+    PipelineWork,
+    Spent,
+    StageMemory,
+    price_pipelines,
+    spent_of,
+)
+from automesh.cost.plans import holds
+from automesh.cost.prices import Prices
+from automesh.cost.pricing import price
+from automesh.cost.terms import Terms, value_of
+from automesh.hardware.fabric import Fabric, Floats, Layouts
+from automesh.hardware.routes import routes
+from automesh.hardware.speeds import Speeds
+from automesh.mesh.batch import Batch
+from automesh.outcomes import Estimated
+from automesh.pipeline.actions import ActionKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePrices:
+    """The prices of a batch of meshes.
+
+    Attributes:
+      needs_own: [meshes]: True where the terms do not hold.
+      costs: of the other rows what a step takes.
+      uncounted: what has no price, in words.
+    """
+
+    needs_own: NDArray[np.bool_]
+    costs: Mapping[int, PipelineCost]
+    uncounted: tuple[str, ...]
+
+    def estimated(self, row: int) -> Estimated:
+        """The price of one mesh, at whose own sizes the number of ranks always is.
+
+        Raises:
+          KeyError: it needs a propagation of its own.
+        """
+        cost = self.costs[row]
+        return Estimated(
+            step_s=cost.step_s,
+            bracket_s=cost.bracket_s,
+            bound_s=cost.bound_s,
+            memory_bytes=cost.memory_bytes,
+            causes=cost.causes,
+            uncounted=self.uncounted,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """One program on many meshes.
+
+    Attributes:
+      beside: bytes that it has beside its arguments.
+    """
+
+    prices: Prices
+    spent: tuple[Spent, ...]
+    beside: Floats
+
+
+def price_pipeline_terms(
+    pipeline: PipelineTerms,
+    where: Terms,
+    batch: Batch,
+    *,
+    fabric: Fabric,
+    layouts: Layouts,
+    speeds: Speeds,
+) -> PipelinePrices:
+    """Prices meshes of a pipeline, all with as many ranks as its terms were made for.
+
+    Args:
+      where: says for which meshes the terms hold.
+      batch: with the same active axes in all rows.
+      layouts: of every ICI shape in the batch.
+    """
+    columns = [batch.names.index(axis) for axis in where.active]
+    fits = holds(where, where.active, batch.sizes[:, columns])
+    rows = np.flatnonzero(fits)
+    if not len(rows):
+        return PipelinePrices(needs_own=~fits, costs={}, uncounted=())
+    mine = Batch(names=batch.names, ici=batch.ici[rows], dcn=batch.dcn[rows])
+
+    def priced(terms: Terms) -> _Priced:
+        whole = replace(terms, active=where.active, sampled=where.sampled, fixed=where.fixed)
+        prices = price(
+            {where.active: replace(whole, guards=(), limits=())},
+            mine,
+            fabric=fabric,
+            layouts=layouts,
+            speeds=speeds,
+        )
+        arguments = np.array([value_of(terms.argument_bytes, sizes) for sizes in _sizes(mine)])
+        return _Priced(
+            prices=prices,
+            spent=tuple(spent_of(prices.estimated(row)) for row in range(len(mine))),
+            beside=prices.memory_bytes.astype(np.float64) - arguments,
+        )
+
+    programs: list[dict[ActionKind, _Priced]] = [
+        {kind: priced(terms) for kind, terms in one.programs} for one in pipeline.kinds
+    ]
+    finish = [priced(one.finish) for one in pipeline.kinds]
+    each = zip(pipeline.kinds, programs, finish, strict=True)
+    memory = [_memory(one, [*own.values()], last, mine) for one, own, last in each]
+    schedule = pipeline.schedule.schedule()
+    to_next, to_previous = _moves(pipeline, schedule.homes, mine, fabric, layouts, speeds)
+    works = [
+        PipelineWork(
+            programs={
+                (stage, kind): one.spent[row]
+                for stage, number in enumerate(pipeline.stages)
+                for kind, one in programs[number].items()
+            },
+            to_next=[moves[row] for moves in to_next],
+            to_previous=[moves[row] for moves in to_previous],
+            memory=[memory[number][row] for number in pipeline.stages],
+            finish=[finish[number].spent[row] for number in pipeline.stages],
+        )
+        for row in range(len(mine))
+    ]
+    costs = dict(zip(rows.tolist(), price_pipelines(schedule, works), strict=True))
+    every = [*(one for own in programs for one in own.values()), *finish]
+    said = (text for one in every for block in one.prices.blocks for text in block.uncounted)
+    return PipelinePrices(needs_own=~fits, costs=costs, uncounted=tuple(dict.fromkeys(said)))
+
+
+def _moves(
+    pipeline: PipelineTerms,
+    homes: Sequence[int],
+    batch: Batch,
+    fabric: Fabric,
+    layouts: Layouts,
+    speeds: Speeds,
+) -> tuple[list[list[Move]], list[list[Move]]]:
+    """Of each stage what it sends forward and back, on each mesh."""
+    route = routes(fabric, layouts, batch, (pipeline.axis,))
+    kinds = [pipeline.kinds[number] for number in pipeline.stages]
+    forward = [one.outputs_bytes for one in kinds]
+    back = [one.gradients_bytes for one in kinds]
+    first, second = (
+        batch_moves(
+            np.array([[value_of(one, sizes) for sizes in _sizes(batch)] for one in sent]),
+            _neighbours(len(kinds), step),
+            homes,
+            batch=batch,
+            axis=pipeline.axis,
+            route=route,
+            speeds=speeds,
+        )
+        for sent, step in ((forward, 1), (back, -1))
+    )
+    return first, second
+
+
+def _neighbours(stages: int, step: int) -> list[int]:
+    """Of each stage the one that it sends to, -1 for none."""
+    found = [stage + step for stage in range(stages)]
+    return [one if 0 <= one < stages else -1 for one in found]
+
+
+def _sizes(batch: Batch) -> list[dict[str, int]]:
+    return [dict(zip(batch.names, row, strict=True)) for row in batch.sizes.tolist()]
+
+
+def _memory(
+    stage: StageTerms, programs: Sequence[_Priced], finish: _Priced, batch: Batch
+) -> list[StageMemory]:
+    """Of each mesh what a device of the stage holds."""
+    found: list[StageMemory] = []
+    for row, sizes in enumerate(_sizes(batch)):
+        lasting = (*stage.params_bytes, *stage.sums_bytes, *stage.state_bytes)
+        # Gradients that come from the stages after it wait for its programs.
+        arrived = value_of(stage.outputs_bytes, sizes)
+        working = max((float(one.beside[row]) for one in programs), default=0.0)
+        found.append(
+            StageMemory(
+                lasting=round(value_of(lasting, sizes)),
+                activation=round(value_of((*stage.inputs_bytes, *stage.saved_bytes), sizes)),
+                working=round(working + arrived),
+                finishing=round(float(finish.beside[row])),
+            )
+        )
+    return found

@@ -1,0 +1,148 @@
+"""The time of a pipeline's step from its compiled programs: predicted by what they do, or
+replayed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from automesh.cost.pipeline_moves import moves
+from automesh.cost.pipelined import STAYS, Move, PipelineCost, Spent, spent_of
+from automesh.cost.pipelined_outcome import UPDATE, neighbours, price_compiled, schedule_of
+from automesh.cost.roofline import predict
+from automesh.hardware import Chip
+from automesh.hardware.fabric import Fabric, Layouts
+from automesh.hardware.speeds import Speeds
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, CompiledPipeline, Replayed, StageProgram
+
+
+def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip) -> Compiled:
+    """The outcome with a time from what its programs do; see `automesh.cost.roofline`."""
+    schedule = schedule_of(pipeline)
+
+    def sent(payload_bytes: int, target: int, stage: int) -> Move:
+        if target < 0 or schedule.homes[target] == schedule.homes[stage]:
+            return STAYS
+        seconds = chip.link_latency_s + payload_bytes / chip.link_bytes_per_s
+        return Move(seconds=seconds, cause=f"network {pipeline.axis}")
+
+    on, back = (neighbours(schedule, forward=forward) for forward in (True, False))
+    cost = price_compiled(
+        pipeline,
+        {(one.stage, one.action): _predicted(one, chip) for one in pipeline.programs},
+        to_next=[
+            sent(stage.next_bytes, on[place], place) for place, stage in enumerate(pipeline.stages)
+        ],
+        to_previous=[
+            sent(stage.previous_bytes, back[place], place)
+            for place, stage in enumerate(pipeline.stages)
+        ],
+    )
+    return replace(
+        compiled, step_s=cost.step_s, pipeline=replace(pipeline, bubble=max(cost.bubble, 0.0))
+    )
+
+
+def _predicted(one: StageProgram, chip: Chip) -> Spent:
+    time = predict(one.counts, chip)
+    hidden = min(time.compute_s, time.memory_s)
+    return Spent(
+        step_s=time.step_s,
+        lower_s=max(time.compute_s, time.memory_s),
+        upper_s=time.step_s + hidden,
+        causes=time.causes,
+    )
+
+
+def replay_pipeline(
+    plan: Plan,
+    compiled: Compiled,
+    pipeline: CompiledPipeline,
+    play: Callable[[StageProgram], Replayed],
+    *,
+    fabric: Fabric,
+    layouts: Layouts,
+    speeds: Speeds,
+) -> Compiled:
+    """The outcome with the time of a step from the replays of its programs.
+
+    Args:
+      play: replays one program on its submesh.
+    """
+    played = {(one.stage, one.action): play(one) for one in pipeline.programs}
+    schedule = schedule_of(pipeline)
+
+    def over(payload_bytes: Sequence[int], *, forward: bool) -> list[Move]:
+        return moves(
+            payload_bytes,
+            neighbours(schedule, forward=forward),
+            schedule.homes,
+            axes=plan.axes,
+            axis=pipeline.axis,
+            fabric=fabric,
+            layouts=layouts,
+            speeds=speeds,
+        )
+
+    to_next = over([one.next_bytes for one in pipeline.stages], forward=True)
+    to_previous = over([one.previous_bytes for one in pipeline.stages], forward=False)
+    cost = price_compiled(
+        pipeline,
+        {program: spent_of(one) for program, one in played.items()},
+        to_next=to_next,
+        to_previous=to_previous,
+    )
+    times = Counter((one.stage, str(one.kind)) for _, one in schedule.order)
+    together = _together(cost, played, times, schedule.homes, pipeline, fabric.chip)
+    sends = [
+        (one.cause, schedule.num_microbatches * one.seconds)
+        for one in (*to_next, *to_previous)
+        if one.seconds
+    ]
+    return replace(
+        compiled,
+        step_s=cost.step_s,
+        # Of all ranks: whichever chain of transfers a step waits for, it is among these.
+        replay=replace(together, communication_s=_summed([*together.communication_s, *sends])),
+        pipeline=replace(pipeline, bubble=max(cost.bubble, 0.0)),
+    )
+
+
+def _together(
+    cost: PipelineCost,
+    played: Mapping[tuple[int, str], Replayed],
+    times: Mapping[tuple[int, str], int],
+    homes: Sequence[int],
+    pipeline: CompiledPipeline,
+    chip: Chip,
+) -> Replayed:
+    """The replays of all programs as one: of the rank that is busiest, as its causes are."""
+    runs = {program: 1 if program[1] == UPDATE else times[program] for program in played}
+    busy = Counter[int]()
+    for program, one in played.items():
+        busy[homes[program[0]]] += round(1e12 * runs[program] * one.step_s)
+    rank = max(busy, key=lambda one: busy[one])
+    mine = [program for program in played if homes[program[0]] == rank]
+    flops = sum(runs[one.stage, one.action] * one.counts.flops for one in pipeline.programs)
+    possible = chip.flops_per_s * cost.step_s * (max(homes) + 1)
+    return Replayed(
+        step_s=cost.step_s,
+        bracket_s=cost.bracket_s,
+        causes=cost.causes,
+        communication_s=_summed(
+            [(name, runs[one] * s) for one in mine for name, s in played[one].communication_s]
+        ),
+        busy_s=_summed([(name, runs[one] * s) for one in mine for name, s in played[one].busy_s]),
+        mfu=flops / possible if possible else 0.0,
+        uncounted=tuple(dict.fromkeys(what for one in played.values() for what in one.uncounted)),
+    )
+
+
+def _summed(parts: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    """(name, seconds), largest first."""
+    total: dict[str, float] = {}
+    for name, seconds in parts:
+        total[name] = total.get(name, 0.0) + seconds
+    return tuple(sorted(total.items(), key=lambda one: (-one[1], one[0])))

@@ -1,0 +1,80 @@
+"""Propagations of one call of `build`, one after the other: what they share is kept (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from automesh.mesh.axes import PIPELINE, MeshAxis
+from automesh.program.building import Built
+from automesh.program.nouns import Propagation
+from automesh.program.pipelines import pipeline_of
+from automesh.program.propagating import propagate
+from automesh.program.propagating_pipeline import Stages, propagate_pipeline
+from automesh.program.propagating_programs import Programs
+from automesh.worker.messages import PropagateJob
+
+
+@dataclass(slots=True, kw_only=True)
+class Propagations:
+    """What the lowerings of one call of `build` have in common.
+
+    Attributes:
+      build: the step on a mesh of these axes.
+      programs: of an ordinary step.
+      asked: what user code asked about devices that are not here, in words.
+    """
+
+    build: Callable[[Sequence[MeshAxis]], Built]
+    programs: Programs
+    asked: dict[str, None] = field(default_factory=dict[str, None])
+    _pipelines: dict[int, Stages | None] = field(default_factory=dict[int, "Stages | None"])
+
+    @staticmethod
+    def of(job: PropagateJob, build: Callable[[Sequence[MeshAxis]], Built]) -> Propagations:
+        """Of a job's call, with nothing lowered yet."""
+        programs = Programs(
+            build=build,
+            axis_names=job.axis_names,
+            platform=job.platform,
+            seen=dict(job.seen),
+        )
+        return Propagations(build=build, programs=programs)
+
+    def answer(self, job: PropagateJob, enter: Callable[[str], None]) -> Propagation:
+        """Does one job.
+
+        Args:
+          enter: told what comes next.
+
+        Raises:
+          Refused, Exception: see `propagate`.
+        """
+        ranks = dict(job.sizes).get(PIPELINE, 1)
+        stages = self._stages(job, ranks, enter) if ranks > 1 else None
+        if stages is None:
+            return propagate(
+                self.programs, sizes=job.sizes, probes=job.probes, exact=job.exact, enter=enter
+            )
+        return propagate_pipeline(
+            stages, sizes=job.sizes, probes=job.probes, exact=job.exact, enter=enter
+        )
+
+    def _stages(self, job: PropagateJob, ranks: int, enter: Callable[[str], None]) -> Stages | None:
+        """The stages of so many ranks; None if the step is none of a pipeline."""
+        if ranks not in self._pipelines:
+            enter("build")
+            sizes = dict(job.sizes)
+            built = self.build(
+                [MeshAxis(name=name, ici=sizes.get(name, 1)) for name in job.axis_names]
+            )
+            self._pipelines[ranks] = None
+            if pipeline_of(built) is not None:
+                self._pipelines[ranks] = Stages(
+                    build=self.build,
+                    axis=PIPELINE,
+                    ranks=ranks,
+                    axis_names=job.axis_names,
+                    platform=job.platform,
+                )
+        return self._pipelines[ranks]
