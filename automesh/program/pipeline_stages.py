@@ -6,7 +6,7 @@ compiler is left to choose it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from automesh.pipeline.runtime.parts import Parts
 from automesh.pipeline.runtime.training import TrainStep
 from automesh.pipeline.runtime.updates import StageUpdate
 from automesh.program.building import Built
+from automesh.program.contexts import Ambient
 from automesh.program.workload import Workload
 
 StageProgram = ActionKind | str  # an action's kind, or `finish`
@@ -37,6 +38,7 @@ class Stage:
       saved: what its forward pass saves.
       outputs: the values that it makes.
       state: of the optimizer, for the parameters that the stage owns.
+      call: what `build` was called with for this step.
       owned: places of those among `params`.
     """
 
@@ -50,6 +52,7 @@ class Stage:
     outputs: Structs
     owned: tuple[int, ...]
     state: Any
+    call: Hashable
 
     @property
     def mesh(self) -> Mesh:
@@ -80,7 +83,7 @@ class Stage:
             mesh=self.mesh,
             axis_types=(),
             workload=Workload(step, args),
-            ambient=self.mesh,
+            ambient=Ambient(mesh=self.mesh, call=self.call),
         )
 
     def _call(self, kind: StageProgram) -> tuple[Any, tuple[Any, ...]]:
@@ -122,7 +125,7 @@ class Stage:
         return jitted, (tuple(params), tuple(sums), self.state, Struct((), jnp.float32))
 
 
-def stage_of(step: TrainStep, parts: Parts, number: int) -> Stage:
+def stage_of(step: TrainStep, parts: Parts, number: int, call: Hashable) -> Stage:
     """One stage of a step.
 
     Raises:
@@ -154,6 +157,7 @@ def stage_of(step: TrainStep, parts: Parts, number: int) -> Stage:
         outputs=outputs,
         owned=owned,
         state=update.state(),
+        call=call,
     )
 
 

@@ -6,7 +6,7 @@ the last differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -32,6 +32,7 @@ from automesh.program.pipelines import pipeline_of
 from automesh.program.propagating import propagate
 from automesh.program.propagating_programs import Programs, Sizes
 
+_Whole = tuple[TrainStep, Parts, Hashable]  # with what `build` was called with
 _KEPT = 4  # meshes whose stages are kept: those of one job
 
 
@@ -52,9 +53,7 @@ class Stages:
     ranks: int
     axis_names: tuple[str, ...]
     platform: str
-    _known: dict[tuple[int, ...], tuple[TrainStep, Parts]] = field(
-        default_factory=dict[tuple[int, ...], tuple[TrainStep, Parts]]
-    )
+    _known: dict[tuple[int, ...], _Whole] = field(default_factory=dict[tuple[int, ...], _Whole])
     _programs: dict[tuple[int, StageProgram], Programs] = field(
         default_factory=dict[tuple[int, StageProgram], Programs]
     )
@@ -80,9 +79,10 @@ class Stages:
 
     def stage(self, sizes: dict[str, int], number: int) -> Stage:
         """A stage on a submesh of these sizes."""
-        return stage_of(*self.split(sizes), number)
+        step, parts, call = self.split(sizes)
+        return stage_of(step, parts, number, call)
 
-    def split(self, sizes: dict[str, int]) -> tuple[TrainStep, Parts]:
+    def split(self, sizes: dict[str, int]) -> _Whole:
         """The step on submeshes of these sizes, and its stages."""
         whole = {name: sizes.get(name, 1) for name in self.axis_names} | {self.axis: self.ranks}
         key = tuple(whole.values())
@@ -96,7 +96,7 @@ class Stages:
                 parts = step.parts(state.params, batch)
             while len(self._known) >= _KEPT:
                 del self._known[next(iter(self._known))]
-            self._known[key] = step, parts
+            self._known[key] = step, parts, built.ambient.call
         return self._known[key]
 
 
@@ -120,8 +120,8 @@ def propagate_pipeline(
         tuple(one for one in each if one[0] != stages.axis) for each in (sizes, *probes)
     )
     enter("build")
-    step, parts = stages.split(dict(inside))
-    every = [stage_of(step, parts, number) for number in range(parts.schedule.num_stages)]
+    step, parts, call = stages.split(dict(inside))
+    every = [stage_of(step, parts, number, call) for number in range(parts.schedule.num_stages)]
     signatures = [signature_of(stage) for stage in every]
     distinct = list(dict.fromkeys(signatures))
     firsts = [signatures.index(one) for one in distinct]
