@@ -252,6 +252,8 @@ def test_the_cause_that_goes_with_the_error_is_named() -> None:
     assert "(correlation" in missed(without)
     exact = [replace(row, layout=replace(row.layout, measured_s=row.ours_s)) for row in some]
     assert missed(exact) == "no cause goes with the error"
+    odd = [replace(exact[0], layout=replace(exact[0].layout, measured_s=9.0)), *exact[1:]]
+    assert f"`{odd[0].layout}` is predicted fastest, priced -" in missed(odd)
     assert missed(some[:2]) == "too few layouts to say why"
 
 
