@@ -62,6 +62,7 @@ def kill_while_compiling(folder: Path, dice: Random) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_search_repeats_no_finished_compile(tmp_path: Path) -> None:
     folder, dice = folder_for_search(tmp_path), Random(7)
     for _ in range(KILLS):

@@ -192,6 +192,7 @@ class TestAWholeSearch:
             *("device_memory_bytes", "reserve_bytes"),
         }
 
+    @pytest.mark.long
     def test_json_alone_is_on_stdout_of_a_resumed_search(self, searched: Searched) -> None:
         before = searched.study / "study.db"
         trials = states(before)
@@ -334,6 +335,7 @@ def stop(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_while_compiling_and_then_the_same_command(tmp_path: Path) -> None:
     knobs = f"[knobs]\nwidth = {[8 * n for n in range(1, 13)]}\n"
     folder = folder_for_search(tmp_path, GOOD_SPACE + knobs)

@@ -41,7 +41,7 @@ def measured(result: automesh.Result) -> dict[str, Candidate]:
 @pytest.mark.parametrize(
     "script",
     [
-        "adamw.py",
+        pytest.param("adamw.py", marks=pytest.mark.long),
         pytest.param("unsharded_state.py", marks=pytest.mark.long),
         pytest.param("refs_explicit.py", marks=pytest.mark.long),
         pytest.param("static_config.py", marks=pytest.mark.long),
@@ -68,6 +68,7 @@ def test_a_module_with_a_context_and_advance(
     assert "measured" in (tmp_path / "mesh_rules.toml").read_text()
 
 
+@pytest.mark.long
 def test_a_forgotten_collective_is_flagged_and_not_exported(tmp_path: Path) -> None:
     result = search(str(SCRIPTS / "missing_psum.py"), tmp_path, top=3)
     numerics = {mesh: one.outcome.numerics for mesh, one in measured(result).items()}

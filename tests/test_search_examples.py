@@ -32,9 +32,10 @@ def train(script: Path, *arguments: str) -> list[float]:
     return [float(match[1]) for match in _LOSS.finditer(done.stdout)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "axis"),
-    [("moe_lm", "ep"), pytest.param("long_context", "sp", marks=pytest.mark.long)],
+    [("moe_lm", "ep"), ("long_context", "sp")],
 )
 def test_an_example_is_searched_and_then_trained_on_the_winner(
     name: str, axis: str, tmp_path: Path
@@ -66,10 +67,8 @@ def test_an_example_is_searched_and_then_trained_on_the_winner(
     assert losses == pytest.approx(alone, abs=2e-3)
 
 
-@pytest.mark.parametrize(
-    "devices",
-    [pytest.param(24, marks=pytest.mark.long), pytest.param(96, marks=pytest.mark.long), 384],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [24, 96, 384])
 def test_any_number_of_devices_is_searched_to_the_end(devices: int, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT.replace("ROWS", str(devices)))

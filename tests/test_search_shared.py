@@ -96,7 +96,7 @@ def pids(trials: list[Trial]) -> set[int]:
     return {one.owner.pid for one in trials if one.owner is not None}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 def test_two_searches_share_the_work(storage: Storage, tmp_path: Path) -> None:
     searches = start_two(tmp_path, storage)

@@ -69,7 +69,8 @@ def test_four_processes_share_the_work(
     indirect=True,
 )
 def test_twenty_kills(storage: Storage, processes: ForkServerContext, tmp_path: Path) -> None:
-    todo, journal, dice = plans(60), tmp_path / "results", random.Random(0)
+    # Enough that work is left at the last kill.
+    todo, journal, dice = plans(200), tmp_path / "results", random.Random(0)
     journal.touch()
     for kill in range(20):
         before = len(openings(journal))
