@@ -57,6 +57,7 @@ def search(folder: Path) -> tuple[automesh.Result, list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_promised_plan_is_raced_and_its_rule_replaced(tmp_path: Path) -> None:
     folder = folder_for_search(tmp_path)
     path = promise(folder, "tp:4")

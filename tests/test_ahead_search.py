@@ -208,6 +208,7 @@ def test_nothing_that_fits_is_an_answer(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_compiler_options_are_knobs_of_the_plan_and_of_the_rule(place: Place) -> None:
     found = place.search(xla={"xla_some_option": ["default", 5]}).found
     plans = {str(one.plan) for one in found.candidates if isinstance(one.outcome, Compiled)}

@@ -71,6 +71,7 @@ def test_ring_attention_permutes_over_sp_alone() -> None:
     assert permutes[0].count >= 2 * 3
 
 
+@pytest.mark.long
 def test_dense_flops_are_shared_evenly() -> None:
     alone = counted("dense_lm", ())
     assert alone.collectives == ()

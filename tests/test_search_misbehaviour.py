@@ -24,7 +24,7 @@ HABITS = (
 )
 # Those that end a process at every landing, all of them where there is time.
 SOME = [
-    "healthy spoils raises segfaults forks aborts_when_run",
+    "healthy raises segfaults forks aborts_when_run",
     pytest.param(HABITS, marks=pytest.mark.long),
 ]
 # Kind of the outcome, stage, and what the reason must say.
@@ -88,8 +88,9 @@ def test_a_search_survives_every_habit(habits: str, tmp_path: Path) -> None:
     for habit in set(found) - set(FAILURES) - {"spoils"}:
         assert found[habit]["outcome"]["kind"] in ("compiled", "measured"), found[habit]
     # To measure it, its own `build` is called again in the process that it has spoiled.
-    spoils = found["spoils"]["outcome"]
-    assert spoils["kind"] == "compiled" or spoils["stage"] == "materialize", spoils
+    if "spoils" in found:
+        spoils = found["spoils"]["outcome"]
+        assert spoils["kind"] == "compiled" or spoils["stage"] == "materialize", spoils
     assert {found[habit]["outcome"]["kind"] for habit in ("healthy", "forks")} == {"measured"}
     assert shown["funnel"]["waiting"] == 0
 
