@@ -67,7 +67,8 @@ def search(
         str,
         typer.Option(
             metavar="NAME",
-            help="Search space: auto, dense_lm, moe_lm, long_context, or a TOML file.",
+            help="Search space: auto, dense_lm, moe_lm, long_context, dense_lm_pipeline, "
+            "moe_lm_pipeline, or a TOML file.",
         ),
     ] = "auto",
     budget: Annotated[
