@@ -20,7 +20,7 @@ from automesh.outcomes import Estimated, Failure
 from automesh.program.nouns import Entry, Propagation
 from automesh.results.progress import Silent
 from automesh.worker.messages import Job, LayoutJob, PropagateJob
-from automesh.worker.pool import Finished
+from automesh.worker.tasks import Finished
 
 AXES = ("dp", "tp", "sp")
 PIPELINE_AXES = ("pp", *AXES)
@@ -73,7 +73,7 @@ class FakePool:
     jobs: list[Job] = field(default_factory=list)
     waiting: list[tuple[int, Job]] = field(default_factory=list)
 
-    def submit(self, job: Job, timeout_s: float) -> int:
+    def submit(self, job: Job, timeout_s: float, *, fresh: bool = False) -> int:
         self.jobs.append(job)
         self.waiting.append((len(self.jobs), job))
         return len(self.jobs)

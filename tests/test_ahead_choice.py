@@ -12,7 +12,6 @@ from automesh.ladder.ahead_choice import (
     challengers,
     chances_left,
     interleaved,
-    large_last,
     left_of,
     pairs_in_order,
     surely_fits,
@@ -21,6 +20,7 @@ from automesh.ladder.ahead_choice import (
     view_by_replay,
 )
 from automesh.ladder.room import NO_LIMIT, Room
+from automesh.ladder.too_large import hopeless, large_last
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Compiled, Estimated, Failed, Outcome, OutOfMemory
 from tests.storage_cases import compiled as compiled_as
@@ -168,6 +168,49 @@ def test_replays_correct_the_estimates_of_the_others() -> None:
     assert {one.plan for one in chances} == set(PLANS[6:])
     assert challengers(chances, view) == ()
     assert pairs_in_order(estimates, done) == (15, 15)
+
+
+def sized(memory: float) -> Estimated:
+    return replace(estimated(1.0), memory_bytes=int(memory * GIB))
+
+
+def test_plans_far_above_what_compilers_needed_are_left_out() -> None:
+    sizes = [10, 12, 14, 16, 18, 24, 25, 26, 27, 28, 60, 90]
+    estimates = {plan: sized(size) for plan, size in zip(PLANS, sizes, strict=True)}
+    # The compiler needs 0.8 of the estimate: with the margin, 25 GiB are 15 GiB, which fit.
+    known = {
+        plan: ROOM.judged(compiled(int(0.8 * size * GIB)))
+        for plan, size in zip(PLANS[:5], sizes, strict=False)
+    }
+    assert hopeless(PLANS[5:], known, estimates, ROOM) == set(PLANS[7:])
+    assert hopeless(PLANS[5:], known, estimates, NO_LIMIT) == frozenset()
+    few = dict(list(known.items())[:4])
+    assert hopeless(PLANS[5:], few, estimates, ROOM) == frozenset()
+    # The memory of this machine says nothing of that of the device.
+    killed = OutOfMemory(stage="compile", needed_bytes=900 * GIB, limit_bytes=3, detail="")
+    assert hopeless(PLANS[5:], few | {PLANS[11]: killed}, estimates, ROOM) == frozenset()
+
+
+def test_plans_with_the_same_knobs_say_more_than_others() -> None:
+    full, none = (("remat", "full"),), (("remat", "none"),)
+    plans = [replace(plan, knobs=knobs) for knobs in (full, none) for plan in PLANS]
+    estimates = {plan: sized(20) for plan in plans}
+    needed = {full: 12 * GIB, none: 21 * GIB}
+    known = {
+        plan: ROOM.judged(compiled(needed[plan.knobs])) for plan in [*plans[:5], *plans[12:17]]
+    }
+    assert hopeless(plans, known, estimates, ROOM) == set(plans[12:])
+
+
+@given(KNOWN, st.lists(st.integers(1, 60), min_size=len(PLANS), max_size=len(PLANS)))
+@settings(max_examples=60)
+def test_what_the_compiler_lets_pass_is_never_left_out(
+    outcomes: list[Outcome | None], sizes: list[int]
+) -> None:
+    known = as_known(outcomes)
+    estimates = {plan: sized(size) for plan, size in zip(PLANS, sizes, strict=True)}
+    fitting = {plan for plan, one in known.items() if isinstance(one, Compiled)}
+    assert not fitting & hopeless(PLANS, known, estimates, ROOM)
 
 
 def test_what_may_still_win_is_a_challenger() -> None:

@@ -33,7 +33,7 @@ from automesh.program.calibrating_work import work_of
 from automesh.program.nouns import Attachment, Calibration, Device
 from automesh.results.progress import PlainProgress, Silent
 from automesh.worker.messages import CalibrateJob
-from automesh.worker.pool import Finished
+from automesh.worker.tasks import Finished
 from tests import bad_inputs_run
 from tests.test_calibrate_fit import point
 

@@ -21,7 +21,7 @@ from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space
 from automesh.worker import jobs
 from automesh.worker.messages import InspectJob
-from automesh.worker.pool import Finished
+from automesh.worker.tasks import Finished
 from tests.program_support import own_process, script
 
 __all__ = ["own_process"]
@@ -67,7 +67,7 @@ class Here:
     answers: dict[object, object] = field(default_factory=dict)
     _done: deque[Finished] = field(default_factory=deque)
 
-    def submit(self, job, timeout_s):
+    def submit(self, job, timeout_s, *, fresh=False):
         self.asked.append(job.knobs)
         result = self.answers.get(job.knobs) or jobs.handle(job, lambda event: {})
         self._done.append(Finished(ticket=len(self.asked), job=job, result=result))

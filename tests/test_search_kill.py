@@ -108,3 +108,23 @@ def test_a_job_is_not_blamed_for_what_others_may_have_done(
             pool.submit(job(function), 30)
         finished = [done for _ in jobs for done in pool.wait(30)]
     assert [one.doubtful for one in finished] == [False] * (len(jobs) - 1) + [doubtful]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_job_that_must_be_the_first_of_its_process_is(tmp_path: Path, size: int) -> None:
+    with Pool(
+        size=size,
+        surroundings=surroundings(),
+        log_dir=tmp_path,
+        memory_limit_bytes=400 * MEBIBYTE,
+        handler="tests.worker_handlers",
+    ) as pool:
+        for _ in range(3):
+            pool.run(job("answer"), 30)
+        ticket = pool.submit(job("abort"), 30, fresh=True)
+        finished = pool.wait(30)
+        assert [(one.ticket, one.doubtful) for one in finished] == [(ticket, False)]
+        # It waits for the end of another only if there is no place beside it.
+        pool.run(job("answer"), 30)
+        pool.submit(job("abort"), 30, fresh=True)
+        assert [one.doubtful for one in pool.wait(30)] == [False]

@@ -24,7 +24,7 @@ HABITS = (
 )
 # Those that end a process at every landing, all of them where there is time.
 SOME = [
-    "healthy raises segfaults forks aborts_when_run",
+    "healthy spoils raises segfaults forks aborts_when_run",
     pytest.param(HABITS, marks=pytest.mark.long),
 ]
 # Kind of the outcome, stage, and what the reason must say.

@@ -106,6 +106,7 @@ def test_targets_that_are_not_understood(name, said):
     [
         ("tpu-v4-1024", "tpu-v4-1024", (8, 8, 8), True, 1, 512, 128),
         ("tpu-v5litepod-256-4", "tpu-v5litepod-256-4", (16, 16), True, 4, 256, 256),
+        ("tpu-v5litepod-16*4", "tpu-v5litepod-16-4", (4, 4), False, 4, 16, 16),
         ("v5e-8", "tpu-v5litepod-8", (2, 4), False, 1, 8, 1),
         ("tpu-v5p-64", "tpu-v5p-64", (2, 4, 4), False, 1, 32, 8),
         ("TPU-v5p-512", "tpu-v5p-512", (4, 8, 8), True, 1, 256, 64),

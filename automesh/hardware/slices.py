@@ -16,7 +16,7 @@ from automesh.hardware.fabric import Fabric
 from automesh.mesh.strict import check_tree, parse_tree, read_text
 
 _TABLE = Path(__file__).parent / "data" / "topologies.json"
-_NAME = re.compile(r"(?P<tpu>tpu-?)?(?P<kind>[a-z0-9]+)-(?P<count>[0-9]+)(-(?P<slices>[0-9]+))?")
+_NAME = re.compile(r"(?P<tpu>tpu-?)?(?P<kind>[a-z0-9]+)-(?P<count>[0-9]+)([*-](?P<slices>[0-9]+))?")
 _SHAPE = re.compile(
     r"(?P<tpu>tpu-?)?(?P<kind>[a-z0-9]+)[:-](?P<dims>[0-9]+(x[0-9]+)+)(?P<twist>_(un)?twisted)?"
     r"([*-](?P<slices>[0-9]+))?"

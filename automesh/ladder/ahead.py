@@ -17,7 +17,6 @@ from automesh.ladder.ahead_choice import (
     challengers,
     chances_left,
     interleaved,
-    large_last,
     left_of,
     pairs_in_order,
     to_compile,
@@ -37,6 +36,7 @@ from automesh.ladder.replaying import Player
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.stopping import belief
 from automesh.ladder.study import Study
+from automesh.ladder.too_large import hopeless, large_last
 from automesh.ladder.view import View, compile_order
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Effort, Failed, Outcome, OutOfMemory, TimedOut
@@ -217,9 +217,16 @@ class AheadSearch:
 
     def _challengers(self) -> tuple[Plan, ...]:
         view = self._view()
-        chances = chances_left(self._plans, self._screened, self._compiled, view)
+        chances = chances_left(self._left(), self._screened, self._compiled, view)
         found, room = challengers(chances, view), self.preparation.room
         return large_last(found, self.estimates.found, room)
+
+    def _left(self) -> tuple[Plan, ...]:
+        """The plans that are not compiled and may fit."""
+        left = left_of(self._plans, self._screened, self._compiled)
+        known = self._screened | self._compiled
+        too_large = hopeless(left, known, self.estimates.found, self.preparation.room)
+        return tuple(plan for plan in left if plan not in too_large)
 
     def _view(self) -> View:
         return view_by_replay(self.estimates.found, self._compiled)
@@ -333,11 +340,20 @@ class AheadSearch:
     def _belief(self) -> str:
         """What is thought of the plans that were not compiled, by estimate and replay."""
         view = self._view()
-        left = left_of(self._plans, self._screened, self._compiled)
-        chances = chances_left(self._plans, self._screened, self._compiled, view)
+        left = self._left()
+        chances = chances_left(left, self._screened, self._compiled, view)
         said = belief(len(left), view.refinement, chances, how="replayed")
+        said += self._too_large(len(left), after=said)
         right, total = pairs_in_order(self.estimates.found, self._compiled)
         if not said or not total:
             return said
         pairs = count(total, "pair that is no tie", "pairs that are no ties")
         return f"{said}; the estimate orders {right} of {pairs} as the replay does"
+
+    def _too_large(self, left: int, *, after: str) -> str:
+        number = len(left_of(self._plans, self._screened, self._compiled)) - left
+        if not number:
+            return ""
+        what = count(number, "mesh, whose estimate is", "meshes, whose estimates are")
+        said = f"{what} far above the memory of a device, were left out"
+        return f"; {said}" if after else said

@@ -16,8 +16,6 @@ from automesh.outcomes import Compiled, Estimated, Failure, Outcome
 # that stays below this part of the limit fits for certain.
 SURELY = 0.75
 _BEHIND = 3
-# An estimate of memory is seldom this far above what the compiler then needs.
-_TOO_LARGE = 1.15
 
 
 def interleaved(order: Sequence[Plan]) -> tuple[Plan, ...]:
@@ -38,22 +36,6 @@ def interleaved(order: Sequence[Plan]) -> tuple[Plan, ...]:
         keys[plan] = place + _BEHIND * choices[base]
         choices[base] += 1
     return tuple(sorted(order, key=lambda plan: keys[plan]))
-
-
-def large_last(
-    order: Sequence[Plan], estimates: Mapping[Plan, Estimated], room: Room
-) -> tuple[Plan, ...]:
-    """The order with plans behind that are estimated to need more memory than there is.
-
-    They are not ruled out: what is left of the time may show that they fit.
-    """
-
-    def is_large(plan: Plan) -> bool:
-        estimated = estimates.get(plan)
-        least = 0 if estimated is None else estimated.memory_bytes / _TOO_LARGE
-        return 0 < room.free_bytes < least
-
-    return tuple(sorted(order, key=is_large))
 
 
 def surely_fits(outcome: Outcome | None, room: Room) -> bool:

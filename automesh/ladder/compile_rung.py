@@ -154,6 +154,8 @@ class CompileRung:
             self.compiling.job(trial.plan),
             self.preparation.timeout_s,
             on_event=lambda event: self._on_event(trial, event),
+            # Where others have been before, it may die of them once more.
+            fresh=trial.storage_id in self._retried,
         )
         self._running[ticket] = (trial, self.clock())
         self._started += 1

@@ -72,7 +72,7 @@ class LivePool:
                 if again or not finished.doubtful or result.stage not in _REFUSALS:
                     refuse_to_blame(result)
                     return result
-                ticket, again = self.pool.submit(job, timeout_s), True
+                ticket, again = self.pool.submit(job, timeout_s, fresh=True), True
             if not self.study.heartbeat():
                 raise LeaseLost
             self.progress.tick()

@@ -17,8 +17,8 @@ from automesh.program.nouns import Entry, Propagation
 from automesh.results.progress import Progress
 from automesh.results.words import failure_reason
 from automesh.worker.messages import Job, PropagateJob
-from automesh.worker.pool import Finished
 from automesh.worker.protocol import Answer
+from automesh.worker.tasks import Finished
 
 POLL_S = 0.5
 NO_TIME = "the time for estimates was used up"
@@ -27,7 +27,7 @@ NO_TIME = "the time for estimates was used up"
 class JobPool(Protocol):
     """What estimating needs of the workers."""
 
-    def submit(self, job: Job, timeout_s: float) -> int:
+    def submit(self, job: Job, timeout_s: float, *, fresh: bool = False) -> int:
         """Puts a job into the queue and gives its ticket."""
         ...
 
@@ -180,7 +180,8 @@ class Propagator:
         retried: set[Need] = set()
 
         def submit(need: Need, sizes: Sizes) -> None:
-            ticket = self.pool.submit(self.step.job(need, sizes), self.timeout_s)
+            job, again = self.step.job(need, sizes), need in retried
+            ticket = self.pool.submit(job, self.timeout_s, fresh=again)
             running[ticket] = _Running(need=need, sizes=sizes, began_s=self.clock())
             self.progress.now(f"{_text(need, sizes)}, propagating shardings")
 

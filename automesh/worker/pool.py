@@ -11,10 +11,8 @@ import os
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, TimedOut
@@ -22,40 +20,13 @@ from automesh.worker import protocol
 from automesh.worker.messages import Job, Surroundings
 from automesh.worker.process import Process, clear_logs
 from automesh.worker.protocol import Answer
+from automesh.worker.tasks import Finished, OnEvent, Task
 from automesh.worker.wire import Message, WireError
-
-OnEvent = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 START_LIMIT_S = 120.0  # Importing jax takes seconds, on a busy machine or a network disk many.
 _KILL_LIMIT_S = 1.5  # The guardian needs milliseconds, its deputy half a second.
 _CLOSE_LIMIT_S = 1.0
 _KEPT_LOGS = 64  # 4 MB each at most.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """A job that is done, in whatever way.
-
-    Attributes:
-      ticket: what `submit` gave for it.
-      job: the job.
-      result: the noun that its kind of job is answered with, or why there is none.
-      doubtful: True if the process ended by itself and the job need not be to blame: it had done
-        other jobs before, or somebody killed it.
-    """
-
-    ticket: int
-    job: Job
-    result: Answer | Failure
-    doubtful: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class _Task:
-    ticket: int
-    job: Job
-    timeout_s: float
-    on_event: OnEvent | None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -74,7 +45,7 @@ class _Worker:
 
     process: Process
     generation: int
-    task: _Task | None = None
+    task: Task | None = None
     stage: str = "start"
     deadline: float = 0.0
     starting: bool = False
@@ -119,7 +90,7 @@ class Pool:
         self._tickets = itertools.count(1)
         self._log_numbers = itertools.count(1)
         self._old_logs: deque[Path] = deque()
-        self._queue: deque[_Task] = deque()
+        self._queue: deque[Task] = deque()
         self._workers: list[_Worker] = []
         self._finished: deque[Finished] = deque()
         self._generation = 0
@@ -137,7 +108,14 @@ class Pool:
         running = sum(worker.task is not None for worker in self._workers)
         return len(self._queue) + running + len(self._finished)
 
-    def submit(self, job: Job, timeout_s: float, on_event: OnEvent | None = None) -> int:
+    def submit(
+        self,
+        job: Job,
+        timeout_s: float,
+        on_event: OnEvent | None = None,
+        *,
+        fresh: bool = False,
+    ) -> int:
         """Puts a job into the queue and gives its ticket.
 
         Args:
@@ -145,8 +123,10 @@ class Pool:
           timeout_s: seconds from its start in the worker; starting a process has its own limit.
           on_event: called inside `wait` with each event of the job; what it returns is the reply
             to an event that asks for one. What it raises comes out of `wait`, and the job fails.
+          fresh: only in a process that has done nothing before.
         """
-        task = _Task(ticket=next(self._tickets), job=job, timeout_s=timeout_s, on_event=on_event)
+        ticket = next(self._tickets)
+        task = Task(ticket=ticket, job=job, timeout_s=timeout_s, on_event=on_event, fresh=fresh)
         self._queue.append(task)
         self._assign()
         return task.ticket
@@ -226,8 +206,9 @@ class Pool:
 
     def _assign(self) -> None:
         """Gives queued jobs to idle workers of this generation, and starts workers for others."""
-        for worker in self._workers:
-            if worker.task is None and not worker.dying and self._queue:
+        idle = [one for one in self._workers if one.task is None and not one.dying]
+        for worker in idle:
+            if self._queue and not (self._queue[0].fresh and worker.served):
                 self._give(worker, self._queue.popleft())
         while self._queue and len(self._workers) < self._size:
             task = self._queue.popleft()
@@ -238,6 +219,9 @@ class Pool:
                 self._finish(task, Failed(stage="start", reason=reason))
                 continue
             self._give(worker, task)
+        spare = [one for one in idle if one.task is None]
+        if self._queue and spare and not any(one.dying for one in self._workers):
+            self._kill(spare[0])  # For the next job, which must have a process of its own.
 
     def _start(self) -> _Worker:
         log = self._log_dir / f"worker-{os.getpid()}-{next(self._log_numbers):04}.log"
@@ -253,7 +237,7 @@ class Pool:
         self._selector.register(process.channel, selectors.EVENT_READ, (worker, "channel"))
         return worker
 
-    def _give(self, worker: _Worker, task: _Task) -> None:
+    def _give(self, worker: _Worker, task: Task) -> None:
         worker.task = task
         worker.stage, worker.starting, worker.left_s = "start", True, task.timeout_s
         worker.deadline = time.monotonic() + START_LIMIT_S
@@ -313,7 +297,7 @@ class Pool:
             return
         self._settle(worker, result, retire=bool(message.get("retire")))
 
-    def _tell(self, worker: _Worker, task: _Task, event: Message) -> None:
+    def _tell(self, worker: _Worker, task: Task, event: Message) -> None:
         if event["event"] == "stage":
             worker.stage = str(event["stage"])
             self._start_clock(worker, starting=worker.stage == "start")
@@ -393,7 +377,7 @@ class Pool:
         if len(self._old_logs) > _KEPT_LOGS:
             self._old_logs.popleft().unlink(missing_ok=True)
 
-    def _finish(self, task: _Task, result: Answer | Failure, *, doubtful: bool = False) -> None:
+    def _finish(self, task: Task, result: Answer | Failure, *, doubtful: bool = False) -> None:
         self._finished.append(
             Finished(ticket=task.ticket, job=task.job, result=result, doubtful=doubtful)
         )
