@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,7 @@ import automesh
 from automesh import api
 from automesh.outcomes import Compiled, OutOfMemory
 from tests.ahead_fakes import SPACE
+from tests.worker_help import ROOT
 
 SCRIPT = """\
 import jax
@@ -93,6 +99,52 @@ def test_a_search_for_a_slice_ends_with_a_compiled_rule(
         assert one.needed_bytes > one.limit_bytes == 63 * 2**30 // 4
         assert one.reserve_bytes == 256 * 2**20
     assert not (tmp_path / "none.toml").exists()
+
+
+def kept(folder: Path) -> dict[str, int]:
+    """The compiled programs in the store, and as which file; one that is kept again is another."""
+    return {one.name: one.stat().st_ino for one in (folder / "cache").rglob("*.module")}
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_search_killed_while_it_compiles_for_a_slice_repeats_no_finished_compile(
+    tmp_path: Path,
+) -> None:
+    script = SCRIPT.replace("PLATFORM", "tpu").replace("DEVICES", "8")
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "space.toml").write_text(f"{SPACE}[knobs]\nrows = [1024, 2048]\n")
+    arguments = "search train.py --target v5e:2x4 --space space.toml --budget 4m --workers 1"
+    command = [sys.executable, "-m", "automesh", *arguments.split()]
+    variables = {**os.environ, "PYTHONPATH": ROOT, "AUTOMESH_CACHE": str(tmp_path / "cache")}
+
+    def begun(errors: Path) -> subprocess.Popen[bytes]:
+        with errors.open("ab") as out:
+            return subprocess.Popen(
+                command, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL, stderr=out
+            )
+
+    first: dict[str, int] = {}
+    for turn in range(3):
+        process = begun(tmp_path / "stderr")
+        end_s = time.monotonic() + 240
+        while len(kept(tmp_path)) < len(first) + 2 and process.poll() is None:
+            assert time.monotonic() < end_s, "nothing was compiled"
+            time.sleep(0.05)
+        assert process.poll() is None, (tmp_path / "stderr").read_text()
+        time.sleep(0.7 * turn)  # at another moment of the next compile
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        first |= {name: made for name, made in kept(tmp_path).items() if name not in first}
+        assert kept(tmp_path) == first
+    last = begun(tmp_path / "stderr")
+    assert last.wait(240) == 0, (tmp_path / "stderr").read_text()
+    done = kept(tmp_path)
+    assert {name: done[name] for name in first} == first
+    assert len(done) > len(first) >= 6
+    rule = automesh.load(tmp_path / "mesh_rules.toml").select("v5e-2x4")
+    assert rule.evidence.kind == "compiled"
 
 
 @pytest.mark.gpu
