@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from automesh.cost.pipelined import STAYS, Move, Spent
+from automesh.cost.pipelined import STAYS, Move, Spent, price_pipeline
 from automesh.cost.pipelined_outcome import (
     UPDATE,
     busiest_counts,
     neighbours,
-    price_compiled,
     schedule_of,
+    work_of,
     worst_memory,
 )
 from automesh.hardware import chip_for
@@ -119,10 +119,14 @@ def test_a_step_is_its_makespan_and_the_slowest_update() -> None:
     each = Spent(step_s=1.0, lower_s=1.0, upper_s=1.0, causes=(("compute", 1.0),))
     one = stages(compiled("1f1b"))
     spent = {(program.stage, program.action): each for program in one.programs}
-    found = price_compiled(one, spent, to_next=[STAYS] * 2, to_previous=[STAYS] * 2)
+    schedule = schedule_of(one)
+    work = work_of(one, spent, to_next=[STAYS] * 2, to_previous=[STAYS] * 2)
+    found = price_pipeline(schedule, work)
     assert found.step_s == (4 + 2 - 1) * 2 + 1
     far = Move(seconds=0.25, cause="dcn pp")
-    slower = price_compiled(one, spent, to_next=[far, STAYS], to_previous=[STAYS, far])
+    slower = price_pipeline(
+        schedule, work_of(one, spent, to_next=[far, STAYS], to_previous=[STAYS, far])
+    )
     assert slower.step_s > found.step_s
     assert dict(slower.causes)["dcn pp"] == pytest.approx(slower.step_s - found.step_s)
 

@@ -234,6 +234,18 @@ def _stage_cost(work: PipelineWork, stage: int, view: _Views) -> StageCost:
     )
 
 
+def stage_costs(work: PipelineWork) -> list[StageCost]:
+    """What each stage takes by the best guess, for the simulator."""
+    view = (lambda one: one.step_s, lambda move: move.seconds)
+    return [_stage_cost(work, stage, view) for stage in range(len(work.memory))]
+
+
+def after_schedule(schedule: Schedule, work: PipelineWork) -> list[Spent]:
+    """What each rank does when the schedule is done, one stage after the other."""
+    facts = _Facts.of(schedule)
+    return [_finish(facts, work, rank) for rank in range(facts.num_ranks)]
+
+
 def _cost(facts: _Facts, work: PipelineWork, makespans: Sequence[float]) -> PipelineCost:
     whole, unmoved, lower, upper, bound = makespans
     busy = [

@@ -8,11 +8,9 @@ from dataclasses import replace
 
 from automesh.cost.pipelined import (
     Move,
-    PipelineCost,
     PipelineWork,
     Spent,
     StageMemory,
-    price_pipeline,
 )
 from automesh.outcomes import Collective, CompiledPipeline, Counts, Memory
 from automesh.pipeline.actions import KIND_WORDS
@@ -86,41 +84,37 @@ def neighbours(schedule: Schedule, *, forward: bool) -> tuple[int, ...]:
     return tuple(stage - 1 for stage in range(last + 1))
 
 
-def price_compiled(
+def work_of(
     pipeline: CompiledPipeline,
     spent: Mapping[tuple[int, str], Spent],
     *,
     to_next: Sequence[Move],
     to_previous: Sequence[Move],
-) -> PipelineCost:
-    """The time of a step whose programs were compiled.
+) -> PipelineWork:
+    """The work of a step whose programs were compiled, to be priced or drawn.
 
     Args:
       spent: of each program, by stage and action, one execution.
       to_next, to_previous: of each stage what it sends for one microbatch.
     """
-    schedule = schedule_of(pipeline)
-    stages = range(schedule.num_stages)
-    return price_pipeline(
-        schedule,
-        PipelineWork(
-            programs={
-                (stage, kind): spent[stage, kind]
-                for stage in stages
-                for kind in KIND_WORDS
-                if (stage, kind) in spent
-            },
-            to_next=to_next,
-            to_previous=to_previous,
-            memory=[
-                StageMemory(
-                    lasting=one.lasting_bytes,
-                    activation=one.activation_bytes,
-                    working=one.working_bytes,
-                    finishing=one.finishing_bytes,
-                )
-                for one in pipeline.stages
-            ],
-            finish=[spent[stage, UPDATE] for stage in stages],
-        ),
+    stages = range(len(pipeline.stages))
+    return PipelineWork(
+        programs={
+            (stage, kind): spent[stage, kind]
+            for stage in stages
+            for kind in KIND_WORDS
+            if (stage, kind) in spent
+        },
+        to_next=to_next,
+        to_previous=to_previous,
+        memory=[
+            StageMemory(
+                lasting=one.lasting_bytes,
+                activation=one.activation_bytes,
+                working=one.working_bytes,
+                finishing=one.finishing_bytes,
+            )
+            for one in pipeline.stages
+        ],
+        finish=[spent[stage, UPDATE] for stage in stages],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,7 @@ class Slice:
 
     Attributes:
       kind: `repeats` stands for trips of a loop that are like those before it and not drawn.
-      track: the core, or a resource.
+      track: the core or a rank, or a resource.
       cause: as in `outcomes.Replayed.causes`; of a repeat empty.
       flight: number of the transfer that is on its way or waited for, the same on all its slices;
         -1 if there is none.
@@ -44,6 +45,12 @@ class Timeline:
 
     @property
     def tracks(self) -> tuple[str, ...]:
-        """The core first, then the resources by name."""
+        """The core first, or the ranks by number, then the resources by name."""
         names = {one.track for one in self.slices}
-        return tuple(sorted(names, key=lambda name: (name != "core", name)))
+        return tuple(sorted(names, key=_place))
+
+
+def _place(track: str) -> tuple[bool, tuple[tuple[str, int], ...]]:
+    is_worker = track == "core" or track.startswith("rank ")
+    parts = re.findall(r"([^0-9]*)([0-9]*)", track)
+    return not is_worker, tuple((words, int(number or -1)) for words, number in parts)

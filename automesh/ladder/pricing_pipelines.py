@@ -8,8 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from automesh.cost.pipeline_moves import moves
-from automesh.cost.pipelined import STAYS, Move, PipelineCost, Spent, spent_of
-from automesh.cost.pipelined_outcome import UPDATE, neighbours, price_compiled, schedule_of
+from automesh.cost.pipeline_timeline import draw_pipeline
+from automesh.cost.pipelined import (
+    STAYS,
+    Move,
+    PipelineCost,
+    Spent,
+    price_pipeline,
+    spent_of,
+)
+from automesh.cost.pipelined_outcome import UPDATE, neighbours, schedule_of, work_of
+from automesh.cost.replay_timeline import Timeline
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.hardware.fabric import Fabric, Layouts
@@ -29,7 +38,7 @@ def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip)
         return Move(seconds=seconds, cause=f"network {pipeline.axis}")
 
     on, back = (neighbours(schedule, forward=forward) for forward in (True, False))
-    cost = price_compiled(
+    work = work_of(
         pipeline,
         {(one.stage, one.action): _predicted(one, chip) for one in pipeline.programs},
         to_next=[
@@ -40,6 +49,7 @@ def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip)
             for place, stage in enumerate(pipeline.stages)
         ],
     )
+    cost = price_pipeline(schedule, work)
     return replace(
         compiled, step_s=cost.step_s, pipeline=replace(pipeline, bubble=max(cost.bubble, 0.0))
     )
@@ -65,8 +75,8 @@ def replay_pipeline(
     fabric: Fabric,
     layouts: Layouts,
     speeds: Speeds,
-) -> Compiled:
-    """The outcome with the time of a step from the replays of its programs.
+) -> tuple[Compiled, Timeline]:
+    """The outcome with the time of a step from the replays of its programs, and what happens when.
 
     Args:
       play: replays one program on its submesh.
@@ -88,12 +98,13 @@ def replay_pipeline(
 
     to_next = over([one.next_bytes for one in pipeline.stages], forward=True)
     to_previous = over([one.previous_bytes for one in pipeline.stages], forward=False)
-    cost = price_compiled(
+    work = work_of(
         pipeline,
         {program: spent_of(one) for program, one in played.items()},
         to_next=to_next,
         to_previous=to_previous,
     )
+    cost = price_pipeline(schedule, work)
     times = Counter((one.stage, str(one.kind)) for _, one in schedule.order)
     together = _together(cost, played, times, schedule.homes, pipeline, fabric.chip)
     sends = [
@@ -101,13 +112,14 @@ def replay_pipeline(
         for one in (*to_next, *to_previous)
         if one.seconds
     ]
-    return replace(
+    found = replace(
         compiled,
         step_s=cost.step_s,
         # Of all ranks: whichever chain of transfers a step waits for, it is among these.
         replay=replace(together, communication_s=_summed([*together.communication_s, *sends])),
         pipeline=replace(pipeline, bubble=max(cost.bubble, 0.0)),
     )
+    return found, draw_pipeline(schedule, work)
 
 
 def _together(

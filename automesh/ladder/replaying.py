@@ -45,25 +45,34 @@ class Player:
           UsageError: the program is not in the store.
         """
         if compiled.pipeline is not None:
-            return self._pipeline(plan, compiled, compiled.pipeline)
+            found = self._pipeline(plan, compiled, compiled.pipeline)
+            return found if isinstance(found, Failed) else found[0]
         played = self.play(plan, compiled)
         if isinstance(played, Failed):
             return played
         return replace(compiled, replay=played[0], step_s=played[0].step_s)
 
     def play(self, plan: Plan, compiled: Compiled) -> tuple[Replayed, Timeline] | Failed:
-        """Plays the program of a plan; `Failed` if its schedule cannot be read.
+        """Plays the program of a plan, or its programs; `Failed` if one cannot be read.
 
         Raises:
-          UsageError: the program is not in the store.
+          UsageError: a program is not in the store.
         """
+        if compiled.pipeline is not None:
+            found = self._pipeline(plan, compiled, compiled.pipeline)
+            if isinstance(found, Failed):
+                return found
+            assert found[0].replay is not None
+            return found[0].replay, found[1]
         module = self._module(plan, compiled.stored)
         try:
             return self._play(plan, module, plan.axes)
         except (AutomeshError, ValueError) as error:
             return _unreadable(error)
 
-    def _pipeline(self, plan: Plan, compiled: Compiled, pipeline: CompiledPipeline) -> Outcome:
+    def _pipeline(
+        self, plan: Plan, compiled: Compiled, pipeline: CompiledPipeline
+    ) -> tuple[Compiled, Timeline] | Failed:
         """The same for a step whose stages are programs; what several stages run is played once."""
         modules = {one.stored: self._module(plan, one.stored) for one in pipeline.programs}
         own = [MeshAxis(name=one.name) if one.name == pipeline.axis else one for one in plan.axes]

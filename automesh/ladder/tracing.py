@@ -46,11 +46,6 @@ def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: s
             "search SCRIPT --target v5e:4x4`",
         )
     plan, _ = find_plan(mesh, list(compiled), num_devices=header.device_count)
-    if compiled[plan].pipeline is not None:
-        raise UsageError(
-            f"the step of {plan} is a pipeline of several programs, and a trace shows one",
-            hint="`automesh.pipeline.draw_svg` draws a schedule in time",
-        )
     fabric = header.fabric
     player = Player(
         store=default_store(os.environ),

@@ -1,0 +1,107 @@
+"""A step that is a pipeline, drawn in time: what each rank does, waits for and sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from automesh.cost.pipelined import BUBBLE, Move, PipelineWork, Spent, after_schedule, stage_costs
+from automesh.cost.replay_timeline import Slice, Timeline
+from automesh.pipeline.actions import KIND_WORDS, Action
+from automesh.pipeline.schedule import Schedule
+from automesh.pipeline.simulate import Simulated, Span, Transfer, simulate
+
+UPDATE_WORDS = "update"
+
+
+def draw_pipeline(schedule: Schedule, work: PipelineWork) -> Timeline:
+    """The timeline of one step: a track for each rank, and one for each pair that sends.
+
+    It lasts as long as `price_pipeline` says. A rank that has to wait for a transfer waits for the
+    one that arrives last; where none was under way it is the schedule, or a slower stage.
+
+    Raises:
+      UsageError: the work is of another number of stages.
+    """
+    simulated = simulate(schedule, stage_costs(work))
+    after = after_schedule(schedule, work)
+    slices = [
+        *_transfers(simulated, work),
+        *(one for rank, spans in enumerate(simulated.spans) for one in _rank(rank, spans, work)),
+        *_updates(simulated.makespan_s, after),
+    ]
+    return Timeline(
+        step_s=simulated.makespan_s + max(one.step_s for one in after),
+        slices=tuple(sorted(slices, key=lambda one: (one.start_s, one.track))),
+    )
+
+
+def _rank(rank: int, spans: Sequence[Span], work: PipelineWork) -> Iterator[Slice]:
+    """What one rank does, and the gaps between."""
+    free_s = 0.0
+    for span in spans:
+        if span.start_s > free_s:
+            yield Slice(
+                kind="wait",
+                track=_track(rank),
+                name=f"waits to begin {span.action}",
+                start_s=free_s,
+                seconds=span.start_s - free_s,
+                cause=BUBBLE,
+            )
+        free_s = span.end_s
+        if span.end_s > span.start_s:
+            yield Slice(
+                kind="work",
+                track=_track(rank),
+                name=str(span.action),
+                start_s=span.start_s,
+                seconds=span.end_s - span.start_s,
+                cause=_cause(work.programs.get((span.action.stage, span.action.kind))),
+                source=_in_words(span.action),
+            )
+
+
+def _transfers(simulated: Simulated, work: PipelineWork) -> Iterator[Slice]:
+    for flight, one in enumerate(simulated.transfers):
+        move = _move(one, work)
+        yield Slice(
+            kind="transfer",
+            track=f"{move.cause} {one.from_rank} to {one.to_rank}",
+            name=str(one.action),
+            start_s=one.start_s,
+            seconds=one.end_s - one.start_s,
+            cause=move.cause,
+            flight=flight,
+            source=f"result of {_in_words(one.action)}",
+        )
+
+
+def _move(one: Transfer, work: PipelineWork) -> Move:
+    moves = work.to_next if one.action.kind == "F" else work.to_previous
+    return moves[one.action.stage]
+
+
+def _updates(begin_s: float, after: Sequence[Spent]) -> Iterator[Slice]:
+    """The end of the step, which all ranks begin together: norms are over all gradients."""
+    for rank, one in enumerate(after):
+        if one.step_s:
+            yield Slice(
+                kind="work",
+                track=_track(rank),
+                name=UPDATE_WORDS,
+                start_s=begin_s,
+                seconds=one.step_s,
+                cause=_cause(one),
+            )
+
+
+def _track(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def _cause(spent: Spent | None) -> str:
+    return spent.causes[0][0] if spent is not None and spent.causes else ""
+
+
+def _in_words(action: Action) -> str:
+    return f"{KIND_WORDS[action.kind]} of microbatch {action.microbatch} on stage {action.stage}"
