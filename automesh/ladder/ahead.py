@@ -116,6 +116,7 @@ class AheadSearch:
     _compiled: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
     _told: set[str] = field(init=False, default_factory=set[str])
     _was_late: bool = field(init=False, default=False)
+    _served: set[Effort] = field(init=False, default_factory=set[Effort])
 
     def __post_init__(self) -> None:
         fabric, layouts = self.absent.fabric, self.estimates.layouts
@@ -300,7 +301,10 @@ class AheadSearch:
                 clock=self.clock,
                 name="screen" if is_screen else "compile",
                 grace_s=GRACE_S,
+                is_first=effort not in self._served,
             ).run()
+        if any(plan not in known for plan in done):
+            self._served.add(effort)
         self._tell(compiling.asked)
         return {plan: room.judged(one) for plan, one in done.items()}
 

@@ -49,6 +49,8 @@ class CompileRung:
       deadline_s: on `clock`; no compile is started after it, but the first always is.
       grace_s: what a compile in progress may take past the deadline before it is left for the next
         run.
+      is_first: nothing was compiled in this run before: the first is waited for, or a compile that
+        takes longer than all that is granted would never end.
     """
 
     preparation: Preparation
@@ -66,6 +68,7 @@ class CompileRung:
     clock: Callable[[], float] = time.monotonic
     name: Literal["screen", "compile"] = "compile"
     grace_s: float = GRACE_S
+    is_first: bool = True
     _plans: Sequence[Plan] = field(init=False, default=())
     _done: dict[Plan, Outcome] = field(init=False, default_factory=dict)
     _known: dict[str, tuple[str, Outcome]] = field(init=False, default_factory=dict)
@@ -90,8 +93,7 @@ class CompileRung:
             if all(plan in self._done for plan in self._plans):
                 break
             late_s = self.clock() - self.deadline_s
-            # A compile that takes longer than all that is granted must end in some run, too.
-            impatient = late_s > self.grace_s and self._recorded
+            impatient = late_s > self.grace_s and (self._recorded or not self.is_first)
             if late_s > 0 and self._started and (not self._running or impatient):
                 break
             if late_s <= 0 or not self._started:
