@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from automesh.ladder.ahead_choice import large_last, view_by_replay
+from automesh.ladder.ahead_choice import view_by_replay
+from automesh.ladder.too_large import large_last
 from automesh.ladder.view import compile_order
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome, OutOfMemory
