@@ -20,7 +20,7 @@ from automesh.ladder.ahead_choice import (
     view_by_replay,
 )
 from automesh.ladder.room import NO_LIMIT, Room
-from automesh.ladder.too_large import hopeless, large_last
+from automesh.ladder.too_large import hopeless, large_last, said_of_hopeless
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Compiled, Estimated, Failed, Outcome, OutOfMemory
 from tests.storage_cases import compiled as compiled_as
@@ -189,6 +189,13 @@ def test_plans_far_above_what_compilers_needed_are_left_out() -> None:
     # The memory of this machine says nothing of that of the device.
     killed = OutOfMemory(stage="compile", needed_bytes=900 * GIB, limit_bytes=3, detail="")
     assert hopeless(PLANS[5:], few | {PLANS[11]: killed}, estimates, ROOM) == frozenset()
+
+
+def test_what_is_said_of_plans_that_are_left_out() -> None:
+    assert said_of_hopeless(1) == (
+        "left out 1 mesh, whose estimate is far above the memory of a device"
+    )
+    assert "2 meshes, whose estimates are far above" in said_of_hopeless(2)
 
 
 def test_plans_with_the_same_knobs_say_more_than_others() -> None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from automesh.cost.pipelined import BUBBLE, Move, PipelineWork, Spent, after_schedule, stage_costs
+from automesh.cost.pipelined_outcome import UPDATE
 from automesh.cost.replay_timeline import Slice, Timeline
 from automesh.pipeline.actions import KIND_WORDS, Action
 from automesh.pipeline.schedule import Schedule
 from automesh.pipeline.simulate import Simulated, Span, Transfer, simulate
 
-UPDATE_WORDS = "update"
-
 
 def draw_pipeline(schedule: Schedule, work: PipelineWork) -> Timeline:
     """The timeline of one step: a track for each rank, and one for each pair that sends.
 
-    It lasts as long as `price_pipeline` says. A rank that has to wait for a transfer waits for the
-    one that arrives last; where none was under way it is the schedule, or a slower stage.
+    It lasts as long as `price_pipeline` says. Where a rank waits it is not told for what: a
+    transfer, a slower stage, or the schedule.
 
     Raises:
       UsageError: the work is of another number of stages.
@@ -88,7 +87,7 @@ def _updates(begin_s: float, after: Sequence[Spent]) -> Iterator[Slice]:
             yield Slice(
                 kind="work",
                 track=_track(rank),
-                name=UPDATE_WORDS,
+                name=UPDATE,
                 start_s=begin_s,
                 seconds=one.step_s,
                 cause=_cause(one),

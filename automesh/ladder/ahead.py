@@ -36,7 +36,7 @@ from automesh.ladder.replaying import Player
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.stopping import belief
 from automesh.ladder.study import Study
-from automesh.ladder.too_large import hopeless, large_last
+from automesh.ladder.too_large import hopeless, large_last, said_of_hopeless
 from automesh.ladder.view import View, compile_order
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Effort, Failed, Outcome, OutOfMemory, TimedOut
@@ -358,6 +358,5 @@ class AheadSearch:
         number = len(left_of(self._plans, self._screened, self._compiled)) - left
         if not number:
             return ""
-        what = count(number, "mesh, whose estimate is", "meshes, whose estimates are")
-        said = f"{what} far above the memory of a device, were left out"
+        said = said_of_hopeless(number)
         return f"; {said}" if after else said

@@ -179,9 +179,8 @@ class Propagator:
         running: dict[int, _Running] = {}
         retried: set[Need] = set()
 
-        def submit(need: Need, sizes: Sizes) -> None:
-            job, again = self.step.job(need, sizes), need in retried
-            ticket = self.pool.submit(job, self.timeout_s, fresh=again)
+        def submit(need: Need, sizes: Sizes, *, fresh: bool = False) -> None:
+            ticket = self.pool.submit(self.step.job(need, sizes), self.timeout_s, fresh=fresh)
             running[ticket] = _Running(need=need, sizes=sizes, began_s=self.clock())
             self.progress.now(f"{_text(need, sizes)}, propagating shardings")
 
@@ -202,7 +201,7 @@ class Propagator:
                 again = () if done.need in retried else _retry(done.need, done.sizes, finished)
                 if again:
                     retried.add(done.need)
-                    submit(done.need, again)
+                    submit(done.need, again, fresh=finished.doubtful)
                     continue
                 answers[done.need] = self._taken(done.need, finished)
                 self._done += 1
