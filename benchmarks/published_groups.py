@@ -92,6 +92,7 @@ class Group:
 
     Attributes:
       target: as we call the devices.
+      optimizer: `adamw`, or `sgd` where all of its records are known to have used that.
       left_out: records that cannot be represented, with the reasons.
       remarks: what differs from the original for all of them.
     """
@@ -102,6 +103,7 @@ class Group:
     rows: int
     length: int
     dtype: str
+    optimizer: str
     configs: tuple[Config, ...]
     left_out: tuple[tuple[str, str], ...]
     remarks: tuple[str, ...]
@@ -117,6 +119,7 @@ class Group:
             "length": self.length,
             "chunk": min(chunk, self.length),
             "dtype": self.dtype,
+            **({} if self.optimizer == "adamw" else {"optimizer": self.optimizer}),
         }
         return arguments_of(self.model, values)
 
@@ -208,8 +211,9 @@ def _group_of(name: str, records: Sequence[Record]) -> Group:
         raise Unlike("its batch or its sequence length is not on record")
     is_wide = first.precision == "fp32"
     precision = "precision: f32 there and here; how its products round there is not on record"
-    optimizers = {str(one.extra.get("optimizer") or "") for one in records} - {"", "adamw"}
-    optimizer = f"the optimizer is {', '.join(sorted(optimizers))} there, AdamW here"
+    optimizers = {str(one.extra.get("optimizer") or "adamw") for one in records}
+    optimizer = "sgd" if optimizers == {"sgd"} else "adamw"
+    others = ", ".join(sorted(optimizers - {optimizer}))
     return Group(
         name=name,
         model=model,
@@ -217,13 +221,14 @@ def _group_of(name: str, records: Sequence[Record]) -> Group:
         rows=int(rows),
         length=int(length),
         dtype="float32" if is_wide else "bfloat16",
+        optimizer=optimizer,
         configs=tuple(configs),
         left_out=tuple(left_out),
         remarks=(
             *model.remarks,
             *([_ATTENTION] if first.framework.lower().startswith("maxtext") else []),
             *([precision] if is_wide else []),
-            *([optimizer] if optimizers else []),
+            *([f"the optimizer of some is {others} there, {optimizer} here"] if others else []),
             *(["remat is not on record, and full here"] if not first.remat else []),
         ),
     )

@@ -82,7 +82,7 @@ def build(
             microbatches=microbatches,
             facts=size.facts,
         )
-    state = training.abstract_state(plan, layout)
+    state = training.abstract_state(plan, layout, size.optimizer)
     batch = training.abstract_batch(size.rows, size.length, layout)
     return automesh.Workload(
         step=training.make_step(

@@ -52,7 +52,7 @@ def build(mesh: Mesh, remat: str = "full", microbatches: int = 1) -> automesh.Wo
     size = SIZES[options.size].changed(options)
     layout = Layout(mesh=mesh)
     plan = transformer.weights(size.model, transformer.swiglu_weights(size.model))
-    state = training.abstract_state(plan, layout)
+    state = training.abstract_state(plan, layout, size.optimizer)
     batch = training.abstract_batch(size.rows, size.length, layout)
     loss = partial(
         transformer.loss,

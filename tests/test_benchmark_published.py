@@ -74,7 +74,9 @@ def test_what_differs_is_said() -> None:
     ring = [one for one in EXPERTS_GROUP.configs if one.kernel]
     assert len(ring) == 4 and all("kernels" in one.causes[0] for one in ring)
     assert any("linear attention" in remark for remark in EXPERTS_GROUP.remarks)
-    assert any("sgd" in remark for remark in EXPERTS_GROUP.remarks)
+    assert (DENSE_GROUP.optimizer, EXPERTS_GROUP.optimizer) == ("adamw", "sgd")
+    assert any("of some is sgd there, adamw here" in remark for remark in DENSE_GROUP.remarks)
+    assert not any("optimizer" in remark for remark in EXPERTS_GROUP.remarks)
     ((left_out, reason),) = DENSE_GROUP.left_out
     assert left_out.startswith("maxtext_parity/") and "ZeRO" in reason
     often = BY_NAME["maxtext_parity/qwen3-0.6b/4xTPU7x/noted/ga8"].configs

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from tests.example_runs import AXES, EXAMPLES, NAMES, arguments, build, module, run
+from tests.example_runs import (
+    AXES,
+    EXAMPLES,
+    NAMES,
+    arguments,
+    build,
+    device_mesh,
+    module,
+    run,
+)
 
 # Every axis that the script uses above 1, every value of the knobs, a size that is no power of two.
 MESHES = [
@@ -152,6 +161,25 @@ def test_where_the_mesh_has_a_pipeline_the_layers_are_dealt_to_its_stages(name):
     assert homes == [0, 2, 0, 2]
     assert batch["inputs"].shape == (48, 48)
     assert workload.facts["num_layers"] == 4
+
+
+def test_sgd_keeps_no_moments_and_trains_alike_in_a_pipeline():
+    sgd = ("--layers", "2", "--optimizer", "sgd")
+    with arguments("dense_lm", *sgd):
+        alone = module("dense_lm").build(device_mesh({"dp": 2}))
+        dealt = module("dense_lm").build(
+            Mesh(np.array(jax.devices()[:2]).reshape(2, 1, 1, 1, 1, 1), ("pp", *AXES)),
+            microbatches=4,
+        )
+    assert alone.args[0].mean is None and alone.args[0].square is None
+    losses: dict[str, list[float]] = {"alone": [], "dealt": []}
+    for name, workload in (("alone", alone), ("dealt", dealt)):
+        state, batch = workload.init(None)
+        for _ in range(6):
+            state, metrics = workload.step(state, batch)
+            losses[name].append(float(metrics["loss"]))
+    assert losses["dealt"] == pytest.approx(losses["alone"], rel=1e-4)
+    assert losses["alone"][-1] < losses["alone"][0] - 0.1
 
 
 def test_layers_that_cannot_be_dealt_evenly_are_refused():

@@ -137,6 +137,23 @@ def test_adamw_clips_by_the_global_norm():
     np.testing.assert_allclose(state.mean["a"], np.full(3, 0.1 * 3 / 6), rtol=1e-5)
 
 
+def test_sgd_takes_clipped_steps_and_keeps_no_moments():
+    sgd, state = module("lm.sgd"), module("lm.adamw").State
+    optimizer = sgd.SGD(learning_rate=0.2, warmup=2, clip=1.0)
+    params = {"a": jnp.zeros((3,)), "b": jnp.ones((1,))}
+    gradients = {"a": jnp.full((3,), 3.0), "b": jnp.full((1,), 3.0)}  # norm 6
+    first = state(params=params, mean=None, square=None, count=jnp.zeros((), jnp.int32))
+    second = sgd.update(first, gradients, optimizer)
+    third = sgd.update(second, gradients, optimizer)
+    assert (third.mean, third.square, int(third.count)) == (None, None, 2)
+    np.testing.assert_allclose(second.params["a"], -0.1 * 3 / 6, rtol=1e-5)
+    np.testing.assert_allclose(third.params["b"], 1 - (0.1 + 0.2) * 3 / 6, rtol=1e-5)
+    unclipped = sgd.Unclipped(optimizer=optimizer)
+    added, count = unclipped.update(gradients, unclipped.init(params), params)
+    np.testing.assert_allclose(added["a"], -0.1 * 3, rtol=1e-5)
+    assert int(count) == 1
+
+
 def test_targets_are_the_next_bytes():
     batch = next(module("lm.text").batches(4, 32))
     assert batch["inputs"].shape == batch["targets"].shape == (4, 32)

@@ -23,7 +23,8 @@ class AdamW:
 
 
 class State(NamedTuple):
-    """Parameters, running mean and running square of their gradients, and the steps taken."""
+    """Parameters, running mean and running square of their gradients (None where an optimizer keeps
+    none), and the steps taken."""
 
     params: Any
     mean: Any

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 import automesh
 from automesh import pipeline
-from lm import adamw, text, training
+from lm import adamw, sgd, text, training
 from lm.layout import Layout, Weight
 from lm.presets import Preset
 
@@ -46,7 +46,7 @@ def workload(
     """
     step = pipeline.train_step(
         loss,
-        optimizer=adamw.Unclipped(optimizer=size.optimizer),
+        optimizer=_unclipped(size.optimizer),
         mesh=mesh,
         schedule=schedule,
         num_microbatches=microbatches,
@@ -68,6 +68,12 @@ def workload(
         facts=facts,
         tokens_per_step=size.rows * size.length,
     )
+
+
+def _unclipped(optimizer: training.Optimizer) -> adamw.Unclipped | sgd.Unclipped:
+    if isinstance(optimizer, sgd.SGD):
+        return sgd.Unclipped(optimizer=optimizer)
+    return adamw.Unclipped(optimizer=optimizer)
 
 
 def _shares(plan: dict[str, Any], stages: int) -> dict[str, tuple[int, ...]]:

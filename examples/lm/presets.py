@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass, field, replace
 
 from lm.adamw import AdamW
+from lm.sgd import SGD
 from lm.transformer import Decoder
 
 
@@ -25,7 +26,7 @@ class Preset:
     rows: int
     length: int
     chunk: int
-    optimizer: AdamW = field(default_factory=AdamW)
+    optimizer: AdamW | SGD = field(default_factory=AdamW)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -42,13 +43,14 @@ class Preset:
         }
 
     def changed(self, options: argparse.Namespace) -> Preset:
-        """With the layers, batch, chunks and precision that the command line asks for."""
+        """With the layers, batch, chunks, precision and optimizer that the command line asks for."""
         length = options.length or self.length
         return replace(
             self,
             rows=options.rows or self.rows,
             length=length,
             chunk=min(options.chunk or self.chunk, length),
+            optimizer=SGD() if options.optimizer == "sgd" else self.optimizer,
             model=replace(
                 self.model,
                 dtype=options.dtype or self.model.dtype,

@@ -15,11 +15,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 import automesh
-from lm import adamw, text
+from lm import adamw, sgd, text
 from lm.layout import Layout, Weight
 
 AXES = ("dp", "fsdp", "ep", "tp", "sp")
 Loss = Callable[[Any, dict[str, jax.Array]], jax.Array]
+Optimizer = adamw.AdamW | sgd.SGD
 
 
 def arguments(sizes: Iterable[str]) -> argparse.Namespace:
@@ -31,6 +32,9 @@ def arguments(sizes: Iterable[str]) -> argparse.Namespace:
     parser.add_argument("--length", type=int, help="tokens of each row; default: the preset's")
     parser.add_argument("--chunk", type=int, help="keys that attention looks at together")
     parser.add_argument("--dtype", help="what is computed in; default: the preset's")
+    parser.add_argument(
+        "--optimizer", choices=("adamw", "sgd"), default="adamw", help="sgd keeps no moments"
+    )
     parser.add_argument("--steps", type=int, default=30, help="training steps")
     parser.add_argument("--rules", type=Path, help="default: mesh_rules.toml beside the script")
     parser.add_argument("--target", help="what to look up in the rules; default on CPUs: cpu-N")
@@ -49,11 +53,12 @@ def abstract_params(plan: Any, layout: Layout) -> Any:
     return jax.tree.map(abstract, plan)
 
 
-def abstract_state(plan: Any, layout: Layout) -> adamw.State:
+def abstract_state(plan: Any, layout: Layout, optimizer: Optimizer) -> adamw.State:
     """Shapes and shardings of the parameters and of the optimizer's state; nothing is allocated."""
     params = abstract_params(plan, layout)
+    moments = params if isinstance(optimizer, adamw.AdamW) else None
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.sharding())
-    return adamw.State(params=params, mean=params, square=params, count=count)
+    return adamw.State(params=params, mean=moments, square=moments, count=count)
 
 
 def abstract_batch(rows: int, length: int, layout: Layout) -> dict[str, jax.ShapeDtypeStruct]:
@@ -103,7 +108,7 @@ def shardings(tree: Any) -> Any:
 
 
 def make_step(
-    loss: Loss, state: adamw.State, layout: Layout, *, microbatches: int, optimizer: adamw.AdamW
+    loss: Loss, state: adamw.State, layout: Layout, *, microbatches: int, optimizer: Optimizer
 ) -> Callable[..., tuple[adamw.State, dict[str, jax.Array]]]:
     """The jitted step `(state, batch) -> (state, metrics)`; it takes over the memory of `state`.
 
@@ -134,6 +139,8 @@ def make_step(
             zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
             total, _ = jax.lax.scan(add, zeros, parts)
             value, gradients = jax.tree.map(lambda x: x / microbatches, total)
+        if isinstance(optimizer, sgd.SGD):
+            return sgd.update(state, gradients, optimizer), {"loss": value}
         return adamw.update(state, gradients, optimizer), {"loss": value}
 
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings(state), None))
