@@ -58,7 +58,7 @@ def build(
     options = training.arguments(SIZES)
     size = SIZES[options.size].changed(options)
     stages = pipelined.num_stages(mesh, virtual_stages)
-    layout = Layout(mesh=pipelined.mesh_of_stage(mesh))
+    layout = Layout(mesh=pipelined.mesh_of_stage(mesh), gathers=options.gather == "step")
     plan = transformer.weights(size.model, transformer.swiglu_weights(size.model))
     loss = partial(
         transformer.loss,

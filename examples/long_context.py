@@ -50,7 +50,7 @@ def build(mesh: Mesh, remat: str = "full", microbatches: int = 1) -> automesh.Wo
     """The training step and its arguments on `mesh`; see `dense_lm.build`."""
     options = training.arguments(SIZES)
     size = SIZES[options.size].changed(options)
-    layout = Layout(mesh=mesh)
+    layout = Layout(mesh=mesh, gathers=options.gather == "step")
     plan = transformer.weights(size.model, transformer.swiglu_weights(size.model))
     state = training.abstract_state(plan, layout, size.optimizer)
     batch = training.abstract_batch(size.rows, size.length, layout)

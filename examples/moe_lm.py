@@ -139,7 +139,12 @@ def build(
     options = training.arguments(SIZES)
     size, experts = SIZES[options.size].changed(options), EXPERTS[options.size]
     stages = pipelined.num_stages(mesh, virtual_stages)
-    layout = Layout(mesh=pipelined.mesh_of_stage(mesh), rows=("dp", "fsdp", "ep"), sequence=None)
+    layout = Layout(
+        mesh=pipelined.mesh_of_stage(mesh),
+        rows=("dp", "fsdp", "ep"),
+        sequence=None,
+        gathers=options.gather == "step",
+    )
     plan = transformer.weights(size.model, expert_weights(size.model, experts))
     loss = partial(
         transformer.loss,

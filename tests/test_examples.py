@@ -32,6 +32,7 @@ MESHES = [
     ("long_context", {"dp": 2, "sp": 4}, {"remat": "none"}, 2),
 ]
 ALONE = 10  # steps on one device
+PIPELINED = ("dense_lm", "moe_lm")
 LONG = pytest.mark.long
 
 
@@ -83,6 +84,20 @@ def test_large_presets_are_lowered_without_allocating(name, size, billions):
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(workload.args))
     assert "sdy.sharding" in lowered.as_text()
     assert len(jax.live_arrays()) == before
+
+
+@pytest.mark.parametrize("name", PIPELINED)
+def test_weights_that_the_compiler_gathers_give_the_same_losses(name):
+    losses: list[float] = []
+    constraints: list[int] = []
+    for who in ("step", "compiler"):
+        with arguments(name, "--gather", who):
+            workload = module(name).build(device_mesh({"fsdp": 4, "tp": 2}))
+        constraints.append(workload.step.lower(*workload.args).as_text().count("sharding_const"))
+        state, batch = workload.init(None)
+        losses.append(float(workload.step(state, batch)[1]["loss"]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert constraints[1] < constraints[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,9 +153,6 @@ def test_script_without_rules_says_what_it_falls_back_to(tmp_path, capsys):
     assert mesh.shape == {"dp": 16, "fsdp": 1, "ep": 1, "tp": 1, "sp": 1}
     assert knobs == compiler_options == {}
     assert "falling back to dp:16" in capsys.readouterr().out
-
-
-PIPELINED = ("dense_lm", "moe_lm")
 
 
 def pipelined(name, layers, **knobs):

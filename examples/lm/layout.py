@@ -19,11 +19,14 @@ class Layout:
       mesh: a mesh with the axes dp, fsdp, ep, tp and sp, in any order and of any sizes.
       rows: mesh axes that split the rows of a batch.
       sequence: mesh axis that splits each row along its length, or None.
+      gathers: whether the step gathers weights over fsdp before it multiplies with them; otherwise
+        that is left to the compiler, which may do it piece by piece while it multiplies.
     """
 
     mesh: Mesh | AbstractMesh
     rows: tuple[str, ...] = ("dp", "fsdp")
     sequence: str | None = "sp"
+    gathers: bool = True
 
     def sharding(self, *dimensions: Dimension) -> NamedSharding:
         """The sharding that splits each dimension over the mesh axes named for it."""
@@ -32,6 +35,12 @@ class Layout:
     def pin(self, array: jax.Array, *dimensions: Dimension) -> jax.Array:
         """Has the compiler split `array` in this way at this point of the program."""
         return jax.lax.with_sharding_constraint(array, self.sharding(*dimensions))
+
+    def gathered(self, weight: jax.Array, split: tuple[Dimension, ...]) -> jax.Array:
+        """A weight that was split like `split`, gathered over fsdp if the step does that."""
+        if not self.gathers:
+            return weight
+        return self.pin(weight, *(None if axis == "fsdp" else axis for axis in split))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

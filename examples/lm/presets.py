@@ -43,7 +43,7 @@ class Preset:
         }
 
     def changed(self, options: argparse.Namespace) -> Preset:
-        """With the layers, batch, chunks, precision and optimizer that the command line asks for."""
+        """With what the command line asks for."""
         length = options.length or self.length
         return replace(
             self,

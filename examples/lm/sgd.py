@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
 from lm.adamw import State
 
 
@@ -40,11 +41,11 @@ class Unclipped:
 
     optimizer: SGD
 
-    def init(self, params: Any) -> jax.Array:
+    def init(self, _: Any) -> jax.Array:
         """No steps taken yet."""
         return jnp.zeros((), jnp.int32)
 
-    def update(self, gradients: Any, state: jax.Array, params: Any) -> tuple[Any, jax.Array]:
+    def update(self, gradients: Any, state: jax.Array, _: Any) -> tuple[Any, jax.Array]:
         """What is added to the parameters, and the new state."""
         count = state + 1
         rate = _rate(count, self.optimizer)

@@ -35,6 +35,12 @@ def arguments(sizes: Iterable[str]) -> argparse.Namespace:
     parser.add_argument(
         "--optimizer", choices=("adamw", "sgd"), default="adamw", help="sgd keeps no moments"
     )
+    parser.add_argument(
+        "--gather",
+        choices=("step", "compiler"),
+        default="step",
+        help="what gathers weights over fsdp; the compiler may multiply while it does",
+    )
     parser.add_argument("--steps", type=int, default=30, help="training steps")
     parser.add_argument("--rules", type=Path, help="default: mesh_rules.toml beside the script")
     parser.add_argument("--target", help="what to look up in the rules; default on CPUs: cpu-N")

@@ -156,10 +156,10 @@ def _stages(layers: Any) -> tuple[Any, ...]:
 def _ready(
     weight: jax.Array, split: tuple[Dimension, ...], *, layout: Layout, dtype: jnp.dtype
 ) -> jax.Array:
-    """A weight as the layer needs it: in the computing dtype and gathered over fsdp (ZeRO-3)."""
+    """A weight as the layer needs it: in the computing dtype, and gathered over fsdp (ZeRO-3)."""
     if weight.ndim == 1:
         return weight
-    return layout.pin(weight.astype(dtype), *(None if axis == "fsdp" else axis for axis in split))
+    return layout.gathered(weight.astype(dtype), split)
 
 
 def _layer(
