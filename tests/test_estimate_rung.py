@@ -264,6 +264,14 @@ def test_meshes_that_jax_cannot_lay_out_are_left_out() -> None:
     assert len(found.found) == len(all_plans(8)) - 1
 
 
+def test_where_none_can_be_laid_out_the_reason_is_told() -> None:
+    refused = Layouts(shapes=(), spans=(), refused=(((2, 4, 1), "no such assignment"),))
+    found = rung([plan("dp:2,tp:4")], FakePool(layouts=refused), torus=True).run()
+    assert not found.found and found.layouts == refused
+    assert found.missing == {plan("dp:2,tp:4"): "no such assignment"}
+    assert found.notices == ("1 plan not estimated, because: no such assignment",)
+
+
 def test_no_plans_no_work() -> None:
     pool = FakePool()
     assert not rung([], pool).run().found

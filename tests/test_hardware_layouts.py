@@ -144,6 +144,11 @@ def test_a_shape_that_jax_cannot_lay_out_is_refused_with_its_reason():
         routes(fabric, made, unasked, ("a",))
 
 
+def test_one_chip_is_laid_out_too():
+    _, made = layouts("v5e:1x1", (1, 1))
+    assert (made.shapes, made.refused) == (((1, 1),), ())
+
+
 def test_without_a_torus_axes_lie_nowhere():
     job = LayoutJob(
         platform="cpu", device_kind="cpu", torus=(), devices_per_chip=1, shapes=((2, 4),)

@@ -21,7 +21,7 @@ from automesh.program.building import Built, build_on
 from automesh.program.load import load_entry
 from automesh.program.nouns import Entry
 from automesh.program.pipelined import PipelineProgram, device_bytes, lower_pipeline
-from automesh.program.pipelined_ahead import first_devices
+from automesh.program.pipelined_ahead import first_devices, moved_to
 from automesh.program.pipelined_here import compile_here, count_here, prepare_pipeline
 from automesh.program.pipelines import lower_any, pipeline_of
 from automesh.program.visiting import visit
@@ -217,3 +217,10 @@ def test_a_part_of_a_torus_is_turned_to_cover_the_first_devices() -> None:
     upper = [one for one in devices if one.coords[1] < 2 and not one.slice_index]
     assert turned(upper) == [f"{one}" for one in upper]
     assert turned(left) == [f"0:{one.coords[1]},{one.coords[0]}" for one in left]
+
+
+def test_a_stage_on_later_slices_moves_to_as_many_slices_of_their_own() -> None:
+    four = [_Chip(x, y, granule) for granule in range(4) for y in range(2) for x in range(2)]
+    two = [one for one in four if one.slice_index < 2]
+    chosen = [one for one in four if one.slice_index in (1, 3)][::-1]
+    assert [f"{one}" for one in moved_to(two, chosen)] == [f"{one}" for one in two[::-1]]

@@ -123,3 +123,32 @@ def test_a_search_for_slices_ends_with_a_compiled_rule_and_the_memory_of_each_st
     config = automesh.load(tmp_path / "mesh_rules.toml").select(result.found.target)
     assert config.evidence.kind == "compiled"
     assert config.evidence.stage_bytes == stage_bytes(best)
+
+
+@pytest.mark.tpu
+@pytest.mark.long
+def test_stages_may_span_some_of_the_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOMESH_CACHE", str(tmp_path / "cache"))
+    space = tmp_path / "space.toml"
+    space.write_text(
+        "[axes]\npp = { min = 2, max = 2, dcn = true }\ndp = { dcn = true }\n"
+        '[constraints]\n"dp*microbatches" = { divides = "batch" }\n'
+        '[knobs]\nmicrobatches = [2]\nschedule = ["1f1b"]\n'
+    )
+    result = api.search(
+        SCRIPT,
+        target="v5e:1x1*4",
+        space=space,
+        budget="5m",
+        timeout="10m",
+        top=1,
+        rules=tmp_path / "mesh_rules.toml",
+        results=tmp_path / "results",
+    )
+    best = result.found.candidates[0]
+    assert str(best.plan).startswith("dcn.pp:2,dcn.dp:2")
+    assert isinstance(best.outcome, Compiled) and best.outcome.replay is not None
+    causes = dict(best.outcome.replay.causes)
+    assert causes["dcn pp"] > 0 and causes["dcn dp"] > 0

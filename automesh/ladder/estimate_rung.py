@@ -81,6 +81,13 @@ class EstimateRung:
         if refused:
             self._drop(refused)
             groups = groups_of(self.plans)
+        if not groups:
+            return Estimates(
+                missing=self._missing,
+                origin=self.origin,
+                notices=(_missing_notice(self._missing),),
+                layouts=layouts,
+            )
         return self._priced(groups, layouts)
 
     def _layouts(self, ticket: int | None) -> Layouts:

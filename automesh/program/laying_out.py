@@ -127,9 +127,11 @@ class _Torus:
         return known if isinstance(known, str) else known.reshape(*shape, 4)
 
     def _made(self, shape: tuple[int, ...]) -> Ints | str:
-        name = "x".join(map(str, shape)) or "1"
+        # jax lays out no mesh without axes, which one device is.
+        axes = shape or (1,)
+        name = "x".join(map(str, axes))
         try:
-            mesh = arrange_granule(shape, self._devices[: math.prod(shape)], name=name)
+            mesh = arrange_granule(axes, self._devices[: math.prod(shape)], name=name)
         except UsageError as refusal:
             return refusal.message
         ids = np.array([device.id for device in mesh.flat], np.int64)

@@ -1,8 +1,9 @@
 """Pipelines for devices that are not here: their stages become scheduled programs (jax).
 
 All ranks lie on submeshes of one shape, so each stage is compiled for the first of them: libtpu
-compiles for the first devices of a topology alone. Stages that are the same program are compiled
-once.
+compiles for the first devices of a topology alone, and collectives between slices for all of them
+alone (on two slices of four 0.0.42 gives up, or dies). Stages that are the same program are
+compiled once.
 """
 
 from __future__ import annotations
@@ -16,26 +17,34 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from automesh.hardware.absent import Elsewhere
 from automesh.outcomes import CompiledPipeline, Failed, StageProgram
 from automesh.pipeline.runtime.training import TrainStep
 from automesh.program.ahead import Module, Order, all_options, find_part, keep_part
 from automesh.program.building import Built
 from automesh.program.compiled import compile_lowered
+from automesh.program.elsewhere import devices_of
 from automesh.program.lowered import fingerprint
 from automesh.program.pipelined import PipelineProgram, lower_pipeline
 from automesh.program.pipelined_stages import describe_pipeline
 from automesh.program.refused import Refused
 
 
-def lower_for_absent(built: Built, step: TrainStep, devices: Sequence[Any]) -> PipelineProgram:
+def lower_for_absent(
+    built: Built, step: TrainStep, one: Elsewhere
+) -> tuple[PipelineProgram, Elsewhere]:
     """Lowers each stage for the submesh of the first rank, or one that is wired as that is.
 
     Args:
-      devices: all that there are, in jax's order.
+      one: all devices of the pipeline.
+
+    Returns:
+      The pipeline; and what it was lowered for: of several slices as many as a rank spans.
 
     Raises:
       UsageError: see `lower_pipeline`.
-      Refused: the submeshes differ in shape, or are no parts of the mesh along one of its axes.
+      Refused: the submeshes differ in shape, or are no parts of the mesh along one of its axes; or
+        as `devices_of`.
     """
     submeshes = step.mesh.submeshes
     if step.mesh.axis not in built.mesh.axis_names:
@@ -45,11 +54,43 @@ def lower_for_absent(built: Built, step: TrainStep, devices: Sequence[Any]) -> P
         reason = "submeshes of different shapes are not compiled for devices that are not here"
         raise Refused(Failed(stage="build", reason=reason))
     first = submeshes[0]
-    moved: Any = np.array(first_devices(list(first.devices.flat), devices))
+    chosen: list[Any] = list(first.devices.flat)
+    part = some_granules(one, len({_granule(device) for device in chosen}))
+    if part != one:
+        chosen = moved_to(devices_of(part), chosen)
+    moved: Any = np.array(first_devices(chosen, devices_of(part)))
     stand_in = Mesh(
         moved.reshape(first.devices.shape), first.axis_names, axis_types=first.axis_types
     )
-    return lower_pipeline(built, step, on=lambda _: stand_in)
+    return lower_pipeline(built, step, on=lambda _: stand_in), part
+
+
+def some_granules(one: Elsewhere, count: int) -> Elsewhere:
+    """The first slices of several TPU slices; GPUs as they are, whose nodes are compiled for alike.
+
+    >>> slices = Elsewhere(platform="tpu", device_kind="TPU v5e", num_devices=64, num_granules=4,
+    ...                    num_hosts=16, topology="v5e:4x4")
+    >>> (some_granules(slices, 2).num_devices, some_granules(slices, 2).num_hosts)
+    (32, 8)
+    """
+    if one.platform != "tpu" or count == one.num_granules:
+        return one
+    return replace(
+        one,
+        num_granules=count,
+        num_devices=one.num_devices * count // one.num_granules,
+        num_hosts=one.num_hosts * count // one.num_granules,
+    )
+
+
+def moved_to(devices: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
+    """Of the devices of fewer slices those at the places of the chosen ones, slice by slice."""
+    granules = sorted({_granule(device) for device in chosen})
+    places = {_place(device, device.coords): device for device in devices}
+    return [
+        places[granules.index(_granule(device)), *_place(device, device.coords)[1:]]
+        for device in chosen
+    ]
 
 
 def first_devices(chosen: Sequence[Any], devices: Sequence[Any]) -> list[Any]:

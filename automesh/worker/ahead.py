@@ -48,7 +48,8 @@ def compile_ahead(
         built = build_plan(job, job.plan, script, devices)
         stages.enter("lower")
         step = pipeline_of(built)
-        program = lower(built) if step is None else lower_for_absent(built, step, devices)
+        # A stage is compiled for as many slices as it spans.
+        program, part = (lower(built), one) if step is None else lower_for_absent(built, step, one)
         fingerprint = program.fingerprint(job.plan.compiler_options)
         begun = time.perf_counter()
         reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
@@ -57,7 +58,7 @@ def compile_ahead(
             return Lowered(fingerprint=fingerprint)
         stages.enter("compile")
         order = Order(
-            one=one,
+            one=part,
             options=job.plan.compiler_options,
             effort=job.effort,
             store=_store(job.store_dir),
