@@ -140,7 +140,11 @@ def described(group: Group, rows: Sequence[Predicted]) -> list[str]:
             ]
             if overtaken:
                 lines.append(f"    predicted before {', '.join(dict.fromkeys(overtaken))}")
-    lines += [f"  {row.config.plan!s:<44}{row.failure}" for row in rows if not row.predicted_s]
+    lines += [
+        f"  {row.config.plan!s:<44}{format_seconds(row.config.measured_s):>22}   {row.failure}"
+        for row in rows
+        if not row.predicted_s
+    ]
     return lines + [f"  {one} left out: {reason}" for one, reason in group.left_out]
 
 

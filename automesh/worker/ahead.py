@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from automesh.cost.pipelined_outcome import busiest_counts, worst_memory
@@ -12,7 +13,7 @@ from automesh.hlo.store import ModuleStore, store_in
 from automesh.program import cache
 from automesh.program.ahead import Order, obtain
 from automesh.program.elsewhere import devices_of
-from automesh.program.lowering import lower
+from automesh.program.lowering import Program, lower
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.program.pipelined import PipelineProgram
 from automesh.program.pipelined_ahead import lower_for_absent, obtain_pipeline
@@ -67,18 +68,22 @@ def compile_ahead(
             dcn=tuple(axis.dcn for axis in job.plan.axes),
             began_s=begin + waited,
         )
-        if isinstance(program, PipelineProgram):
-            pipeline = obtain_pipeline(program, order)
-            return CompileAnswer(
-                fingerprint=fingerprint,
-                memory=worst_memory(pipeline),
-                counts=busiest_counts(pipeline),
-                compile_s=time.perf_counter() - order.began_s,
-                effort=order.at_known_effort().effort,
-                asked=tuple(dict.fromkeys((*script.asked, *answers.asked))),
-                pipeline=pipeline,
-            )
-        found = obtain(program, order, fingerprint=fingerprint)
+        answer = _obtained(program, order, fingerprint)
+    return replace(answer, asked=tuple(dict.fromkeys((*script.asked, *answers.asked))))
+
+
+def _obtained(program: Program | PipelineProgram, order: Order, fingerprint: str) -> CompileAnswer:
+    if isinstance(program, PipelineProgram):
+        pipeline = obtain_pipeline(program, order)
+        return CompileAnswer(
+            fingerprint=fingerprint,
+            memory=worst_memory(pipeline),
+            counts=busiest_counts(pipeline),
+            compile_s=time.perf_counter() - order.began_s,
+            effort=order.at_known_effort().effort,
+            pipeline=pipeline,
+        )
+    found = obtain(program, order, fingerprint=fingerprint)
     return CompileAnswer(
         fingerprint=fingerprint,
         memory=found.memory,
@@ -86,7 +91,6 @@ def compile_ahead(
         compile_s=found.compile_s,
         effort=found.effort,
         stored=found.key,
-        asked=tuple(dict.fromkeys((*script.asked, *answers.asked))),
     )
 
 
