@@ -16,6 +16,7 @@ from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, TimedOut
 from automesh.program.nouns import Propagation
+from automesh.results.progress import Silent
 from automesh.space.enumerate import factorizations
 from automesh.worker.messages import PropagateJob
 from tests.estimate_fakes import AXES, GUARD, FakePool, plan, propagation, rung
@@ -38,6 +39,20 @@ def test_one_propagation_per_set_of_active_axes() -> None:
     actives = [tuple(axis for axis, _ in job.sizes) for job in pool.propagated]
     assert len(actives) == len(set(actives)) == found.propagations == 7
     assert found.origin == "the test"
+
+
+def test_where_nothing_is_to_be_propagated_no_progress_is_shown() -> None:
+    class Seen(Silent):
+        phases = 0
+
+        def phase(self, *_: object, **__: object) -> None:
+            self.phases += 1
+
+    seen = Seen()
+    propagator = rung(all_plans(2), FakePool()).propagator
+    propagator.progress = seen
+    assert propagator.answer([]) == {}
+    assert seen.phases == 0
 
 
 def test_compiler_options_need_no_propagation_of_their_own() -> None:

@@ -168,7 +168,8 @@ class Propagator:
         self._done += len(answers)
         self._run(Lanes(left), answers, note)
         self._done += len(needs) - len(answers)
-        self._show(note)
+        if needs:
+            self._show(note)
         return answers | {need: NO_TIME for need in needs if need not in answers}
 
     def keep(self, need: Need, found: Propagation) -> None:
