@@ -29,6 +29,20 @@ def test_golden(name: str) -> None:
     assert "…" not in text
 
 
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("width", [70, 80, 90])
+def test_lines_of_code_are_named_in_one_piece(name: str, width: int) -> None:
+    explanation = SAMPLES[name]()
+    rows = [
+        replace(row, source="transformer.py:162", operand="bf16[768,2048]", count=7240.0)
+        for row in explanation.one.cost.collectives
+    ]
+    cost = replace(explanation.one.cost, collectives=tuple(rows))
+    longer = replace(explanation, one=replace(explanation.one, cost=cost))
+    text = render(longer, width=width, colour=False)
+    assert not re.search(r"transformer(?!\.py:162)", text)
+
+
 def test_golden_folder_has_no_other_files() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(CASES)
 

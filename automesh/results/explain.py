@@ -206,7 +206,7 @@ def _flop(number: float) -> str:
 def _collective_columns(rows: Sequence[CollectiveCost]) -> list[Column]:
     return [
         _words("collective", "collective", [_name(row) for row in rows], most=18),
-        _words("where", "where", [_where(row) for row in rows], most=16),
+        _places(rows),
         _figures("array", "array", [clean(row.operand, 30) for row in rows], justify="left"),
         _figures("runs", "runs", [format_count(row.count) for row in rows]),
         _figures("each", "bytes", [format_bytes(row.payload_bytes) for row in rows]),
@@ -217,6 +217,13 @@ def _collective_columns(rows: Sequence[CollectiveCost]) -> list[Column]:
 def _name(row: CollectiveCost) -> str:
     crosses = " (DCN)" if row.granules > 1 else ""
     return f"{row.kind} {','.join(row.axes)}{crosses}"
+
+
+def _places(rows: Sequence[CollectiveCost]) -> Column:
+    """Where they are, `step.py:123` in one piece unless that is very long."""
+    cells = [_where(row) for row in rows]
+    longest = max((len(word) for cell in cells for word in cell.split()), default=0)
+    return _words("where", "where", cells, most=min(max(longest, 16), 26))
 
 
 def _where(row: CollectiveCost) -> str:
@@ -280,7 +287,7 @@ def _change_columns(changes: Sequence[CollectiveChange]) -> list[Column]:
     shown = [change.shown for change in changes]
     return [
         _words("collective", "collective", [_name(row) for row in shown], most=18),
-        _words("where", "where", [_where(row) for row in shown], most=16),
+        _places(shown),
         _figures("a", "A *", [_time(change.first_s) for change in changes]),
         _figures("b", "B *", [_time(change.second_s) for change in changes]),
         _figures("change", "in B", [change.change for change in changes], justify="left"),
