@@ -228,7 +228,12 @@ def _told(group: Group, rows: Sequence[Predicted], evidence: str) -> dict[str, A
     if len(timed) < 2:
         print("  fewer than two layouts have a prediction")
         return {"configs": len(timed)}
-    found = figures([row.config.measured_s for row in timed], [row.predicted_s for row in timed])
+    refused = [row.config.measured_s for row in rows if not row.predicted_s]
+    found = figures(
+        [row.config.measured_s for row in timed],
+        [row.predicted_s for row in timed],
+        refused_s=refused,
+    )
     print(f"  {verdict(group, found, timed)}")
     return {
         "configs": found.configs,
@@ -236,7 +241,8 @@ def _told(group: Group, rows: Sequence[Predicted], evidence: str) -> dict[str, A
         "top1_regret": round(found.top1_regret, 4),
         "top1_regret_worst": round(found.top1_regret_worst, 4),
         "median_time_error": round(found.median_time_error, 4),
-        "left_out": len(group.left_out) + len(rows) - len(timed),
+        "refused": len(refused),
+        "left_out": len(group.left_out),
         "evidence": evidence,
     }
 

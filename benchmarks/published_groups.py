@@ -211,9 +211,8 @@ def _group_of(name: str, records: Sequence[Record]) -> Group:
         raise Unlike("its batch or its sequence length is not on record")
     is_wide = first.precision == "fp32"
     precision = "precision: f32 there and here; how its products round there is not on record"
-    optimizers = {str(one.extra.get("optimizer") or "adamw") for one in records}
+    optimizers = {str(one.extra.get("optimizer") or "") for one in records}
     optimizer = "sgd" if optimizers == {"sgd"} else "adamw"
-    others = ", ".join(sorted(optimizers - {optimizer}))
     return Group(
         name=name,
         model=model,
@@ -228,10 +227,20 @@ def _group_of(name: str, records: Sequence[Record]) -> Group:
             *model.remarks,
             *([_ATTENTION] if first.framework.lower().startswith("maxtext") else []),
             *([precision] if is_wide else []),
-            *([f"the optimizer of some is {others} there, {optimizer} here"] if others else []),
+            *_optimizer_remarks(optimizers, optimizer),
             *(["remat is not on record, and full here"] if not first.remat else []),
         ),
     )
+
+
+def _optimizer_remarks(theirs: set[str], ours: str) -> Iterable[str]:
+    others = ", ".join(sorted(theirs - {"", ours}))
+    if others:
+        which = "the optimizer of some" if len(theirs) > 1 else "the optimizer"
+        yield f"{which} is {others} there, {ours} here"
+    if "" in theirs:
+        which = "an optimizer" if len(theirs) > 1 else "the optimizer"
+        yield f"{which} is not on record, and {ours} here"
 
 
 def target_of(record: Record) -> tuple[str, Absent]:
@@ -318,8 +327,13 @@ def _causes_of(kernel: str, microbatches: int) -> Iterable[str]:
         yield f"kernels: `{kernel}` there, plain XLA here"
 
 
-def figures(measured_s: Sequence[float], predicted_s: Sequence[float]) -> Figures:
+def figures(
+    measured_s: Sequence[float], predicted_s: Sequence[float], *, refused_s: Sequence[float] = ()
+) -> Figures:
     """Holds predictions against measurements of the same plans, in the same order.
+
+    Args:
+      refused_s: what other plans took that are predicted not to run: nobody would choose them.
 
     >>> figures([1.0, 2.0, 4.0], [1.0, 1.0, 2.0]).top1_regret_worst
     1.0
@@ -333,7 +347,7 @@ def figures(measured_s: Sequence[float], predicted_s: Sequence[float]) -> Figure
         for measured, predicted in zip(measured_s, predicted_s, strict=True)
         if predicted <= best * (1 + 1e-9)
     ]
-    fastest = min(measured_s)
+    fastest = min([*measured_s, *refused_s])
     errors = sorted(
         abs(predicted / measured - 1.0)
         for measured, predicted in zip(measured_s, predicted_s, strict=True)

@@ -191,6 +191,8 @@ class Bench:
     def _header(self) -> dict[str, Any]:
         return {
             "source": self.preparation.inspection.source_hash,
+            "argv": list(self.case.argv),
+            "space": self.case.space,
             "versions": [list(one) for one in self.preparation.provenance],
         }
 

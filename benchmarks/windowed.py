@@ -9,7 +9,7 @@ the neighbours in both directions of a ring, so the replay books each on the lin
 coordinates of its two devices, in its direction. Prints the best plan without and with the option,
 what the estimate says of both, and the reason in the words of `automesh explain`.
 
-Compiled programs are shared with `benchmarks.tpu_rank`. The last line on stdout is JSON: per shape
+The last line on stdout is JSON: per shape
 `changes_best, gain, best, best_at_default, largest_change`, where `gain` is how much shorter the
 best step becomes and `largest_change` the largest effect on one mesh; progress goes to stderr.
 """
@@ -162,7 +162,7 @@ def main(
         int, typer.Option(min=0, help="Compile only the so many best by estimate; 0: all.")
     ] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Compiles side by side.")] = 2,
-    folder: Annotated[Path, typer.Option(help="For records.")] = Path("results/tpu_rank"),
+    folder: Annotated[Path, typer.Option(help="For records.")] = Path("results/windowed"),
     replay: Annotated[bool, typer.Option("--replay", help="Compile nothing more.")] = False,
 ) -> None:
     """Compiles, replays, and prints what the option does to the best plan."""

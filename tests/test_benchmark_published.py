@@ -223,3 +223,28 @@ def test_meshes_of_layouts_are_read_back() -> None:
                 one.plan.mesh, names, num_devices=one.plan.num_devices, num_granules=granules
             )
             assert read == one.plan.axes
+
+
+def test_a_layout_that_ran_and_is_said_not_to_fit_counts_as_the_fastest() -> None:
+    assert figures([2.0, 4.0], [1.0, 2.0]).top1_regret == 0.0
+    assert figures([2.0, 4.0], [1.0, 2.0], refused_s=[1.0]).top1_regret == 1.0
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        (["adamw", "adamw"], "adamw", []),
+        (["sgd", "sgd"], "sgd", []),
+        (["sgd", "adamw"], "adamw", ["the optimizer of some is sgd there, adamw here"]),
+        (["lion", "lion"], "adamw", ["the optimizer is lion there, adamw here"]),
+        (["", ""], "adamw", ["the optimizer is not on record, and adamw here"]),
+    ],
+)
+def test_other_optimizers_are_told(theirs: list[str], ours: str, said: list[str]) -> None:
+    records = [
+        record(id=f"x/{number}", extra={"topology": "2x2x1", "optimizer": name})
+        for number, name in enumerate(theirs)
+    ]
+    ((group,), _) = groups_of(records)
+    assert group.optimizer == ours
+    assert [remark for remark in group.remarks if "optimizer" in remark] == said

@@ -86,7 +86,7 @@ def test_large_presets_are_lowered_without_allocating(name, size, billions):
     assert len(jax.live_arrays()) == before
 
 
-@pytest.mark.parametrize("name", PIPELINED)
+@pytest.mark.parametrize("name", NAMES)
 def test_weights_that_the_compiler_gathers_give_the_same_losses(name):
     losses: list[float] = []
     constraints: list[int] = []

@@ -43,6 +43,24 @@ def test_lines_of_code_are_named_in_one_piece(name: str, width: int) -> None:
     assert not re.search(r"transformer(?!\.py:162)", text)
 
 
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("width", [48, 60, 64])
+def test_where_there_is_little_room_names_are_folded_and_figures_are_not(
+    name: str, width: int
+) -> None:
+    explanation = SAMPLES[name]()
+    rows = [
+        replace(row, source="multihead_latent_attention.py:162", ici_s=0.0407)
+        for row in explanation.one.cost.collectives
+    ]
+    cost = replace(explanation.one.cost, collectives=tuple(rows))
+    text = render(
+        replace(explanation, one=replace(explanation.one, cost=cost)), width=width, colour=False
+    )
+    assert not re.search(r"\b40\.[78](?! ms)", text)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+
+
 def test_golden_folder_has_no_other_files() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(CASES)
 

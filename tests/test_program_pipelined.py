@@ -14,14 +14,21 @@ from jax.sharding import Mesh
 
 from automesh.cost.pipelined_outcome import busiest_counts, schedule_of, worst_memory
 from automesh.errors import UsageError
+from automesh.hardware.absent import Elsewhere
 from automesh.mesh.axes import MeshAxis, Scalar
 from automesh.outcomes import CompiledPipeline
 from automesh.pipeline import simulate
+from automesh.program.ahead import Order
 from automesh.program.building import Built, build_on
 from automesh.program.load import load_entry
 from automesh.program.nouns import Entry
 from automesh.program.pipelined import PipelineProgram, device_bytes, lower_pipeline
-from automesh.program.pipelined_ahead import first_devices, moved_to
+from automesh.program.pipelined_ahead import (
+    fingerprint_of_part,
+    first_devices,
+    first_granules,
+    moved_to,
+)
 from automesh.program.pipelined_here import compile_here, count_here, prepare_pipeline
 from automesh.program.pipelines import lower_any, pipeline_of
 from automesh.program.visiting import visit
@@ -196,15 +203,16 @@ class _Chip:
     """A device of a torus of 4x4 in tiles of 2x2, as libtpu numbers them."""
 
     platform = "tpu"
-    core_on_chip = 0
 
-    def __init__(self, x: int, y: int, granule: int = 0) -> None:
+    def __init__(self, x: int, y: int, granule: int = 0, core: int = 0) -> None:
+        self.core_on_chip = core
         self.coords = (x, y, 0)
         self.slice_index = granule
         self.id = 16 * granule + 8 * (y // 2) + 4 * (x // 2) + 2 * (y % 2) + x % 2
 
     def __repr__(self) -> str:
-        return f"{self.slice_index}:{self.coords[0]},{self.coords[1]}"
+        core = f",{self.core_on_chip}" if self.core_on_chip else ""
+        return f"{self.slice_index}:{self.coords[0]},{self.coords[1]}{core}"
 
 
 def test_a_part_of_a_torus_is_turned_to_cover_the_first_devices() -> None:
@@ -224,3 +232,50 @@ def test_a_stage_on_later_slices_moves_to_as_many_slices_of_their_own() -> None:
     two = [one for one in four if one.slice_index < 2]
     chosen = [one for one in four if one.slice_index in (1, 3)][::-1]
     assert [f"{one}" for one in moved_to(two, chosen)] == [f"{one}" for one in two[::-1]]
+
+
+def test_cores_of_a_chip_stay_apart() -> None:
+    four = [_Chip(0, 0, granule, core) for granule in range(4) for core in (0, 1)]
+    chosen = [one for one in four if one.slice_index == 2][::-1]
+    assert [f"{one}" for one in moved_to(four[:2], chosen)] == ["0:0,0,1", "0:0,0"]
+
+
+def test_nodes_of_gpus_are_compiled_for_as_they_are() -> None:
+    nodes = Elsewhere(
+        platform="gpu",
+        device_kind="H100",
+        num_devices=32,
+        num_granules=4,
+        num_hosts=4,
+        topology="1x4x8",
+    )
+    assert first_granules(nodes, 2) == nodes
+
+
+def test_programs_for_the_same_devices_in_another_order_are_not_the_same() -> None:
+    order = Order(
+        one=Elsewhere(
+            platform="gpu",
+            device_kind="H100",
+            num_devices=4,
+            num_granules=1,
+            num_hosts=1,
+            topology="1x1x4",
+        ),
+        options=(),
+        effort="default",
+        store=None,
+        plan="",
+        axes=(("a", 2), ("b", 2)),
+        dcn=(1, 1),
+        began_s=0.0,
+    )
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    keys: list[str] = []
+    for arranged in (devices, devices.T, devices.copy()):
+        mesh = Mesh(arranged, ("a", "b"))
+        split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a", "b"))
+        like = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=split)
+        low = jax.jit(lambda x: x.sum(axis=0)).lower(like)
+        keys.append(fingerprint_of_part(low, order, [device.id for device in mesh.devices.flat]))
+    assert keys[0] == keys[2] != keys[1]

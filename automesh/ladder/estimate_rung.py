@@ -85,7 +85,8 @@ class EstimateRung:
             return Estimates(
                 missing=self._missing,
                 origin=self.origin,
-                notices=(_missing_notice(self._missing),),
+                notices=(*self._notes, _missing_notice(self._missing)),
+                propagations=len(self._terms),
                 layouts=layouts,
             )
         return self._priced(groups, layouts)

@@ -1,8 +1,8 @@
 """Pipelines for devices that are not here: their stages become scheduled programs (jax).
 
 All ranks lie on submeshes of one shape, so each stage is compiled for the first of them: libtpu
-compiles for the first devices of a topology alone, and collectives between slices for all of them
-alone (on two slices of four 0.0.42 gives up, or dies). Stages that are the same program are
+compiles for the first devices of a topology alone, and collectives between slices only for all of
+its slices together (for two of four, 0.0.42 gives up or dies). Stages that are the same program are
 compiled once.
 """
 
@@ -55,7 +55,7 @@ def lower_for_absent(
         raise Refused(Failed(stage="build", reason=reason))
     first = submeshes[0]
     chosen: list[Any] = list(first.devices.flat)
-    part = some_granules(one, len({_granule(device) for device in chosen}))
+    part = first_granules(one, len({_granule(device) for device in chosen}))
     if part != one:
         chosen = moved_to(devices_of(part), chosen)
     moved: Any = np.array(first_devices(chosen, devices_of(part)))
@@ -65,12 +65,12 @@ def lower_for_absent(
     return lower_pipeline(built, step, on=lambda _: stand_in), part
 
 
-def some_granules(one: Elsewhere, count: int) -> Elsewhere:
+def first_granules(one: Elsewhere, count: int) -> Elsewhere:
     """The first slices of several TPU slices; GPUs as they are, whose nodes are compiled for alike.
 
     >>> slices = Elsewhere(platform="tpu", device_kind="TPU v5e", num_devices=64, num_granules=4,
     ...                    num_hosts=16, topology="v5e:4x4")
-    >>> (some_granules(slices, 2).num_devices, some_granules(slices, 2).num_hosts)
+    >>> (first_granules(slices, 2).num_devices, first_granules(slices, 2).num_hosts)
     (32, 8)
     """
     if one.platform != "tpu" or count == one.num_granules:
@@ -142,29 +142,43 @@ def _first_of_granules(devices: Sequence[Any], chosen: Sequence[Any]) -> set[int
 _SHARDED = "F"
 
 
+def fingerprint_of_part(
+    lowered: jax.stages.Lowered, order: Order, device_ids: Sequence[int]
+) -> str:
+    """Of one of several programs that make up a step.
+
+    Args:
+      device_ids: of its submesh, in its order: meshes of equal sizes may lie on the same devices
+        in different ways.
+    """
+    program: Any = lowered
+    return fingerprint(
+        lowered,
+        device_ids=device_ids,
+        # Of programs that are the same, the arguments may be grouped in other ways.
+        compiler_options=(*order.options, ("trees", f"{program.in_tree}")),
+        platform=order.one.platform,
+    )
+
+
 @dataclass(slots=True)
 class _Compiler:
     """Compiles the programs of one plan; what is the same program is compiled once.
 
     Attributes:
       order: with the axes of a submesh.
+      device_ids: of that submesh, in its order.
       modules: by stage and action.
     """
 
     order: Order
+    device_ids: tuple[int, ...]
     modules: dict[tuple[int, str], Module] = field(default_factory=dict[tuple[int, str], Module])
     _known: dict[str, tuple[Any, Module]] = field(default_factory=dict[str, tuple[Any, Module]])
 
     def compile_one(self, lowered: jax.stages.Lowered, stage: int | None, action: str) -> Any:
         """The executable of a program; see `CompileOne`."""
-        program: Any = lowered
-        key = fingerprint(
-            lowered,
-            device_ids=(),
-            # Of programs that are the same, the arguments may be grouped in other ways.
-            compiler_options=(*self.order.options, ("trees", f"{program.in_tree}")),
-            platform=self.order.one.platform,
-        )
+        key = fingerprint_of_part(lowered, self.order, self.device_ids)
         if key not in self._known:
             self._known[key] = self._found(lowered, key, action) or self._made(lowered, key)
         compiled, module = self._known[key]
@@ -208,7 +222,11 @@ def obtain_pipeline(program: PipelineProgram, order: Order) -> CompiledPipeline:
         axes=tuple((name, 1 if no else size) for (name, size), no in zip(order.axes, cut)),
         dcn=tuple(1 if no else size for size, no in zip(order.dcn, cut)),
     )
-    compiler = _Compiler(order=submesh)
+    # Every stage is lowered for the same stand-in.
+    (stand_in,) = set(program.lowered.meshes)
+    compiler = _Compiler(
+        order=submesh, device_ids=tuple(device.id for device in stand_in.devices.flat)
+    )
     trained = program.compile(compiler.compile_one, only_programs=True)
     programs = {
         (stage, action): StageProgram(

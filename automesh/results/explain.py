@@ -24,6 +24,7 @@ from automesh.results.words import clean, count, half_interval
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
 _MOST = 10
+_FOLDED = 12  # characters of words beside each other, where there is little room
 _LEAST = 5e-4  # smaller parts of a step are left out of the tables: they would print as 0.0 %
 _ALONE = "estimated, each as if nothing ran beside it"
 _CAUSES = {"memory": "device memory"}
@@ -220,10 +221,10 @@ def _name(row: CollectiveCost) -> str:
 
 
 def _places(rows: Sequence[CollectiveCost]) -> Column:
-    """Where they are, `step.py:123` in one piece unless that is very long."""
+    """Where they are, `step.py:123` in one piece unless there is no room; see `_fit`."""
     cells = [_where(row) for row in rows]
     longest = max((len(word) for cell in cells for word in cell.split()), default=0)
-    return _words("where", "where", cells, most=min(max(longest, 16), 26))
+    return _words("where", "where", cells, most=max(longest, 16))
 
 
 def _where(row: CollectiveCost) -> str:
@@ -347,9 +348,10 @@ def _figures(name: str, header: str, cells: Sequence[str], *, justify: str = "ri
 
 
 def _fit(columns: list[Column], width: int, dropped: Sequence[str]) -> list[Column]:
-    """Leaves out the named columns, in this order, until the rest fits."""
+    """Leaves out the named columns, in this order, until the rest fits; if it never does, words
+    are folded."""
     for drop in ("", *dropped):
         columns = [column for column in columns if column.name != drop]
         if sum((column.floor or column.width) + GAP for column in columns) - GAP <= width:
             return columns
-    return columns
+    return [replace(column, floor=min(column.floor, _FOLDED)) for column in columns]

@@ -1,1 +1,1 @@
-"""What the three example scripts share: the text, a decoder, AdamW and the training loop."""
+"""What the three example scripts share: the text, a decoder, optimizers and the training loop."""
