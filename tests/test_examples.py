@@ -86,18 +86,28 @@ def test_large_presets_are_lowered_without_allocating(name, size, billions):
     assert len(jax.live_arrays()) == before
 
 
+def gathered_by(who: str, name: str):
+    with arguments(name, "--gather", who):
+        return module(name).build(device_mesh({"fsdp": 4, "tp": 2}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_step_leaves_gathers_to_the_compiler_if_it_is_told_to(name):
+    programs = [gathered_by(who, name) for who in ("step", "compiler")]
+    texts = [one.step.lower(*one.args).as_text() for one in programs]
+    ours, theirs = (text.count("sharding_constraint") for text in texts)
+    assert theirs < ours
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_that_the_compiler_gathers_give_the_same_losses(name):
     losses: list[float] = []
-    constraints: list[int] = []
     for who in ("step", "compiler"):
-        with arguments(name, "--gather", who):
-            workload = module(name).build(device_mesh({"fsdp": 4, "tp": 2}))
-        constraints.append(workload.step.lower(*workload.args).as_text().count("sharding_const"))
+        workload = gathered_by(who, name)
         state, batch = workload.init(None)
         losses.append(float(workload.step(state, batch)[1]["loss"]))
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert constraints[1] < constraints[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -175,6 +185,7 @@ def test_where_the_mesh_has_a_pipeline_the_layers_are_dealt_to_its_stages(name):
     assert workload.facts["num_layers"] == 4
 
 
+@pytest.mark.long
 def test_sgd_keeps_no_moments_and_trains_alike_in_a_pipeline():
     sgd = ("--layers", "2", "--optimizer", "sgd")
     with arguments("dense_lm", *sgd):
