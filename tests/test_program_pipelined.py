@@ -240,28 +240,24 @@ def test_cores_of_a_chip_stay_apart() -> None:
     assert [f"{one}" for one in moved_to(four[:2], chosen)] == ["0:0,0,1", "0:0,0"]
 
 
-def test_nodes_of_gpus_are_compiled_for_as_they_are() -> None:
-    nodes = Elsewhere(
+def nodes_of_gpus(count: int) -> Elsewhere:
+    return Elsewhere(
         platform="gpu",
         device_kind="H100",
-        num_devices=32,
-        num_granules=4,
-        num_hosts=4,
-        topology="1x4x8",
+        num_devices=8 * count,
+        num_granules=count,
+        num_hosts=count,
+        topology=f"1x{count}x8",
     )
-    assert first_granules(nodes, 2) == nodes
+
+
+def test_nodes_of_gpus_are_compiled_for_as_they_are() -> None:
+    assert first_granules(nodes_of_gpus(4), 2) == nodes_of_gpus(4)
 
 
 def test_programs_for_the_same_devices_in_another_order_are_not_the_same() -> None:
     order = Order(
-        one=Elsewhere(
-            platform="gpu",
-            device_kind="H100",
-            num_devices=4,
-            num_granules=1,
-            num_hosts=1,
-            topology="1x1x4",
-        ),
+        one=nodes_of_gpus(1),
         options=(),
         effort="default",
         store=None,

@@ -93,24 +93,40 @@ def test_an_example_is_trained_on_the_pipeline_of_a_rule(tmp_path: Path) -> None
     assert found == pytest.approx(losses("--devices", "1"), abs=1e-3)
 
 
+TWO_RANKS = """\
+[axes]
+pp = { min = 2, max = 2, dcn = true }
+dp = { dcn = true }
+[constraints]
+"dp*microbatches" = { divides = "batch" }
+[knobs]
+microbatches = [2]
+schedule = ["1f1b"]
+"""
+
+
+def search_for_slices(target: str, space: str, folder: Path) -> api.Result:
+    (folder / "space.toml").write_text(space)
+    return api.search(
+        SCRIPT,
+        target=target,
+        space=folder / "space.toml",
+        budget="5m",
+        timeout="10m",
+        top=1,
+        rules=folder / "mesh_rules.toml",
+        results=folder / "results",
+    )
+
+
 @pytest.mark.tpu
 @pytest.mark.long
 def test_a_search_for_slices_ends_with_a_compiled_rule_and_the_memory_of_each_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTOMESH_CACHE", str(tmp_path / "cache"))
-    space = tmp_path / "space.toml"
-    space.write_text(SPACE.replace("[2, 4]", "[4]").replace(', "zb_h1"', ""))
-    result = api.search(
-        SCRIPT,
-        target="v5e:2x2*2",
-        space=space,
-        budget="5m",
-        timeout="10m",
-        top=1,
-        rules=tmp_path / "mesh_rules.toml",
-        results=tmp_path / "results",
-    )
+    space = SPACE.replace("[2, 4]", "[4]").replace(', "zb_h1"', "")
+    result = search_for_slices("v5e:2x2*2", space, tmp_path)
     best = result.found.candidates[0]
     assert isinstance(best.outcome, Compiled) and best.outcome.replay is not None
     assert str(best.plan).startswith("dcn.pp:2")
@@ -131,22 +147,7 @@ def test_stages_may_span_some_of_the_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTOMESH_CACHE", str(tmp_path / "cache"))
-    space = tmp_path / "space.toml"
-    space.write_text(
-        "[axes]\npp = { min = 2, max = 2, dcn = true }\ndp = { dcn = true }\n"
-        '[constraints]\n"dp*microbatches" = { divides = "batch" }\n'
-        '[knobs]\nmicrobatches = [2]\nschedule = ["1f1b"]\n'
-    )
-    result = api.search(
-        SCRIPT,
-        target="v5e:1x1*4",
-        space=space,
-        budget="5m",
-        timeout="10m",
-        top=1,
-        rules=tmp_path / "mesh_rules.toml",
-        results=tmp_path / "results",
-    )
+    result = search_for_slices("v5e:1x1*4", TWO_RANKS, tmp_path)
     best = result.found.candidates[0]
     assert str(best.plan).startswith("dcn.pp:2,dcn.dp:2")
     assert isinstance(best.outcome, Compiled) and best.outcome.replay is not None
