@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from automesh.errors import NoFeasibleMesh
 from automesh.hardware import Absent, Target
 from automesh.hardware.calibrated import find_speeds
 from automesh.hardware.elsewhere import elsewhere_of
@@ -98,6 +99,9 @@ class AheadSearch:
       absent: the devices.
       workers: compiles side by side.
       started_s: when the budget began, on `clock`.
+
+    Raises:
+      NoFeasibleMesh: jax can lay out none of the meshes.
     """
 
     request: SearchRequest
@@ -127,6 +131,12 @@ class AheadSearch:
             for plan in self.preparation.plans
             if tuple(axis.ici for axis in plan.axes) not in refused
         )
+        if not self._plans:
+            which, (reason, *_) = count(len(self.preparation.plans), "legal plan"), refused.values()
+            raise NoFeasibleMesh(
+                f"{which}, and no mesh on {self.preparation.selector}: {reason}",
+                hint="let the space have other sizes, or name another target",
+            )
         self._store = default_store(os.environ)
         aim = self.preparation.aim
         self._player = Player(
