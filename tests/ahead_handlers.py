@@ -22,7 +22,7 @@ from automesh.worker.messages import CompileJob, DevicesJob, Job
 Emit = Callable[[dict[str, Any]], dict[str, Any]]
 GIB = 2**30
 LIMIT_BYTES = 63 * GIB // 4  # of a v5e
-PEAKS = {1: 20 * GIB, 2: 12 * GIB, 4: 8 * GIB, 8: 6 * GIB}  # by the size of tp
+PEAKS = {1: 20 * GIB, 2: 12 * GIB, 4: 8 * GIB, 8: 6 * GIB, 448: GIB}  # by the size of tp
 LOW = 0.9  # of the memory at default effort
 JOURNAL, SECONDS = "AUTOMESH_TEST_JOURNAL", "AUTOMESH_TEST_COMPILE_S"
 

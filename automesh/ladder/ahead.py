@@ -345,7 +345,9 @@ class AheadSearch:
     def _extent(self) -> str:
         left = left_of(self._plans, self._screened, self._compiled)
         if not left:
-            return "every legal plan was compiled, and nothing was run"
+            all_legal = len(self._plans) == len(self.preparation.plans)
+            which = "every legal plan" if all_legal else "every legal plan that jax can lay out"
+            return f"{which} was compiled, and nothing was run"
         if self._was_late:
             late = f"{spent(self.request.budget_s)} before all promising plans were compiled"
             return f"{late}, and nothing was run"
