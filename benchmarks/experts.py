@@ -1,16 +1,18 @@
 """Do the meshes that experts published stand among the best that automesh finds, and if not, why?
 
-    python -m benchmarks.experts [presets.json] [--limit 25] [--preset p239 ...] [--estimates-only]
+    python -m benchmarks.experts [presets.json] [--platform gpu] [--limit 25] [--preset p239 ...]
 
 For every public preset that the shipped examples can represent: all plans of the example's search
 space are estimated for the preset's devices, at the preset's batch, sequence length, remat and
 gradient accumulation; the expert's mesh and the leaders are compiled at default effort (needs the
 `tpu` extra, or `gpu`; no devices) and their schedules replayed. A mesh stands where its replay puts
 it among the replays of the others and the estimates, as corrected by the replays, of the rest.
+Where the expert's mesh does not fit, the rows are accumulated in more microbatches, on both sides.
 
-Half a minute to a few minutes per compile: presets of few devices come first, and what is done is
-kept in `results/experts` (outcomes, compiled programs, and the rows of this table as long as the
-code is the same). Nothing here is measured: both sides are predictions by the same model.
+Half a minute to a few minutes per compile for TPUs, seconds for GPUs: presets of few devices come
+first, and what is done is kept in `results/experts` (outcomes, compiled programs, and the rows of
+this table as long as the code is the same). Nothing here is measured: both sides are predictions by
+the same model.
 The last line on stdout is JSON; progress goes to stderr.
 """
 
@@ -23,13 +25,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from automesh.errors import AutomeshError
 from automesh.jsonio import from_json, to_json
 from automesh.units import format_seconds
+from benchmarks.experts_fitting import fitted
 from benchmarks.experts_presets import Expert, Skipped, read_presets, sort_out
 from benchmarks.experts_study import TIE, Row, Side, studied
 from benchmarks.tpu_rank_compiles import ROOT, say
@@ -64,8 +67,12 @@ class Kept:
 def digest_of(expert: Expert, *settings: object) -> str:
     """Of everything that a row depends on: the preset, the settings, and the code."""
     digest = hashlib.sha256(repr((expert, expert.space, settings)).encode())
-    for folder in ("automesh", "examples"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
+    for folder, names in (
+        ("automesh", "*.py"),
+        ("examples", "*.py"),
+        ("benchmarks", "experts_*.py"),
+    ):
+        for path in sorted((ROOT / folder).rglob(names)):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -80,6 +87,8 @@ def described(expert: Expert, row: Row) -> list[str]:
         f"  expert {_side(row.expert)}",
         f"  ours   {_side(row.ours)}",
     ]
+    if row.accumulated:
+        lines.append(f"  {row.accumulated}")
     if row.excluded:
         lines.append(f"  our space excludes the expert's mesh: {'; '.join(row.excluded)}")
     if row.ratio:
@@ -111,7 +120,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "with_ratio": len(ratios),
         "ties": sum(abs(ratio - 1.0) <= TIE for ratio in ratios),
         "expert_faster": sum(ratio < 1.0 - TIE for ratio in ratios),
-        "expert_does_not_fit": sum(row.expert.verdict.startswith("does not fit") for row in rows),
+        "expert_does_not_fit": sum(not row.expert.fits for row in rows),
+        "accumulated": sum(bool(row.accumulated) and row.expert.fits for row in rows),
         "excluded_by_space": sum(bool(row.excluded) for row in rows),
     }
 
@@ -158,6 +168,9 @@ def main(
     preset: Annotated[
         list[str] | None, typer.Option(help="Only the one of this id; may be repeated.")
     ] = None,
+    platform: Annotated[
+        Literal["tpu", "gpu"] | None, typer.Option(help="Only presets of these devices.")
+    ] = None,
     estimates_only: Annotated[
         bool, typer.Option("--estimates-only", help="Compile nothing.")
     ] = False,
@@ -170,7 +183,12 @@ def main(
         experts, skipped = sort_out(read_presets(presets))
     except AutomeshError as error:
         raise SystemExit(f"error: {error}") from None
-    chosen = [one for one in experts if not preset or one.id in preset]
+    chosen = [
+        one
+        for one in experts
+        if (not preset or one.id in preset)
+        and (not platform or one.target.startswith("gpu") == (platform == "gpu"))
+    ]
     chosen = chosen[:limit] if limit else chosen
     folder = folder.absolute()
     name = "estimates.json" if estimates_only else "rows.json"
@@ -178,8 +196,11 @@ def main(
         chosen,
         Kept.open(folder / name),
         (leaders, estimates_only),
-        lambda expert: studied(
-            expert, folder, leaders=leaders, workers=workers, compiling=not estimates_only
+        lambda expert: fitted(
+            expert,
+            lambda one: studied(
+                one, folder, leaders=leaders, workers=workers, compiling=not estimates_only
+            ),
         ),
     )
     if skipped and not preset:

@@ -20,6 +20,7 @@ TIE = 0.005
 _TOP = 5
 # An estimate of memory is seldom this far above what the compiler then needs.
 _TOO_LARGE = 1.15
+_NOT_FIT = "does not fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,11 @@ class Side:
     verdict: str = "not compiled"
     causes: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def fits(self) -> bool:
+        """False if a compiler said that it does not."""
+        return not self.verdict.startswith(_NOT_FIT)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -50,6 +56,7 @@ class Row:
       compiled: plans that were.
       ours: the best by replay among those that the ladder chose; by estimate if none was compiled.
       ratio: replayed time of the expert's mesh over that of ours; 0 if either has none.
+      accumulated: what more microbatches did for a mesh that does not fit as published.
     """
 
     id: str
@@ -61,6 +68,7 @@ class Row:
     ours: Side
     ratio: float = 0.0
     cause: str = ""
+    accumulated: str = ""
 
     @property
     def in_top5(self) -> bool:
@@ -156,7 +164,7 @@ class Study:
                     causes=replay.causes,
                 )
             case OutOfMemory(needed_bytes=needed, limit_bytes=limit):
-                verdict = f"does not fit: {format_bytes(needed)} of {format_bytes(limit)}"
+                verdict = f"{_NOT_FIT}: {format_bytes(needed)} of {format_bytes(limit)}"
             case None:
                 verdict = f"not compiled, about {format_bytes(estimated.memory_bytes)}"
             case _:
