@@ -163,8 +163,10 @@ class Study:
                     verdict=f"fits: {peak} of {format_bytes(room.limit_bytes)}",
                     causes=replay.causes,
                 )
-            case OutOfMemory(needed_bytes=needed, limit_bytes=limit):
+            case OutOfMemory(needed_bytes=needed, limit_bytes=limit, reserve_bytes=reserve):
                 verdict = f"{_NOT_FIT}: {format_bytes(needed)} of {format_bytes(limit)}"
+                if reserve:
+                    verdict += f", {format_bytes(reserve)} of it in reserve"
             case None:
                 verdict = f"not compiled, about {format_bytes(estimated.memory_bytes)}"
             case _:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from automesh.errors import UsageError
 from automesh.hardware import parse_target
-from automesh.ladder.room import NO_LIMIT
+from automesh.ladder.room import NO_LIMIT, Room
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import (
     Compiled,
@@ -295,7 +295,7 @@ def estimated(seconds: float, memory: int = 1) -> Estimated:
 
 def compiled(seconds: float) -> Compiled:
     memory = Memory(
-        argument_bytes=0, output_bytes=0, alias_bytes=0, temporary_bytes=0, peak_bytes=1
+        argument_bytes=0, output_bytes=0, alias_bytes=0, temporary_bytes=0, peak_bytes=2
     )
     counts = Counts(flops=1, hbm_bytes=1, collectives=())
     return Compiled(
@@ -419,7 +419,16 @@ def test_plans_that_do_not_fit_are_replaced() -> None:
 def test_an_expert_that_does_not_fit_has_no_place() -> None:
     row, _ = study([1.0, 2.0, 3.0, 4.0, 0.0, 6.0], 4, leaders=1)
     assert (row.rank, row.in_top5, row.ratio) == (0, False, 0.0)
-    assert row.expert.verdict.startswith("does not fit")
+    assert row.expert.verdict == "does not fit: 2 B of 1 B"
+
+
+def test_what_only_the_reserve_keeps_out_is_told_with_it() -> None:
+    one = Compiler({MESHES[0]: 1.0}, {MESHES[0]: 1.0})
+    one.preparation.room = Room(limit_bytes=4, reserve_bytes=3)
+    found = Study(expert=BY_ID["p239"], one=cast(Bench, one), plan=MESHES[0])
+    found.climb(leaders=1, workers=1)
+    side = found.row().expert
+    assert not side.fits and side.verdict.endswith("B of 4 B, 3 B of it in reserve")
 
 
 def test_an_expert_that_beats_the_leaders_is_not_ours() -> None:
