@@ -54,6 +54,6 @@ def accumulated(expert: Expert, *, most: int) -> Expert | None:
     rows = int(expert.argv[expert.argv.index("--rows") + 1])
     for microbatches in range(2 * expert.microbatches, most + 1):
         if rows % (degree * microbatches) == 0:
-            name = f"{expert.id.partition('-')[0]}-m{microbatches}"
-            return replace(expert, id=name, microbatches=microbatches)
+            name = expert.id.removesuffix(f"-m{expert.microbatches}")
+            return replace(expert, id=f"{name}-m{microbatches}", microbatches=microbatches)
     return None

@@ -258,7 +258,7 @@ def test_meshes_that_jax_cannot_lay_out_are_not_waited_for(place: Place) -> None
     assert [str(one.plan) for one in found.candidates] == ["tp:448"]
     assert found.stop_reason.startswith("every legal plan that jax can lay out was compiled")
     space.write_text("[axes]\ndp = { max = 2 }\ntp = { max = 224 }\n")
-    with pytest.raises(NoFeasibleMesh, match=r"jax cannot lay mesh `2x224` out") as caught:
+    with pytest.raises(NoFeasibleMesh, match=r"no legal plan .* `2x224` out") as caught:
         place.search(target="v5p:4x4x28")
     assert "other sizes" in caught.value.hint
 

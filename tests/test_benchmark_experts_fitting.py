@@ -68,6 +68,14 @@ def test_what_never_does_stays_as_published() -> None:
     assert (found["expert_does_not_fit"], found["accumulated"]) == (1, 1)
 
 
+def test_presets_of_other_files_keep_their_names_apart() -> None:
+    one = replace(BY_ID["p239"], id="ours-8b", argv=("--size", "x", "--rows", "64"))
+    twice = accumulated(one, most=8)
+    assert twice and twice.id == "ours-8b-m2"
+    again = accumulated(twice, most=8)
+    assert again and again.id == "ours-8b-m4"
+
+
 def test_rows_that_the_mesh_has_one_of_each_cannot_be_split() -> None:
     one_each = replace(BY_ID["p243"], argv=("--size", "x", "--rows", "8"))
     assert accumulated(one_each, most=8) is None

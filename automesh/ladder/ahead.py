@@ -132,9 +132,9 @@ class AheadSearch:
             if tuple(axis.ici for axis in plan.axes) not in refused
         )
         if not self._plans:
-            which, (reason, *_) = count(len(self.preparation.plans), "legal plan"), refused.values()
+            reason = next(iter(refused.values()))
             raise NoFeasibleMesh(
-                f"{which}, and no mesh on {self.preparation.selector}: {reason}",
+                f"no legal plan can be laid out on {self.preparation.selector}: {reason}",
                 hint="let the space have other sizes, or name another target",
             )
         self._store = default_store(os.environ)

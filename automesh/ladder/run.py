@@ -60,7 +60,7 @@ def run_search(
 
     Raises:
       UsageError: bad input.
-      NoFeasibleMesh: no plan is legal.
+      NoFeasibleMesh: no plan is legal, or jax can lay out none of them.
     """
     check_places(request, space.names)
     # Before anything costs time: without its compiler, a search for absent devices ends in nothing.
