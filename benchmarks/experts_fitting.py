@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from automesh.errors import AutomeshError
 from automesh.mesh.axes import parse_mesh
 from benchmarks.experts_presets import Expert
 from benchmarks.experts_study import Row
@@ -33,13 +34,17 @@ def fitted(expert: Expert, study: Callable[[Expert], Row]) -> Row:
     """
     published = row = study(expert)
     tried = expert
-    while not row.expert.fits and (more := accumulated(tried, most=_MOST * expert.microbatches)):
-        tried, row = more, study(more)
-    if tried is expert:
-        return published
     at_once = (
         f"with microbatches={expert.microbatches} the expert's mesh {published.expert.verdict}"
     )
+    while not row.expert.fits and (more := accumulated(tried, most=_MOST * expert.microbatches)):
+        try:
+            tried, row = more, study(more)
+        except (AutomeshError, RuntimeError) as error:
+            said = f"{more.microbatches} cannot be compared: {error}"
+            return replace(published, accumulated=f"{at_once}; {said}")
+    if tried is expert:
+        return published
     if not row.expert.fits:
         said = f"nor does it with {tried.microbatches}: {row.expert.verdict}"
         return replace(published, accumulated=f"{at_once}; {said}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from automesh.errors import UsageError
 from benchmarks.experts import PRESETS, described, summary
 from benchmarks.experts_fitting import accumulated, fitted
 from benchmarks.experts_presets import Expert, read_presets, sort_out
@@ -66,6 +67,19 @@ def test_what_never_does_stays_as_published() -> None:
     assert row.accumulated.endswith("nor does it with 3: does not fit: 6 of 2")
     found = summary([row, fitted(BY_ID["p243"], studying(lambda one: one > 2, []))])
     assert (found["expert_does_not_fit"], found["accumulated"]) == (1, 1)
+
+
+def test_a_failure_of_more_microbatches_does_not_lose_the_published_row() -> None:
+    usual = studying(lambda _: False, [])
+
+    def study(expert: Expert) -> Row:
+        if expert.microbatches > 1:
+            raise UsageError("the worker died")
+        return usual(expert)
+
+    row = fitted(BY_ID["p243"], study)
+    assert row.expert.plan.endswith("microbatches=1")
+    assert row.accumulated.endswith("does not fit: 8 of 2; 3 cannot be compared: the worker died")
 
 
 def test_presets_of_other_files_keep_their_names_apart() -> None:
