@@ -105,7 +105,8 @@ class Replayed:
         `host`, `latency`, largest first. A second of communication stands here only if the cores
         waited for it.
       communication_s: (wires and axes, seconds) of all transfers, each as if it had its links to
-        itself: `ici tp`; what of it is in `causes` is exposed.
+        itself: `ici tp`. What of their sum is in `causes` is exposed; of one pair alone more may
+        be, where transfers waited for each other.
       busy_s: (resource, seconds) that it was in use; none is above `step_s`.
       mfu: FLOPs of the program's matrix products over those of the chip's peak in `step_s`.
       uncounted: what has no price, in words.

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from automesh.hlo import Module, read_module
 from automesh.hlo.schedule import read_schedule
-from automesh.hlo.schedule_nouns import Block, Loop, Operation, Schedule
+from automesh.hlo.schedule_nouns import Block, Compute, Done, Loop, Operation, Schedule, Start
 from tests.hlo_oracle import from_text
 
 ADD = "add {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}"
+
+EIGHT = (("dp", 2), ("tp", 4))
+WHOLE = 64 * 4
+GPU = 'backend_config={"operation_queue_id":"0","collective_backend_config":{"is_sync":SYNC}}'
 
 
 def module(entry: str, *computations: str, devices: int = 1) -> Module:
@@ -34,3 +38,16 @@ def flattened(block: Block) -> list[Operation]:
         else:
             found.append(one)
     return found
+
+
+def spelled(block: Block) -> list[str]:
+    """Operations in short: `start all-gather lane`, `done lane`, `matrix`."""
+    said: list[str] = []
+    for one in flattened(block):
+        if isinstance(one, Start):
+            said.append(f"start {one.transfer.kind} {one.lane}")
+        elif isinstance(one, Done):
+            said.append(f"done {one.lane}")
+        elif isinstance(one, Compute):
+            said.append(f"{one.kind} {one.name}")
+    return said

@@ -21,25 +21,7 @@ from automesh.hlo.schedule_nouns import (
     Transfer,
 )
 from automesh.hlo.tally import tally_of
-from tests.hlo_text import ADD, flattened, schedule
-
-EIGHT = (("dp", 2), ("tp", 4))
-WHOLE = 64 * 4
-GPU = 'backend_config={"operation_queue_id":"0","collective_backend_config":{"is_sync":SYNC}}'
-
-
-def spelled(block: Block) -> list[str]:
-    """Operations in short: `start all-gather lane`, `done lane`, `matrix`."""
-    said: list[str] = []
-    for one in flattened(block):
-        if isinstance(one, Start):
-            said.append(f"start {one.transfer.kind} {one.lane}")
-        elif isinstance(one, Done):
-            said.append(f"done {one.lane}")
-        elif isinstance(one, Compute):
-            said.append(f"{one.kind} {one.name}")
-    return said
-
+from tests.hlo_text import ADD, EIGHT, GPU, WHOLE, flattened, schedule, spelled
 
 GATHER_WITH_WORK = """  p = f32[64]{0} parameter(0)
   x = f32[8,8]{1,0} parameter(1)
@@ -267,61 +249,17 @@ def test_counts_do_not_depend_on_the_order_of_operations(order: list[int], trips
     assert len(counts) == 1
 
 
-# Sends and receives.
-
-EXCHANGE = """  p = f32[64]{0} parameter(0)
-  a = token[] after-all()
-  b = token[] after-all()
-  r = (f32[64]{0}, u32[], token[]) recv(a), channel_id=1,
-    frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,2},{2,3}}"}
-  s = (f32[64]{0}, u32[], token[]) send(p, b), channel_id=1,
-    frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,2},{2,3}}"}
-  rd = (f32[64]{0}, token[]) recv-done(r), channel_id=1,
-    frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,2},{2,3}}"}
-  sd = token[] send-done(s), channel_id=1,
-    frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,2},{2,3}}"}
-  ROOT g = f32[64]{0} get-tuple-element(rd), index=0"""
-
-
-def test_a_send_among_the_devices_is_a_permute_that_ends_when_it_is_received() -> None:
-    plan = schedule(EXCHANGE, axes=(("pp", 4),))
-    assert spelled(plan.body) == [
-        "start collective-permute s",
-        "done s",
-    ]
-    start = plan.body.operations[0]
-    assert isinstance(start, Start)
-    assert start.transfer.pairs == ((0, 1), (1, 2), (2, 3))
-    assert (start.transfer.axes, start.transfer.wire_bytes) == (("pp",), WHOLE)
-    assert plan.uncounted == ()
-
-
-def test_a_send_to_the_host_is_named_and_finished() -> None:
-    entry = """  p = f32[64]{0} parameter(0)
-  a = token[] after-all()
-  s = (f32[64]{0}, u32[], token[]) send(p, a), channel_id=1, is_host_transfer=true
-  ROOT sd = token[] send-done(s), channel_id=1, is_host_transfer=true"""
-    plan = schedule(entry)
-    assert spelled(plan.body) == ["start send s", "done s"]
-    assert plan.uncounted == ("send to or from the host or another program",)
-
-
-def test_megascale_devices_that_are_named_in_another_way_are_refused() -> None:
-    entry = """  p = f32[64]{0} parameter(0)
-  a = token[] after-all()
-  ROOT s = (f32[64]{0}, u32[], token[]) send(p, a), channel_id=1, is_host_transfer=true,
-    frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",
-    _xla_megascale_target="all",_xla_megascale_transfer_type="ALL_REDUCE"}"""
-    with pytest.raises(ValueError, match="in a way that is not known"):
-        schedule(entry)
-
-
-def test_work_on_another_thread_stands_where_it_starts() -> None:
-    body = """work {
-  x = f32[64]{0} parameter(0)
-  ROOT n = f32[64]{0} negate(x)
+def test_branches_that_move_different_bytes_are_named() -> None:
+    blocks = """yes {
+  y = f32[1024]{0} parameter(0)
+  ROOT n = f32[1024]{0} negate(y)
+}
+no {
+  z = f32[1024]{0} parameter(0)
+  ROOT b = f32[1024]{0} bitcast(z)
 }"""
-    entry = """  p = f32[64]{0} parameter(0)
-  s = ((f32[64]{0}), f32[64]{0}, u32[]) async-start(p), calls=work
-  ROOT d = f32[64]{0} async-done(s)"""
-    assert spelled(schedule(entry, body).body) == ["memory n"]
+    entry = """  p = f32[1024]{0} parameter(0)
+  c = pred[] parameter(1)
+  ROOT q = f32[1024]{0} conditional(c, p, p), true_computation=yes, false_computation=no"""
+    (remark,) = schedule(entry, blocks).uncounted
+    assert remark == "conditional `q` counted as its costliest branch"

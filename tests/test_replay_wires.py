@@ -208,6 +208,27 @@ def test_groups_of_no_shape_are_followed_as_rings() -> None:
     assert max(share for _, share in wires.shares) == 1.0
 
 
+@pytest.mark.parametrize("shape", ["2x2", "2x4", "4x4", "4x8"])
+@pytest.mark.parametrize("slices", [2, 4])
+def test_slices_do_not_share_links(shape: str, slices: int) -> None:
+    """Groups inside each of several slices are as fast as the same groups on one slice."""
+    one, many = slice_fabric(f"v5e:{shape}"), slice_fabric(f"v5e:{shape}*{slices}")
+    for inner in (2, 4):
+        rest = one.granule_devices // inner
+        alone, axes = mesh(fsdp=inner, tp=rest), mesh(fsdp=(slices, inner), tp=rest)
+        here, there = wiring(one, alone), wiring(many, axes)
+        for name in ("fsdp", "tp"):
+            groups = collective("all-gather", alone, name, 0).groups
+            everywhere = tuple(
+                tuple(number * one.granule_devices + member for member in group)
+                for number in range(slices)
+                for group in groups
+            )
+            expected, found = here.of_groups(groups), there.of_groups(everywhere)
+            assert speed(found) == pytest.approx(speed(expected))
+            assert found.shares == expected.shares
+
+
 def test_an_all_to_all_loads_the_longer_dimension_more() -> None:
     axes = mesh(ep=8)
     at = wiring(slice_fabric("v5p:2x2x2"), mesh(ep=8))

@@ -135,14 +135,16 @@ class Wiring:
         return list(np.moveaxis(places, tuple(columns), last).reshape(-1, size, 4))
 
     def _around(self, groups: Groups, spreads: bool) -> Wires:
-        inner: list[Ints] = []
+        parts: dict[int, list[Ints]] = {}
         granules = 1
         for group in groups:
             members = np.array(group, np.int64)
             where = self._placement.granule[members]
             found = np.unique(where)
             granules = max(granules, len(found))
-            inner += [self._placement.place[members[where == one]] for one in found]
+            for one in found:
+                parts.setdefault(int(one), []).append(self._placement.place[members[where == one]])
+        inner = [part for held in parts.values() for part in held]
         fabric, size = self._fabric, max(len(one) for one in inner)
         if size == 1:
             return Wires(route=_route(fabric, granules=granules))
@@ -157,8 +159,8 @@ class Wiring:
             return Wires(route=route, shares=((_SWITCHES[fabric.kind], 1.0),))
         box = _common_box(inner)
         if box is None:
-            found = reach_of_box_or_rings(inner, fabric.torus, fabric.wraps)
-            shares, part = self._ring_shares(inner), 1.0
+            found, slowest = _slowest(list(parts.values()), fabric)
+            shares, part = self._ring_shares(slowest), 1.0
         else:
             found = reach(box, fabric.torus, fabric.wraps)
             shares = _span_shares(box, fabric, spreads)
@@ -320,6 +322,18 @@ def _common_box(groups: Sequence[Ints]) -> tuple[Span, ...] | None:
         for group in groups
     }
     return box_of(groups[0]) if len(corners) == 1 else None
+
+
+def _slowest(granules: Sequence[Sequence[Ints]], fabric: Fabric) -> tuple[Reach, Sequence[Ints]]:
+    """What links give the groups of the granule that has the least, and these groups.
+
+    Every granule has links of its own, so that its groups share them with each other alone.
+    """
+    reached = [
+        (reach_of_box_or_rings(groups, fabric.torus, fabric.wraps), groups) for groups in granules
+    ]
+    # Groups within single chips use no link, and wait for none.
+    return min(reached, key=lambda one: (one[0].chips == 1, one[0].links))
 
 
 def _span_shares(spans: Sequence[Span], fabric: Fabric, spreads: bool) -> Shares:

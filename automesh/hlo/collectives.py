@@ -9,7 +9,7 @@ from automesh.hlo.kinds import SHARDED_BEFORE, kind_of
 from automesh.hlo.narrow import narrowed_bits
 from automesh.hlo.nouns import Computation, Groups, Instruction, Module
 from automesh.hlo.partitions import Partitions
-from automesh.hlo.schedule_nouns import Transfer
+from automesh.hlo.schedule_nouns import Platform, Transfer
 from automesh.hlo.spans import span_of_groups, span_of_pairs
 
 
@@ -40,6 +40,7 @@ def transfer_of(
     instruction: Instruction,
     partitions: Partitions,
     *,
+    platform: Platform,
     by: Instruction,
     kind: str = "",
     hbm_bytes: int = 0,
@@ -48,6 +49,7 @@ def transfer_of(
     """Says what one execution of a collective moves.
 
     Args:
+      platform: whose compiler wrote the module.
       by: what stands for it in the schedule: itself, or a fusion or start that holds it.
       kind: what it amounts to there, if that is not what its opcode says.
 
@@ -62,7 +64,7 @@ def transfer_of(
     else:
         groups = partitions.groups(_listed_groups(instruction))
         span = span_of_groups(groups, partitions.axes)
-    held, unproven = _held_bytes(module, computation, instruction, kind)
+    held, unproven = _held_bytes(module, computation, instruction, kind, platform)
     payload = held * span.group_size if kind in SHARDED_BEFORE else held
     return Transfer(
         name=by.name,
@@ -90,7 +92,11 @@ def source_of(instruction: Instruction) -> str:
 
 
 def _held_bytes(
-    module: Module, computation: Computation, instruction: Instruction, kind: str
+    module: Module,
+    computation: Computation,
+    instruction: Instruction,
+    kind: str,
+    platform: Platform,
 ) -> tuple[int, str]:
     """Bytes that one device gives to the collective."""
     operands = computation.operands(instruction)
@@ -100,7 +106,7 @@ def _held_bytes(
         operands = operands[:1]  # In place: input, output and the offsets in both.
     total, unproven = 0, ""
     for index, operand in enumerate(operands):
-        narrow = narrowed_bits(module, computation, instruction, index)
+        narrow = narrowed_bits(module, computation, instruction, index, platform)
         total += operand.shape.size * narrow.bits // 8 if narrow.bits else operand.shape.bytes
         unproven = unproven or narrow.unproven
     return total, unproven

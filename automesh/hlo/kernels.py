@@ -23,15 +23,13 @@ class Stated:
 
 
 def stated_cost(call: Instruction) -> Stated | None:
-    """The cost estimate that a custom call carries, if any."""
+    """The cost estimate that a custom call carries, if any; a negative one states nothing."""
     config = call.config
     for group in _GROUPS:
         estimate: Mapping[str, Any] = (config.get(group) or {}).get("cost_estimate") or {}
-        if estimate:
-            return Stated(
-                flops=int(estimate.get("flops", 0)),
-                bytes_accessed=int(estimate.get("bytes_accessed", 0)),
-            )
+        flops, accessed = (int(estimate.get(name, 0)) for name in ("flops", "bytes_accessed"))
+        if estimate and min(flops, accessed) >= 0:
+            return Stated(flops=flops, bytes_accessed=accessed)
     return None
 
 

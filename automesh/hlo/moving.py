@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from automesh.hlo.collectives import source_of, transfer_of
 from automesh.hlo.computes import compute_of
@@ -18,6 +18,7 @@ from automesh.hlo.schedule_nouns import Done, Medium, Operation, Platform, Start
 from automesh.hlo.tally import COPIES
 from automesh.hlo.traffic import traffic_of, traffic_of_fused_collective
 
+_HOST_THREAD = "host"
 _HOST = frozenset({"send", "recv", "infeed", "outfeed"})
 # What a computation may consist of that only moves data.
 _MOVES = frozenset(
@@ -60,6 +61,8 @@ class Mover:
         }
         self._seen: set[tuple[int, int]] = set()
         self._inlined: set[int] = set()
+        self._exchanges: set[str] = set()  # Lanes of sends from device to device.
+        self._together: dict[str, int] = {}  # Lane -> collectives that one start begins.
 
     def operations(
         self, computation: Computation, instruction: Instruction
@@ -123,6 +126,7 @@ class Mover:
             touched = self._touched(computation, instruction)
             between = transfer_between_slices if is_megascale(instruction) else transfer_in_pairs
             moved = between(computation, instruction, self._partitions, hbm_bytes=touched.main)
+            self._exchanges.add(self._lanes.of_start(instruction))
             return self._started(instruction, moved)
         payload = sum(operand.shape.bytes for operand in computation.operands(instruction))
         payload = payload or instruction.shape.bytes
@@ -143,25 +147,36 @@ class Mover:
     def _wrapped(self, start: Instruction) -> list[Operation] | None:
         """A start that wraps a computation: a collective, a copy, or anything else."""
         callee = self._module.called(start)[0]
-        held = self._held_in(callee)
-        if held is not None:
-            touched = self._touched(held.computation, held.instruction)
-            now = _is_marked_synchronous(start)
-            return self._started(start, self._collective(held, start, touched, synchronous=now))
+        if start.thread == _HOST_THREAD:
+            return self._started(start, _on_host(start, callee))
+        if collectives := list(self._held_in(callee)):
+            return self._begun_together(start, collectives)
         if self._only_moves(callee):
             touched = _sum(self._touched(callee, one) for one in callee.instructions.values())
             return self._started(start, _copied(start, touched, synchronous=False))
         self._inlined.add(start.id)
         return None
 
-    def _held_in(self, computation: Computation) -> Held | None:
-        """The collective of a wrapped computation; that of a SparseCore stands one call deeper."""
+    def _begun_together(self, start: Instruction, collectives: Sequence[Held]) -> list[Operation]:
+        """The collectives of a wrapped computation: one as a rule, on GPUs also a group of them."""
+        operations: list[Operation] = []
+        now = _is_marked_synchronous(start)
+        for held in collectives:
+            touched = self._touched(held.computation, held.instruction)
+            by = start if len(collectives) == 1 else held.instruction
+            moved = self._collective(held, by, touched, synchronous=now)
+            operations += self._started(start, moved)
+        begun = sum(isinstance(one, Start) for one in operations)
+        self._together[self._lanes.of_start(start)] = begun
+        return operations
+
+    def _held_in(self, computation: Computation) -> Iterator[Held]:
+        """Collectives of a wrapped computation; that of a SparseCore stands one call deeper."""
         for one in computation.instructions.values():
             if kind_of(one):
-                return Held(computation, one)
-            if one.opcode == "call":
-                return self._held_in(self._module.called(one)[0])
-        return None
+                yield Held(computation, one)
+            elif one.opcode == "call":
+                yield from self._held_in(self._module.called(one)[0])
 
     def _touched(self, computation: Computation, instruction: Instruction) -> Touched:
         return traffic_of(self._module, computation, instruction, self.platform)
@@ -182,6 +197,7 @@ class Mover:
             held.computation,
             held.instruction,
             self._partitions,
+            platform=self.platform,
             by=by,
             kind=amounts_to(held) if by.opcode == "fusion" else "",
             hbm_bytes=touched.main,
@@ -198,9 +214,13 @@ class Mover:
         (begun, *_) = computation.operands(done)
         if _is_marked_synchronous(begun) or begun.id in self._inlined:
             return []
-        if done.opcode == "send-done" and is_exchange(done):  # The receive is what is waited for.
-            return []
-        return [Done(name=done.name, lane=self._lanes.of_done(done))]
+        lane = self._lanes.of_done(done)
+        if done.opcode == "send-done" and lane in self._exchanges:
+            return []  # The receive is what is waited for.
+        ends = [Done(name=done.name, lane=lane)]
+        for number in range(1, self._together.get(lane, 1)):
+            ends.append(Done(name=f"{done.name} ({number + 1})", lane=lane))
+        return ends
 
     def _compute(self, computation: Computation, instruction: Instruction) -> list[Operation]:
         touched = self._touched(computation, instruction)
@@ -235,6 +255,23 @@ def _copied(by: Instruction, touched: Touched, *, synchronous: bool) -> Transfer
         synchronous=synchronous,
         op_name=by.op_name,
         source=source_of(by),
+    )
+
+
+def _on_host(start: Instruction, work: Computation) -> Transfer:
+    """Work of the host's own processors: only what it takes and returns has a price."""
+    taken = sum(parameter.shape.bytes for parameter in work.parameters().values())
+    size = taken + work.root_instruction.shape.bytes
+    return Transfer(
+        name=start.name,
+        kind="copy",
+        medium="host",
+        payload_bytes=size,
+        wire_bytes=size,
+        hbm_bytes=size,
+        uncounted="work on the host, but for what it takes and returns",
+        op_name=start.op_name,
+        source=source_of(start),
     )
 
 

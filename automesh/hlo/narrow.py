@@ -1,9 +1,11 @@
 """Undoes the widening of collectives: XLA's CPU compiler runs 16-bit ones in 32 bits.
 
-Two marks prove it. An all-reduce or reduce-scatter that XLA's AllReducePromotion pass widened calls
-a reduction whose name ends in `_promoted`. Float normalization puts a conversion on both sides of
-any other: if every value comes from a narrower type and goes to that type again, nothing wider was
-ever meant to move.
+What other compilers leave in 32 bits does move in 32. Two marks prove that something was widened.
+An all-reduce or reduce-scatter that XLA's AllReducePromotion pass widened calls a reduction whose
+name ends in `_promoted`, but not in `_reassoc_promoted`: with those AllReduceReassociate replaces
+several 16-bit reductions by one of their sum, in 32 bits. Float normalization puts a conversion on
+both sides of any other: if every value comes from a narrower type and goes to that type again,
+nothing wider was ever meant to move.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 
 from automesh.hlo.fused_traffic import users_of
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
+from automesh.hlo.schedule_nouns import Platform
 from automesh.hlo.trace import Place, origin
 
 _MOVES = frozenset(
@@ -28,7 +31,7 @@ _MOVES = frozenset(
     }
 )
 _REDUCING = ("all-reduce", "reduce-scatter")
-_PROMOTED = "_promoted"
+_PROMOTED, _SUMMED = "_promoted", "_reassoc_promoted"
 _WIDE, _PROMOTABLE_BITS = 32, 16
 
 
@@ -46,15 +49,24 @@ class Narrow:
 
 
 def narrowed_bits(
-    module: Module, computation: Computation, collective: Instruction, index: int
+    module: Module,
+    computation: Computation,
+    collective: Instruction,
+    index: int,
+    platform: Platform,
 ) -> Narrow:
-    """Says how wide operand `index` of `collective` was before promotion."""
+    """Says how wide operand `index` of `collective` was before promotion.
+
+    Args:
+      platform: whose compiler wrote the module; only that for CPUs widens what it moves.
+    """
     operand = computation.instructions[collective.operands[index]]
-    if operand.shape.element_bits != _WIDE:
+    if operand.shape.element_bits != _WIDE or platform != "cpu":
         return Narrow()
     if collective.opcode.removesuffix("-start") in _REDUCING:
         reducer = module.computations[collective.called[0]].name
-        return Narrow(bits=_PROMOTABLE_BITS) if reducer.endswith(_PROMOTED) else Narrow()
+        is_widened = reducer.endswith(_PROMOTED) and not reducer.endswith(_SUMMED)
+        return Narrow(bits=_PROMOTABLE_BITS) if is_widened else Narrow()
     before = _widened_from(module, Place(computation=computation, instruction=operand))
     if before is None:
         return Narrow()

@@ -109,7 +109,7 @@ class _Reader:
         )
         most = costliest(branch)
         others = map(tally_of, branch.blocks)
-        if all((one.flops, one.collectives) == (most.flops, most.collectives) for one in others):
+        if all(one.work() == most.work() for one in others):
             return branch
         remark = f"conditional {_label(conditional)} counted as its costliest branch"
         return replace(branch, uncounted=remark)

@@ -51,6 +51,10 @@ class Tally:
             if times
         )
 
+    def work(self) -> tuple[int, int, dict[CollectiveKey, Moved]]:
+        """What is done, whatever is said of it."""
+        return self.flops, self.hbm_bytes, self.collectives
+
     def rank(self) -> tuple[int, int]:
         """By which the costliest of several branches is found."""
         return self.flops, self.hbm_bytes

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from automesh.cost.replay import replay
 from automesh.cost.replay_timeline import Timeline
@@ -11,6 +14,7 @@ from automesh.errors import AutomeshError, UsageError
 from automesh.hardware.fabric import Fabric, Layouts
 from automesh.hardware.speeds import Speeds
 from automesh.hlo import read_module
+from automesh.hlo.renumbered import renumbered
 from automesh.hlo.schedule import read_schedule
 from automesh.hlo.store import FOLDER_VARIABLE, ModuleStore
 from automesh.ladder.pricing_pipelines import replay_pipeline
@@ -114,14 +118,26 @@ class Player:
             [(axis.name, axis.size) for axis in own],
             [axis.dcn for axis in own],
         )
+        axes = tuple((axis.name, axis.size) for axis in plan.axes)
         return replay(
-            # The axes of a part lie where they lie on the whole mesh.
-            replace(schedule, axes=tuple((axis.name, axis.size) for axis in plan.axes)),
+            # The devices of a part lie where they lie on the whole mesh.
+            renumbered(schedule, axes, numbers_of(own, plan.axes)),
             axes=plan.axes,
             fabric=self.fabric,
             layouts=self.layouts,
             speeds=self.speeds,
         )
+
+
+def numbers_of(own: Sequence[MeshAxis], axes: Sequence[MeshAxis]) -> tuple[int, ...]:
+    """Of the devices of a part of a mesh, in order: their numbers in the whole mesh.
+
+    Args:
+      own: the axes of the part, in the same order; those cut have one element, the first.
+    """
+    every = np.arange(math.prod(axis.size for axis in axes)).reshape([axis.size for axis in axes])
+    taken = every[tuple(slice(axis.size) for axis in own)]
+    return tuple(int(number) for number in taken.ravel())
 
 
 def _unreadable(error: Exception) -> Failed:
