@@ -217,7 +217,7 @@ class Mover:
         lane = self._lanes.of_done(done)
         if done.opcode == "send-done" and lane in self._exchanges:
             return []  # The receive is what is waited for.
-        ends = [Done(name=done.name, lane=lane)]
+        ends: list[Operation] = [Done(name=done.name, lane=lane)]
         for number in range(1, self._together.get(lane, 1)):
             ends.append(Done(name=f"{done.name} ({number + 1})", lane=lane))
         return ends
