@@ -18,7 +18,7 @@ from automesh.hlo.schedule_nouns import Done, Medium, Operation, Platform, Start
 from automesh.hlo.tally import COPIES
 from automesh.hlo.traffic import traffic_of, traffic_of_fused_collective
 
-_HOST_THREAD = "host"
+_HOST_THREAD = "host"  # What `compute_on("device_host")` becomes on TPUs.
 _HOST = frozenset({"send", "recv", "infeed", "outfeed"})
 # What a computation may consist of that only moves data.
 _MOVES = frozenset(
