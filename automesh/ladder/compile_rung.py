@@ -235,7 +235,9 @@ class CompileRung:
         self._done[trial.plan] = outcome
 
     def _show(self) -> None:
-        outcomes = [self._done[plan] for plan in self._plans if plan in self._done]
+        # As the table will have them: what leaves less free than the reserve does not fit.
+        judged = {p: self.preparation.room.judged(outcome) for p, outcome in self._done.items()}
+        outcomes = [judged[plan] for plan in self._plans if plan in judged]
         failed = sum(1 for outcome in outcomes if not isinstance(outcome, Compiled))
         self.progress.phase(
             self.name,
@@ -251,7 +253,7 @@ class CompileRung:
         best = min(
             (
                 (outcome.step_s, plan)
-                for plan, outcome in self._done.items()
+                for plan, outcome in judged.items()
                 if isinstance(outcome, Compiled)
             ),
             key=lambda pair: (pair[0], str(pair[1])),
