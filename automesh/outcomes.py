@@ -110,6 +110,7 @@ class Replayed:
       busy_s: (resource, seconds) that it was in use; none is above `step_s`.
       mfu: FLOPs of the program's matrix products over those of the chip's peak in `step_s`.
       uncounted: what has no price, in words.
+      speeds: where the speeds come from, in words.
     """
 
     step_s: float
@@ -119,6 +120,7 @@ class Replayed:
     busy_s: tuple[tuple[str, float], ...]
     mfu: float
     uncounted: tuple[str, ...] = ()
+    speeds: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +262,7 @@ class OutOfMemory:
 
     Attributes:
       reserve_bytes: of `limit_bytes`, kept free for what lives beside the program.
+      is_host: the memory is this machine's, of which a worker may take no more than `limit_bytes`.
     """
 
     stage: str
@@ -267,6 +270,7 @@ class OutOfMemory:
     limit_bytes: int
     detail: str
     reserve_bytes: int = 0
+    is_host: bool = False
     kind: Literal["out_of_memory"] = "out_of_memory"
 
 

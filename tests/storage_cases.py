@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from automesh.ladder.scope import EVERYTHING, Scope
 from automesh.ladder.storage import Storage
 from automesh.ladder.study import Study, open_study
 from automesh.mesh.axes import MeshAxis, Plan
@@ -49,8 +50,10 @@ def measured(step_s: float, *, raced_out: bool = False) -> Measured:
     )
 
 
-def opened(storage: Storage, *, source_hash: str = SOURCE) -> Study:
-    return open_study(storage, "lm-cpu-8-1234", source_hash=source_hash, versions=VERSIONS)
+def opened(storage: Storage, *, source_hash: str = SOURCE, scope: Scope = EVERYTHING) -> Study:
+    return open_study(
+        storage, "lm-cpu-8-1234", source_hash=source_hash, versions=VERSIONS, scope=scope
+    )
 
 
 def work(storage: Storage, todo: Sequence[Plan], journal: Path, seed: int) -> None:

@@ -139,10 +139,11 @@ def test_without_a_word_every_platform_has_its_reserve() -> None:
     assert default_reserve("tpu", {}).of(16 * GIB) == 256 * 2**20
     assert default_reserve("gpu", {}).of(80 * GIB) == 20 * GIB
     assert default_reserve("cpu", {}).of(16 * GIB) == 0
-    variables = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"}
-    assert default_reserve("gpu", variables).of(80 * GIB) == pytest.approx(8 * GIB, abs=1)
-    with pytest.raises(UsageError, match="no part of a GPU's memory"):
-        default_reserve("gpu", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "90"})
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        reserve = default_reserve("gpu", {name: "0.9"})
+        assert reserve.of(80 * GIB) == pytest.approx(8 * GIB, abs=1)
+        with pytest.raises(UsageError, match=rf"`{name}` is `90`, which is no part of a GPU's"):
+            default_reserve("gpu", {name: "90"})
 
 
 def test_the_room_is_judged_when_it_is_looked_at() -> None:
@@ -161,5 +162,9 @@ def test_memory_of_this_machine_is_not_that_of_the_device() -> None:
     room = Room(limit_bytes=16 * GIB, reserve_bytes=GIB)
     here = OutOfMemory(stage="compile", needed_bytes=9, limit_bytes=8 * GIB, detail="")
     there = replace(here, limit_bytes=16 * GIB)
+    assert room.judged(replace(there, is_host=True)) == replace(there, is_host=True)
+    # The compiler's own limit is above one that the user has set.
+    lower = Room(limit_bytes=12 * GIB, reserve_bytes=GIB)
+    assert lower.judged(there) == replace(there, reserve_bytes=GIB)
     assert room.judged(here) == here
     assert room.judged(there) == replace(there, reserve_bytes=GIB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,34 +11,85 @@ import pytest
 from automesh.ladder.compile_rung import CompileRung
 from automesh.ladder.room import NO_LIMIT
 from automesh.mesh.axes import Plan, parse_mesh
+from automesh.program.nouns import Lowered
 from automesh.results.progress import Silent
-from tests.compile_fakes import Clock, Memory, Slow
+from automesh.worker.tasks import Finished
+from tests.compile_fakes import TURN_S, Clock, Memory, Slow
 
 PLANS = [Plan(axes=parse_mesh(text)) for text in ("dp:8", "dp:4,tp:2", "tp:8")]
 
 
-def ended_s(seconds: float, *, is_first: bool) -> tuple[float, int]:
-    """When the rung gives up, with 60 s until its deadline and 60 s of grace; compiles finished."""
-    clock = Clock()
-    rung: Any = CompileRung(
+def rung_of(clock: Clock, pool: Slow, memory: Memory, *, is_first: bool, workers: int = 1) -> Any:
+    """A rung with 60 s until its deadline and 60 s of grace."""
+    return CompileRung(
         preparation=SimpleNamespace(timeout_s=1e9, provenance=(), room=NO_LIMIT),  # pyright: ignore
         notebook=SimpleNamespace(is_current=lambda _: True),  # pyright: ignore
         study=SimpleNamespace(lead=lambda: True, heartbeat=lambda: True),  # pyright: ignore
-        pool=Slow(clock=clock, seconds=seconds),  # pyright: ignore
+        pool=pool,  # pyright: ignore
         progress=Silent(),
-        rung=Memory(),  # pyright: ignore
+        rung=memory,  # pyright: ignore
         compiling=SimpleNamespace(job=lambda plan: plan),  # pyright: ignore
         choose=lambda _: PLANS,
         order=lambda plans, _: plans,
         estimates={},
-        workers=1,
+        workers=workers,
         deadline_s=60.0,
         clock=clock,
         grace_s=60.0,
         is_first=is_first,
     )
+
+
+def ended_s(seconds: float, *, is_first: bool) -> tuple[float, int]:
+    """When the rung gives up, with 60 s until its deadline and 60 s of grace; compiles finished."""
+    clock = Clock()
+    rung = rung_of(clock, Slow(clock=clock, seconds=seconds), Memory(), is_first=is_first)
     done = rung.run()
     return clock.now_s, len(done)
+
+
+class Elsewhere(Memory):
+    """A rung whose open trials another process has."""
+
+    def claim(self) -> None:
+        return None
+
+
+def test_who_gets_nothing_to_do_ends_with_its_time() -> None:
+    clock = Clock()
+    rung = rung_of(clock, Slow(clock=clock, seconds=1.0), Elsewhere(), is_first=True)
+    assert rung.run() == {}
+    assert 120.0 < clock.now_s <= 120.0 + 2 * TURN_S
+
+
+class SameProgram(Slow):
+    """Two workers of which one has failed to compile the program that the other leaves to it."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock=clock, seconds=1.0)
+        self.events: list[Any] = []
+
+    def submit(self, job: Any, timeout_s: float, on_event: Any, *, fresh: bool) -> int:
+        ticket = super().submit(job, timeout_s, on_event, fresh=fresh)
+        self.events.append(on_event({"fingerprint": "f00d"}))
+        return ticket
+
+    def wait(self, timeout_s: float) -> list[Finished]:
+        waited = super().wait(timeout_s)
+        # What was told to leave it comes after the failure of who was told to go on.
+        return [
+            one
+            if self.events[one.ticket - 1]["go"]
+            else replace(one, result=Lowered(fingerprint="f00d"))
+            for one in waited
+        ]
+
+
+def test_a_program_is_not_waited_for_whose_compile_has_failed() -> None:
+    clock = Clock()
+    rung = rung_of(clock, SameProgram(clock), Memory(), is_first=True, workers=2)
+    assert set(rung.run()) == set(PLANS)
+    assert clock.now_s < 60.0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ import pytest
 
 from automesh.errors import UsageError
 from automesh.ladder import lease
+from automesh.ladder.assemble import outcomes_of
+from automesh.ladder.notebook import Notebook
 from automesh.ladder.records import outcome_attributes
+from automesh.ladder.scope import Scope
 from automesh.ladder.storage import Storage
 from automesh.ladder.study import Study, open_study
 from automesh.mesh.axes import MeshAxis, Plan
@@ -280,6 +283,64 @@ def test_stale_trials_are_kept_and_not_claimed(study: Study, storage: Storage) -
     with opened(storage) as back:
         assert back.lead()
         assert back.compile.claim().number == 1
+
+
+def test_plans_of_another_space_are_not_claimed(study: Study, storage: Storage) -> None:
+    first, second = plans(2)
+    study.lead()
+    study.compile.enqueue([first, second])
+    study.close()
+    with opened(storage, scope=Scope(plans=frozenset([second]))) as narrow:
+        assert narrow.lead()
+        claimed = narrow.compile.claim()
+        assert claimed is not None and claimed.plan == second
+        assert narrow.compile.claim() is None
+    with opened(storage) as wide:
+        assert wide.compile.claim().plan == first
+
+
+@pytest.mark.parametrize(
+    ("outcome", "wider", "as_wide"),
+    [
+        (
+            TimedOut(stage="compile", limit_s=300.0),
+            Scope(timeout_s=301.0),
+            Scope(timeout_s=300.0),
+        ),
+        (
+            OutOfMemory(stage="compile", needed_bytes=9, limit_bytes=100, detail="", is_host=True),
+            Scope(worker_bytes=111),
+            Scope(worker_bytes=109),
+        ),
+        (
+            OutOfMemory(stage="compile", needed_bytes=9, limit_bytes=100, detail=""),
+            None,
+            Scope(worker_bytes=10**9, timeout_s=1e9),
+        ),
+    ],
+)
+def test_what_failed_by_a_limit_is_tried_again_where_that_is_wider(
+    study: Study, storage: Storage, outcome: TimedOut, wider: Scope | None, as_wide: Scope
+) -> None:
+    (plan,) = plans(1)
+    study.lead()
+    study.compile.enqueue([plan])
+    study.compile.finish(study.compile.claim(), outcome)
+    study.measure.finish(study.measure.begin(plan), outcome)
+    study.close()
+    with opened(storage, scope=as_wide) as same:
+        assert same.lead()
+        assert same.compile.enqueue([plan]) == []
+        assert same.measure.begin(plan) is None
+    if wider is None:
+        return
+    with opened(storage, scope=wider) as more:
+        assert more.lead()
+        (again,) = more.compile.enqueue([plan])
+        assert more.compile.claim() == more.compile.trials()[again.number]
+        assert more.measure.begin(plan).number == 1
+        book = Notebook(study=more, source_hash=SOURCE, versions=VERSIONS)
+        assert outcomes_of(book, more.compile) == {}
 
 
 def test_studies_in_one_storage_do_not_mix(study: Study, storage: Storage) -> None:

@@ -63,6 +63,7 @@ class Absent:
         GPUs.
       gpu: name of the target configuration in `data/gpus/`; empty for TPUs, and for GPUs that
         cannot be compiled for.
+      is_memory_stated: the user's own file says how much memory programs can have.
     """
 
     selector: str
@@ -74,6 +75,7 @@ class Absent:
     chip_config: str = ""
     host: tuple[int, ...] = ()
     gpu: str = ""
+    is_memory_stated: bool = False
 
     @property
     def platform(self) -> str:

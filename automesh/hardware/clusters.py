@@ -54,6 +54,7 @@ class Cluster:
       name: of the target, and of its rules.
       chip: its slug is that of the chip on record that it is compiled as; empty if it is like none.
       memory_bytes: that programs can have on one device.
+      is_memory_stated: the file says so; otherwise that is of the chip that it is like.
       source: where its figures come from, in the user's words.
       figures: a digest of all that the file says about it.
     """
@@ -64,6 +65,7 @@ class Cluster:
     memory_bytes: int
     source: str
     figures: str
+    is_memory_stated: bool = False
 
     def devices(self, text: str) -> Absent | None:
         """The devices that a target's name means; None if it is not one of this cluster's.
@@ -118,6 +120,7 @@ class Cluster:
             ),
             device_kind=next(iter(self.chip.device_kinds), ""),
             device_memory_bytes=self.memory_bytes,
+            is_memory_stated=self.is_memory_stated,
             num_hosts=count * chips // math.prod(parts.host),
             topology=known.topology(parts.torus) if known else "",
             chip_config=known.chip_config if known else "",

@@ -150,6 +150,7 @@ def _cluster(path: Path, name: str, file: _File, chips: Mapping[str, Chip]) -> C
         chip=chip,
         parts=parts,
         memory_bytes=_memory_bytes(chip, generation, own),
+        is_memory_stated=bool(own and own.hbm_bytes),
         source=table.source,
         figures=hashlib.sha256(said.encode()).hexdigest()[:8],
     )

@@ -14,9 +14,10 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 # (initialization, evaluation); the runtime's own share is not in the compiler's limit anyway.
 _TPU_BYTES = 256 * 2**20
 # jax takes three quarters of a GPU's memory at its start and no more (its documentation, "GPU
-# memory allocation"); the variable changes that.
+# memory allocation"); a variable changes that. Of its two names jaxlib 0.10 calls the second one
+# deprecated (jaxlib/xla_client.py).
 _GPU_SHARE = 0.25
-_GPU_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_GPU_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +75,15 @@ def default_reserve(platform: str, environ: Mapping[str, str]) -> Reserve:
         case "tpu":
             return Reserve(size_bytes=_TPU_BYTES)
         case "gpu":
-            return Reserve(share=_gpu_share(environ.get(_GPU_VARIABLE, "").strip()))
+            said = [(name, environ.get(name, "").strip()) for name in _GPU_VARIABLES]
+            return Reserve(share=_gpu_share(next((one for one in said if one[1]), ("", ""))))
         case _:
             return NO_RESERVE
 
 
-def _gpu_share(text: str) -> float:
+def _gpu_share(said: tuple[str, str]) -> float:
+    """The part of a GPU that jax leaves alone, by the name and the value of a variable."""
+    name, text = said
     if not text:
         return _GPU_SHARE
     try:
@@ -88,7 +92,7 @@ def _gpu_share(text: str) -> float:
         taken = -1.0
     if not 0 < taken <= 1:
         raise UsageError(
-            f"`{_GPU_VARIABLE}` is `{text}`, which is no part of a GPU's memory",
+            f"`{name}` is `{text}`, which is no part of a GPU's memory",
             hint="set it to a number above 0 and up to 1, or unset it",
         )
     return 1 - taken

@@ -228,7 +228,8 @@ def default_store(environ: Mapping[str, str]) -> ModuleStore:
     """
     chosen = environ.get(FOLDER_VARIABLE, "").strip()
     root = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("automesh")
-    return store_in(root / "modules", environ)
+    # Absolute: a script may change the folder that its worker is in.
+    return store_in(root.absolute() / "modules", environ)
 
 
 def store_in(folder: Path, environ: Mapping[str, str]) -> ModuleStore:

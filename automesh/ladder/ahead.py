@@ -170,6 +170,7 @@ class AheadSearch:
         except KeyboardInterrupt:
             # Whatever is in flight is given back when the study closes; the table shows the rest.
             interrupted = True
+            self._read(notebook)
         footer = self._footer(interrupted=interrupted)
         notebook.note_footer(footer)
         result = assemble(self.study, header)
@@ -192,10 +193,7 @@ class AheadSearch:
 
     def _climb(self, notebook: Notebook) -> None:
         """Compiles the best by estimate, then whatever may still beat the best replay."""
-        judged = self.preparation.room.judged
-        rungs = (self._screened, self.study.screen), (self._compiled, self.study.compile)
-        for known, rung in rungs:
-            known |= {p: judged(one) for p, one in outcomes_of(notebook, rung).items()}
+        self._read(notebook)
         end_s = self.started_s + self.request.budget_s
         order, wanted = self._order(), self.request.top
         screen_until_s = self.started_s + SCREEN_SHARE * self.request.budget_s
@@ -211,6 +209,13 @@ class AheadSearch:
             if self._was_late or not order:
                 return
             screen_until_s = self.clock() + (end_s - self.clock()) / 2
+
+    def _read(self, notebook: Notebook) -> None:
+        """Takes over what the study knows."""
+        judged = self.preparation.room.judged
+        rungs = (self._screened, self.study.screen), (self._compiled, self.study.compile)
+        for known, rung in rungs:
+            known |= {p: judged(one) for p, one in outcomes_of(notebook, rung).items()}
 
     def _order(self) -> tuple[Plan, ...]:
         """All plans but the script's own, best first by their estimates."""

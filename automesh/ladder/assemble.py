@@ -23,11 +23,17 @@ from automesh.outcomes import (
     TimedOut,
 )
 from automesh.results.result import Candidate, Funnel, SearchResult
+from automesh.results.words import count
 
 
 def assemble(study: Study, header: Header) -> SearchResult:
     """Reads everything that a study knows for the script and versions of its header."""
-    notebook = Notebook(study=study, source_hash=header.source_hash, versions=header.versions)
+    notebook = Notebook(
+        study=study,
+        source_hash=header.source_hash,
+        versions=header.versions,
+        outside=frozenset(header.outside),
+    )
     judged = header.room.judged
     compiled = {plan: judged(one) for plan, one in outcomes_of(notebook, study.compile).items()}
     measured = outcomes_of(notebook, study.measure)
@@ -53,11 +59,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
             winner=() if decision is None else (decision.winner,),
             estimates=_estimates(notebook, study.compile),
         )
-    stale = sum(1 for trial in study.compile.trials() if not notebook.is_current(trial))
-    notices = list(header.notices)
-    if stale:
-        trials = "1 trial" if stale == 1 else f"{stale} trials"
-        notices.append(f"{trials} of an older script or other versions kept, not ranked")
+    notices = [*header.notices, *_notices_of_stale(notebook)]
     return SearchResult(
         workload=header.workload,
         target=header.target,
@@ -85,6 +87,20 @@ def assemble(study: Study, header: Header) -> SearchResult:
         is_ahead=header.is_ahead,
         device_memory_bytes=header.room.limit_bytes,
         reserve_bytes=header.room.reserve_bytes,
+    )
+
+
+def _notices_of_stale(notebook: Notebook) -> tuple[str, ...]:
+    """What is said of trials that are kept for searches other than this."""
+    mine = (notebook.source_hash, notebook.versions)
+    counts = Counter(
+        "an older script or other versions" if not trial.matches(*mine) else "other search spaces"
+        for trial in notebook.study.compile.trials()
+        if not trial.matches(*mine) or not notebook.tells_of(trial.plan)
+    )
+    return tuple(
+        f"{count(number, 'trial', 'trials')} of {what} kept, not ranked"
+        for what, number in sorted(counts.items())
     )
 
 

@@ -96,6 +96,8 @@ class CompileRung:
             impatient = late_s > self.grace_s and (self._recorded or not self.is_first)
             if late_s > 0 and self._started and (not self._running or impatient):
                 break
+            if late_s > self.grace_s and not self._running:
+                break  # What is left is in the hands of others on this storage.
             if late_s <= 0 or not self._started:
                 self._lead()
                 self._start()
@@ -123,12 +125,14 @@ class CompileRung:
         self._show()
 
     def _remember(self, fingerprint: str, plan: str, outcome: Outcome) -> None:
+        if fingerprint in self._known:
+            return  # Or every trial's program were looked for in the store at every turn.
         # A program that does not fit the device never will; one whose worker was killed, for the
         # memory of the host too, may have had bad luck.
         too_large = isinstance(outcome, OutOfMemory) and self.preparation.room.is_device(outcome)
         kept = isinstance(outcome, Compiled) and self.compiling.keeps(outcome)
         if kept or too_large:
-            self._known.setdefault(fingerprint, (plan, outcome))
+            self._known[fingerprint] = (plan, outcome)
 
     def _lead(self) -> None:
         """Only the holder of the lease enqueues, a few plans more than the workers can take."""
@@ -185,6 +189,9 @@ class CompileRung:
         if isinstance(result, Lowered):
             if result.fingerprint in self._known:
                 self._take_over(trial, result.fingerprint)
+            elif result.fingerprint not in self._programs:
+                # Who compiled it has failed since, in a way that need not befall another.
+                self._retries.append(trial)
             else:
                 self._waiting.setdefault(result.fingerprint, []).append(trial)
             return

@@ -53,7 +53,19 @@ def header_of(
         fabric=estimates.fabric,
         is_ahead=is_ahead,
         room=preparation.room,
+        outside=_outside(preparation, study, is_ahead=is_ahead),
     )
+
+
+def _outside(preparation: Preparation, study: Study, *, is_ahead: bool) -> tuple[str, ...]:
+    """Plans that were searched here before, for this script, and are not legal now."""
+    mine = (preparation.inspection.source_hash, preparation.provenance)
+    legal = frozenset(preparation.plans)
+    rungs = [study.compile, study.measure, *([study.screen] if is_ahead else [])]
+    known = dict.fromkeys(
+        trial.plan for rung in rungs for trial in rung.trials() if trial.matches(*mine)
+    )
+    return tuple(str(plan) for plan in known if plan not in legal)
 
 
 def spent(budget_s: float) -> str:

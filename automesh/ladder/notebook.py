@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from automesh.hardware.fabric import Fabric
@@ -28,6 +28,8 @@ class Header:
       fabric: how the devices are wired; None if that could not be told.
       is_ahead: True if the devices are not here: nothing can be measured.
       room: what a plan may use of a device's memory.
+      outside: plans, as text, that the study knows from other search spaces and that are not legal
+        in this one.
     """
 
     workload: str
@@ -52,6 +54,7 @@ class Header:
     fabric: Fabric | None = None
     is_ahead: bool = False
     room: Room = NO_LIMIT
+    outside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +71,26 @@ class Footer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notebook:
-    """Typed notes of one study; those of an older script or other versions are not read."""
+    """Typed notes of one study; those of an older script or other versions are not read.
+
+    Attributes:
+      outside: plans, as text, that are not told of, beside those out of the study's scope.
+    """
 
     study: Study
     source_hash: str
     versions: Pairs
+    outside: frozenset[str] = frozenset()
 
     def is_current(self, trial: Trial) -> bool:
-        """Whether a trial belongs to the script and the versions as they are now."""
-        return trial.matches(self.source_hash, self.versions)
+        """Whether a trial counts: of the script and the versions as they are now, of a plan that is
+        searched, and not for want of time or memory that there is now."""
+        mine = trial.matches(self.source_hash, self.versions) and self.tells_of(trial.plan)
+        return mine and not self.study.scope.overcomes(trial.outcome)
+
+    def tells_of(self, plan: Plan) -> bool:
+        """Whether a plan belongs to the search space as it is now."""
+        return self.study.scope.covers(plan) and str(plan) not in self.outside
 
     def note_header(self, header: Header) -> None:
         self.study.note("header", to_json(header, Header))
@@ -98,8 +112,17 @@ class Notebook:
         self._note("decision", to_json(decision, Decision))
 
     def decision(self) -> Decision | None:
+        """What was decided; None if nothing was, or for a plan that is not searched any more."""
         found = self._noted("decision")
-        return None if found is None else from_json(found, Decision)
+        decision = None if found is None else from_json(found, Decision)
+        if decision is None or not self.tells_of(decision.winner):
+            return None
+        known = [one for one in decision.race.comparisons if self.tells_of(one.plan)]
+        return replace(
+            decision,
+            race=replace(decision.race, comparisons=tuple(known)),
+            confirmed=tuple(pair for pair in decision.confirmed if self.tells_of(pair[0])),
+        )
 
     def _note(self, key: str, value: Any) -> None:
         mine = {"source_hash": self.source_hash, "versions": dict(self.versions), "value": value}

@@ -16,7 +16,7 @@ from automesh.hardware.speeds import Speeds
 from automesh.hlo import read_module
 from automesh.hlo.renumbered import renumbered
 from automesh.hlo.schedule import read_schedule
-from automesh.hlo.store import FOLDER_VARIABLE, ModuleStore
+from automesh.hlo.store import LIMIT_VARIABLE, ModuleStore
 from automesh.ladder.pricing_pipelines import replay_pipeline
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import (
@@ -26,6 +26,7 @@ from automesh.outcomes import (
     Outcome,
     Replayed,
 )
+from automesh.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +51,16 @@ class Player:
         """
         if compiled.pipeline is not None:
             found = self._pipeline(plan, compiled, compiled.pipeline)
-            return found if isinstance(found, Failed) else found[0]
+            return found if isinstance(found, Failed) else self._signed(found[0])
         played = self.play(plan, compiled)
         if isinstance(played, Failed):
             return played
-        return replace(compiled, replay=played[0], step_s=played[0].step_s)
+        return self._signed(replace(compiled, replay=played[0], step_s=played[0].step_s))
+
+    def _signed(self, compiled: Compiled) -> Compiled:
+        """With the speeds that it was played at."""
+        assert compiled.replay is not None
+        return replace(compiled, replay=replace(compiled.replay, speeds=self.speeds.origin))
 
     def play(self, plan: Plan, compiled: Compiled) -> tuple[Replayed, Timeline] | Failed:
         """Plays the program of a plan, or its programs; `Failed` if one cannot be read.
@@ -100,8 +106,8 @@ class Player:
             raise UsageError(
                 f"the compiled program of {plan} is not in `{self.store.folder}`, where it should "
                 "have been kept",
-                hint=f"make room on that disk, or name another folder with ${FOLDER_VARIABLE}, and "
-                "run the same command again",
+                hint=f"it takes {format_bytes(self.store.limit_bytes)} at most: raise "
+                f"${LIMIT_VARIABLE}, and search again with --new",
             )
         return stored.module
 

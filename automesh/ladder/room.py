@@ -57,8 +57,11 @@ class Room:
 
     def is_device(self, outcome: OutOfMemory) -> bool:
         """Whether it was the device's memory that did not suffice, not that of this machine."""
-        distance = abs(outcome.limit_bytes - self.limit_bytes)
-        return bool(self.limit_bytes) and distance <= _PRINTED * self.limit_bytes
+        if outcome.is_host:
+            return False
+        # What does not fit the compiler's own limit does not fit a lower one of the user's.
+        least = (1 - _PRINTED) * self.limit_bytes
+        return bool(self.limit_bytes) and outcome.limit_bytes >= least
 
 
 NO_LIMIT = Room()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from automesh.hardware import Target
+from automesh.hardware.calibrated import find_speeds
 from automesh.ladder.ahead import AheadSearch, ready_for
 from automesh.ladder.assemble import assemble, outcomes_of
 from automesh.ladder.compile_rung import CompileRung
@@ -29,10 +31,12 @@ from automesh.ladder.preparation import (
 from automesh.ladder.promised import promised_plans
 from automesh.ladder.reading import reading
 from automesh.ladder.request import SearchRequest
+from automesh.ladder.scope import Scope
 from automesh.ladder.study import Study, open_study, parse_storage
 from automesh.ladder.visits import VisitRules
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
+from automesh.program.nouns import Attachment
 from automesh.results.csv_export import write_csv
 from automesh.results.estimates import Estimates
 from automesh.results.estimates_csv import write_estimates
@@ -69,7 +73,7 @@ def run_search(
         look = lookers.enter_context(looking(request, target, space, progress, clock=clock))
         preparation = look.preparation
         if found is not None:
-            preparation = preparation.with_memory(found.device_memory_bytes)
+            preparation = preparation.with_memory(_limit_bytes(target, found))
         else:
             promised, notices = promised_plans(request, preparation)
             preparation = replace(preparation, promised=promised)
@@ -81,6 +85,7 @@ def run_search(
             preparation.name,
             source_hash=preparation.inspection.source_hash,
             versions=preparation.provenance,
+            scope=_scope_of(request, target, preparation),
         ) as study:
             started_s = clock()
             estimates = look.estimate(share=ESTIMATE_SHARE, pulse=study.heartbeat)
@@ -109,6 +114,28 @@ def run_search(
                 clock=clock,
             )
             return search.run()
+
+
+def _limit_bytes(target: Target, found: Attachment) -> int:
+    """What a program can have: what the compiler says, unless the user's own file says less."""
+    limit, absent = found.device_memory_bytes, target.absent
+    if absent is None or not absent.is_memory_stated:
+        return limit
+    return min(limit, absent.device_memory_bytes) if limit else absent.device_memory_bytes
+
+
+def _scope_of(request: SearchRequest, target: Target, preparation: Preparation) -> Scope:
+    """What the search may take over from a study, and try."""
+    workers, absent, aim = count_workers(target, request.workers), target.absent, preparation.aim
+    speeds = absent and find_speeds(
+        absent.fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ
+    )
+    return Scope(
+        plans=frozenset(preparation.plans),
+        timeout_s=request.timeout_s,
+        worker_bytes=request.memory_limit_bytes or memory_share_bytes(workers),
+        speeds=speeds.origin if speeds is not None else "",
+    )
 
 
 def read_result(study: Path | None, *, results: Path, storage: str) -> SearchResult:

@@ -28,6 +28,7 @@ from automesh.ladder.records import (
     read_trial,
     round_attribute,
 )
+from automesh.ladder.scope import EVERYTHING, Scope
 from automesh.ladder.trials import Round, RungName, Trial
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Outcome
@@ -56,6 +57,7 @@ class Rung:
         lease: Lease,
         source_hash: str,
         versions: Versions,
+        scope: Scope = EVERYTHING,
     ) -> None:
         self.name: RungName = name
         self._backend = backend
@@ -64,6 +66,7 @@ class Rung:
         self._lease = lease
         self._source_hash = source_hash
         self._versions = versions
+        self._scope = scope
         self._prefix = f"{search}/{name}/"
         self._queue: deque[FrozenTrial] = deque()
         self._claimed: dict[int, Trial] = {}
@@ -87,6 +90,8 @@ class Rung:
         self, plans: Iterable[Plan], estimates: Mapping[Plan, Estimated] | None = None
     ) -> list[Trial]:
         """Adds a waiting trial for every plan that has none for this script and these versions yet.
+
+        What failed for want of time or memory that there is now does not count, and is tried again.
 
         Args:
           estimates: to be kept with the trials of their plans.
@@ -115,7 +120,9 @@ class Rung:
         return added
 
     def claim(self) -> Trial | None:
-        """Takes the first waiting trial for this script and these versions, if there is one.
+        """Takes the first waiting trial for this script, these versions and a plan in scope.
+
+        None if there is none.
 
         It is this process's until `finish`, `give_back`, or `LEASE_S` without `Study.heartbeat`.
         """
@@ -293,7 +300,8 @@ class Rung:
             one
             for one in waiting
             if is_ours(one)
-            and self._matches(self._trial(one))
+            and self._matches(trial := self._trial(one))
+            and self._scope.covers(trial.plan)
             and self._key(one.number) not in taken
         )
 
@@ -323,7 +331,9 @@ class Rung:
         return known
 
     def _matches(self, trial: Trial) -> bool:
-        return trial.matches(self._source_hash, self._versions)
+        """Whether a trial counts for the script, the versions and the limits as they are now."""
+        mine = trial.matches(self._source_hash, self._versions)
+        return mine and not self._scope.overcomes(trial.outcome)
 
     def _is_mine(self, trial: Trial) -> bool:
         hold = self._backend.holds.get(self._key(trial.number))

@@ -49,9 +49,16 @@ def start_all(
         left_s = request.budget_s - (clock() - began_s)
         share_s = max(left_s / (len(targets) - number), _LEAST * even_s)
         mine = replace(request, target=target, budget_s=share_s, shared_terms=tuple(folders))
-        with open_progress() as progress:
-            progress.log(f"target {number + 1} of {len(targets)}: {target}")
-            one = _sought(mine, target, progress)
+        try:
+            with open_progress() as progress:
+                progress.log(f"target {number + 1} of {len(targets)}: {target}")
+                one = _sought(mine, target, progress)
+        except KeyboardInterrupt:
+            # Before it had anything to show; what the others have found is shown all the same.
+            if not searches:
+                raise
+            interrupted = True
+            break
         searches.append(one)
         if one.result is not None and one.result.results_dir:
             folders.append(Path(one.result.results_dir).absolute() / TERMS)
@@ -85,6 +92,11 @@ def _sought(request: SearchRequest, target: str, progress: Progress) -> Sought:
         result = start(request, progress)
     except AutomeshError as error:
         return Sought(target=target, result=None, reason=error.message, hint=error.hint)
+    except OSError as error:
+        where = f"`{error.filename}`: " if error.filename else ""
+        reason = f"{where}{(error.strerror or type(error).__name__).lower()}"
+        hint = "check the disk and the permissions; what is finished is kept"
+        return Sought(target=target, result=None, reason=reason, hint=hint)
     return _judged(result, target, is_dry=request.dry_run)
 
 

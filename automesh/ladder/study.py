@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from automesh.errors import UsageError
 from automesh.ladder.lease import Lease, Owner, this_owner
+from automesh.ladder.scope import EVERYTHING, Scope
 from automesh.ladder.storage import Storage, parse_storage
 from automesh.ladder.trials import Round, RungName, Trial
 
@@ -26,6 +27,7 @@ def open_study(
     *,
     source_hash: str = "",
     versions: tuple[tuple[str, str], ...] = (),
+    scope: Scope = EVERYTHING,
     create: bool = True,
 ) -> Study:
     """Opens the study `name` in `storage`.
@@ -33,6 +35,7 @@ def open_study(
     Args:
       source_hash: of the script as it is now; only trials with the same one are claimed.
       versions: of everything whose change makes figures stale; likewise.
+      scope: what the search may try; only its plans are claimed.
       create: make the study if there is none; False for those who only want to read it.
 
     Raises:
@@ -55,6 +58,7 @@ def open_study(
             lease=lease,
             source_hash=source_hash,
             versions=versions,
+            scope=scope,
         )
 
     try:
@@ -70,6 +74,7 @@ def open_study(
         name,
         owner=owner,
         lease=lease,
+        scope=scope,
         compiles=compiles,
         measures=measures,
         open_screen=lambda: open_rung("screen"),
@@ -94,6 +99,7 @@ class Study:
         that are not here, `<name>/screen`.
       storage: where it is kept.
       owner: what this process is known as to the others.
+      scope: what the search may try.
       compile: the rung of compiled plans.
       measure: the rung of measured plans.
     """
@@ -105,6 +111,7 @@ class Study:
         *,
         owner: Owner,
         lease: Lease,
+        scope: Scope,
         compiles: Rung,
         measures: Rung,
         open_screen: Callable[[], Rung],
@@ -112,6 +119,7 @@ class Study:
         self.name = name
         self.storage = backend.storage
         self.owner = owner
+        self.scope = scope
         self.compile = compiles
         self.measure = measures
         self._backend = backend

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,27 @@ from automesh.program.nouns import Device, Entry
 
 _PACKAGES = ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _VARIABLES = ("XLA_", "LIBTPU_", "NCCL_")
+# jax's own, which change programs or how they are compiled (jax/_src/config.py). What the script
+# sets itself is part of its source.
+_JAX_VARIABLES = frozenset(
+    f"JAX_{name}"
+    for name in (
+        "DEFAULT_DTYPE_BITS",
+        "DEFAULT_MATMUL_PRECISION",
+        "DEFAULT_PRNG_IMPL",
+        "DISABLE_MOST_OPTIMIZATIONS",
+        "ENABLE_REMAT_OPT_PASS",
+        "ENABLE_X64",
+        "EXEC_TIME_OPTIMIZATION_EFFORT",
+        "MEMORY_FITTING_EFFORT",
+        "MEMORY_FITTING_LEVEL",
+        "NUMPY_DTYPE_PROMOTION",
+        "OPTIMIZATION_LEVEL",
+        "THREEFRY_PARTITIONABLE",
+        "USE_SHARDY_PARTITIONER",
+        "XLA_PROFILE_VERSION",
+    )
+)
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -60,13 +83,38 @@ def versions() -> tuple[tuple[str, str], ...]:
             found.append((name, metadata.version(package)))
         except metadata.PackageNotFoundError:
             continue
+    if other := other_libtpu(os.environ):
+        found = [*(one for one in found if one[0] != "libtpu"), ("libtpu", other)]
     return tuple(sorted(found))
+
+
+def other_libtpu(environ: Mapping[str, str]) -> str:
+    """A libtpu that the user names instead of the package's, told from others; empty if none."""
+    named = environ.get("TPU_LIBRARY_PATH", "")
+    if not named:
+        return ""
+    path = Path(named)
+    # The package names itself here when it is imported.
+    spec = importlib.util.find_spec("libtpu")
+    own = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if any(path.resolve().is_relative_to(Path(folder).resolve()) for folder in own):
+        return ""
+    try:
+        status = path.stat()
+    except OSError:
+        return path.name
+    changed = datetime.fromtimestamp(status.st_mtime, UTC).isoformat(timespec="seconds")
+    return f"{path.name} of {status.st_size} bytes, {changed}"
 
 
 def environment() -> tuple[tuple[str, str], ...]:
     """The variables that change what gets compiled or how devices talk, sorted by name."""
     return tuple(
-        sorted((name, value) for name, value in os.environ.items() if name.startswith(_VARIABLES))
+        sorted(
+            (name, value)
+            for name, value in os.environ.items()
+            if name.startswith(_VARIABLES) or name in _JAX_VARIABLES
+        )
     )
 
 

@@ -29,6 +29,7 @@ from automesh.hardware.fitting import is_too_old, wanted_by_jax
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import Failed
 from automesh.program.compiled import is_out_of_memory, out_of_memory
+from automesh.program.describing import other_libtpu
 from automesh.program.refused import Refused
 
 Options = tuple[tuple[str, Scalar], ...]
@@ -57,6 +58,7 @@ _SETTINGS = (
     "jax_exec_time_optimization_effort",
     "jax_memory_fitting_effort",
     "jax_enable_remat_opt_pass",
+    "jax_disable_most_optimizations",
     "jax_use_shardy_partitioner",
     "jax_xla_profile_version",
 )
@@ -130,15 +132,27 @@ def versions_for(platform: str) -> Versions:
     """Of jax, jaxlib and what compiles for a platform."""
     packages = ("libtpu",) if platform == "tpu" else _CUDA_PACKAGES
     found = [(name, version) for name in packages if (version := _version(name))]
+    if platform == "tpu" and (other := other_libtpu(os.environ)):
+        found = [("libtpu", other)]
     return (("jax", jax.__version__), ("jaxlib", jaxlib.__version__), *found)
 
 
 def settings() -> Versions:
     """Variables and settings of jax that change what gets compiled."""
-    config: Any = jax.config
     variables = [(k, v) for k, v in os.environ.items() if k.startswith(_VARIABLES)]
-    configured = [(name, str(getattr(config, name))) for name in _SETTINGS if hasattr(config, name)]
-    return tuple(sorted((*variables, *configured)))
+    known = [(name, value) for name in _SETTINGS if (value := _setting(name)) is not None]
+    return tuple(sorted((*variables, *known)))
+
+
+def _setting(name: str) -> str | None:
+    """The value of a setting; None if this jax has none of that name."""
+    config: Any = jax.config
+    if hasattr(config, name):
+        return str(getattr(config, name))
+    try:
+        return str(config.read(name))  # Those that no context manager changes.
+    except (AttributeError, KeyError):
+        return None
 
 
 def told(one: Elsewhere) -> list[str]:

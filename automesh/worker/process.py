@@ -60,6 +60,7 @@ class Ending:
                 needed_bytes=self.peak_bytes,
                 limit_bytes=memory_limit_bytes,
                 detail=f"killed by {by} for the host memory that it held while {doing}",
+                is_host=True,
             )
         if self.code == protocol.CHANNEL_LOST:
             return Failed(stage=stage, reason="the script closed the worker's control channel")
