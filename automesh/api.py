@@ -111,7 +111,7 @@ def search(
     new: bool = False,
     progress: Progress | None = None,
 ) -> Result | Results:
-    """Searches the fastest mesh for a training step; the same call resumes an unfinished search.
+    """Searches for a training step's fastest mesh; the same call resumes an unfinished search.
 
     Args:
       build: `train.py`, `train.py:make_step`, `package.module:function`, or the function itself.
@@ -239,8 +239,7 @@ def calibrate(
     """Measures devices, and keeps what it finds for all later searches on devices of their kind.
 
     Args:
-      target: `local` (the attached devices), `cpu:N` (virtual), or devices that are not here, such
-        as `tpu-v5p-128` or `gpu-h100-64`, for a dry run.
+      target: `local` (the attached devices) or `cpu:N` (virtual).
       out: file to merge the profile into; by default the one that searches look for.
       budget: time for it, as `60s` or `5m`.
       progress: where to report to; by default nowhere.

@@ -43,7 +43,7 @@ app = typer.Typer(
 
 @app.command(
     help=SEARCH_HELP,
-    short_help="Search the fastest mesh and write mesh_rules.toml.",
+    short_help="Search for the fastest mesh and write mesh_rules.toml.",
     context_settings={"allow_interspersed_args": True},
 )
 def search(
@@ -282,7 +282,7 @@ def explain(
         typer.Argument(metavar="-- ARGS", help="For a script: its own sys.argv, after --."),
     ] = None,
     against: Annotated[
-        str, typer.Option(metavar="MESH", help="Another mesh, to say why one of both wins.")
+        str, typer.Option(metavar="MESH", help="Another mesh, to say why one of the two wins.")
     ] = "",
     target: Annotated[
         str, typer.Option(metavar="NAME", help="For a script: devices, as in search; else local.")

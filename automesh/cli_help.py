@@ -26,7 +26,7 @@ In the training script, read it back:
   mesh = config.create_device_mesh()          config.knobs, config.mapping
 """
 
-SEARCH_HELP = """Search the fastest mesh for the step that SCRIPT builds, and write it to
+SEARCH_HELP = """Search for the fastest mesh for the step that SCRIPT builds, and write it to
 mesh_rules.toml.
 
 SCRIPT is train.py, train.py:make_step or package.module:function. The function is `build`

@@ -1,6 +1,6 @@
 """Do the meshes that experts published stand among the best that automesh finds, and if not, why?
 
-    python -m benchmarks.experts [presets.json] [--platform gpu] [--limit 25] [--preset p239 ...]
+    python -m benchmarks.experts [presets.json] [--platform gpu] [--limit 25] [--preset p239]...
 
 For every public preset that the shipped examples can represent: all plans of the example's search
 space are estimated for the preset's devices, at the preset's batch, sequence length, remat and

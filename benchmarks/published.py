@@ -1,6 +1,6 @@
 """Do predictions for devices that are not here order published measurements as they came out?
 
-    python -m benchmarks.published [results.json] [--group qwen3-0.6b ...] [--replay] [--pipelines]
+    python -m benchmarks.published [results.json] [--group qwen3-0.6b]... [--replay] [--pipelines]
 
 For every group of measured layouts without pipelines that the shipped examples can represent
 (MaxText on Ironwood, a vision transformer in JAX on A100): each layout is compiled for its target

@@ -1,9 +1,8 @@
 """Published measurements of several layouts of one model, read from a file (pure functions).
 
 A record that an example can represent becomes a `Config`: a plan on a target with its measured
-time. All else keeps the reason. Groups with pipelines join once `config_of` can make plans of
-them and `experts_models` has their models. `benchmarks/data/published_results.json` shows the
-format.
+time. All else keeps the reason. Groups with pipelines are read by `published_layouts`.
+`benchmarks/data/published_results.json` shows the format.
 """
 
 from __future__ import annotations
@@ -192,7 +191,9 @@ def _group_of(name: str, records: Sequence[Record]) -> Group:
     if any(record.group_class != "strict" for record in records):
         raise Unlike("its records differ in more than their layout")
     if not first.framework.lower().startswith(_JAX):
-        raise Unlike(f"{first.framework} is no JAX program: its pipelines have no mesh here yet")
+        raise Unlike(
+            f"{first.framework} is no JAX program: pipelines are read by `published_layouts`"
+        )
     model = model_called(str(first.model.get("name", "")))
     target, absent = target_of(first)
     configs: list[Config] = []

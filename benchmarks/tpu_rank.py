@@ -1,6 +1,6 @@
 """Does the estimate order plans for TPUs as their compiled and replayed programs do?
 
-    python -m benchmarks.tpu_rank [--model base ...] [--target v5e:4x4 ...] [--limit 5] [--causes]
+    python -m benchmarks.tpu_rank [--model base]... [--target v5e:4x4]... [--limit 5] [--causes]
 
 For three shapes of the dense example and one of the one with experts: all 15 (dp, fsdp, tp) meshes
 of `v5e:4x4`, and 40 plans of `tpu-v5p-128` drawn at random from the shipped search space. Each is

@@ -1,6 +1,6 @@
 """Does the windowed-einsum option of the TPU's compiler change the best plan, and by how much?
 
-    python -m benchmarks.windowed [--shape base ...] [--limit 6] [--replay]
+    python -m benchmarks.windowed [--shape base]... [--limit 6] [--replay]
 
 For three shapes of the dense example, every (dp, fsdp, tp) mesh of `v5e:4x4` with the compiler's
 own choice, and again with windowed einsums turned off wherever the terms of the step say that it

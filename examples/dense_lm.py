@@ -1,6 +1,6 @@
 """A dense decoder language model, trained on the bytes of Paradise Lost.
 
-Search the mesh, then train on it:
+Search for a mesh, then train on it:
 
     cd examples
     automesh search dense_lm.py --target cpu:8 --space dense_lm

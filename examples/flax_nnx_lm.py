@@ -1,6 +1,6 @@
 """A decoder language model in Flax NNX with logical axes, trained on the bytes of Paradise Lost.
 
-Search the mesh and the rules of the logical axes together, then train on what was found:
+Search for the mesh and the rules of the logical axes together, then train on what was found:
 
     cd examples
     automesh search flax_nnx_lm.py --target cpu:8 --space flax_lm.toml

@@ -1,6 +1,6 @@
 """A decoder language model in Haliax, trained on the bytes of Paradise Lost.
 
-Search the mesh and the axis mapping together, then train on what was found:
+Search for the mesh and the axis mapping together, then train on what was found:
 
     cd examples
     automesh search haliax_lm.py --target cpu:8 --space haliax_lm.toml

@@ -1,6 +1,6 @@
 """A decoder on long sequences with ring attention, trained on the bytes of Paradise Lost.
 
-Search the mesh, then train on it:
+Search for a mesh, then train on it:
 
     cd examples
     automesh search long_context.py --target cpu:8 --space long_context --rules long.toml

@@ -1,6 +1,6 @@
 """A decoder with routed experts (top-k of E per token), trained on the bytes of Paradise Lost.
 
-Search the mesh, then train on it:
+Search for a mesh, then train on it:
 
     cd examples
     automesh search moe_lm.py --target cpu:8 --space moe_lm --rules moe.toml

@@ -54,7 +54,9 @@ def player(folder: Path, module: bytes = b"a module") -> Player:
     store.keep("key", stored)
     fabric = Fabric(kind="switch", chip=CHIP, num_granules=1, granule_devices=4)
     layouts = Layouts(shapes=((4, 1),), spans=(((), ()),))
-    return Player(store=store, fabric=fabric, layouts=layouts, speeds=SimpleNamespace())
+    return Player(
+        store=store, fabric=fabric, layouts=layouts, speeds=SimpleNamespace(origin="made up")
+    )
 
 
 def compiling(folder: Path, *, low: bool = False, reserve: int = 0) -> CompilingAhead:
@@ -74,12 +76,14 @@ def test_the_schedule_gives_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ours = compiling(tmp_path)
     found = ours.outcome(plan("tp:4"), ANSWER)
     assert isinstance(found, Compiled)
-    assert found.replay == replayed(plan("tp:4")) and found.step_s == found.replay.step_s
+    assert found.replay == replace(replayed(plan("tp:4")), speeds="made up")
+    assert found.step_s == found.replay.step_s
     assert list(ours.asked) == ["devices"]
     # The same program on another plan is played with that one's names.
     twin = ours.again(plan("dp:4"), replace(found, same_as="tp:4"))
     assert isinstance(twin, Compiled)
-    assert twin.replay == replayed(plan("dp:4")) and twin.same_as == "tp:4"
+    assert twin.replay == replace(replayed(plan("dp:4")), speeds="made up")
+    assert twin.same_as == "tp:4"
 
 
 def test_low_effort_is_not_played(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_plan_that_the_space_forbids_now_does_not_win(place: Place) -> None:
     assert narrow.funnel.legal == 2 and narrow.funnel.waiting == 0
     assert "1 trial of other search spaces kept, not ranked" in narrow.notices
     rules = place.folder / "mesh_rules.toml"
-    assert automesh.load(rules).select("v5e-2x4").mesh_shape == (2, 4)
+    assert automesh.load(rules).select("v5e-2x4").mesh_shape.ici_mesh_shape == (2, 1, 1, 4, 1)
     # What is read later is the answer of the last search, too.
     assert api.show(place.study).found.candidates == narrow.candidates
     space.write_text("[axes]\ndp = {}\ntp = {}\n")

@@ -76,8 +76,6 @@ def test_a_trial_from_queue_to_result(study: Study, storage: Storage) -> None:
         1,
     )
     assert trial.outcome is None
-    assert study.compile.note_fingerprint(trial, "beef")
-    assert study.compile.trials()[0].fingerprint == "beef"
     assert study.compile.finish(trial, compiled(0.25)) == "stored"
 
     with opened(storage) as again:
@@ -200,7 +198,6 @@ def test_a_late_finisher_changes_nothing(
 
     assert other.compile.finish(paused, compiled(0.9)) == "lost"
     assert not other.compile.report(paused, 0, [0.9])
-    assert not other.compile.note_fingerprint(paused, "late")
     assert study.compile.finish(mine, compiled(0.1)) == "stored"
     assert other.compile.finish(paused, compiled(0.9)) == "already_finished"
     assert study.compile.finish(mine, compiled(0.8)) == "already_finished"

@@ -14,7 +14,7 @@ from automesh.hardware.links import reach
 from automesh.hardware.walks import Ints, ring_loads
 from automesh.mesh.batch import Batch
 
-# Between the two cores of a chip, in links of one direction: stated from memory, no source found.
+# Between the two cores of a chip, in links of one direction: an assumption, no source was found.
 # As long as it is several, a mesh waits for other links.
 CORE_LINKS = 6.0
 _ALONE = (math.inf, 0.0, 1.0, 1.0, 1.0)

@@ -12,8 +12,8 @@ from automesh.ladder.view import View
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Failure, Outcome
 
-# At low effort the compiler's memory was 10 to 27 % below that at default effort: only a program
-# that stays below this part of the limit fits for certain.
+# At low effort the compiler's memory was 10 to 27 % below that at default effort: a program below
+# this part of the limit counts as one that fits, until default effort says otherwise.
 SURELY = 0.75
 _BEHIND = 3
 
@@ -39,7 +39,7 @@ def interleaved(order: Sequence[Plan]) -> tuple[Plan, ...]:
 
 
 def surely_fits(outcome: Outcome | None, room: Room) -> bool:
-    """Whether a compile at low effort shows that a plan fits."""
+    """Whether a compile at low effort says clearly enough that a plan fits."""
     if not isinstance(outcome, Compiled):
         return False
     peak = outcome.memory.peak_bytes

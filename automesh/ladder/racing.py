@@ -1,7 +1,8 @@
 """A race over finalists as pure logic: who is visited next, who is out, and how it stands.
 
 The test was chosen by simulating races of five: log-normal noise of 2 and 5 %, neighbouring rounds
-correlated by 0, 0.3 and 0.5, drift, and 5 % of the visits disturbed by +50 %:
+correlated by 0, 0.3 and 0.5, drift, and 5 % of the visits disturbed by +50 % (that comparison is
+not kept here; `tests/test_racing.py` holds the chosen test to its rates):
 * paired t: disturbed visits swamp its variance; it finds a 10 % loser in 82 % of races, not 95 %;
 * Wilcoxon, sign flips, betting on signs: cannot drop even a finalist that is twice as slow before
   round 12, since a run of equal signs must be so long before it is rare enough;

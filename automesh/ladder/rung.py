@@ -183,17 +183,6 @@ class Rung:
                 return False
             return True
 
-    def note_fingerprint(self, trial: Trial, fingerprint: str) -> bool:
-        """Stores the program's fingerprint while the trial runs; False if the trial was lost."""
-        with self._backend.explained():
-            if not self._is_mine(trial):
-                return False
-            try:
-                self._storage.set_trial_user_attr(trial.storage_id, "fingerprint", fingerprint)
-            except UpdateFinishedTrialError:
-                return False
-            return True
-
     def finish(self, trial: Trial, outcome: Outcome, *, fingerprint: str = "") -> Finish:
         """Stores what became of a claimed trial; after that nothing can change it.
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from automesh.program.signs import Domain
-from automesh.program.stepping import is_ref, leaf_shape
+from automesh.program.stepping import leaf_shape
 
 # Integers that index nothing that we can see run from 1 to this.
 _LARGEST_INTEGER = 7
@@ -143,15 +143,3 @@ def _hash(seed: int, shape: tuple[int, ...]) -> jax.Array:
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         flat = (flat ^ (flat >> shift)) * np.uint32(factor)
     return flat ^ (flat >> 16)
-
-
-def as_arguments(tree: Any, arrays: Sequence[jax.Array]) -> Any:
-    """Puts arrays into the structure of `tree`, wrapped in fresh references where it has
-    references."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure.unflatten(
-        [
-            jax.new_ref(array) if is_ref(leaf) else array
-            for leaf, array in zip(leaves, arrays, strict=True)
-        ]
-    )

@@ -60,11 +60,6 @@ class Value:
     free: tuple[int, ...] = ()
 
     @property
-    def split_over(self) -> tuple[str, ...]:
-        """All mesh axes that divide it, sorted."""
-        return tuple(sorted({axis for dimension in self.axes for axis in dimension}))
-
-    @property
     def global_bytes(self) -> float:
         return math.prod(self.shape) * element_bytes(self.dtype)
 

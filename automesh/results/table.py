@@ -96,7 +96,7 @@ def _marks(rows: Sequence[Candidate], columns: Sequence[Column]) -> list[tuple[s
     names = {column.name for column in columns}
     measured = [row.outcome for row in rows if isinstance(row.outcome, Measured)]
     if "\u00b1" in names:
-        notes.append(("\u00b1", "measured, with half of the 95 % interval"))
+        notes.append(("\u00b1", "measured, the longer side of the 95 % interval"))
     elif measured:
         notes.append(("", "step times without a mark are measured"))
     if any(outcome.values == "synthetic" for outcome in measured):

@@ -10,7 +10,6 @@ from typing import Literal
 
 from automesh.outcomes import (
     Compiled,
-    Counts,
     Estimated,
     Failed,
     Failure,
@@ -96,12 +95,6 @@ def is_duplicate(candidate: Candidate) -> bool:
 def compiled_of(candidate: Candidate) -> Compiled | None:
     """What the compiler said, whichever field holds it."""
     return candidate.outcome if isinstance(candidate.outcome, Compiled) else candidate.compiled
-
-
-def counts_of(candidate: Candidate) -> Counts | None:
-    """What a device does in one step, if the plan was compiled."""
-    compiled = compiled_of(candidate)
-    return compiled.counts if compiled else None
 
 
 def peak_is_measured(candidate: Candidate) -> bool:
