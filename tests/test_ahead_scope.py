@@ -48,6 +48,7 @@ def test_a_plan_that_the_space_forbids_now_does_not_win(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_another_space_left_in_the_queue_is_not_compiled(place: Place) -> None:
     place.search(top=1)
     forbidden = Plan(axes=parse_mesh("dp:2,tp:4"))
@@ -73,6 +74,7 @@ def test_what_another_space_left_in_the_queue_is_not_compiled(place: Place) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_other_speeds_replay_again_what_is_compiled(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -250,6 +250,7 @@ def test_several_targets_give_a_rule_each_and_share_their_terms(place: Place) ->
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_meshes_that_jax_cannot_lay_out_are_not_waited_for(place: Place) -> None:
     script, space = place.folder / "train.py", place.folder / "space.toml"
     script.write_text(script.read_text().replace("width=8", "width=224"))
@@ -264,6 +265,7 @@ def test_meshes_that_jax_cannot_lay_out_are_not_waited_for(place: Place) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_target_without_an_answer_is_named(place: Place) -> None:
     found = place.search(target=["v5e:2x4", "v6e:2x4"], reserve_hbm="95%")
     assert isinstance(found, Results)

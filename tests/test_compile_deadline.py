@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from automesh.ladder import compile_rung
 from automesh.ladder.compile_rung import CompileRung
 from automesh.ladder.room import NO_LIMIT
 from automesh.mesh.axes import Plan, parse_mesh
@@ -55,7 +56,8 @@ class Elsewhere(Memory):
         return None
 
 
-def test_who_gets_nothing_to_do_ends_with_its_time() -> None:
+def test_who_gets_nothing_to_do_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_rung, "POLL_S", 0.0)
     clock = Clock()
     rung = rung_of(clock, Slow(clock=clock, seconds=1.0), Elsewhere(), is_first=True)
     assert rung.run() == {}

@@ -78,6 +78,7 @@ def test_dense_flops_are_shared_evenly() -> None:
     assert 8 * counted("dense_lm", CASES["dense_lm"]).flops == alone.flops
 
 
+@pytest.mark.long
 def test_programs_of_different_examples_differ() -> None:
     prints = {module_fingerprint(read_module(compiled(n, s))) for n, s in CASES.items()}
     assert len(prints) == len(CASES)

@@ -90,6 +90,7 @@ def check_training(model, mesh, schedules, *, residuals="recompute", num_microba
         assert worst(got[2], last) < CLOSE, schedule.name
 
 
+@pytest.mark.long
 def test_a_dense_model_over_two_stages_with_fsdp_and_tp():
     schedule = make_schedule("1f1b", num_ranks=2, num_microbatches=4)
     model = language_model("dense", 2, rows=16, layers=2)

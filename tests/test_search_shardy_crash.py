@@ -12,6 +12,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "shardy_crashes.py"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_crash_of_a_pass_falls_back_to_the_compiler(tmp_path: Path) -> None:
     space = tmp_path / "space.toml"
     space.write_text("[axes]\ndp = {}\ntp = {}\n")
