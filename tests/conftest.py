@@ -13,6 +13,8 @@ os.environ.pop("XLA_FLAGS", None)
 # What somebody has calibrated on this machine is none of a test's business.
 os.environ["AUTOMESH_PROFILES"] = str(Path(__file__).parent / "no-profiles")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Several processes of these tests compile for TPUs that are not here, which is no use of one.
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As for any command in the background: what the tests start would ignore their Ctrl-C, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
