@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError
+from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError, of_system
 
 _STOPPED = 130
 _STAND_INS = "automesh.stand-ins"
@@ -68,14 +68,7 @@ def guarded(call: Callable[[], Any], commands: Sequence[str]) -> int:
         return 0
     except OSError as error:
         _drop_output()
-        what = f"`{error.filename}`: " if error.filename else ""
-        return _complain(
-            UsageError(
-                f"{what}{(error.strerror or type(error).__name__).lower()}",
-                hint="check the disk and the permissions; what is finished is kept",
-            ),
-            2,
-        )
+        return _complain(of_system(error), 2)
     except _ArgumentError as error:
         return _complain(UsageError(_sentence(error), hint=_help_for(error, commands)), 2)
 

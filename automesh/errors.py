@@ -75,3 +75,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean `x`?)` with the most similar known name; empty if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean `{close[0]}`?)" if close else ""
+
+
+def of_system(error: OSError) -> UsageError:
+    """What the operating system refused, as a sentence."""
+    what = f"`{error.filename}`: " if error.filename else ""
+    return UsageError(
+        f"{what}{(error.strerror or type(error).__name__).lower()}",
+        hint="check the disk and the permissions; what is finished is kept",
+    )

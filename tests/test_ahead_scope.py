@@ -128,3 +128,17 @@ def test_several_targets_show_what_is_found_when_interrupted(
     first, second = found.found.searches  # pyright: ignore
     assert str(first.result.candidates[0].plan) == "dp:4,tp:2"
     assert (second.target, second.reason) == ("v6e:2x4", "it was not begun")
+
+
+def test_a_full_disk_is_the_fate_of_one_target(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from automesh.ladder import several
+
+    def refused(*_: object) -> object:
+        raise OSError(28, "No space left on device", "terms")
+
+    monkeypatch.setattr(several, "start", refused)
+    found = place.search(target=["v5e:2x4", "v6e:2x4"])
+    reasons = [one.reason for one in found.found.not_found]  # pyright: ignore
+    assert reasons == ["`terms`: no space left on device"] * 2

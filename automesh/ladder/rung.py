@@ -122,8 +122,6 @@ class Rung:
     def claim(self) -> Trial | None:
         """Takes the first waiting trial for this script, these versions and a plan in scope.
 
-        None if there is none.
-
         It is this process's until `finish`, `give_back`, or `LEASE_S` without `Study.heartbeat`.
         """
         with self._backend.explained():

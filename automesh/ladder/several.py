@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError
+from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError, of_system
 from automesh.hardware import check_compilable, clusters_in, parse_target
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.starting import start
@@ -93,10 +93,8 @@ def _sought(request: SearchRequest, target: str, progress: Progress) -> Sought:
     except AutomeshError as error:
         return Sought(target=target, result=None, reason=error.message, hint=error.hint)
     except OSError as error:
-        where = f"`{error.filename}`: " if error.filename else ""
-        reason = f"{where}{(error.strerror or type(error).__name__).lower()}"
-        hint = "check the disk and the permissions; what is finished is kept"
-        return Sought(target=target, result=None, reason=reason, hint=hint)
+        refused = of_system(error)
+        return Sought(target=target, result=None, reason=refused.message, hint=refused.hint)
     return _judged(result, target, is_dry=request.dry_run)
 
 
