@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from automesh import partition, pipeline
-    from automesh.api import Result, Results, calibrate, explain, load, search, show, targets
+    from automesh.api import (
+        Result,
+        Results,
+        ScriptCheck,
+        calibrate,
+        check_script,
+        explain,
+        load,
+        search,
+        show,
+        targets,
+    )
     from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError
     from automesh.mesh.axes import MeshAxis, Plan
     from automesh.mesh.batches import (
@@ -33,7 +44,9 @@ _HOMES = {
     "automesh.api": (
         "Result",
         "Results",
+        "ScriptCheck",
         "calibrate",
+        "check_script",
         "explain",
         "load",
         "search",
@@ -82,10 +95,12 @@ __all__ = [
     "Result",
     "Results",
     "Rules",
+    "ScriptCheck",
     "UsageError",
     "Workload",
     "calculate_host_mesh_shape",
     "calibrate",
+    "check_script",
     "cpu_context",
     "create_cpu_mesh",
     "create_mesh",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from automesh.hardware.catalogue import Listed
     from automesh.hardware.compilers import Compiler
     from automesh.results.explanation import Explanation
+    from automesh.results.script_check import CheckedScript
     from automesh.results.several import Several
 
 
@@ -53,17 +54,24 @@ class Result:
 
         return config_of(self.found)
 
-    def table(self, *, top: int = 0, width: int | None = None) -> str:
+    def table(self, *, top: int = 0, width: int | None = None, verbose: bool = False) -> str:
         """The result as text that fits the terminal (or `width` columns).
 
         Args:
           top: rows of the ranking; 0 for as many as a search looks at closely.
+          verbose: say how the estimates were made, too.
         """
         from automesh.results.table import render
 
         columns = width or shutil.get_terminal_size().columns
         rows = top or usual_top(is_ahead=self.found.is_ahead)
-        return render(self.found, top=rows, width=max(columns, 40), colour=is_colourful())
+        return render(
+            self.found,
+            top=rows,
+            width=max(columns, 40),
+            colour=is_colourful(),
+            verbose=verbose,
+        )
 
     def dataframe(self) -> pd.DataFrame:
         """Every candidate as a row."""
@@ -134,13 +142,13 @@ class Results:
             hints = [one.hint for one in self.found.not_found if one.hint]
             raise NoFeasibleMesh(f"nothing was found for {said}", hint=hints[0] if hints else "")
 
-    def table(self, *, top: int = 0, width: int | None = None) -> str:
+    def table(self, *, top: int = 0, width: int | None = None, verbose: bool = False) -> str:
         """A table for each target and a summary, as text that fits the terminal."""
         from automesh.results.several import render
 
         columns = max(width or shutil.get_terminal_size().columns, 40)
         found = [Result(found=one.result) for one in self.found.searches if one.result]
-        tables = [one.table(top=top, width=columns) for one in found]
+        tables = [one.table(top=top, width=columns, verbose=verbose) for one in found]
         summary = render(self.found, width=columns, colour=is_colourful())
         return "\n".join([*tables, summary])
 
@@ -178,6 +186,44 @@ class Account:
     def to_json(self) -> dict[str, Any]:
         """The account as plain JSON values; what `explain --json` prints."""
         from automesh.results.explain_json import to_json
+
+        return to_json(self.found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptCheck:
+    """What a script is to a search, and what must be mended first.
+
+    Attributes:
+      found: the full record.
+    """
+
+    found: CheckedScript
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a search can begin: nothing must be mended."""
+        return self.found.is_ready
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What must be mended, a sentence each."""
+        return tuple(problem.what for problem in self.found.problems)
+
+    def table(self, *, width: int | None = None, show_all: bool = False) -> str:
+        """Arrays and sentences that fit the terminal (or `width` columns).
+
+        Args:
+          show_all: a line for each array, instead of one for those that are alike.
+        """
+        from automesh.results.script_check_table import render
+
+        columns = max(width or shutil.get_terminal_size().columns, 40)
+        return render(self.found, width=columns, colour=is_colourful(), show_all=show_all)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as plain JSON values; what `check-script --json` prints."""
+        from automesh.results.script_check_json import to_json
 
         return to_json(self.found)
 

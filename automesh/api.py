@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from automesh.answers import Account, Result, Results, TargetList, is_colourful
+from automesh.answers import Account, Result, Results, ScriptCheck, TargetList, is_colourful
 from automesh.api_explain import explain, is_study, write_trace
 from automesh.ladder.asking import make_request
+from automesh.ladder.command.request import CommandRequest, check_subject, make_command_request
 from automesh.ladder.request import SearchRequest
 from automesh.mesh.axes import Scalar
 from automesh.mesh.config import Rules
@@ -21,16 +23,21 @@ __all__ = [
     "Account",
     "Result",
     "Results",
+    "ScriptCheck",
     "TargetList",
     "calibrate",
+    "check_script",
+    "check_subject",
     "explain",
     "is_colourful",
     "is_study",
     "load",
+    "make_command_request",
     "make_request",
     "progress_on_stderr",
     "run",
     "run_all",
+    "run_command",
     "search",
     "show",
     "targets",
@@ -44,11 +51,17 @@ if TYPE_CHECKING:
 
 @overload
 def search(
-    build: str | Path | Callable[..., Any],
+    build: str | Path | Callable[..., Any] | None = ...,
     *,
+    command: str = ...,
+    step_time: str = ...,
+    skip_steps: int | None = ...,
+    timed_steps: int | None = ...,
     target: str = ...,
     hardware: str | Path = ...,
     space: str | Path = ...,
+    step: str = ...,
+    split: Sequence[str] = ...,
     budget: str = ...,
     top: int | None = ...,
     baseline: str = ...,
@@ -68,11 +81,17 @@ def search(
 
 @overload
 def search(
-    build: str | Path | Callable[..., Any],
+    build: str | Path | Callable[..., Any] | None = ...,
     *,
+    command: str = ...,
+    step_time: str = ...,
+    skip_steps: int | None = ...,
+    timed_steps: int | None = ...,
     target: list[str] | tuple[str, ...],
     hardware: str | Path = ...,
     space: str | Path = ...,
+    step: str = ...,
+    split: Sequence[str] = ...,
     budget: str = ...,
     top: int | None = ...,
     baseline: str = ...,
@@ -91,11 +110,17 @@ def search(
 
 
 def search(
-    build: str | Path | Callable[..., Any],
+    build: str | Path | Callable[..., Any] | None = None,
     *,
+    command: str = "",
+    step_time: str = "",
+    skip_steps: int | None = None,
+    timed_steps: int | None = None,
     target: str | list[str] | tuple[str, ...] = "local",
     hardware: str | Path = "",
-    space: str | Path = "auto",
+    space: str | Path = "",
+    step: str = "",
+    split: Sequence[str] = (),
     budget: str = "10m",
     top: int | None = None,
     baseline: str = "",
@@ -115,24 +140,35 @@ def search(
 
     Args:
       build: `train.py`, `train.py:make_step`, `package.module:function`, or the function itself.
+      command: instead of `build`: what to run for each mesh, `python train.py --fsdp {fsdp}`; see
+        `automesh search --help`.
+      step_time: of a command: `capture` (by default), `jsonl:FILE`, `jsonl:FILE:KEY` or
+        `regex:PATTERN`.
+      skip_steps: of a command: first steps that do not count; by default 2.
+      timed_steps: of a command: steps that are timed in each run; by default 10.
       target: `local` (the attached devices), `cpu:N` (virtual), or devices that are not here, such
         as `tpu-v5p-128` or `gpu-h100-64`; a list of them gives `Results`, with one rule each.
       hardware: TOML file with clusters of your own, each a target by its name.
-      space: a shipped search space (`auto`, `dense_lm`, `moe_lm`, `long_context`) or a TOML file.
+      space: a shipped search space (`auto`, `dense_lm`, `moe_lm`, `long_context`) or a TOML file;
+        by default `auto`, of a command the axes that it names.
+      step: of a script without `build`, the jitted function that is its training step.
+      split: of a script without `build`, axes of its mesh to search as several, `data=dp,fsdp`:
+        fsdp splits the parameters, too, that the script leaves whole over `data`.
       budget: time for the search, as `90s`, `10m`, `1.5h`.
-      top: finalists of one race (by default 8), or plans to compile for devices that are not here
-        (by default 10).
+      top: finalists of one race (by default 8, of a command 4), or plans to compile for devices
+        that are not here (by default 10).
       baseline: the mesh in use today, such as `dp:8`; by default the workload's own.
       args: the script's own arguments.
-      rules: rule file to merge the winner into; by default beside the script, for a function none.
+      rules: rule file to merge the winner into; by default beside the script, for a function none,
+        for a command `mesh_rules.toml` in the working directory.
       results: folder for the study.
       storage: Optuna storage URL or journal file; by default SQLite in the study's folder.
       workers: compiles side by side; 0 for as many as fit.
-      timeout: limit for one compile, or one visit of a mesh.
+      timeout: limit for one compile, one visit of a mesh, or one run of a command.
       reserve_hbm: memory of a device that plans leave free, as `1GiB` or `5%`.
       xla: compiler options by name, with the value or the values to try; `default` leaves an option
         to the compiler.
-      dry_run: rank the meshes by estimate, and stop.
+      dry_run: rank the meshes by estimate, or say what a command would be, and stop.
       new: start another study instead of resuming.
       progress: where to report to; by default nowhere.
 
@@ -151,12 +187,57 @@ def search(
       >>> sorted(result.dataframe().mesh)
       ['dp:2,tp:2', 'dp:4', 'tp:4']
     """
+    from automesh.results.progress import Silent
+
+    shown = progress or Silent()
+    check_subject(
+        build,
+        command,
+        target if isinstance(target, list | tuple) else [target],
+        of_commands={
+            "step_time": step_time,
+            "skip_steps": skip_steps is not None,
+            "timed_steps": timed_steps is not None,
+        },
+        of_builds={
+            "args": args,
+            "hardware": hardware,
+            "workers": workers,
+            "reserve_hbm": reserve_hbm,
+            "xla": xla,
+            "step": step,
+            "split": split,
+        },
+    )
+    if build is None:
+        return run_command(
+            make_command_request(
+                command,
+                step_time=step_time,
+                skip_steps=skip_steps,
+                timed_steps=timed_steps,
+                rules=Path(rules) if rules is not None else None,
+                results=Path(results),
+                command="",
+                target=target if isinstance(target, str) else target[0],
+                space=str(space),
+                budget_s=parse_duration(budget),
+                top=top,
+                baseline=baseline,
+                storage=storage,
+                timeout_s=parse_duration(timeout),
+                memory_limit_bytes=0,
+                dry_run=dry_run,
+                new=new,
+            ),
+            shown,
+        )
     request = make_request(
         build,
         args=args,
         target=target if isinstance(target, str) else "local",
         hardware=str(hardware),
-        space=str(space),
+        space=str(space) or "auto",
         budget_s=parse_duration(budget),
         top=top,
         baseline=baseline,
@@ -170,10 +251,9 @@ def search(
         xla=knobs_of(xla or {}),
         dry_run=dry_run,
         new=new,
+        step=step,
+        split=split,
     )
-    from automesh.results.progress import Silent
-
-    shown = progress or Silent()
     if isinstance(target, str):
         return run(request, shown)
     return run_all(request, target, lambda: shown)
@@ -188,6 +268,15 @@ def run(request: SearchRequest, progress: Progress) -> Result:
         return Result(found=start(request, progress))
 
 
+def run_command(request: CommandRequest, progress: Progress) -> Result:
+    """As `run`, for a search by a command."""
+    from automesh.ladder.command.starting import search_command
+    from automesh.ladder.interrupts import interrupts_at_rest
+
+    with interrupts_at_rest():
+        return Result(found=search_command(request, progress))
+
+
 def run_all(
     request: SearchRequest, targets: Sequence[str], open_progress: Callable[[], Progress]
 ) -> Results:
@@ -197,6 +286,89 @@ def run_all(
 
     with interrupts_at_rest():
         return Results(found=start_all(request, targets, open_progress))
+
+
+def check_script(
+    build: str | Path | Callable[..., Any],
+    *,
+    target: str = "local",
+    hardware: str | Path = "",
+    space: str | Path = "auto",
+    step: str = "",
+    split: Sequence[str] = (),
+    baseline: str = "",
+    args: Sequence[str] = (),
+    timeout: str = "2m",
+    progress: Progress | None = None,
+) -> ScriptCheck:
+    """Looks at a script as a search would, in seconds and without searching.
+
+    Args:
+      build: as in `search`.
+      target: as in `search`; on a machine with a single CPU device, `local` is `cpu:8`.
+      hardware: TOML file with clusters of your own.
+      space: a shipped search space or a TOML file.
+      step: of a script without `build`, as in `search`.
+      split: of a script without `build`, as in `search`.
+      baseline: the mesh in use today, such as `dp:8`; by default the workload's own.
+      args: the script's own arguments.
+      timeout: limit for calling `build` and tracing the step once.
+      progress: where to report to; by default nowhere.
+
+    Raises:
+      UsageError: bad arguments, or a script that cannot be loaded.
+
+    Example:
+      >>> import jax
+      >>> def build(mesh):
+      ...     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("dp"))
+      ...     batch = jax.ShapeDtypeStruct((16, 64), "float32", sharding=rows)
+      ...     return lambda batch: (batch @ batch.T).sum(), (batch,)
+      >>> check = check_script(build, target="cpu:2")
+      >>> check.is_ready, check.found.step.arguments[0].spec
+      (True, "P('dp')")
+    """
+    from automesh.ladder.interrupts import interrupts_at_rest
+    from automesh.ladder.script_check import check_script as check
+    from automesh.results.progress import Silent
+
+    request = make_request(
+        build,
+        args=args,
+        target=target,
+        hardware=str(hardware),
+        space=str(space),
+        budget_s=parse_duration(timeout),
+        top=1,
+        baseline=baseline,
+        rules=None,
+        results=Path("results"),
+        storage="",
+        workers=0,
+        timeout_s=parse_duration(timeout),
+        memory_limit_bytes=0,
+        dry_run=True,
+        new=False,
+        step=step,
+        split=split,
+    )
+    is_script = isinstance(build, str | Path)
+    name = str(build) if is_script else getattr(build, "__name__", "build")
+    options = [("hardware", hardware), ("space", space), ("baseline", baseline), ("step", step)]
+    options += [("split", one) for one in split]
+    changed = [(key, str(value)) for key, value in options if str(value) not in ("", "auto")]
+
+    def command(target: str) -> str:
+        given = [("target", target), *changed] if target != "local" else changed
+        if is_script:
+            flags = [part for key, value in given for part in (f"--{key}", value)]
+            rest = ["--", *args] if args else []
+            return shlex.join(["automesh", "search", name, *flags, *rest])
+        return f"automesh.search({', '.join([name, *(f'{k}={v!r}' for k, v in given)])})"
+
+    with interrupts_at_rest(), progress or Silent() as shown:
+        found = check(request, script=name, command=command, progress=shown)
+    return ScriptCheck(found=found)
 
 
 def show(

@@ -15,14 +15,20 @@ import typer
 from automesh.cli_guard import guarded, interrupted, prepare_streams
 from automesh.cli_help import (
     CALIBRATE_HELP,
+    CHECK_SCRIPT_HELP,
+    COMMAND_OPTION,
     DOCTOR_HELP,
     EXPLAIN_HELP,
     HELP,
     RESERVE_OPTION,
     SEARCH_HELP,
     SHOW_HELP,
+    SKIP_STEPS_OPTION,
+    SPLIT_OPTION,
+    STEP_TIME_OPTION,
     TARGET_OPTION,
     TARGETS_HELP,
+    TIMED_STEPS_OPTION,
     TOP_OPTION,
     TRACE_OPTION,
     XLA_OPTION,
@@ -30,7 +36,7 @@ from automesh.cli_help import (
 from automesh.errors import Interrupted, UsageError
 
 _T = TypeVar("_T")
-_COMMANDS = ("search", "show", "explain", "targets", "calibrate", "doctor")
+_COMMANDS = ("search", "check-script", "show", "explain", "targets", "calibrate", "doctor")
 
 app = typer.Typer(
     name="automesh",
@@ -48,12 +54,28 @@ app = typer.Typer(
 )
 def search(
     script: Annotated[
-        str,
+        str | None,
         typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
-    ],
+    ] = None,
     script_args: Annotated[
         list[str] | None,
         typer.Argument(metavar="-- ARGS", help="The script's own sys.argv, after --."),
+    ] = None,
+    command: Annotated[
+        str,
+        typer.Option(metavar="TEMPLATE", help=COMMAND_OPTION, show_default=False),
+    ] = "",
+    step_time: Annotated[
+        str,
+        typer.Option(metavar="SOURCE", help=STEP_TIME_OPTION, show_default=False),
+    ] = "",
+    skip_steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help=SKIP_STEPS_OPTION, show_default=False),
+    ] = None,
+    timed_steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help=TIMED_STEPS_OPTION, show_default=False),
     ] = None,
     target: Annotated[
         list[str] | None,
@@ -67,10 +89,23 @@ def search(
         str,
         typer.Option(
             metavar="NAME",
-            help="Search space: auto, dense_lm, moe_lm, long_context, dense_lm_pipeline, "
-            "moe_lm_pipeline, or a TOML file.",
+            help="Search space: auto (by default), dense_lm, moe_lm, long_context, "
+            "dense_lm_pipeline, moe_lm_pipeline, or a TOML file; of a --command by default the "
+            "axes that it names.",
+            show_default=False,
         ),
-    ] = "auto",
+    ] = "",
+    step: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="For a script without `build`: the jitted function that is its training step.",
+        ),
+    ] = "",
+    split: Annotated[
+        list[str] | None,
+        typer.Option(metavar="AXIS=A,B", help=SPLIT_OPTION, show_default=False),
+    ] = None,
     budget: Annotated[
         str,
         typer.Option(
@@ -95,7 +130,8 @@ def search(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where the winner goes; by default mesh_rules.toml beside the script.",
+            help="Where the winner goes; by default mesh_rules.toml beside the script, of a "
+            "--command in this folder.",
         ),
     ] = None,
     results: Annotated[
@@ -114,7 +150,10 @@ def search(
         typer.Option(metavar="N", min=0, help="Compiles side by side; 0: as many as fit."),
     ] = 0,
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="Limit for one compile, or one visit of a mesh.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Limit for one compile, one visit of a mesh, or one command."
+        ),
     ] = "5m",
     worker_memory: Annotated[
         str,
@@ -132,7 +171,13 @@ def search(
         typer.Option(metavar="NAME=VALUE", help=XLA_OPTION, show_default=False),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Rank the meshes by estimate, and stop.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Rank the meshes by estimate, or show the commands, and stop."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say how the estimates were made, too.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     new: Annotated[
@@ -145,12 +190,57 @@ def search(
     from automesh.units import parse_bytes, parse_duration
 
     targets, options = target or ["local"], xla or []
-    request = api.make_request(
+    typed = shlex.join(["automesh", *sys.argv[1:]])
+    api.check_subject(
         script,
+        command,
+        targets,
+        of_commands={
+            "--step-time": step_time,
+            "--skip-steps": skip_steps is not None,
+            "--timed-steps": timed_steps is not None,
+        },
+        of_builds={
+            "--hardware": hardware,
+            "--workers": workers,
+            "--reserve-hbm": reserve_hbm,
+            "--xla": options,
+            "--step": step,
+            "--split": split or [],
+        },
+    )
+    if command:
+        asked = api.make_command_request(
+            command,
+            step_time=step_time,
+            skip_steps=skip_steps,
+            timed_steps=timed_steps,
+            rules=rules,
+            results=results,
+            command=typed,
+            target=targets[0],
+            space=space,
+            budget_s=_read("--budget", parse_duration, budget),
+            top=top,
+            baseline=baseline,
+            storage=storage,
+            timeout_s=_read("--timeout", parse_duration, timeout),
+            memory_limit_bytes=_read("--worker-memory", parse_bytes, worker_memory)
+            if worker_memory
+            else 0,
+            dry_run=dry_run,
+            new=new,
+        )
+        with api.progress_on_stderr() as progress:
+            result = api.run_command(asked, progress)
+        _conclude(result, as_json=as_json, top=top or 0, dry_run=dry_run, verbose=verbose)
+        return
+    request = api.make_request(
+        script or "",
         args=script_args or [],
         target=targets[0],
         hardware=hardware,
-        space=space,
+        space=space or "auto",
         budget_s=_read("--budget", parse_duration, budget),
         top=top,
         baseline=baseline,
@@ -167,22 +257,83 @@ def search(
         curated=CURATED in options,
         dry_run=dry_run,
         new=new,
-        command=shlex.join(["automesh", *sys.argv[1:]]),
+        command=typed,
+        step=step,
+        split=split or [],
     )
     if len(targets) > 1:
         found = api.run_all(request, targets, api.progress_on_stderr)
-        _print(found, as_json=as_json, top=top or 0)
+        _print(found, as_json=as_json, top=top or 0, verbose=verbose)
         if found.interrupted:
             raise interrupted()
         found.require_all()
         return
     with api.progress_on_stderr() as progress:
         result = api.run(request, progress)
-    _print(result, as_json=as_json, top=top or 0)
-    if result.interrupted:
-        raise interrupted()
-    if not dry_run:
-        result.require_best()
+    _conclude(result, as_json=as_json, top=top or 0, dry_run=dry_run, verbose=verbose)
+
+
+@app.command(
+    "check-script",
+    help=CHECK_SCRIPT_HELP,
+    short_help="Look at a script in seconds: is it ready to be searched?",
+    context_settings={"allow_interspersed_args": True},
+)
+def check_script(
+    script: Annotated[
+        str,
+        typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
+    ],
+    script_args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- ARGS", help="The script's own sys.argv, after --."),
+    ] = None,
+    target: Annotated[str, typer.Option(metavar="NAME", help="Devices, as in search.")] = "local",
+    hardware: Annotated[
+        str, typer.Option(metavar="FILE", help="TOML file with clusters of your own.")
+    ] = "",
+    space: Annotated[
+        str, typer.Option(metavar="NAME", help="Search space, as in search.")
+    ] = "auto",
+    step: Annotated[
+        str, typer.Option(metavar="NAME", help="Of a script without `build`, as in search.")
+    ] = "",
+    split: Annotated[
+        list[str] | None,
+        typer.Option(metavar="AXIS=A,B", help="Of a script without `build`, as in search."),
+    ] = None,
+    baseline: Annotated[
+        str, typer.Option(metavar="MESH", help="The mesh that the script uses today.")
+    ] = "",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Limit for calling build and tracing once.")
+    ] = "2m",
+    show_all: Annotated[
+        bool, typer.Option("--all", help="A line for each array, however many there are.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+) -> None:
+    from automesh import api
+    from automesh.units import parse_duration
+
+    _read("--timeout", parse_duration, timeout)
+    check = api.check_script(
+        script,
+        target=target,
+        hardware=hardware,
+        space=space,
+        baseline=baseline,
+        step=step,
+        split=split or [],
+        args=script_args or [],
+        timeout=timeout,
+        progress=api.progress_on_stderr(),
+    )
+    sys.stdout.write(
+        json.dumps(check.to_json(), indent=1) + "\n" if as_json else check.table(show_all=show_all)
+    )
+    if not check.is_ready:
+        raise typer.Exit(1)
 
 
 @app.command(help=SHOW_HELP, short_help="Show what a study has found so far.")
@@ -203,11 +354,15 @@ def show(
         typer.Option(metavar="URL", help="The --storage of the search, if it had one."),
     ] = "",
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Rows to print.")] = 8,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say how the estimates were made, too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     from automesh import api
 
-    _print(api.show(study, results=results, storage=storage), as_json=as_json, top=top)
+    found = api.show(study, results=results, storage=storage)
+    _print(found, as_json=as_json, top=top, verbose=verbose)
 
 
 @app.command(help=TARGETS_HELP, short_help="List what can be searched for, with facts.")
@@ -360,10 +515,22 @@ def _read(option: str, read: Callable[[str], _T], text: str) -> _T:
         raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
 
 
-def _print(result: Any, *, as_json: bool, top: int) -> None:
-    sys.stdout.write(
-        json.dumps(result.to_json(), indent=1) + "\n" if as_json else result.table(top=top) + "\n"
+def _conclude(result: Any, *, as_json: bool, top: int, dry_run: bool, verbose: bool) -> None:
+    """Prints the result of a search for one target, and ends with its exit code."""
+    _print(result, as_json=as_json, top=top, verbose=verbose)
+    if result.interrupted:
+        raise interrupted()
+    if not dry_run:
+        result.require_best()
+
+
+def _print(result: Any, *, as_json: bool, top: int, verbose: bool) -> None:
+    text = (
+        json.dumps(result.to_json(), indent=1)
+        if as_json
+        else result.table(top=top, verbose=verbose)
     )
+    sys.stdout.write(text + "\n")
 
 
 def _version(show_it: bool) -> None:

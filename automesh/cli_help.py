@@ -22,7 +22,7 @@ the best are run, and the winner is written to mesh_rules.toml with its evidence
 In the training script, read it back:
 
 \b
-  config = automesh.load("mesh_rules.toml").select("cpu-8")
+  config = automesh.load("mesh_rules.toml").select()  # these devices' rule
   mesh = config.create_device_mesh()          config.knobs, config.mapping
 """
 
@@ -31,6 +31,12 @@ mesh_rules.toml.
 
 SCRIPT is train.py, train.py:make_step or package.module:function. The function is `build`
 unless you name another; it takes the mesh and returns (step, args).
+
+A script without `build` is run as it is, up to the call of its training step, with the mesh
+of each plan in the place of its own: the axes of its mesh are searched, and that mesh is what
+others are compared with. --step NAME chooses among several jitted functions. --split
+data=dp,fsdp searches two axes in the place of its axis `data`, the second of which splits
+the parameters, too.
 
 A search lists all meshes, estimates the legal ones, compiles the most promising, races the
 best of them against the script's own mesh (--baseline), and runs the winner again in fresh
@@ -56,22 +62,55 @@ Examples:
   automesh search train.py --baseline "fsdp:8 remat=full"
   automesh search train.py --space my_space.toml --top 4
   automesh search pkg.steps:make_step -- --size small
+  automesh search train.py --split data=dp,fsdp -- --steps 100
+
+\b
+Where the mesh is a flag of a program, give its command instead of SCRIPT:
+  automesh search --command 'python train.py --fsdp {fsdp} --tp {tp}'
+  automesh search --command 'python -m trainer ici={ici.dp} dcn={dcn.dp}'
+
+It is run as it is, at least once for each plan, and ended when its steps are timed
+(--step-time). {axis} is the size of an axis, {ici.axis} and {dcn.axis} are its parts inside
+and between slices or nodes, {knob} is a knob of --space, {run_dir} is an empty folder for
+what a run writes, {{ and }} are braces. No shell is used.
 
 \b
 A search space (my_space.toml) says what may vary:
-  [axes]
+  batch_axes = ["dp"]               # split the rows of a batch
+  [axes]                            # of the mesh, under any names
   dp = {}
   tp = { max = 4 }
   [constraints]
   tp = { divides = "num_heads" }    # a fact of automesh.Workload, or a number
   [mapping]                         # build(mesh, mapping={"mlp": "tp", ...})
-  mlp = ["tp", ["tp", "sp"]]        # mesh axes of a logical axis; "none" too
+  mlp = ["tp", ["dp", "tp"]]        # axes of a logical axis, or "none"
   [knobs]
   remat = ["none", "full"]          # keywords of build
 
 \b
 Exit codes:
   0 found   1 nothing may become a rule   2 bad input   130 interrupted
+"""
+
+CHECK_SCRIPT_HELP = """Look at SCRIPT as a search would, in seconds and without searching.
+
+SCRIPT is train.py, train.py:make_step or package.module:function, as in search. Its `build` is
+called on a few small meshes, twice on the first, and its step is traced in two processes.
+
+Printed are the arrays that the step takes, how they are split, and which are made up; the mesh
+axes that it uses; the knobs and what a search tries; what goes from one step into the next; and
+then the command that searches, or what to mend first.
+
+\b
+Examples:
+  automesh check-script train.py
+  automesh check-script train.py --target cpu:8 --space dense_lm
+  automesh check-script train.py --all -- --layers 4
+  automesh check-script train.py --json | jq .problems
+
+\b
+Exit codes:
+  0 ready to search   1 something to mend   2 bad input
 """
 
 SHOW_HELP = """Show what a study has found so far, without running anything.
@@ -170,11 +209,29 @@ Examples:
   automesh doctor --cache --clear
 """
 
+COMMAND_OPTION = (
+    """Instead of SCRIPT: a command whose mesh is a flag, with {axis} where sizes stand."""
+)
+
+SPLIT_OPTION = """For a script without `build`: search an axis of its mesh as several. data=dp,fsdp
+splits over dp and fsdp what the script splits over data, and over fsdp also the parameters and
+optimizer state that it leaves whole."""
+
+STEP_TIME_OPTION = """Of a --command: `capture` (by default) times its jitted step inside of its
+Python; `jsonl:FILE` or `jsonl:FILE:KEY` reads a file of JSON lines that it writes; `regex:PATTERN`
+reads its output, with a group for seconds, or (?P<ms>...), (?P<s>...), (?P<steps_per_s>...)."""
+
+SKIP_STEPS_OPTION = """Of a --command: first steps that do not count, as they compile and warm up;
+by default 2."""
+
+TIMED_STEPS_OPTION = """Of a --command: steps that are timed in each run, which is then ended; by
+default 10."""
+
 TARGET_OPTION = """Devices: local (the attached ones, by default), cpu:N (N virtual ones), or some
 that are not here: tpu-v5p-128, v5e:4x8, gpu-h100-64. Give it again for several: one rule each."""
 
-TOP_OPTION = """Meshes in one race (by default 8), or to compile for devices that are not here (10);
-and rows to print."""
+TOP_OPTION = """Meshes in one race (by default 8, of a --command 4), or to compile for devices that
+are not here (10); and rows to print."""
 
 RESERVE_OPTION = """Memory of a device that plans leave free, as 1GiB or 5%; by default, of devices
 that are not here, 256 MiB of a TPU and what jax does not take of a GPU (25 %)."""

@@ -221,7 +221,7 @@ class Compiled:
     kind: Literal["compiled"] = "compiled"
 
 
-Numerics = Literal["agree", "differ", "unverified", "reference"]
+Numerics = Literal["agree", "differ", "unverified", "reference", "not_compared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,17 +230,19 @@ class Measured:
 
     Attributes:
       step_s: median over rounds of the time of one step, seconds.
-      interval_s: 95 % interval of `step_s` from resampling rounds.
+      interval_s: 95 % interval of `step_s` over rounds.
       rounds_s: one time per round, seconds per step, in order.
       losses: scalar outputs of the first steps, in order.
-      numerics: how `losses` compare with the reference's; only `agree` and `reference` may become a
-        rule.
+      numerics: how `losses` compare with the reference's; `differ` and `unverified` may not become
+        a rule. `not_compared` is what a command ran that tells no losses, or others in each run.
       numerics_detail: which step and figures disagree; empty if they agree.
       values: `synthetic` if the arguments were made up, `user` if they came from `init` or real
         arrays.
       raced_out: True if the sequential test stopped the plan as slower before the last round.
       confirmed: True if measured again in fresh processes.
       peak_bytes: measured peak on one device where the backend reports it, else the compiler's.
+      loss_dtype: the coarsest float type that takes part in `losses`; empty where only the
+        comparison is kept.
     """
 
     step_s: float
@@ -253,6 +255,7 @@ class Measured:
     raced_out: bool
     confirmed: bool
     peak_bytes: int
+    loss_dtype: str = ""
     kind: Literal["measured"] = "measured"
 
 

@@ -32,6 +32,7 @@ from benchmarks.experts_models import (
     chunk_of,
     model_called,
 )
+from benchmarks.spaces import with_usual_axes
 
 # Names of mesh axes in AXLearn, MaxText, Levanter and EasyDeL -> ours. The second fsdp axis of
 # MaxText splits another dimension of the weights: as many bytes as more of the first.
@@ -134,7 +135,8 @@ class Expert:
     def space(self) -> str:
         """The example's shipped space at the expert's knobs, as TOML."""
         shipped = read_text(SPACES[self.script]).partition("[knobs]")[0]
-        return f'{shipped}[knobs]\nremat = ["{self.remat}"]\nmicrobatches = [{self.microbatches}]\n'
+        knobs = f'[knobs]\nremat = ["{self.remat}"]\nmicrobatches = [{self.microbatches}]\n'
+        return with_usual_axes(shipped + knobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from automesh.mesh.axes import MeshAxis, Plan
 from automesh.mesh.strict import parse_tree, read_text
 from benchmarks.experts_models import MOE, Model, Unlike, arguments_of, chunk_of, model_called
 from benchmarks.experts_presets import split_over_granules
+from benchmarks.spaces import with_usual_axes
 
 # Frameworks whose steps are one jitted JAX program; the others run pipelines or PyTorch.
 _JAX = ("maxtext", "jax")
@@ -129,7 +130,8 @@ class Group:
         remats = sorted({str(one["remat"]) for one in knobs})
         parts = sorted({int(one["microbatches"]) for one in knobs})
         axes = "".join(f"{name} = {{ dcn = true }}\n" for name in _axes_of(self.model))
-        return f"[axes]\n{axes}[knobs]\nremat = {json.dumps(remats)}\nmicrobatches = {parts}\n"
+        knobs = f"[knobs]\nremat = {json.dumps(remats)}\nmicrobatches = {parts}\n"
+        return with_usual_axes(f"[axes]\n{axes}{knobs}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

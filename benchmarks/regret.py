@@ -28,6 +28,7 @@ from automesh.results.progress import Silent
 from automesh.space.spec import read_space
 from benchmarks.regret_replay import figures, record_of
 from benchmarks.regret_sweep import DEVICES, Example, Sweep, Table, prepare, say, space_file, sweep
+from benchmarks.spaces import with_usual_axes
 
 _TARGET = f"cpu:{DEVICES}"
 _ESTIMATE_S = 3600.0
@@ -48,7 +49,7 @@ microbatches = [{microbatches}]
 def _space(axes: str, *, rows: str, more: str, microbatches: str) -> str:
     lines = "\n".join(f"{axis} = {{}}" for axis in axes.split())
     common = _COMMON.format(rows=rows, more=more, microbatches=microbatches)
-    return f"[axes]\n{lines}\n{common}"
+    return with_usual_axes(f"[axes]\n{lines}\n{common}")
 
 
 # Knobs that change the work (remat) and the number of collectives (microbatches) spread the times:

@@ -34,6 +34,7 @@ import typer
 from scipy import stats
 
 from automesh.mesh.axes import Plan
+from benchmarks.spaces import with_usual_axes
 from benchmarks.tpu_rank_compiles import Bench, Case, Played, bench, say
 
 DEVICES = "v5e:4x4"
@@ -42,12 +43,12 @@ _DRAWN = 40
 _SEED = 4
 _APART = 0.05
 # Meshes alone, at the knobs' defaults.
-_MESHES = """
+_MESHES = with_usual_axes("""
 [axes]
 dp = {}
 fsdp = {}
 tp = {}
-"""
+""")
 
 
 def _cases(name: str, script: str, space: str) -> tuple[Case, Case]:

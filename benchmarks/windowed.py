@@ -33,12 +33,13 @@ from automesh.results.explain_words import verdict_sentence, window_sentence
 from automesh.results.explanation import Explained, Explanation
 from automesh.results.result import Candidate, Standing
 from automesh.units import format_percent
+from benchmarks.spaces import with_usual_axes
 from benchmarks.tpu_rank_compiles import Bench, Case, Played, bench
 
 SHAPES = ("base", "wide", "narrow")
 _OFF = 1_000_000
 _UNKNOWN = Standing(verdict="not_measured")
-_SPACE = f"""
+_SPACE = with_usual_axes(f"""
 [axes]
 dp = {{}}
 fsdp = {{}}
@@ -46,7 +47,7 @@ tp = {{}}
 
 [compiler_options.tpu]
 {THRESHOLDS["tpu"]} = ["default", {_OFF}]
-"""
+""")
 
 
 def case_of(shape: str) -> Case:

@@ -19,7 +19,8 @@ from tests.bad_inputs import GOOD
 from tests.worker_help import ROOT
 
 TARGET = "v5e:2x4"
-SPACE = "[axes]\ndp = {}\ntp = {}\n"
+# The five axes of the shipped spaces, of which two vary.
+SPACE = "[axes]\ndp = {}\nfsdp = { size = 1 }\nep = { size = 1 }\ntp = {}\nsp = { size = 1 }\n"
 Set = Callable[[object, str, Any], None]
 
 

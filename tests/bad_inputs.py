@@ -101,6 +101,14 @@ def ruled(rules: str | bytes) -> BadInput:
     return refused(SEARCH, rules=rules)
 
 
+def commanded(template: str, words: str = "--target cpu:8", **files: str) -> BadInput:
+    """A search by a command; `space` is a file."""
+    return BadInput(
+        command=f'search --command "{template}" {words}',
+        files={"train.py": UNUSED} | {f"{name}.toml": text for name, text in files.items()},
+    )
+
+
 def clustered(hardware: str, target: str = "lab") -> BadInput:
     """A search for a cluster of the user's own."""
     return BadInput(
@@ -153,6 +161,36 @@ QUICK: dict[str, BadInput] = {
     "script-is-a-folder": BadInput(command="search models", files={"models/": ""}),
     "script-is-a-notebook": BadInput(command="search train.ipynb", files={"train.ipynb": "{}"}),
     "function-is-no-name": refused("search train.py:make-step"),
+    "command-and-script": BadInput(
+        command="search train.py --command 'python train.py {tp}'", files={"train.py": UNUSED}
+    ),
+    "command-without-program": commanded("pyhton train.py --tp {tp}"),
+    "command-without-interpreter": commanded("train.py --tp {tp}"),
+    "command-without-axis": commanded("python train.py --tp 4"),
+    "command-open-quote": commanded("python 'train.py --tp {tp}"),
+    "command-single-brace": commanded("python train.py --tp {tp"),
+    "command-with-pipe": commanded("python train.py --tp {tp} | tee log"),
+    "command-half-an-axis": commanded("python train.py dcn={dcn.dp} tp={tp}"),
+    "command-unknown-placeholder": commanded(
+        "python train.py {dp} {tp} {remta}",
+        "--target cpu:8 --space space.toml",
+        space=GOOD_SPACE + '[knobs]\nremat = ["none"]\n',
+    ),
+    "command-without-an-axis-of-its-space": commanded(
+        "python train.py {dp}", "--target cpu:8 --space space.toml", space=GOOD_SPACE
+    ),
+    "command-for-absent-devices": commanded("python train.py {tp}", "--target tpu-v5p-128"),
+    "command-for-two-targets": commanded("python train.py {tp}", "--target cpu:4 --target cpu:8"),
+    "command-with-compiler-options": commanded("python train.py {tp}", "--xla a=1"),
+    "command-source-unknown": commanded("python train.py {tp}", "--step-time jsonlines:m"),
+    "command-pattern-without-group": commanded("python train.py {tp}", "--step-time regex:took"),
+    "command-baseline-unknown-knob": commanded(
+        "python train.py {tp}", "--target cpu:8 --baseline 'tp:8 remat=full'"
+    ),
+    "command-baseline-too-small": commanded(
+        "python train.py {tp} {dp}", "--target cpu:8 --baseline tp:4"
+    ),
+    "step-time-of-a-script": refused("search train.py --step-time capture"),
     "target-unknown": refused("search train.py --target locl"),
     "target-cpu-0": refused("search train.py --target cpu:0"),
     "target-cpu-too-many": refused("search train.py --target cpu:100000"),
@@ -223,7 +261,6 @@ QUICK: dict[str, BadInput] = {
     "rules-unknown-key": ruled(RULES.replace("ici = ", "icy = ")),
     "rules-unknown-axis": ruled(RULES.replace("dp = 4", "dq = 4")),
     "rules-zero-size": ruled(RULES.replace("dp = 4", "dp = 0")),
-    "rules-other-axes": ruled('schema = 1\naxes = ["data", "model"]\n'),
     "rules-folder-missing": refused(f"{SEARCH} --rules deploy/mesh_rules.toml"),
     "rules-is-a-folder": BadInput(
         command=f"{SEARCH} --rules deploy", files={"train.py": UNUSED, "deploy/": ""}
@@ -310,6 +347,11 @@ INSPECTED: dict[str, BadInput] = {
         "import jax.numpy as jnp\n\n\ndef step(x):\n    return x @ jnp.zeros((5, 5))\n\n\n"
         "def build(mesh):\n    return step, (jnp.ones(4),)\n"
     ),
+    "axis-of-no-shipped-space": scripted(GOOD.replace('"tp"', '"model"')),
+    "axis-of-no-shipped-space-asked-for": scripted(
+        "def build(mesh):\n    rows = 16 // mesh.shape['data']\n"
+    ),
+    "axis-not-in-the-space": fitted("[axes]\ndp = {}\n"),
     "exits-at-import": scripted("import sys\n\nprint('training')\nsys.exit(0)\n"),
     "wants-arguments": scripted(
         "import argparse\n\nparser = argparse.ArgumentParser(prog='train.py')\n"
@@ -332,10 +374,11 @@ INSPECTED: dict[str, BadInput] = {
     "baseline-knob-without-value": based("dp:4 remat"),
     "baseline-knob-type": based("dp:4 width=wide"),
     "baseline-knob-no-boolean": based("dp:4 fused=2"),
+    "space-knob-type": fitted(GOOD_SPACE + "[knobs]\nfused = ['none', 'full']\n"),
     "space-unknown-knob": fitted(GOOD_SPACE + "[knobs]\nremta = ['none', 'full']\n"),
     "space-unknown-fact": fitted(GOOD_SPACE + "[constraints]\ntp = { divides = 'num_heads' }\n"),
     "space-unknown-factor": fitted(GOOD_SPACE + "[constraints]\n'dp*microbatches' = { max = 4 }\n"),
-    "space-impossible": fitted("[axes]\ndp = { max = 2 }\n", code=1),
+    "space-impossible": fitted("[axes]\ndp = { max = 2 }\ntp = { size = 1 }\n", code=1),
     "space-impossible-constraint": fitted(
         GOOD_SPACE + "[constraints]\n'dp*tp' = { divides = 6 }\n", code=1
     ),

@@ -61,6 +61,7 @@ def run(command: str, folder: Path, variables: Mapping[str, str] | None = None) 
 
 def normalised(text: str, folder: Path) -> str:
     """Takes out what differs from run to run."""
+    text = re.sub(r"^\.\.\. .* elapsed\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^estimate \d.*\n", "", text, flags=re.MULTILINE)
     text = text.replace(str(folder), "TMP").replace(str(ROOT), "AUTOMESH")
     text = text.replace(sys.prefix, "ENVIRONMENT")

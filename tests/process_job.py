@@ -162,8 +162,33 @@ def dense_lm() -> Any:
     return losses
 
 
+def selected() -> Any:
+    """The rule for the attached devices is one for those of all processes, found without a name."""
+    import automesh
+
+    inside = DEVICES // _jax().process_count()
+    rules = automesh.Rules(
+        axes=("data", "model"),
+        batch_axes=("data",),
+        rules=tuple(
+            automesh.MeshRule(
+                match=match,
+                mesh_shape=automesh.HybridMeshShape((1, inside), (-1, 1)),
+                axis_types="explicit",
+            )
+            for match in (f"cpu-{inside}{inside}", f"cpu-{DEVICES}")
+        ),
+    )
+    mesh = rules.select().create_device_mesh()
+    return {
+        "processes": _processes(mesh),
+        "axis_types": [one.name for one in mesh.axis_types],
+    }
+
+
 CHECKS: dict[str, Callable[[], Any]] = {
-    check.__name__: check for check in (meshes, cpu_helpers, batches, elsewhere, shard, dense_lm)
+    check.__name__: check
+    for check in (meshes, cpu_helpers, batches, elsewhere, shard, selected, dense_lm)
 }
 
 

@@ -11,15 +11,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 # Compiling takes most of a process' time, and these make it several times as fast.
 _FAST_COMPILES = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_use_fusion_emitters=false",
+    # An unknown flag ends a process, and jax 0.11 does not know this one any more.
+    *(
+        ("--xla_cpu_use_fusion_emitters=false",)
+        if Version(metadata.version("jax")) < Version("0.11")
+        else ()
+    ),
 )
 
 

@@ -25,8 +25,6 @@ def promise(folder: Path, mesh: str, *, kind: str = "compiled", **knobs: int) ->
         path,
         rule_for(plan, selector="cpu-4", evidence=evidence),
         selector="cpu-4",
-        axes=AXES,
-        batch_axes=("dp",),
     )
     return path
 

@@ -12,6 +12,7 @@ from automesh.ladder.storage import parse_storage
 from automesh.ladder.study import open_study
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import OutOfMemory
+from tests.ahead_fakes import SPACE
 from tests.ahead_handlers import GIB
 from tests.test_ahead_search import Place, place
 
@@ -33,7 +34,7 @@ def test_a_plan_that_the_space_forbids_now_does_not_win(place: Place) -> None:
     space = place.folder / "space.toml"
     assert str(place.search().found.candidates[0].plan) == "dp:4,tp:2"
     done = place.compiles
-    space.write_text("[axes]\ndp = {}\ntp = { min = 4 }\n")
+    space.write_text(SPACE.replace("tp = {}", "tp = { min = 4 }"))
     narrow = place.search().found
     assert {str(one.plan) for one in narrow.candidates} == {"dp:2,tp:4", "tp:8"}
     assert narrow.funnel.legal == 2 and narrow.funnel.waiting == 0
@@ -42,7 +43,7 @@ def test_a_plan_that_the_space_forbids_now_does_not_win(place: Place) -> None:
     assert automesh.load(rules).select("v5e-2x4").mesh_shape.ici_mesh_shape == (2, 1, 1, 4, 1)
     # What is read later is the answer of the last search, too.
     assert api.show(place.study).found.candidates == narrow.candidates
-    space.write_text("[axes]\ndp = {}\ntp = {}\n")
+    space.write_text(SPACE)
     assert str(place.search().found.candidates[0].plan) == "dp:4,tp:2"
     assert place.compiles == done
 
@@ -65,7 +66,7 @@ def test_what_another_space_left_in_the_queue_is_not_compiled(place: Place) -> N
             rung.enqueue([forbidden])
         left = [one.plan for one in study.compile.trials() if one.is_waiting]
         assert forbidden in left
-    (place.folder / "space.toml").write_text("[axes]\ndp = { min = 4 }\ntp = {}\n")
+    (place.folder / "space.toml").write_text(SPACE.replace("dp = {}", "dp = { min = 4 }", 1))
     place.search(top=9)
     with open_study(parse_storage("", place.study), place.study.name, create=False) as study:
         waiting = [one.plan for one in study.compile.trials() if one.is_waiting]

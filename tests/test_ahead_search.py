@@ -17,7 +17,7 @@ from automesh.ladder.storage import parse_storage
 from automesh.ladder.study import open_study
 from automesh.outcomes import Compiled, Estimated, OutOfMemory
 from automesh.results.progress import Silent
-from tests.ahead_fakes import TARGET, folder_for_search, install
+from tests.ahead_fakes import SPACE, TARGET, folder_for_search, install
 from tests.ahead_handlers import JOURNAL, LIMIT_BYTES, PEAKS
 from tests.worker_help import ROOT
 
@@ -254,11 +254,13 @@ def test_several_targets_give_a_rule_each_and_share_their_terms(place: Place) ->
 def test_meshes_that_jax_cannot_lay_out_are_not_waited_for(place: Place) -> None:
     script, space = place.folder / "train.py", place.folder / "space.toml"
     script.write_text(script.read_text().replace("width=8", "width=224"))
-    space.write_text("[axes]\ndp = { max = 2 }\ntp = {}\n")
+    space.write_text(SPACE.replace("dp = {}", "dp = { max = 2 }", 1))
     found = place.search(target="v5p:4x4x28").found
     assert [str(one.plan) for one in found.candidates] == ["tp:448"]
     assert found.stop_reason.startswith("every legal plan that jax can lay out was compiled")
-    space.write_text("[axes]\ndp = { max = 2 }\ntp = { max = 224 }\n")
+    space.write_text(
+        SPACE.replace("dp = {}", "dp = { max = 2 }", 1).replace("tp = {}", "tp = { max = 224 }")
+    )
     with pytest.raises(NoFeasibleMesh, match=r"no legal plan .* `2x224` out") as caught:
         place.search(target="v5p:4x4x28")
     assert "other sizes" in caught.value.hint

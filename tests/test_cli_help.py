@@ -19,6 +19,7 @@ FOLDER = bad_inputs_run.GOLDEN.parent
 HELPS = {
     "help": "--help",
     "help_search": "search --help",
+    "help_check_script": "check-script --help",
     "help_show": "show --help",
     "help_explain": "explain --help",
     "help_targets": "targets --help",
@@ -72,16 +73,24 @@ def test_every_example_in_the_help_is_a_command(tmp_path: Path) -> None:
             command, *arguments = shlex.split(example)
             seen.add(command)
             commands[command].make_context(command, arguments)
-    assert seen == {"search", "show", "explain", "targets", "calibrate", "doctor"}
+    assert seen == {
+        "search",
+        "check-script",
+        "show",
+        "explain",
+        "targets",
+        "calibrate",
+        "doctor",
+    }
 
 
 def test_the_space_in_the_help_is_one(tmp_path: Path) -> None:
     from automesh.space.spec import read_space
 
     text = bad_inputs_run.run("search --help", tmp_path).stdout
-    start = text.index("    [axes]")
+    start = text.index("    batch_axes")
     toml = re.sub(r"^    ", "", text[start : text.index("\n\n", start)], flags=re.MULTILINE)
-    assert set(tomllib.loads(toml)) == {"axes", "constraints", "mapping", "knobs"}
+    assert set(tomllib.loads(toml)) == {"batch_axes", "axes", "constraints", "mapping", "knobs"}
     (tmp_path / "space.toml").write_text(toml)
     assert str(read_space(str(tmp_path / "space.toml")).constraints[0]) == "tp divides num_heads"
 
@@ -93,9 +102,14 @@ def test_dry_run(width: int, tmp_path: Path) -> None:
     ran = bad_inputs_run.run(command, tmp_path, {"COLUMNS": str(width)})
     assert ran.code == 0
     assert ran.stderr == (
-        "note: knob `microbatches` left out: `build` does not take it\nenumerate 45/45, 9 legal\n"
+        "note: knob `microbatches` left out: `build` does not take it\n"
+        "note: the mesh that `build` gets also has the axes fsdp, ep, sp of size 1: they are in "
+        "the space `auto`, and the step never uses them\n"
+        "enumerate 45/45, 9 legal\n"
     )
     assert max(map(len, ran.stdout.splitlines())) <= width
-    assert sorted(bad_inputs_run.contents(tmp_path)) == ["train.py"]
+    (study,) = (tmp_path / "results").glob("train-cpu-4-*")
+    assert {one.name for one in study.iterdir()} >= {"study.db", "estimates.csv"}
+    assert len((study / "estimates.csv").read_text().splitlines()) == 1 + 9
     # The figures depend on the version of jax, the rest does not.
     check(f"dry_run_{width}", FIGURE.sub(lambda found: "0" * len(found[0]), ran.stdout))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import sqlite3
@@ -114,13 +115,25 @@ def test_an_import_of_jax_would_be_noticed(tmp_path: Path) -> None:
     assert "jax" in call("--version", tmp_path, first="import jax").jax.split()
 
 
-def test_a_dry_run_does_without_jax_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_does_without_jax_and_leaves_its_estimates(tmp_path: Path) -> None:
     folder = folder_for_search(tmp_path)
     before = bad_inputs_run.contents(folder)
     done = call(f"{SEARCH} --dry-run --json", folder)
     assert (done.code, done.jax) == (0, "")
-    assert json.loads(done.stdout)["funnel"]["legal"] == 3
-    assert bad_inputs_run.contents(folder) == before
+    result = json.loads(done.stdout)
+    assert result["funnel"]["legal"] == 3
+    # What the next command is, and what it finds.
+    assert "--dry-run" not in result["command"]
+    study = folder / result["results_dir"]
+    assert len((study / "estimates.csv").read_text().splitlines()) == 1 + 3
+    assert (study / "terms").is_dir()
+    # The user's own files are as they were, and no rule is written.
+    after = bad_inputs_run.contents(folder)
+    assert {name: after[name] for name in before} == before
+    assert not (folder / "mesh_rules.toml").exists()
+    shown = call("show --json", folder)
+    assert (shown.code, shown.jax) == (0, "")
+    assert json.loads(shown.stdout)["funnel"]["estimated"] == 3
 
 
 @pytest.mark.slow
@@ -148,6 +161,10 @@ class TestAWholeSearch:
 
     def test_stderr_has_the_progress_in_lines(self, searched: Searched) -> None:
         lines = searched.done.stderr.splitlines()
+        assert re.fullmatch(r"\.\.\. looking at .*train\.py, \d s elapsed", lines[0])
+        doing = [line for line in lines if line.startswith("... ")]
+        assert all(line.endswith(" elapsed") for line in doing)
+        lines = [line for line in lines if line not in doing]
         assert lines[0] == "enumerate 3/3, 3 legal"
         phases = {"enumerate", "estimate", "compile", "measure", "confirm"}
         assert {line.split()[0] for line in lines} == phases
@@ -187,9 +204,17 @@ class TestAWholeSearch:
         assert set(result) == {
             *("schema", "workload", "target", "device", "device_count", "axes", "made", "versions"),
             *("interrupted", "best", "baseline", "candidates", "funnel", "reference"),
-            *("verifications", "stop_reason", "notices", "tokens_per_step", "study"),
+            *(
+                "verifications",
+                "stop_reason",
+                "notices",
+                "details",
+                "made_up",
+                "tokens_per_step",
+                "study",
+            ),
             *("results_dir", "rules_path", "command", "speeds", "certificate", "belief"),
-            *("device_memory_bytes", "reserve_bytes"),
+            *("device_memory_bytes", "reserve_bytes", "template", "best_command", "split"),
         }
 
     @pytest.mark.long
@@ -377,7 +402,7 @@ def test_ctrl_c_while_the_script_is_looked_at(tmp_path: Path) -> None:
         time.sleep(0.05)
     out, err = stop(process)
     assert out == ""
-    assert err == (
+    assert bad_inputs_run.normalised(err, tmp_path) == (
         "error: interrupted; what is finished is kept\n"
         "hint: the same command goes on: automesh search train.py --target cpu:4\n"
     )

@@ -19,12 +19,18 @@ def test_settings_of_jax_that_change_programs_are_recorded() -> None:
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_COMPILATION_CACHE_DIR": "/somewhere",
         "XLA_FLAGS": "--xla_dump_to=x",
+        "PYTHONHASHSEED": "0",
         "HOME": "/root",
     }
     with mock.patch.dict(os.environ, variables, clear=True):
         assert dict(describing.environment()) == {
             name: variables[name]
-            for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_ENABLE_X64", "XLA_FLAGS")
+            for name in (
+                "JAX_DISABLE_MOST_OPTIMIZATIONS",
+                "JAX_ENABLE_X64",
+                "PYTHONHASHSEED",
+                "XLA_FLAGS",
+            )
         }
 
 

@@ -118,7 +118,7 @@ def test_a_crash_ends_nothing_and_is_told() -> None:
     lost = {one for one in found.missing if one.sizes["tp"] > 1 and one.sizes["tp"] < 8}
     assert lost == set(found.missing)
     assert "signal 11" in next(iter(found.missing.values()))
-    assert any("not estimated" in notice and "signal 11" in notice for notice in found.notices)
+    assert "not estimated" in found.missing_notice and "signal 11" in found.missing_notice
 
 
 def test_a_step_that_refuses_small_sizes_is_asked_at_those_of_a_plan() -> None:
@@ -178,7 +178,7 @@ def test_meshes_beyond_the_guards_share_propagations_of_their_own() -> None:
         (sizes["tp"], "dp" in sizes, "sp" in sizes) for job in apart if (sizes := dict(job.sizes))
     } == wanted
     assert len(apart) == len(wanted)
-    assert any("because some array does not divide" in notice for notice in found.notices)
+    assert any("because some array does not divide" in notice for notice in found.details)
 
 
 def test_a_program_that_is_another_one_at_the_smallest_size_is_tried_at_the_next() -> None:
@@ -212,7 +212,7 @@ def test_an_axis_whose_size_is_in_the_shapes_is_named() -> None:
 
     found = rung(all_plans(8), FakePool(answers=answer)).run()
     assert not found.missing
-    assert any("the step has the size of `sp` in its shapes" in one for one in found.notices)
+    assert any("the step has the size of `sp` in its shapes" in one for one in found.details)
 
 
 def test_without_time_plans_have_no_estimate_and_say_why() -> None:
@@ -284,7 +284,7 @@ def test_where_none_can_be_laid_out_the_reason_is_told() -> None:
     found = rung([plan("dp:2,tp:4")], FakePool(layouts=refused), torus=True).run()
     assert not found.found and found.layouts == refused
     assert found.missing == {plan("dp:2,tp:4"): "no such assignment"}
-    assert found.notices == ("1 plan not estimated, because: no such assignment",)
+    assert found.missing_notice == "1 plan not estimated, because: no such assignment"
 
 
 def test_no_plans_no_work() -> None:

@@ -171,7 +171,8 @@ def test_shipped_space_names_what_there_is(name):
     space = tomllib.loads((SPACES / f"{name}.toml").read_text())
     axes = {"dp", "fsdp", "ep", "tp", "sp"} | ({"pp"} if name in PIPELINES else set())
     facts = {} if name == "auto" else build(PIPELINES.get(name, name), {}).facts
-    assert set(space) <= {"axes", "constraints", "knobs", "compiler_options"}
+    assert set(space) <= {"axes", "batch_axes", "constraints", "knobs", "compiler_options"}
+    assert set(space["batch_axes"]) <= set(space["axes"])
     assert set(space["axes"]) <= axes
     of_pipelines = {"schedule", "virtual_stages"} if name in PIPELINES else set[str]()
     assert set(space["knobs"]) - {"remat"} == {"microbatches"} | of_pipelines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -87,10 +88,10 @@ def test_what_is_no_mapping_is_refused(values, message):
 def test_a_rule_carries_its_mapping_to_the_training_script(tmp_path):
     path = tmp_path / "mesh_rules.toml"
     rule = rule_for(WHOLE, selector="cpu-8", evidence=Evidence(kind="measured", step_s=1.0))
-    merge_rule(path, rule, selector="cpu-8", axes=AXES, batch_axes=("dp",))
+    merge_rule(path, rule, selector="cpu-8")
     line = 'mapping = { embed = "fsdp", mlp = ["tp", "fsdp"], vocab = "none" }'
     assert line in path.read_text()
-    assert read_rules(path).rules == (rule,)
+    assert read_rules(path).rules == (replace(rule, axes=()),)
     config = automesh.load(path).select("cpu-8")
     assert dict(config.mapping) == dict(LogicalMapping(WHOLE.mapping))
     assert dict(config.knobs) == {"remat": "full"}
@@ -98,9 +99,9 @@ def test_a_rule_carries_its_mapping_to_the_training_script(tmp_path):
     # Another winner replaces it; the user's comment stays.
     path.write_text(path.read_text().replace("[[rule]]", "# ours\n[[rule]]"))
     other = rule_for(plan(), selector="cpu-8", evidence=Evidence(kind="measured", step_s=0.5))
-    merge_rule(path, other, selector="cpu-8", axes=AXES, batch_axes=("dp",))
+    merge_rule(path, other, selector="cpu-8")
     assert "mapping" not in path.read_text() and "# ours" in path.read_text()
-    assert read_rules(path).rules == (other,)
+    assert read_rules(path).rules == (replace(other, axes=()),)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ one = jax.sharding.SingleDeviceSharding(devices[0])
 side = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16, sharding=one)
 lowered = jax.jit(lambda a, b: a @ b).lower(side, side)
 for option, value in options:
-    lowered.compile(compiler_options={option: value, "exec_time_optimization_effort": -1.0})
+    lowered.compile(compiler_options={option: value, "optimization_level": 9})
 """
 
 

@@ -125,7 +125,8 @@ def test_linen_boxes_follow_their_names_and_stay(traced: bool) -> None:
     assert split["Dense_1"]["kernel"].names == ("mlp", "embed")
     out = Dense().apply(nn.unbox({"params": split}), jnp.ones((4, 16)))
     wanted = Dense().apply(nn.unbox(boxed), jnp.ones((4, 16)))
-    np.testing.assert_allclose(np.asarray(out), np.asarray(wanted), rtol=1e-5)
+    # A split product adds up in another order.
+    np.testing.assert_allclose(np.asarray(out), np.asarray(wanted), rtol=1e-5, atol=1e-6)
 
 
 def test_linen_specs_and_flaxs_own_names_as_a_parallel_tree() -> None:

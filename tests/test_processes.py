@@ -105,6 +105,15 @@ def test_logical_axes_are_split_over_the_devices_of_all_processes(told):
         assert one["shard"] == {"shapes": [[2, 2], [2, 2]], "equal": [True, True]}
 
 
+def test_a_rule_is_selected_without_a_name_for_the_devices_of_all_processes(told):
+    count, each = len(told), DEVICES // len(told)
+    for one in told:
+        assert one["selected"] == {
+            "processes": blocks(count, each, (count, 1)),
+            "axis_types": ["Explicit", "Explicit"],
+        }
+
+
 def test_training_loses_as_in_one_process(told, alone):
     for one in told:
         assert one["dense_lm"] == pytest.approx(alone, rel=1e-5)

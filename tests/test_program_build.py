@@ -350,7 +350,10 @@ def test_unsharded_leaves_take_the_shardings_of_init(traceable, capfd):
 
 
 BAD_INITS = {
-    "structure": (lambda mesh: ({"w": 1.0}, 2.0), "argument 0 out of `init` has another structure"),
+    "structure": (
+        lambda mesh: ({"w": 1.0}, 2.0),
+        r"argument 0 out of `init` has other leaves than in `args`: `args\[0\]\['w'\]` .* is new",
+    ),
     "shape": (
         lambda mesh: ((jnp.ones((8, 8)), jnp.ones(8)), jnp.ones((4, 8))),
         r"`args\[0\]\[1\]` is float32\[8, 8\], but `init` gives float32\[8\]",

@@ -180,6 +180,12 @@ def test_knobs_are_keywords_with_scalar_defaults():
     assert caught.value.message == (
         "`build` takes no knob `reamt`; its knobs are: `remat`, `micro`, `rate`, `fused`"
     )
+    check_knobs(signature, (("fused", False), ("rate", 0.2), ("micro", 2)), name="build")
+    with pytest.raises(UsageError) as caught:
+        check_knobs(signature, (("fused", "none"),), name="build")
+    assert caught.value.message == (
+        "`build` takes a bool as the knob `fused` (its default is True), not 'none'"
+    )
 
 
 def test_closure_travels_in_a_pickle(tmp_path, own_process):

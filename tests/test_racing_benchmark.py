@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from automesh.ladder.measure import RaceReport
 from automesh.ladder.racing import Race, RaceRules
 from automesh.mesh.axes import Plan
-from benchmarks.measure import EXTRA, FINALISTS, Tally, count, plan, summary
+from benchmarks.race_errors import EXTRA, FINALISTS, Tally, count, plan, summary
+from benchmarks.race_noise import METHODS, NOISES, noise
 
 EVERYONE = [plan(copy, 0) for copy in range(FINALISTS)]
 SLOW = plan(0, EXTRA)
@@ -33,7 +35,7 @@ def test_errors_and_finds_are_counted() -> None:
     assert found["false_positive_rate"] == 0.1
     assert found["detection_rate"] == 0.5
     assert found["slower_measured"] == 1.1
-    assert found["rounds_until_found_mean"] == RaceRules().looks[0]
+    assert found["rounds_until_found_mean"] == 6  # the first look of more than the hopeless
     assert list(found)[-3:] == ["false_positive_upper", "false_positive_rate", "detection_rate"]
 
 
@@ -42,3 +44,20 @@ def test_the_upper_bound_is_wilsons(wrong: int, upper: float) -> None:
     """For no error by hand: z^2 / (200 + z^2). Three errors pass a bound of 5 %, four do not."""
     tally = Tally(slower=[1] * wrong + [0] * (40 - wrong), found=[True], rounds=[30])
     assert summary(tally, 1.0)["false_positive_upper"] == pytest.approx(upper, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_calls_the_slower_one_slower_on_a_clock_without_noise(method: str) -> None:
+    values = np.ones((4, RaceRules().max_rounds))
+    values[2] = 1.2
+    values *= np.exp(1e-6 * np.random.default_rng(0).standard_normal(values.shape))
+    found = METHODS[method](values)
+    assert set(found.slower) == {2}
+    assert found.visits < values.size
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_noise_has_the_size_that_is_asked_for(kind: str) -> None:
+    logs = noise(kind, np.random.default_rng(1), 50, 40, 0.05)
+    assert logs.shape == (50, 40)
+    assert 0.02 < np.std(np.diff(logs, axis=1)) < 0.2

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
-from automesh.ladder.confirm import Confirmation, Figure, confirm
+from automesh.errors import UsageError
+from automesh.ladder.confirm import Confirmation, Figure, confirm, passes_of, process_s_of
 from automesh.ladder.measure import RaceReport, run_race
 from automesh.ladder.racing import Race, RaceRules
+from automesh.ladder.retracing import OTHER_PROGRAM
 from automesh.ladder.visits import (
     Calibration,
+    Course,
     Subject,
     VisitRules,
     calibrate,
@@ -23,6 +27,7 @@ from automesh.ladder.visits import (
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry, VisitAnswer
+from automesh.program.sources import hash_of_file
 from automesh.worker.messages import VisitJob
 
 SUBJECT = Subject(
@@ -265,14 +270,27 @@ def test_when_all_fail_there_is_no_winner() -> None:
     assert len(report.failures) == 2
 
 
-def test_a_script_changed_in_the_middle_is_noticed() -> None:
+def test_a_program_that_changes_in_the_middle_is_noticed() -> None:
     pool = FakePool(step_s={A: 0.01})
     calibrations = calibrated(pool, A)
     pool.fingerprint = "g"
     report = race_of(pool, Race((A,), rules=RaceRules(), seed=0), calibrations)
     ((_, failure),) = report.failures
-    assert isinstance(failure, Failed)
-    assert "changed" in failure.reason
+    assert failure == OTHER_PROGRAM
+
+
+def test_a_script_that_was_edited_ends_the_race(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    subject = replace(SUBJECT, sources=((str(script), hash_of_file(script)),))
+    pool = FakePool(step_s={A: 0.01})
+    calibrations = calibrated(pool, A)
+    pool.fingerprint = "g"
+    script.write_text("# edited\n")
+    course = Course(pool=pool, subject=subject, rules=RULES, clock=pool.clock, deadline_s=1e9)
+    course.visit_s[A] = 1.0
+    with pytest.raises(UsageError, match="was changed while it was searched"):
+        course.value_of(calibrations[A])
 
 
 def test_no_round_begins_that_would_not_end_in_time() -> None:
@@ -366,8 +384,20 @@ def test_winner_and_baseline_are_confirmed_in_fresh_processes_in_changing_order(
     assert found.to_winner is not None
     assert found.to_winner.low <= found.to_winner.value <= found.to_winner.high
     assert found.to_winner.value == pytest.approx(1.3, rel=0.01)
-    last = [job.plan for job in pool.jobs[-10:]]
-    assert {tuple(last[i : i + 2]) for i in range(0, 10, 2)} == {(A, B), (B, A)}
+    # In each process in turns, neither of the two earlier than the other.
+    last = [job.plan for job in pool.jobs[-40:]]
+    processes = {tuple(last[i : i + 8]) for i in range(0, 40, 8)}
+    assert processes == {(A, B, B, A, B, A, A, B), (B, A, A, B, A, B, B, A)}
+
+
+def test_a_process_measures_for_as_long_as_it_takes_to_start() -> None:
+    pool = FakePool(step_s={A: 0.1, B: 3.0})
+    calibrations = calibrated(pool, A, B)
+    assert passes_of([calibrations[A]]) == 4
+    assert passes_of([calibrations[A], calibrations[B]]) in (1, 2)
+    slow = replace(calibrations[B], visit_s=600.0)
+    assert passes_of([slow]) == 1
+    assert process_s_of([slow]) > 600.0
 
 
 @pytest.mark.parametrize("baseline", [None, A])

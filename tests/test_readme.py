@@ -81,13 +81,18 @@ def exact_output(name: str) -> str:
     (command,) = [words for words in commands() if EXACT[name] in words]
     done = run([sys.executable, "-m", *command], ROOT, COLUMNS="80")
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip() + "\n"
+    return without_hash(done.stdout.strip() + "\n")
+
+
+def without_hash(text: str) -> str:
+    """The name of a study ends with a hash of where the script is."""
+    return re.sub(r"(results/[a-z0-9_-]+)-[0-9a-f]{8}/", r"\1-HASH/", text)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_estimates_and_explanations_are_those_that_are_shown(name: str) -> None:
-    assert exact_output(name) == block(name)
+    assert exact_output(name) == without_hash(block(name))
 
 
 def test_the_rule_file_is_one(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The progress of a search: remaining time, plain lines, and a live display that nothing tears."""
 
 import doctest
+import itertools
 import os
 import re
 import sys
@@ -99,6 +100,45 @@ def test_plain_lines_come_for_every_trial_that_is_long() -> None:
         progress.phase("compile", total=3, done=done, took_s=20.0 if done else 0.0)
         clock.now_s += 20.0
     assert len(out.getvalue().splitlines()) == 4
+
+
+def test_a_long_wait_says_at_once_and_every_two_seconds_what_is_done() -> None:
+    out, clock = StringIO(), Clock()
+    progress, begin = PlainProgress(out, clock=clock), clock.now_s
+    progress.now("looking at train.py")
+    for _ in range(30):
+        clock.now_s += 0.5
+        progress.tick("calling build on dp:8" if clock.now_s - begin > 4 else "")
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "... looking at train.py, 0 s elapsed"
+    assert lines[1:3] == [f"... looking at train.py, {s} s elapsed" for s in (2, 4)]
+    assert lines[3:] == [f"... calling build on dp:8, {s} s elapsed" for s in (6, 8, 10, 12, 14)]
+
+
+def test_signs_of_life_get_rarer_and_never_cease() -> None:
+    out, clock = StringIO(), Clock()
+    progress = PlainProgress(out, clock=clock)
+    progress.phase("compile", total=9)
+    times: list[float] = []
+    for _ in range(7200):
+        clock.now_s += 0.5
+        before = out.tell()
+        progress.tick("compiling dp:8")
+        times += [clock.now_s] if out.tell() > before else []
+    gaps = [after - one for one, after in itertools.pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] == 2.0
+    assert gaps[-1] == 60.0
+    assert "... compiling dp:8, compile 0/9, 60 min elapsed" in out.getvalue()
+
+
+def test_the_display_shows_what_the_workers_do_beside_what_was_found_last() -> None:
+    state = State(started_s=0.0, now="dp:8, 12.3 ms", doing="running fsdp:8")
+    out = StringIO()
+    Console(file=out, width=80, _environ={}).print(frame(state, now_s=0.0, width=80))
+    lines = [line.split(maxsplit=1) for line in out.getvalue().splitlines() if line.strip()]
+    assert ["now", "running fsdp:8"] in [[word, rest.strip()] for word, rest in lines]
+    assert ["last", "dp:8, 12.3 ms"] in [[word, rest.strip()] for word, rest in lines]
 
 
 def test_plain_lines_hold_no_escape_codes_or_line_ends() -> None:

@@ -257,3 +257,11 @@ def test_any_result_fits_any_width(result: object, width: int, top: int, colour:
     assert "…" not in text and "\ue000" not in text and "\x1b" not in text
     for line in text.splitlines():
         assert cell_len(line) <= width, line
+
+
+def test_details_wait_behind_verbose() -> None:
+    result = results_samples.measured_search()
+    (detail,) = result.details
+    plain = render(result, top=5, width=200, colour=False)
+    assert detail not in plain
+    assert f"detail    {detail}" in render(result, top=5, width=200, colour=False, verbose=True)

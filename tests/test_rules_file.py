@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import DEFAULT_AXES, Plan, parse_mesh
+from automesh.mesh.axis_types import AXIS_TYPES
 from automesh.mesh.config import Rules
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence, RunnerUp
 from automesh.mesh.rules import MeshRule, escape, rule_for
@@ -74,6 +76,9 @@ rules = st.builds(
             knobs=settings_of,
             compiler_options=settings_of,
             evidence=st.just(NO_EVIDENCE) | evidence,
+            axis_types=st.just(()) | st.tuples(*[st.sampled_from(AXIS_TYPES)] * 3),
+            axes=st.sampled_from([(), AXES, ("data", "dp", "model")]),
+            batch_axes=st.sampled_from([None, (), ("dp",)]),
         ),
         max_size=3,
     ).map(tuple),
@@ -86,7 +91,12 @@ def rule(selector, mesh="dp:8", evidence=NO_EVIDENCE, **knobs):
 
 
 def merge(path, selector, mesh="dp:8", **others):
-    return merge_rule(path, rule(selector, mesh, **others), selector=selector, axes=AXES)
+    return merge_rule(path, rule(selector, mesh, **others), selector=selector)
+
+
+def in_file(rule):
+    """A rule as it is read from a file that has its axes."""
+    return replace(rule, axes=(), batch_axes=None)
 
 
 @settings(max_examples=150, deadline=None)
@@ -115,7 +125,8 @@ def test_a_new_file_looks_like_this(tmp_path):
         environment=(("XLA_FLAGS", "--xla_a=1"),),
     )
     new = rule("gpu-p5.48xlarge-64", "dcn.dp:8,fsdp:4,tp:2", evidence=found, remat="dots")
-    merge_rule(path, new, selector="gpu-p5.48xlarge-64", axes=AXES, batch_axes=("dp", "fsdp"))
+    new = replace(new, batch_axes=("dp", "fsdp"))
+    merge_rule(path, new, selector="gpu-p5.48xlarge-64")
     assert path.read_text() == (
         "# Written by `automesh search`. `match` is a regular expression for the whole name of a\n"
         "# target; the first rule that matches wins.\n"
@@ -145,17 +156,17 @@ def test_a_new_file_looks_like_this(tmp_path):
         'versions = { jax = "0.10.1" }\n'
         'environment = { XLA_FLAGS = "--xla_a=1" }\n'
     )
-    assert read_rules(path).rules == (new,)
+    assert read_rules(path).rules == (in_file(new),)
 
 
 def test_a_rule_keeps_what_each_stage_of_a_pipeline_needs(tmp_path):
     path = tmp_path / "mesh_rules.toml"
     found = Evidence(kind="compiled", step_s=0.2, hbm_bytes=7, stage_bytes=(7, 5))
     new = rule("v5e-4x4-4", "dcn.dp:4,tp:2", evidence=found, schedule="1f1b", microbatches=8)
-    merge_rule(path, new, selector="v5e-4x4-4", axes=AXES, batch_axes=("dp", "fsdp"))
+    merge_rule(path, new, selector="v5e-4x4-4")
     text = path.read_text()
     assert "stage_bytes = [7, 5]" in text and "microbatches = 8" in text
-    assert read_rules(path).rules == (new,)
+    assert read_rules(path).rules == (in_file(new),)
     path.write_text(text.replace("[7, 5]", "[7, -5]"))
     with pytest.raises(UsageError, match="stage_bytes"):
         read_rules(path)
@@ -237,15 +248,72 @@ def test_windows_line_ends_are_kept(tmp_path):
     assert path.read_bytes().count(b"\n") == path.read_bytes().count(b"\r\n")
 
 
-def test_a_rule_over_fewer_axes_fits_a_file_with_more(tmp_path):
+def on_axes(names, mesh, selector="cpu-4", **more):
+    plan = Plan(axes=parse_mesh(mesh, names))
+    return rule_for(plan, selector=selector, evidence=NO_EVIDENCE, **more)
+
+
+def test_a_rule_over_other_axes_than_the_files_states_its_own(tmp_path):
     path = tmp_path / "r.toml"
     merge(path, "cpu-8", "dp:8")
-    plan = Plan(axes=parse_mesh("dp:2,tp:2", ("dp", "tp")))
-    small = rule_for(plan, selector="cpu-4", evidence=NO_EVIDENCE)
-    merge_rule(path, small, selector="cpu-4", axes=("dp", "tp"))
-    assert read_rules(path).select("cpu-4").mesh_shape.ici_mesh_shape == (2, 1, 2)
-    with pytest.raises(UsageError, match="is about the axes dp, fsdp, tp; a rule over tp, dp"):
-        check_mergeable(path, ("tp", "dp"))
+    merge_rule(path, on_axes(("dp", "tp"), "dp:2,tp:2"), selector="cpu-4")
+    merge_rule(
+        path, on_axes(("model", "data"), "data:2", "cpu-2", batch_axes=["data"]), selector="cpu-2"
+    )
+    assert 'match = "cpu-4"\naxes = ["dp", "tp"]\nici' in path.read_text()
+    assert 'axes = ["model", "data"]\nbatch_axes = ["data"]\n' in path.read_text()
+    chosen = {name: read_rules(path).select(name) for name in ("cpu-8", "cpu-4", "cpu-2")}
+    assert {name: one.mesh_axis_names for name, one in chosen.items()} == {
+        "cpu-8": AXES,
+        "cpu-4": ("dp", "tp"),
+        "cpu-2": ("model", "data"),
+    }
+    assert chosen["cpu-4"].mesh_shape.ici_mesh_shape == (2, 2)
+    assert chosen["cpu-2"].mesh_shape.ici_mesh_shape == (1, 2)
+    assert chosen["cpu-2"].batch_axis_names == ("data",)
+    # With the file's axes again, it states none.
+    merge(path, "cpu-4", "dp:4")
+    assert 'axes = ["dp", "tp"]' not in path.read_text()
+    assert read_rules(path).select("cpu-4").mesh_axis_names == AXES
+
+
+def test_batch_axes_stand_with_a_rule_only_where_they_differ(tmp_path):
+    path = tmp_path / "r.toml"
+    for selector, batch in (("a", ("dp", "fsdp")), ("b", ("dp", "fsdp")), ("c", ("dp",))):
+        merge_rule(path, on_axes(AXES, "dp:8", selector, batch_axes=batch), selector=selector)
+    # Of other axes: what the file says of those that there are.
+    merge_rule(path, on_axes(("dp", "tp"), "dp:8", "d", batch_axes=("dp",)), selector="d")
+    assert [line for line in path.read_text().splitlines() if "batch_axes" in line] == [
+        'batch_axes = ["dp", "fsdp"]',
+        'batch_axes = ["dp"]',
+    ]
+    found = [read_rules(path).select(selector).batch_axis_names for selector in "abcd"]
+    assert found == [("dp", "fsdp"), ("dp", "fsdp"), ("dp",), ("dp",)]
+
+
+def test_axis_types_are_in_the_rule(tmp_path):
+    path = tmp_path / "r.toml"
+    mixed = ("auto", "explicit", "auto")
+    merge_rule(path, on_axes(AXES, "dp:8", "a", axis_types=("auto",) * 3), selector="a")
+    merge_rule(path, on_axes(AXES, "dp:8", "unknown"), selector="unknown")
+    merge_rule(path, on_axes(AXES, "dp:8", "b", axis_types=("explicit",) * 3), selector="b")
+    merge_rule(path, on_axes(AXES, "dp:8", "c", axis_types=mixed), selector="c")
+    assert [line for line in path.read_text().splitlines() if "axis_types" in line] == [
+        'axis_types = "auto"',
+        'axis_types = "explicit"',
+        'axis_types = ["auto", "explicit", "auto"]',
+    ]
+    found = [read_rules(path).select(selector).axis_types for selector in "abc"]
+    assert found == [("auto",) * 3, ("explicit",) * 3, mixed]
+
+
+def test_a_file_of_the_former_version_is_read_as_auto(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text(MINE)
+    config = read_rules(path).select("cpu-8")
+    assert config.axis_types == ("auto",) * 3
+    assert config.mesh_axis_names == AXES
+    assert config.batch_axis_names == ()
 
 
 def test_json_is_the_same_tree(tmp_path):
@@ -287,7 +355,14 @@ BROKEN = [
     (A + "icy = {}", "`rule[0].icy` is not a known key (did you mean `ici`?)"),
     (HEAD + "[[rule]]\nmatch = 'a('\nici = {}", "the rule's match `a(` is not a regular"),
     (A + "ici = { dp = '2' }", '`rule[0].ici.dp` must be an integer, got "2"'),
-    (A + "ici = { pp = 2 }", "`rule[0].ici.pp` is not one of the file's axes"),
+    (A + "ici = { pp = 2 }", "`rule[0].ici.pp` is not one of the rule's axes"),
+    (A + "ici = {}\naxis_types = 'manuel'", "`rule[0]`: `manuel` is not an axis type; use auto,"),
+    (A + "ici = {}\naxis_types = ['auto']\naxes = ['a-b']", "`rule[0]`: `a-b` is not a mesh axis"),
+    (A + "ici = {}\naxis_types = ['auto', 'auto', 'auto']", "`rule[0]`: got 3 axis types"),
+    (A + "ici = {}\naxis_types = 1", "`rule[0].axis_types` must be a string or an array, got 1"),
+    (A + "ici = {}\nbatch_axes = ['dpp']", "batch axis `dpp` is not a mesh axis"),
+    (A + "axes = ['a', 'a']\nici = {}", "mesh axes must be distinct names, got ['a', 'a']"),
+    (A + "axes = ['a']\nici = { dp = 2 }", "`rule[0].ici.dp` is not one of the rule's axes"),
     (A + "ici = { dp = 0 }", "`rule[0]`: mesh size 0 in (0, 1)"),
     (A + "ici = { dp = -1, tp = -1 }", "`rule[0]`: mesh sizes (-1, -1) hold"),
     (
@@ -309,7 +384,7 @@ BROKEN = [
 def test_a_broken_file_is_named_explained_and_left_alone(tmp_path, text, said):
     path = tmp_path / "r.toml"
     path.write_text(text)
-    for act in (read_rules, lambda path: merge(path, "cpu-8"), lambda p: check_mergeable(p, AXES)):
+    for act in (read_rules, lambda path: merge(path, "cpu-8"), check_mergeable):
         with pytest.raises(UsageError) as caught:
             act(path)
         assert said in caught.value.message
@@ -343,15 +418,15 @@ def test_a_layout_that_cannot_be_merged_into_is_left_alone(tmp_path):
 
 def test_a_folder_that_is_not_there_is_told_before_the_search(tmp_path):
     with pytest.raises(UsageError, match=r"the folder of `.*` does not exist"):
-        check_mergeable(tmp_path / "no" / "r.toml", AXES)
-    check_mergeable(tmp_path / "r.toml", AXES)
+        check_mergeable(tmp_path / "no" / "r.toml")
+    check_mergeable(tmp_path / "r.toml")
     assert not (tmp_path / "r.toml").exists()
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from automesh.mesh.axes import DEFAULT_AXES, Plan, parse_mesh
+from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.evidence import Evidence
 from automesh.mesh.rules import rule_for
 from automesh.mesh.rules_file import merge_rule
@@ -362,7 +437,7 @@ print("ready", flush=True)
 for number in range(count):
     selector = f"{name}-{number}"
     rule = rule_for(plan, selector=selector, evidence=Evidence(kind="measured", step_s=1.5))
-    merge_rule(path, rule, selector=selector, axes=DEFAULT_AXES)
+    merge_rule(path, rule, selector=selector)
     print(selector, flush=True)
 """
 
@@ -404,7 +479,7 @@ def test_a_killed_writer_tears_nothing_and_blocks_nobody(tmp_path):
     assert done
     last = rule_for(Plan(axes=parse_mesh("dp:8")), selector="last", evidence=NO_EVIDENCE)
     start = time.monotonic()
-    merge_rule(path, last, selector="last", axes=DEFAULT_AXES)
+    merge_rule(path, last, selector="last")
     assert time.monotonic() - start < 20
     assert path.read_text().startswith("# keep me\n")
     leftovers = {file.name for file in tmp_path.iterdir()}

@@ -8,6 +8,7 @@ import warnings
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import Plan, parse_mesh
@@ -85,6 +86,79 @@ def test_no_match_and_no_rules():
 def test_no_match_with_a_default():
     default = MeshConfig(mesh_shape=(-1,), mesh_axis_names=("dp",))
     assert TABLE.select("cpu-8", default=default) is default
+
+
+def test_without_a_name_the_attached_devices_decide():
+    table = rules("cpu-8", "cpu-16", "cpu-.*")
+    assert chosen(table.select()) == 2
+    assert chosen(table.select(None)) == 2
+
+
+def test_attached_devices_without_a_rule_are_named_with_all_rules():
+    table = rules("cpu-8", "tpu-v5p-.*")
+    with pytest.raises(UsageError) as caught:
+        table.select()
+    assert caught.value.message == (
+        "no rule matches the attached devices, which are `cpu-16`: `cpu-8` does not match; "
+        "`tpu-v5p-.*` does not match"
+    )
+    assert "automesh search" in caught.value.hint
+    default = MeshConfig(mesh_shape=(-1,), mesh_axis_names=("dp",))
+    assert table.select(default=default) is default
+
+
+def test_a_rules_mesh_has_its_axes_and_axis_types():
+    plan = Plan(axes=parse_mesh("data:4,model:4", ("data", "model")))
+    made = rule_for(
+        plan,
+        selector="cpu-16",
+        evidence=NO_EVIDENCE,
+        axis_types=("explicit", "auto"),
+        batch_axes=("data",),
+    )
+    config = Rules(axes=("dp", "tp"), batch_axes=("dp",), rules=(made,)).select()
+    assert config.batch_axis_names == ("data",)
+    mesh = config.create_device_mesh()
+    assert dict(mesh.shape) == {"data": 4, "model": 4}
+    assert mesh.axis_types == (AxisType.Explicit, AxisType.Auto)
+    # Whoever asks for others gets them.
+    assert config.create_device_mesh(axis_types="auto").axis_types == (AxisType.Auto,) * 2
+    assert "axis types: data explicit, model auto" in config.explain().splitlines()
+
+
+def test_a_configs_own_rules_have_its_axes():
+    own = MeshRule(match="a", mesh_shape=(2, 4), axes=("dp", "tp"))
+    with pytest.raises(UsageError, match="`a` is for the axes dp, tp, and this config has data, m"):
+        MeshConfig(mesh_shape=(8, 1), mesh_axis_names=("data", "model"), mesh_rules=[own])
+    config = MeshConfig(
+        mesh_shape=(8, 1),
+        mesh_axis_names=("dp", "tp"),
+        batch_axis_names="dp",
+        axis_types="explicit",
+        mesh_rules=[
+            own,
+            MeshRule(match="b", mesh_shape=None, axis_types=("auto", "explicit"), batch_axes=()),
+        ],
+    )
+    assert config.select("a").axis_types == ("explicit", "explicit")
+    assert config.select("a").batch_axis_names == ("dp",)
+    assert config.select("b").axis_types == ("auto", "explicit")
+    assert config.select("b").batch_axis_names == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"axis_types": "manuel"}, "`manuel` is not an axis type"),
+        ({"axis_types": ("auto",) * 3}, "got 3 axis types"),
+        ({"axes": ("dp",)}, "2 sizes for its 1 axes"),
+        ({"axes": ("dp", "dp")}, "mesh axes must be distinct names"),
+        ({"axes": ("dp", "tp"), "batch_axes": ("data",)}, "batch axis `data` is not a mesh axis"),
+    ],
+)
+def test_axes_and_types_that_do_not_fit_a_rule(given, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        MeshRule(match="a", mesh_shape=(2, 4), **given)
 
 
 def test_explain_says_which_rules_match():

@@ -15,7 +15,7 @@ from automesh.results.result import Candidate
 pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
-TWO_AXES = "[axes]\ndp = {}\ntp = {}\n"
+TWO_AXES = "[axes]\ndp = {}\nfsdp = { size = 1 }\ntp = {}\n"
 
 
 def search(script: str, folder: Path, *, top: int = 2, baseline: str = "") -> automesh.Result:

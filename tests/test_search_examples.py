@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from automesh import api
+from automesh.mesh.axes import DEFAULT_AXES
 from automesh.outcomes import Measured
 
 pytestmark = pytest.mark.slow
@@ -42,7 +43,9 @@ def test_an_example_is_searched_and_then_trained_on_the_winner(
 ) -> None:
     space = tmp_path / "space.toml"
     # Three meshes of 8 devices, all of which use the axis in question.
-    space.write_text(f"[axes]\ndp = {{}}\n{axis} = {{ min = 2, max = 8 }}\n")
+    sizes = {"dp": "{}", axis: "{ min = 2, max = 8 }"}
+    lines = [f"{name} = {sizes.get(name, '{ size = 1 }')}\n" for name in DEFAULT_AXES]
+    space.write_text(f"[axes]\n{''.join(lines)}")
     rules = tmp_path / "mesh_rules.toml"
     script = EXAMPLES / f"{name}.py"
     result = api.search(

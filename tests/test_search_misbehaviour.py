@@ -34,7 +34,6 @@ FAILURES = {
     "hangs": ("timed_out", "build", f"timed out after {TIMEOUT_S} s while building"),
     "allocates": ("out_of_memory", "build", "memory"),
     "exits": ("failed", "build", "the script called sys.exit(0)"),
-    "raises": ("failed", "build", "`build` raised ValueError: there is no such layer"),
     "garbage": ("failed", "build", "`build` returned a"),
     "aborts_when_run": ("failed", "materialize", "killed by SIGABRT while making the arguments"),
 }
@@ -78,7 +77,12 @@ def test_a_search_survives_every_habit(habits: str, tmp_path: Path) -> None:
 
     shown = json.loads(show(tmp_path, "--json"))
     found: dict[str, dict[str, Any]] = {one["knobs"]["habit"]: one for one in shown["candidates"]}
-    assert set(found) == set(habits.split())
+    # What `build` refuses is ruled out, with what it says and where, before anything is compiled.
+    refused = set(habits.split()) - set(found)
+    assert refused == {"raises"}
+    (rule,) = shown["funnel"]["ruled_out"]
+    assert rule["rule"].startswith("ValueError at ") and rule["count"] == 1
+    assert any("there is no such layer" in notice for notice in shown["notices"])
     failures = {habit: FAILURES[habit] for habit in found if habit in FAILURES}
     for habit, (kind, stage, reason) in failures.items():
         outcome = found[habit]["outcome"]

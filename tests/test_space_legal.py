@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.mesh.axes import Plan, parse_mesh
+from automesh.space.knob_types import as_type_of
 from automesh.space.legal import find_legal
-from automesh.space.settings import StepFacts
+from automesh.space.settings import StepFacts, default_first
 from automesh.space.space import AxisRange, Constraint, Knob, SearchSpace
 
 NAMES = ("dp", "tp")
@@ -65,9 +68,7 @@ def test_default_knobs_come_first_then_single_changes():
 
 
 def test_true_is_not_taken_for_one():
-    space = space_of(axes=(AxisRange(name="dp"),), knobs=(Knob(name="k", values=(1, True)),))
-    first = legal(space, knobs=(("k", True),)).legal[0]
-    assert first.knobs[0][1] is True
+    assert default_first(Knob(name="k", values=(1, True)), True)[0] is True
 
 
 def test_compiler_options_are_knobs_of_one_platform():
@@ -152,6 +153,67 @@ def test_a_shipped_space_leaves_out_what_does_not_apply_and_says_so():
         "constraint `tp divides num_kv_heads` left out: it refers to the fact `num_kv_heads`, "
         "which the workload does not state (did you mean `num_heads`?)",
     )
+
+
+KNOBS = {"remat": ("none", "dots", "full"), "microbatches": (1, 2), "rate": (1, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("default", "tried", "notice"),
+    [
+        (("remat", False), (False, True), "knob `remat` is tried with false and true: `build` "),
+        (("remat", True), (True, False), "takes a bool (its default is true)"),
+        (("remat", "dots"), ("dots", "none", "full"), ""),
+        (("remat", 1), (), 'left out: `build` takes an int (its default is 1), not "none", "dots"'),
+        (("remat", 0.5), (), "takes a float (its default is 0.5), not"),
+        (("microbatches", 2), (2, 1), ""),
+        (("microbatches", 2.0), (2.0, 1.0), ""),
+        (("microbatches", False), (False, True), "knob `microbatches` is tried with false and "),
+        (("microbatches", "auto"), (), 'takes a str (its default is "auto"), not 1, 2'),
+        (("rate", 1.0), (1.0, 0.5), ""),
+        (("rate", 1), (), "takes an int (its default is 1), not 1, 0.5"),
+    ],
+)
+def test_a_shipped_space_tries_values_of_the_type_that_build_takes(default, tried, notice):
+    knob = Knob(name=default[0], values=KNOBS[default[0]])
+    found = legal(space_of(shipped=True, knobs=(knob,)), knobs=(default,))
+    values = list(dict.fromkeys(value for plan in found.legal for _, value in plan.knobs))
+    assert [(type(value), value) for value in values] == [(type(one), one) for one in tried]
+    assert len(found.legal) == 4 * max(len(tried), 1)
+    assert [notice in text for text in found.notices] == ([True] if notice else [])
+
+
+@pytest.mark.parametrize(
+    ("default", "values", "said"),
+    [
+        (False, ("none",), 'the knob `k` the value "none", but `build` takes a bool (its default'),
+        (False, (True, 0), "the knob `k` the value 0, but `build` takes a bool"),
+        (1, (1, True), "the knob `k` the value true, but `build` takes an int (its default is 1)"),
+        (1, (2.0,), "the knob `k` the value 2.0, but `build` takes an int"),
+        (0.5, ("high",), 'the knob `k` the value "high", but `build` takes a float'),
+        ("full", (1,), 'the knob `k` the value 1, but `build` takes a str (its default is "full")'),
+    ],
+)
+def test_a_value_of_another_type_in_a_space_of_ones_own_is_an_error(default, values, said):
+    with pytest.raises(UsageError) as caught:
+        legal(space_of(knobs=(Knob(name="k", values=values),)), knobs=(("k", default),))
+    assert said in caught.value.message
+    assert "list values of that type, as in `k = [" in caught.value.hint
+
+
+scalars = st.one_of(st.booleans(), st.integers(-3, 3), st.sampled_from([0.0, 0.5]), st.text())
+
+
+@given(default=scalars, value=scalars)
+def test_a_knob_keeps_its_type_whatever_it_is_given(default, value):
+    found = as_type_of(default, value)
+    if type(default) is type(value):
+        assert found == value
+    if found is None:
+        assert type(default) is not type(value)
+    else:
+        assert type(found) is type(default)
+        assert found == value
 
 
 def test_a_build_with_any_keyword_takes_every_knob():

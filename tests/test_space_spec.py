@@ -34,7 +34,8 @@ def read(tmp_path, text):
 def test_a_file_is_read_whole(tmp_path):
     space = read(tmp_path, WHOLE)
     assert not space.shipped
-    assert space.names == DEFAULT_AXES
+    assert space.names == ("dp", "fsdp", "tp")
+    assert space.batch_axes == ("dp", "fsdp")
     assert space.axes == (
         AxisRange(name="dp", dcn=True),
         AxisRange(name="fsdp", minimum=2, maximum=64),
@@ -54,14 +55,30 @@ def test_a_file_is_read_whole(tmp_path):
     assert space.options_for("cpu") == ()
 
 
-def test_names_of_ones_own_are_all_there_is(tmp_path):
-    assert read(tmp_path, "[axes]\nmodel = {}\ndata = {}").names == ("model", "data")
+@pytest.mark.parametrize("names", [("model", "data"), ("tp", "dp"), ("fsdp",), ("pp", "tp")])
+def test_axes_of_ones_own_are_all_there_is_in_the_order_of_the_file(tmp_path, names):
+    space = read(tmp_path, "[axes]\n" + "".join(f"{name} = {{}}\n" for name in names))
+    assert space.names == names
+    assert tuple(axis.name for axis in space.axes) == names
 
 
-def test_the_order_of_the_file_is_the_order_of_the_mesh(tmp_path):
-    space = read(tmp_path, "[axes]\ntp = {}\ndp = {}")
-    assert space.names == ("tp", "dp", "fsdp", "ep", "sp")
-    assert [axis.name for axis in space.axes] == ["tp", "dp"]
+def test_an_axis_that_a_script_needs_may_be_listed_with_size_one(tmp_path):
+    space = read(tmp_path, "[axes]\ndp = {}\nsp = { size = 1 }")
+    assert space.names == ("dp", "sp")
+
+
+@pytest.mark.parametrize(
+    ("text", "batch"),
+    [
+        ("[axes]\ndp = {}\ntp = {}", ("dp",)),
+        ("[axes]\nmodel = {}\ndata = {}", ("data",)),
+        ("[axes]\nmodel = {}", ()),
+        ('batch_axes = ["rows"]\n[axes]\nrows = {}\ndp = {}', ("rows",)),
+        ("batch_axes = []\n[axes]\ndp = {}", ()),
+    ],
+)
+def test_batch_axes_are_said_or_have_the_usual_names(tmp_path, text, batch):
+    assert read(tmp_path, text).batch_axes == batch
 
 
 @pytest.mark.parametrize("name", ["auto", "dense_lm", "moe_lm", "long_context"])
@@ -69,6 +86,7 @@ def test_shipped_spaces_are_found_by_name_and_by_path(name):
     space = read_space(name)
     assert space.shipped
     assert set(space.names) == set(DEFAULT_AXES)
+    assert space.batch_axes == (("dp", "fsdp", "ep") if name == "moe_lm" else ("dp", "fsdp"))
     assert read_space(str(shipped_spaces()[name])).shipped
 
 
@@ -104,6 +122,9 @@ AXES = "[axes]\ndp = {}\n"
         ("[axes\n", "is not TOML: expected ']' at the end of a table declaration (at line 1"),
         ("[axis]\ndp = {}", "`axis` is not a known key (did you mean `axes`?)"),
         ("[axes]", "`axes` must not be empty"),
+        ("batch_axes = ['dpp']\n" + AXES, "`batch_axes`: batch axis `dpp` is not a mesh axis (did"),
+        ("batch_axes = ['dp', 'dp']\n" + AXES, "`batch_axes`: batch axes must be distinct"),
+        ("batch_axes = 'dp'\n" + AXES, '`batch_axes` must be an array, got "dp"'),
         ('[axes]\n"d-p" = {}', "`d-p` is not a mesh axis name"),
         ("[axes]\ndp = 2", "`axes.dp` must be an object, got 2"),
         ("[axes]\ndp = { maxx = 3 }", "`axes.dp.maxx` is not a known key (did you mean `max`?)"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from automesh.errors import UsageError
@@ -81,6 +81,8 @@ def any_plan(draw: st.DrawFn) -> Plan:
     return Plan(axes=axes, knobs=draw(settings_of), compiler_options=draw(settings_of))
 
 
+# On a busy machine the first examples take seconds.
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(any_plan(), min_size=1, max_size=4))
 def test_a_plan_comes_back_from_its_trial_and_from_its_parameters(tried: list[Plan]) -> None:
     choices = extended(extended({}, tried[:1]), tried)

@@ -14,13 +14,15 @@ from automesh.errors import UsageError
 from automesh.hardware import (
     check_present,
     chip_for,
-    local_selector,
     parse_target,
     running_under_several_processes,
+    selector_of,
 )
 from automesh.hardware import targets as targets_module
 from automesh.hardware.machines import known_machines
 from automesh.hardware.slices import known_slices
+from automesh.hardware.targets import local_selector
+from automesh.program.nouns import Device
 
 
 def test_virtual_devices():
@@ -300,3 +302,28 @@ def test_nothing_here_imports_jax():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     code = code.replace("import sys,", "import sys, jax,")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "slices", "each", "expected"),
+    [
+        ("cpu", "cpu", 1, 8, "cpu-8"),
+        ("tpu", "TPU v5 lite", 1, 16, "tpu-v5litepod-16"),
+        ("tpu", "TPU v5 lite", 4, 256, "tpu-v5litepod-256-4"),
+        ("tpu", "TPU v5", 2, 64, "tpu-v5p-128-2"),
+        ("gpu", "NVIDIA H100 80GB HBM3", 1, 16, "gpu-h100-16"),
+    ],
+)
+def test_all_devices_of_a_job_are_named_together(platform, kind, slices, each, expected):
+    devices = [
+        Device(
+            id=number,
+            platform=platform,
+            kind=kind,
+            process_index=number // 4,
+            slice_index=number // each,
+            coords=(),
+        )
+        for number in range(slices * each)
+    ]
+    assert selector_of(devices) == expected

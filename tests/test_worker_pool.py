@@ -332,6 +332,7 @@ def test_the_environment_is_explicit() -> None:
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "8",
         "XLA_FLAGS": "--xla_dump_to=x",
+        "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
@@ -339,6 +340,11 @@ def test_the_environment_is_explicit() -> None:
     assert unchanged["XLA_FLAGS"] == base["XLA_FLAGS"]
     only_count = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     assert "XLA_FLAGS" not in environment(only_count, surroundings(cpu_devices=2))
+
+
+@pytest.mark.parametrize(("own", "worker"), [("7", "7"), ("random", "random"), ("", "0")])
+def test_the_seed_of_hashes_is_the_users_if_there_is_one(own: str, worker: str) -> None:
+    assert environment({"PYTHONHASHSEED": own}, surroundings())["PYTHONHASHSEED"] == worker
 
 
 def test_a_pool_without_room_is_refused(make_pool: MakePool) -> None:
@@ -369,3 +375,11 @@ def test_descriptors_of_this_process_do_not_pile_up(make_pool: MakePool) -> None
 def test_the_parent_side_does_not_import_jax() -> None:
     code = "import automesh.worker.pool, sys; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_whoever_waits_is_told_twice_a_second_what_is_done(make_pool: MakePool) -> None:
+    told: list[str] = []
+    pool = make_pool(on_wait=told.append)
+    assert answer_of(pool.run(job("sleep", "2.2"), 30))
+    assert len(told) >= 4
+    assert "running the step" in " ".join(told) or "starting a worker and jax" in told

@@ -13,5 +13,5 @@ from automesh.hardware.processes import (
 )
 from automesh.hardware.targets import Target as Target
 from automesh.hardware.targets import check_present as check_present
-from automesh.hardware.targets import local_selector as local_selector
 from automesh.hardware.targets import parse_target as parse_target
+from automesh.hardware.targets import selector_of as selector_of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.absent import Absent
@@ -22,6 +23,17 @@ _UNDERSTOOD = (
     "`local` (the attached devices), `cpu:N` (N virtual CPU devices), or a name like "
     "`tpu-v5p-128`, `v5e:4x8` or `gpu-h100-64`; `automesh targets` lists them"
 )
+
+
+class Described(Protocol):
+    """What names a device; `automesh.program.nouns.Device` fits."""
+
+    @property
+    def platform(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def slice_index(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +150,16 @@ def local_selector(platform: str, device_kind: str, count: int, num_slices: int 
         return f"{platform}-{slug}-{count}"
     each = f"tpu-{slug}-{count // num_slices * chip.counted_per_device}"
     return f"{each}-{num_slices}" if num_slices > 1 else each
+
+
+def selector_of(devices: Sequence[Described]) -> str:
+    """The name that people use for all devices of a job, as jax describes them.
+
+    Args:
+      devices: of all its processes; slices are told apart by their indices.
+    """
+    slices = len({device.slice_index for device in devices})
+    return local_selector(devices[0].platform, devices[0].kind, len(devices), slices)
 
 
 def _slug(device_kind: str) -> str:

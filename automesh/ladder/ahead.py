@@ -43,7 +43,7 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Effort, Failed, Outcome, OutOfMemory, TimedOut
 from automesh.program.nouns import Attachment
 from automesh.results.csv_export import write_csv
-from automesh.results.estimates import Estimates
+from automesh.results.estimates import ESTIMATES, Estimates
 from automesh.results.estimates_csv import write_estimates
 from automesh.results.progress import Progress
 from automesh.results.result import SearchResult
@@ -81,6 +81,7 @@ def ready_for(request: SearchRequest, target: Target, progress: Progress) -> Att
             surroundings=surroundings_for(elsewhere),
             log_dir=Path(logs),
             memory_limit_bytes=request.memory_limit_bytes or memory_share_bytes(1),
+            on_wait=progress.tick,
         ) as pool,
     ):
         answer = pool.run(DevicesJob(elsewhere=elsewhere), request.timeout_s)
@@ -163,7 +164,7 @@ class AheadSearch:
         for rung in (self.study.screen, self.study.compile):
             rung.adopt_expired()
         notebook.note_header(header)
-        write_estimates(self.estimates, self.preparation.folder / "estimates.csv")
+        write_estimates(self.estimates, self.preparation.folder / ESTIMATES)
         interrupted = False
         try:
             self._climb(notebook)
@@ -329,6 +330,7 @@ class AheadSearch:
             surroundings=surroundings_for(elsewhere_of(self.absent)),
             log_dir=self.preparation.folder / "logs",
             memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(self.workers),
+            on_wait=self.progress.tick,
         )
 
     def _tell(self, asked: Mapping[str, None]) -> None:

@@ -13,6 +13,7 @@ from automesh.errors import UsageError
 from automesh.hardware.reserve import parse_reserve
 from automesh.ladder.entry import parse_entry
 from automesh.ladder.request import SearchRequest
+from automesh.program.capture.nouns import parse_splits
 from automesh.program.nouns import Entry
 from automesh.program.payload import pickle_entry
 from automesh.space.space import Knob
@@ -40,6 +41,8 @@ def make_request(
     dry_run: bool,
     new: bool,
     command: str = "",
+    step: str = "",
+    split: Sequence[str] = (),
 ) -> SearchRequest:
     """Checks the arguments of a search that need no worker; see `SearchRequest`."""
     if top is not None and top < 1:
@@ -71,6 +74,8 @@ def make_request(
         curated=curated,
         dry_run=dry_run,
         new=new,
+        step=step,
+        splits=parse_splits(split),
     )
 
 

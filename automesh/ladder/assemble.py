@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from automesh.hardware import chip_for
-from automesh.ladder.notebook import Footer, Header, Notebook
+from automesh.ladder.command.results import assemble_command
+from automesh.ladder.notebook import Footer, Header, Notebook, batch_axes_of
 from automesh.ladder.ranking import rank
 from automesh.ladder.ranking_ahead import rank_ahead
 from automesh.ladder.rung import Rung
@@ -28,6 +29,8 @@ from automesh.results.words import count
 
 def assemble(study: Study, header: Header) -> SearchResult:
     """Reads everything that a study knows for the script and versions of its header."""
+    if header.template:
+        return assemble_command(study, header)
     notebook = Notebook(
         study=study,
         source_hash=header.source_hash,
@@ -67,12 +70,16 @@ def assemble(study: Study, header: Header) -> SearchResult:
         device=header.device_kind,
         device_count=header.device_count,
         axes=header.axes,
+        axis_types=header.axis_types,
+        batch_axes=batch_axes_of(header),
         candidates=candidates,
         funnel=_funnel(header, candidates, screened | compiled, measured),
         reference=notebook.reference(),
         verifications=() if decision is None else (decision.verification,),
         stop_reason="the search has not ended yet" if footer is None else footer.stop_reason,
         notices=tuple(notices),
+        details=header.details,
+        made_up=header.made_up,
         tokens_per_step=header.tokens_per_step,
         study=header.location,
         results_dir=header.results_dir,
@@ -85,6 +92,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
         certificate="" if footer is None else footer.certificate,
         belief="" if footer is None else footer.belief,
         is_ahead=header.is_ahead,
+        split=header.split,
         device_memory_bytes=header.room.limit_bytes,
         reserve_bytes=header.room.reserve_bytes,
     )

@@ -13,6 +13,7 @@ from automesh.mesh.mapping import (
     parse_axes,
     read_mapped,
 )
+from automesh.space.knob_types import type_name
 
 _WORDS: dict[str, bool] = {"true": True, "false": False}
 
@@ -26,6 +27,7 @@ def parse_plan(
     knobs: Mapping[str, Scalar],
     varied: Sequence[str],
     mapping: LogicalAxes = (),
+    owner: str = "`build`",
 ) -> Plan:
     """Reads a mesh that logical axes and knobs may follow: `dp:8`, `fsdp:-1 remat=full`,
     `fsdp:4,tp:2 mlp:tp embed:none`.
@@ -33,8 +35,9 @@ def parse_plan(
     Args:
       names: all mesh axes in order.
       mapping: of the logical axes, where the text says nothing else; empty if none is searched.
-      knobs: every knob of `build` with its default.
+      knobs: every knob with its default.
       varied: knobs of the search space, in its order: the plan states these whatever the text says.
+      owner: who has the knobs, for errors.
 
     Raises:
       UsageError: no mesh, an unknown axis, logical axis or knob, sizes that do not fit the devices,
@@ -56,7 +59,7 @@ def parse_plan(
             )
         if not equals or name not in knobs:
             raise UsageError(
-                f"`{setting}` in the baseline `{text}` does not set a knob of `build`"
+                f"`{setting}` in the baseline `{text}` does not set a knob of {owner}"
                 f"{did_you_mean(name, knobs)}",
                 hint="write `knob=value`; the knobs are: " + (", ".join(knobs) or "none"),
             )
@@ -97,14 +100,15 @@ def _parse_axes(
 
 
 def _parse_value(name: str, text: str, default: Scalar) -> Scalar:
-    kind = type(default)
     try:
-        if kind is bool:
+        if isinstance(default, bool):
             return _WORDS[text.lower()]
-        return kind(text)
+        return type(default)(text)
     except (KeyError, ValueError):
+        examples = ("false", "true") if isinstance(default, bool) else (str(default),)
+        listed = " or ".join(f"`{name}={example}`" for example in examples)
         raise UsageError(
-            f"the baseline sets `{name}` to `{text}`, which is not of the type {kind.__name__} "
-            f"of its default `{default}`",
-            hint=f"write for example `{name}={default}`",
+            f"the baseline sets `{name}` to `{text}`, but `build` takes {type_name(default)} "
+            f"(its default is `{default}`)",
+            hint=f"write for example {listed}",
         ) from None

@@ -92,6 +92,7 @@ def run_calibration(
             surroundings=surroundings_of(target),
             log_dir=Path(logs),
             memory_limit_bytes=memory_share_bytes(1),
+            on_wait=progress.tick,
         ) as pool,
     ):
         attached = _answer(pool, DevicesJob(), Attachment)

@@ -95,25 +95,21 @@ def decide(
     confirmed: Mapping[Plan, Measured],
     *,
     baseline: Sequence[Plan],
-    race_was_decided: bool,
 ) -> Decision:
     """Winner or baseline: whichever is exported, with what it was compared to.
 
     Args:
-      confirmed: figures from fresh processes, the winner's among them.
-      race_was_decided: False if the budget cut the race short: that it called nobody slower then
-        says nothing, and the confirmation alone decides.
+      confirmed: figures from fresh processes, the winner's among them. They alone decide: that a
+        race could not tell the two apart says less than five processes in which both ran.
     """
     ratio = confirmation.to_winner
-    rivals = [one for one in verdict.comparisons if one.plan in baseline]
-    inside_noise = race_was_decided and any(one.verdict != "slower" for one in rivals)
     compared = [plan for plan in baseline if ratio is not None or plan == verdict.winner]
     verification = Verification(
         processes=len(confirmed[verdict.winner].rounds_s),
         baseline=str(compared[0]) if compared else "",
         speedup=ratio.value if ratio else 1.0,
         speedup_interval=(ratio.low, ratio.high) if ratio else (1.0, 1.0),
-        is_tie=ratio is not None and (ratio.low <= 1.0 or inside_noise),
+        is_tie=ratio is not None and ratio.low <= 1.0,
     )
     return Decision(
         winner=kept_or_beaten(verdict.winner, baseline, verification, confirmed),

@@ -50,7 +50,7 @@ class CompileRung:
       grace_s: what a compile in progress may take past the deadline before it is left for the next
         run.
       is_first: nothing was compiled in this run before: the first is waited for, or a compile that
-        takes longer than all that is granted would never end.
+        takes longer than all that is granted would never end; and so is the baseline's, once begun.
     """
 
     preparation: Preparation
@@ -93,7 +93,7 @@ class CompileRung:
             if all(plan in self._done for plan in self._plans):
                 break
             late_s = self.clock() - self.deadline_s
-            impatient = late_s > self.grace_s and (self._recorded or not self.is_first)
+            impatient = late_s > self.grace_s and not (self.is_first and self._awaits())
             if late_s > 0 and self._started and (not self._running or impatient):
                 break
             if late_s > self.grace_s and not self._running:
@@ -110,6 +110,12 @@ class CompileRung:
         # What is still in flight or waits for it is for the next run: this pool is about to close.
         self.rung.give_all_back()
         return {plan: self._done[plan] for plan in self._plans if plan in self._done}
+
+    def _awaits(self) -> bool:
+        """Whether nothing is compiled yet, or the baseline is about to be: without it nobody could
+        say how much faster the others are."""
+        running = (trial.plan for trial, _ in self._running.values())
+        return not self._recorded or any(plan in self.preparation.baseline for plan in running)
 
     def _reload(self) -> None:
         """Takes over what other searches on this storage, or earlier runs, have finished."""

@@ -1,16 +1,25 @@
-"""A search that stops after the estimates: nothing is compiled, measured or written."""
+"""A search that stops after the estimates: nothing is compiled or measured.
+
+It leaves the study with the shardings that were propagated, which the search itself takes up, and
+all estimates as a table of comma-separated values.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from automesh.hardware import Target
-from automesh.ladder.identity import workload_name
-from automesh.ladder.looking import looking, notices_of
+from automesh.ladder.heading import header_of
+from automesh.ladder.looking import BUILD_SHARE, looking
+from automesh.ladder.notebook import Header, Notebook
+from automesh.ladder.places import check_places, make_folder
 from automesh.ladder.preparation import Preparation
 from automesh.ladder.ranking import WIDE, estimated_candidates, hardly_fits
 from automesh.ladder.request import SearchRequest
-from automesh.results.estimates import Estimates
+from automesh.ladder.study import open_study, parse_storage
+from automesh.results.estimates import ESTIMATES, Estimates
+from automesh.results.estimates_csv import write_estimates
 from automesh.results.progress import Progress
 from automesh.results.result import Funnel, SearchResult
 from automesh.results.words import count
@@ -27,23 +36,46 @@ def estimate_only(
       UsageError: bad input.
       NoFeasibleMesh: no plan is legal.
     """
+    check_places(request)
     with looking(request, target, space, progress) as look:
-        return _result(request, look.preparation, look.estimate(share=1.0))
+        preparation = look.preparation
+        make_folder(preparation.folder)
+        with open_study(
+            parse_storage(request.storage, preparation.folder),
+            preparation.name,
+            source_hash=preparation.inspection.source_hash,
+            versions=preparation.provenance,
+        ) as study:
+            estimates = look.estimate(share=1.0, pulse=study.heartbeat)
+            preparation, estimates = look.rule_out(
+                estimates, share=BUILD_SHARE, pulse=study.heartbeat
+            )
+            whole = replace(request, command=request.command.replace(" --dry-run", "", 1))
+            header = header_of(
+                whole, preparation, estimates, study, is_ahead=target.absent is not None
+            )
+            Notebook(
+                study=study, source_hash=header.source_hash, versions=header.versions
+            ).note_header(header)
+        write_estimates(estimates, preparation.folder / ESTIMATES)
+        return _result(header, preparation, estimates)
 
 
-def _result(request: SearchRequest, preparation: Preparation, estimates: Estimates) -> SearchResult:
+def _result(header: Header, preparation: Preparation, estimates: Estimates) -> SearchResult:
     enumeration, inspection = preparation.enumeration, preparation.inspection
     plans = preparation.plans
     large = sum(
         hardly_fits(one, preparation.device_memory_bytes) for one in estimates.found.values()
     )
     return SearchResult(
-        workload=workload_name(request.entry),
+        workload=header.workload,
         target=preparation.selector,
         platform=preparation.aim.platform,
         device=preparation.aim.device_kind,
         device_count=preparation.aim.num_devices,
         axes=tuple(axis.name for axis in enumeration.legal[0].axes),
+        axis_types=preparation.axis_types,
+        batch_axes=preparation.batch_axes,
         candidates=estimated_candidates(
             estimates.found,
             baseline=preparation.baseline,
@@ -65,15 +97,18 @@ def _result(request: SearchRequest, preparation: Preparation, estimates: Estimat
         reference="",
         verifications=(),
         stop_reason="dry run: nothing was compiled or measured",
-        notices=(*notices_of(preparation, estimates), *_large_notice(large, preparation)),
+        details=header.details,
+        made_up=header.made_up,
+        notices=(*header.notices, *_large_notice(large, preparation)),
         tokens_per_step=inspection.tokens_per_step,
-        study="",
-        results_dir="",
+        study=header.location,
+        results_dir=header.results_dir,
         rules_path="",
-        command="",
+        command=header.command,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=preparation.provenance,
         speeds=estimates.origin,
+        split=preparation.split,
     )
 
 

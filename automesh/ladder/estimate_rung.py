@@ -85,7 +85,7 @@ class EstimateRung:
             return Estimates(
                 missing=self._missing,
                 origin=self.origin,
-                notices=(*self._notes, _missing_notice(self._missing)),
+                details=tuple(self._notes),
                 propagations=len(self._terms),
                 layouts=layouts,
             )
@@ -114,18 +114,15 @@ class EstimateRung:
             self._add_prices(group, layouts)
         self._propagate_pipelines({group.call: group for group in groups}, layouts)
         apart = self._propagate_apart({group.call: group for group in groups}, layouts)
-        notes = [*self._notes]
-        if apart:
-            notes.append(apart)
+        notes: list[str] = []
         if unpriced := unpriced_notice(self.plans, self.propagator.step.platform):
             notes.append(unpriced)
-        if self._missing:
-            notes.append(_missing_notice(self._missing))
         return Estimates(
             found=self._found,
             missing=self._missing,
             origin=self.origin,
             notices=tuple(notes),
+            details=(*self._notes, apart) if apart else tuple(self._notes),
             propagations=len(self._terms) + self._pipelines,
             layouts=layouts,
         )
@@ -308,9 +305,3 @@ def _says_to_hold(terms: Terms, sizes: Sizes) -> bool:
     """Whether terms claim other sizes of their axes."""
     row = np.array([[size for _, size in sizes]], np.int64)
     return bool(holds(terms, tuple(axis for axis, _ in sizes), row)[0])
-
-
-def _missing_notice(missing: Mapping[Plan, str]) -> str:
-    reason, number = Counter(missing.values()).most_common(1)[0]
-    which = f"{number} of them because" if number < len(missing) else "because"
-    return f"{count(len(missing), 'plan')} not estimated, {which}: {reason}"

@@ -13,6 +13,7 @@ from automesh.hardware import clusters_in, parse_target
 from automesh.hardware.calibrated import find_speeds
 from automesh.hardware.fabric import Fabric, Layouts
 from automesh.ladder.assemble import assemble
+from automesh.ladder.capturing import space_for
 from automesh.ladder.explaining import Ground, explained, find_plan
 from automesh.ladder.identity import workload_name
 from automesh.ladder.looking import looking
@@ -23,11 +24,11 @@ from automesh.ladder.request import SearchRequest
 from automesh.ladder.terms_cache import TERMS, Kept, TermsCache
 from automesh.mesh.axes import MAPPING, Call, Plan, parse_mesh
 from automesh.mesh.mapping import parse_axes
+from automesh.results.estimates import ESTIMATES
 from automesh.results.explanation import Explanation
 from automesh.results.progress import Progress
 from automesh.results.result import Candidate, SearchResult
 from automesh.space.options import value_of
-from automesh.space.spec import read_space
 from automesh.worker.messages import LayoutJob, Surroundings
 from automesh.worker.pool import Pool
 
@@ -48,6 +49,11 @@ def explain_study(
     """
     with reading(study, results=results, storage=storage) as (folder, opened, header):
         result = assemble(opened, header)
+    if header.template:
+        raise UsageError(
+            f"the study in `{folder}` is of a command: its runs were timed, its programs not seen",
+            hint="only a step that a `build` makes can be explained",
+        )
     cache = TermsCache(
         folder=folder / TERMS, source_hash=header.source_hash, versions=header.versions
     )
@@ -57,7 +63,7 @@ def explain_study(
             f"the study in `{folder}` keeps no terms: nothing in it was estimated",
             hint=f"run its search again: {header.command or 'automesh search SCRIPT'}",
         )
-    plans = _known_plans(result.candidates, folder / "estimates.csv", kept, header)
+    plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header)
     chosen, notices = _chosen(mesh, against, plans, header.device_count)
     fabric = header.fabric
     ground = Ground(
@@ -85,7 +91,7 @@ def explain_script(
       NoFeasibleMesh: no plan is legal.
     """
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
-    space = read_space(request.space)
+    request, space = space_for(request, target, progress)
     chosen: Sequence[Plan] = ()
     notices: Sequence[str] = ()
 
@@ -129,7 +135,7 @@ def explain_script(
         speeds=ground.speeds.origin,
         one=sides[0],
         against=sides[1] if len(sides) > 1 else None,
-        notices=tuple(dict.fromkeys([*notices, *estimates.notices])),
+        notices=tuple(dict.fromkeys([*notices, *estimates.notices, *estimates.details])),
     )
 
 

@@ -40,6 +40,8 @@ def header_of(
         ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
         baseline=preparation.baseline,
         notices=notices_of(preparation, estimates),
+        details=estimates.details,
+        made_up=inspection.made_up,
         tokens_per_step=inspection.tokens_per_step,
         location=study.storage.text
         if study.storage.kind == "server"
@@ -53,6 +55,9 @@ def header_of(
         fabric=estimates.fabric,
         is_ahead=is_ahead,
         room=preparation.room,
+        axis_types=preparation.axis_types,
+        batch_axes=preparation.batch_axes,
+        split=preparation.split,
         outside=_outside(preparation, study, is_ahead=is_ahead),
     )
 

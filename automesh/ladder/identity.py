@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
@@ -10,11 +11,19 @@ from pathlib import Path
 
 from automesh.program.nouns import Entry
 
+# Names of files that say nothing of what they train.
+_SAY_NOTHING = ("build", "main", "run", "step", "launch", "mesh")
+
 
 def workload_name(entry: Entry) -> str:
-    """A short name for people: the script's stem, the module's last part, or the function's."""
+    """A short name for people: the script's stem, the module's last part, or the function's.
+
+    A stem that says nothing, such as that of `lm1b/build.py`, has its folder's name before it.
+    """
+    path = Path(entry.location)
+    stem = f"{path.parent.name}-{path.stem}" if path.stem in _SAY_NOTHING else path.stem
     name = {
-        "script": Path(entry.location).stem,
+        "script": stem.lstrip("-"),
         "module": entry.location.rpartition(".")[2],
         "pickle": entry.function,
     }[entry.kind]
@@ -29,11 +38,18 @@ def study_name(
     """`<workload>-<target>-<hash>`; hashed are script path, function, arguments, target, axes.
 
     Args:
-      scope: directory that stands for the location of a callable, which has no path.
+      scope: directory of all studies; it stands for the location of a callable, which has no path.
       figures: of a target of the user's own, see `Target`.
     """
     location = str(scope) if entry.kind == "pickle" else entry.location
     identity = [entry.kind, location, entry.function, list(entry.argv), selector, list(axes)]
     identity += [figures] if figures else []
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
-    return f"{workload_name(entry)}-{selector}-{digest}"
+    name, ending = workload_name(entry), f"-{selector}-{digest}"
+    return _former(scope, ending) or f"{name}{ending}"
+
+
+def _former(results: Path, ending: str) -> str:
+    """The name of a study of the same inputs that another version has named otherwise."""
+    folders = sorted(one.name for one in results.glob(f"*{glob.escape(ending)}") if one.is_dir())
+    return folders[0] if folders else ""

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from automesh.ladder.refusal import refuse_to_blame
 from automesh.ladder.study import Study
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
-from automesh.program.nouns import VisitAnswer
+from automesh.program.nouns import Traced, VisitAnswer
 from automesh.results.progress import Progress
-from automesh.worker.messages import VisitJob
+from automesh.worker.messages import TraceJob, VisitJob
 from automesh.worker.pool import Pool
+from automesh.worker.protocol import Answer
 
 _PULSE_S = 2.0
 _WAIT_S = 1.0
@@ -59,16 +60,31 @@ class LivePool:
           LeaseLost: two searches must not measure at the same time.
           UsageError: the machine failed, which says nothing about the plan.
         """
+        result = self._run(job, timeout_s)
+        if not isinstance(result, VisitAnswer | Failed | TimedOut | OutOfMemory):
+            raise TypeError(f"a visit was answered with {type(result).__name__}")
+        return result
+
+    def trace(self, job: TraceJob, timeout_s: float) -> Traced | Failure:
+        """Traces a plan; see `TracePool`.
+
+        Raises:
+          LeaseLost, UsageError: as `run`.
+        """
+        result = self._run(job, timeout_s)
+        if not isinstance(result, Traced | Failed | TimedOut | OutOfMemory):
+            raise TypeError(f"a trace was answered with {type(result).__name__}")
+        return result
+
+    def _run(self, job: VisitJob | TraceJob, timeout_s: float) -> Answer | Failure:
         ticket, again = self.pool.submit(job, timeout_s), False
         while True:
             for finished in self.pool.wait(_PULSE_S):
                 result = finished.result
                 if finished.ticket != ticket:
                     continue
-                if isinstance(result, VisitAnswer):
-                    return result
                 if not isinstance(result, (Failed, TimedOut, OutOfMemory)):
-                    raise TypeError(f"a visit was answered with {type(result).__name__}")
+                    return result
                 if again or not finished.doubtful or result.stage not in _REFUSALS:
                     refuse_to_blame(result)
                     return result

@@ -22,6 +22,7 @@ from automesh.hardware.calibrated import find_speeds
 from automesh.hardware.elsewhere import elsewhere_of
 from automesh.hardware.fabric import Fabric, Layouts
 from automesh.hardware.wiring import fabric_of
+from automesh.ladder.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
 from automesh.ladder.estimate_rung import EstimateRung
 from automesh.ladder.preparation import (
     Preparation,
@@ -33,7 +34,8 @@ from automesh.ladder.preparation import (
     surroundings_of,
 )
 from automesh.ladder.propagations import Active
-from automesh.ladder.propagator import Propagator, Step
+from automesh.ladder.propagator import REFUSED, Propagator, Step
+from automesh.ladder.ranking import estimated_candidates
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.terms_cache import TERMS, TermsCache
 from automesh.mesh.axes import Plan
@@ -42,9 +44,11 @@ from automesh.results.estimates import Estimates
 from automesh.results.progress import Progress
 from automesh.results.words import uncounted_notices
 from automesh.space.space import SearchSpace
-from automesh.worker.messages import LayoutJob, Surroundings
+from automesh.worker.messages import BuildJob, LayoutJob, Surroundings
 from automesh.worker.pool import Pool
 
+# Of the budget: what is listed is built, and a search compiles what it has built.
+BUILD_SHARE = 0.1
 Choose = Callable[[Sequence[Plan]], Sequence[Plan]]
 
 
@@ -95,6 +99,65 @@ class Look:
         )
         return _estimate(preparation, self.target, propagator, choose)
 
+    def rule_out(
+        self, estimates: Estimates, *, share: float, pulse: Callable[[], object] = lambda: None
+    ) -> tuple[Preparation, Estimates]:
+        """Builds the baseline and the plans that promise most, and rules out what cannot be built.
+
+        Args:
+          share: of the budget that this may take, the baseline left out.
+          pulse: as in `estimate`.
+
+        Returns:
+          What was given and prepared, without the plans that cannot be built.
+
+        Raises:
+          UsageError: the baseline cannot be built.
+          NoFeasibleMesh: no plan is left.
+        """
+        preparation = self.preparation
+        check = BuildCheck(
+            entry=preparation.entry,
+            job=lambda plan: _build_job(preparation, self.target, plan),
+            pool=self.pool,
+            progress=self.progress,
+            workers=self.workers,
+            deadline_s=self.clock() + share * self.request.budget_s,
+            timeout_s=self.request.timeout_s,
+            clock=self.clock,
+            pulse=pulse,
+        )
+        for plan in preparation.baseline:
+            check.require(plan)
+        ranked = [
+            one.plan
+            for one in estimated_candidates(
+                estimates.found,
+                baseline=preparation.baseline,
+                device_memory_bytes=preparation.device_memory_bytes,
+            )
+        ]
+        check.build(ranked, wanted=self.request.top)
+        doubtful = [plan for plan, why in estimates.missing.items() if why.startswith(REFUSED)]
+        check.build(doubtful[:MOST_SUSPECTS], wanted=MOST_SUSPECTS)
+        refused = check.refused(preparation.plans)
+        notices = refusal_notices(refused)
+        listed = [plan for plan in ranked if plan not in refused][: self.request.top]
+        if not all(check.is_done(plan) for plan in listed):
+            notices += ("the time did not suffice to build the step on all meshes that are listed",)
+        return (
+            replace(preparation, enumeration=preparation.enumeration.without(refused)),
+            replace(
+                estimates,
+                found={plan: one for plan, one in estimates.found.items() if plan not in refused},
+                missing={
+                    plan: why for plan, why in estimates.missing.items() if plan not in refused
+                },
+                refused=refused,
+                notices=(*estimates.notices, *notices),
+            ),
+        )
+
 
 @contextmanager
 def looking(
@@ -119,7 +182,13 @@ def looking(
 
         def open_pool(size: int, around: Surroundings) -> Pool:
             limit = request.memory_limit_bytes or memory_share_bytes(size)
-            pool = Pool(size=size, surroundings=around, log_dir=logs, memory_limit_bytes=limit)
+            pool = Pool(
+                size=size,
+                surroundings=around,
+                log_dir=logs,
+                memory_limit_bytes=limit,
+                on_wait=progress.tick,
+            )
             return stack.enter_context(pool)
 
         pool = open_pool(workers if shared else 1, surroundings)
@@ -153,6 +222,8 @@ def looking(
 def notices_of(preparation: Preparation, estimates: Estimates) -> tuple[str, ...]:
     """What the user should know of the plans and of their estimates."""
     said = [*preparation.enumeration.notices, *estimates.notices]
+    if estimates.missing:
+        said.append(estimates.missing_notice)
     said += uncounted_notices(list(estimates.found.values()))
     return tuple(dict.fromkeys(said))
 
@@ -166,6 +237,17 @@ def _step(preparation: Preparation, target: Target, space: SearchSpace) -> Step:
         facts=inspection.facts,
         platform=preparation.aim.platform,
         seen=inspection.seen,
+        elsewhere=elsewhere_of(target.absent) if target.absent else None,
+    )
+
+
+def _build_job(preparation: Preparation, target: Target, plan: Plan) -> BuildJob:
+    inspection = preparation.inspection
+    return BuildJob(
+        entry=preparation.entry,
+        plan=plan,
+        axis_types=inspection.axis_types,
+        facts=inspection.facts,
         elsewhere=elsewhere_of(target.absent) if target.absent else None,
     )
 
@@ -190,7 +272,7 @@ def _estimate(
         fabric = fabric_of(target, preparation.inspection.devices)
     except UsageError as error:
         missing = dict.fromkeys(preparation.plans, error.message)
-        return Estimates(missing=missing, notices=(f"no plan was estimated: {error.message}",))
+        return Estimates(missing=missing)
     aim = preparation.aim
     speeds = find_speeds(
         fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ

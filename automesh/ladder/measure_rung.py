@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from automesh.errors import UsageError
 from automesh.ladder.closing import decide, figures_of, final_outcome, measured_outcome
-from automesh.ladder.confirm import Confirmation, Figure, confirm
+from automesh.ladder.confirm import Confirmation, Figure, confirm, process_s_of
 from automesh.ladder.live_pool import LivePool, wait_for_lease
 from automesh.ladder.measure import run_race
 from automesh.ladder.notebook import Notebook
@@ -17,6 +16,7 @@ from automesh.ladder.preparation import Preparation
 from automesh.ladder.racing import Race, RaceRules
 from automesh.ladder.ranking import may_be_exported
 from automesh.ladder.reference import Checks, Reference, check, find_reference
+from automesh.ladder.retracing import OTHER_PROGRAM, explain_programs, other_program
 from automesh.ladder.study import Study, Trial
 from automesh.ladder.verdict import (
     Decision,
@@ -34,7 +34,6 @@ from automesh.results.progress import Progress
 from automesh.units import format_seconds
 
 CONFIRMATIONS = 5  # fresh processes, each of which visits winner and baseline
-_PROCESS_START_S = 4.0
 _OVERRUN_S = 120.0  # a search that began with this one may confirm its winner past the budget
 
 
@@ -68,6 +67,7 @@ class MeasureRung:
     _known_reference: Reference | None = field(init=False, default=None)
     _checks: Checks = field(init=False, default_factory=Checks)
     _rounds: int = field(init=False, default=0)
+    _differing: dict[Plan, None] = field(init=False, default_factory=dict[Plan, None])
 
     def run(self) -> str:
         """Measures what is not measured yet, and stores everything; the study is the result.
@@ -79,6 +79,11 @@ class MeasureRung:
           LeaseLost: another search has taken over, as this one was silent for too long.
           UsageError: the machine, not a plan, failed; or the script was changed meanwhile.
         """
+        ending = self._measure()
+        self._explain_programs()
+        return ending
+
+    def _measure(self) -> str:
         for plan in self.preparation.baseline:
             if not isinstance(self.compiled.get(plan), Compiled):
                 what = f"the baseline {plan} was not compiled, so nobody is raced with it"
@@ -184,7 +189,7 @@ class MeasureRung:
         for number, plan in enumerate(entrants):
             if plan not in self._calibrations and plan not in self._done:
                 self._visit_first(plan)
-            elif plan not in self._calibrations:
+            elif plan not in self._calibrations and isinstance(self._done[plan], Measured):
                 again = calibrate(
                     self.pool, self._subject, plan, rules=self.rules, clock=self.clock
                 )
@@ -207,10 +212,8 @@ class MeasureRung:
             return
         compiled = self.compiled.get(plan)
         if isinstance(compiled, Compiled) and compiled.fingerprint != found.first.fingerprint:
-            raise UsageError(
-                "the script was changed while it was searched",
-                hint="run the same command again: what still holds is kept",
-            )
+            self._finish(plan, other_program(self._subject.sources))
+            return
         self._calibrations[plan] = found
 
     def _reference(self, entrants: Sequence[Plan]) -> Reference:
@@ -235,6 +238,7 @@ class MeasureRung:
             axis_types=inspection.axis_types,
             facts=inspection.facts,
             cache_dir=str(self.preparation.cache_dir),
+            sources=inspection.sources,
         )
 
     def _drop_unless_agreeing(self, plan: Plan, calibration: Calibration) -> None:
@@ -370,7 +374,6 @@ class MeasureRung:
                 confirmation,
                 confirmed,
                 baseline=self.preparation.baseline,
-                race_was_decided=raced.was_decided,
             )
             self.notebook.note_decision(decision)
         # After the decision: whoever is killed here finds it, and only has trials to close.
@@ -378,8 +381,23 @@ class MeasureRung:
             self._finish(plan, outcome)
         return ending
 
+    def _explain_programs(self) -> None:
+        """Finishes the plans whose programs differed, once no process has anything ready."""
+        if not self._differing:
+            return
+        self.progress.now("tracing steps again whose programs have changed")
+        plans = tuple(self._differing)
+        found = explain_programs(self.pool, self._subject, plans, self.rules.timeout_s)
+        self._differing.clear()
+        for plan, failed in found.items():
+            self._finish(plan, failed)
+            self.progress.notice(f"{plan} was not measured: {failed.reason}")
+
     def _finish(self, plan: Plan, outcome: Outcome) -> None:
         self._done[plan] = outcome
+        if outcome == OTHER_PROGRAM:
+            self._differing[plan] = None
+            return
         trial = self._trials.pop(plan, None)
         if trial is not None:
             calibration = self._calibrations.get(plan)
@@ -396,5 +414,4 @@ class MeasureRung:
         """What the confirmation may take: a fresh process sets up both plans anew."""
         pair = [*entrants[:1], *self.preparation.baseline]
         plans = [self._calibrations[plan] for plan in pair if plan in self._calibrations]
-        each_s = sum(one.visit_s + one.first.setup_s for one in plans)
-        return CONFIRMATIONS * (_PROCESS_START_S + each_s)
+        return CONFIRMATIONS * process_s_of(plans)

@@ -10,7 +10,7 @@ from automesh.jsonio import from_json, to_json
 from automesh.ladder.room import NO_LIMIT, Room
 from automesh.ladder.study import Study, Trial
 from automesh.ladder.verdict import Decision
-from automesh.mesh.axes import Plan
+from automesh.mesh.axes import Plan, usual_batch_axes
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -28,8 +28,14 @@ class Header:
       fabric: how the devices are wired; None if that could not be told.
       is_ahead: True if the devices are not here: nothing can be measured.
       room: what a plan may use of a device's memory.
+      axis_types: what the step was searched with, a word for each axis; empty: nobody noted them.
+      batch_axes: axes that the rows of a batch are split over; None: nobody noted them.
       outside: plans, as text, that the study knows from other search spaces and that are not legal
         in this one.
+      split: the axes of a script's mesh that are several in the search, in the words of `--split`.
+      template: of the command that is run for each plan; empty where a script's step is.
+      details: how the estimates were made, for those who ask.
+      made_up: arguments of the step that nobody gives values for, by name.
     """
 
     workload: str
@@ -55,6 +61,12 @@ class Header:
     is_ahead: bool = False
     room: Room = NO_LIMIT
     outside: tuple[str, ...] = ()
+    template: str = ""
+    split: str = ""
+    axis_types: tuple[str, ...] = ()
+    batch_axes: tuple[str, ...] | None = None
+    details: tuple[str, ...] = ()
+    made_up: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,24 +108,24 @@ class Notebook:
         self.study.note("header", to_json(header, Header))
 
     def note_footer(self, footer: Footer) -> None:
-        self._note("footer", to_json(footer, Footer))
+        self.note("footer", to_json(footer, Footer))
 
     def footer(self) -> Footer | None:
-        found = self._noted("footer")
+        found = self.noted("footer")
         return None if found is None else from_json(found, Footer)
 
     def note_reference(self, name: str) -> None:
-        self._note("reference", name)
+        self.note("reference", name)
 
     def reference(self) -> str:
-        return str(self._noted("reference") or "")
+        return str(self.noted("reference") or "")
 
     def note_decision(self, decision: Decision) -> None:
-        self._note("decision", to_json(decision, Decision))
+        self.note("decision", to_json(decision, Decision))
 
     def decision(self) -> Decision | None:
         """What was decided; None if nothing was, or for a plan that is not searched any more."""
-        found = self._noted("decision")
+        found = self.noted("decision")
         decision = None if found is None else from_json(found, Decision)
         if decision is None or not self.tells_of(decision.winner):
             return None
@@ -124,7 +136,8 @@ class Notebook:
             confirmed=tuple(pair for pair in decision.confirmed if self.tells_of(pair[0])),
         )
 
-    def _note(self, key: str, value: Any) -> None:
+    def note(self, key: str, value: Any) -> None:
+        """Keeps a JSON value for the script and the versions as they are now."""
         mine = {"source_hash": self.source_hash, "versions": dict(self.versions), "value": value}
         self.study.note(self._name(key), mine)
 
@@ -132,7 +145,8 @@ class Notebook:
         # One for each script: a change that is taken back finds what was decided before it.
         return f"{key}.{self.source_hash}"
 
-    def _noted(self, key: str) -> Any:
+    def noted(self, key: str) -> Any:
+        """What `note` has kept under a key; None if nothing."""
         found = self.study.noted(self._name(key)) or {}
         mine = (self.source_hash, dict(self.versions))
         return (
@@ -140,6 +154,11 @@ class Notebook:
             if (found.get("source_hash"), found.get("versions")) == mine
             else None
         )
+
+
+def batch_axes_of(header: Header) -> tuple[str, ...]:
+    """Axes that split the rows of a batch; by their names where nobody noted them."""
+    return usual_batch_axes(header.axes) if header.batch_axes is None else header.batch_axes
 
 
 def read_header(study: Study) -> Header | None:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Protocol
 
 from automesh.errors import UsageError
-from automesh.ladder.request import SearchRequest
 from automesh.ladder.study import parse_storage
 from automesh.mesh.rules_file import check_mergeable
 
 
-def check_places(request: SearchRequest, axes: tuple[str, ...]) -> None:
+class Places(Protocol):
+    """Where a request wants things kept."""
+
+    @property
+    def results(self) -> Path: ...
+    @property
+    def storage(self) -> str: ...
+    @property
+    def rules(self) -> str: ...
+
+
+def check_places(request: Places) -> None:
     """Makes sure, before anything costs time, that what is found can be kept.
 
     Raises:
@@ -20,7 +31,7 @@ def check_places(request: SearchRequest, axes: tuple[str, ...]) -> None:
     make_folder(request.results)
     parse_storage(request.storage, request.results)
     if request.rules:
-        check_mergeable(Path(request.rules), axes)
+        check_mergeable(Path(request.rules))
 
 
 def make_folder(folder: Path) -> Path:

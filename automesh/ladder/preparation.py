@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from automesh.errors import UsageError
-from automesh.hardware import Chip, Target, chip_for, local_selector
+from automesh.hardware import Chip, Target, chip_for, selector_of
 from automesh.hardware.elsewhere import elsewhere_of
 from automesh.hardware.reserve import NO_RESERVE, Reserve, default_reserve, parse_reserve
 from automesh.ladder.baseline import parse_plan
@@ -19,6 +19,7 @@ from automesh.ladder.refusal import inspection_error
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.room import Room
 from automesh.mesh.axes import Plan
+from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.granules import granules_of
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry, Inspection
@@ -59,6 +60,8 @@ class Preparation:
     Attributes:
       aim: the devices; those of the inspection stand in for them where they are not here.
       baseline: the script's own plan, or nothing.
+      axis_types: what the step asks for, a word for each axis.
+      batch_axes: of the search space.
       name: of the study.
       folder: of the study.
       device_memory_bytes: what one device can hold; 0 where nobody says (CPU).
@@ -80,6 +83,8 @@ class Preparation:
     provenance: Versions
     num_granules: int
     timeout_s: float
+    axis_types: tuple[str, ...]
+    batch_axes: tuple[str, ...]
     reserve: Reserve = NO_RESERVE
     promised: tuple[Plan, ...] = ()
 
@@ -95,6 +100,12 @@ class Preparation:
             return self
         aim = replace(self.aim, memory_bytes=limit_bytes)
         return replace(self, aim=aim, device_memory_bytes=limit_bytes)
+
+    @property
+    def split(self) -> str:
+        """Which axes of a script's mesh are several here, in the words of `--split`."""
+        capture = self.entry.capture
+        return " ".join(map(str, capture.splits)) if capture is not None else ""
 
     @property
     def cache_dir(self) -> Path:
@@ -134,6 +145,19 @@ def count_lowering() -> int:
     return max(1, min(cores, fitting))
 
 
+def inspect_job(request: SearchRequest, target: Target, space: SearchSpace) -> InspectJob:
+    """The first job of a search."""
+    # What an attached accelerator is called is not known yet.
+    platform = "cpu" if target.platforms == "cpu" else ""
+    return InspectJob(
+        entry=request.entry,
+        axis_names=space.names,
+        platform=target.absent.platform if target.absent else platform,
+        mapping=tuple((axis.name, axis.choices[0]) for axis in space.mapping),
+        elsewhere=elsewhere_of(target.absent) if target.absent else None,
+    )
+
+
 def inspect(
     pool: Pool,
     request: SearchRequest,
@@ -152,15 +176,7 @@ def inspect(
       UsageError: the script or its `build` cannot be used, or there are several processes.
     """
     progress.now(f"looking at {request.entry.location}")
-    # What an attached accelerator is called is not known yet.
-    platform = "cpu" if target.platforms == "cpu" else ""
-    job = InspectJob(
-        entry=request.entry,
-        axis_names=space.names,
-        platform=target.absent.platform if target.absent else platform,
-        mapping=tuple((axis.name, axis.choices[0]) for axis in space.mapping),
-        elsewhere=elsewhere_of(target.absent) if target.absent else None,
-    )
+    job = inspect_job(request, target, space)
     ticket = pool.submit(job, request.timeout_s)
     for _ in range(warm_up):
         pool.submit(DevicesJob(), request.timeout_s)
@@ -170,7 +186,7 @@ def inspect(
             if finished.ticket == ticket:
                 answer = finished.result
     if isinstance(answer, (Failed, TimedOut, OutOfMemory)):
-        raise inspection_error(answer, request.entry)
+        raise inspection_error(answer, request.entry, space)
     if not isinstance(answer, Inspection):
         raise TypeError(f"an inspection was answered with {type(answer).__name__}")
     if answer.process_count > 1:
@@ -208,12 +224,11 @@ def prepare(
         num_granules=aim.num_granules,
         platform=aim.platform,
     )
+    # Those of the request were said when they were found, before the script was inspected.
     for notice in (*target.notices, *enumeration.notices):
         progress.notice(notice)
-    slices = len({device.slice_index for device in inspection.devices})
-    selector = target.selector or local_selector(
-        aim.platform, aim.device_kind, aim.num_devices, slices
-    )
+    enumeration = replace(enumeration, notices=(*request.notices, *enumeration.notices))
+    selector = target.selector or selector_of(inspection.devices)
     baseline = _baseline(request, inspection, enumeration, space, aim)
     name = study_name(
         request.entry,
@@ -222,7 +237,7 @@ def prepare(
         scope=request.results,
         figures=target.figures,
     )
-    folder = _study_folder(request.results, name, new=request.new)
+    folder = study_folder(request.results, name, new=request.new)
     return Preparation(
         entry=request.entry,
         selector=selector,
@@ -239,6 +254,8 @@ def prepare(
         provenance=tuple(sorted((*inspection.versions, *inspection.environment))),
         num_granules=aim.num_granules,
         timeout_s=request.timeout_s,
+        axis_types=as_axis_types(inspection.axis_types, space.names),
+        batch_axes=space.batch_axes,
         reserve=_reserve(request, target, aim),
     )
 
@@ -294,8 +311,8 @@ def _baseline(
     return (plan,)
 
 
-def _study_folder(results: Path, name: str, *, new: bool) -> Path:
-    """The newest study of this name, or the next free one: `name`, `name-2`, `name-3`."""
+def study_folder(results: Path, name: str, *, new: bool) -> Path:
+    """The folder of the newest study of a name, or the next free one: `name`, `name-2`, ..."""
     number, folder = 1, results / name
     while (following := results / f"{name}-{number + 1}").exists():
         number, folder = number + 1, following

@@ -62,7 +62,7 @@ def measured_rule(path: Path, selector: str) -> bool:
 
 def _plan_of(rule: MeshRule, rules: Rules, preparation: Preparation) -> Plan | None:
     """The legal plan that a rule means; None if there is none."""
-    sizes = dict(zip(rules.axes, _pairs(rule), strict=True))
+    sizes = dict(zip(rules.axes_of(rule), _pairs(rule), strict=True))
     defaults = dict(preparation.inspection.knobs)
 
     def is_meant(plan: Plan) -> bool:
@@ -87,10 +87,10 @@ def _pairs(rule: MeshRule) -> list[tuple[int, int]]:
 
 
 def _text(rule: MeshRule, rules: Rules) -> str:
-    sizes = list(zip(rules.axes, _pairs(rule), strict=True))
+    sizes = list(zip(rules.axes_of(rule), _pairs(rule), strict=True))
     parts = [f"dcn.{name}:{dcn}" for name, (_, dcn) in sizes if dcn != 1]
     parts += [f"{name}:{ici}" for name, (ici, _) in sizes if ici != 1]
-    mesh = ",".join(parts) or f"{rules.axes[0]}:1"
+    mesh = ",".join(parts) or f"{rules.axes_of(rule)[0]}:1"
     settings = Plan(
         axes=(),
         mapping=rule.mapping.axes,

@@ -22,6 +22,7 @@ from automesh.worker.tasks import Finished
 
 POLL_S = 0.5
 NO_TIME = "the time for estimates was used up"
+REFUSED = "the step refuses it"
 
 
 class JobPool(Protocol):
@@ -221,7 +222,7 @@ class Propagator:
             return result
         if isinstance(result, Failure):
             refused = isinstance(result, Failed) and result.stage in ("build", "lower")
-            what = "the step refuses it" if refused else "its shardings could not be propagated"
+            what = REFUSED if refused else "its shardings could not be propagated"
             return f"{what}: {failure_reason(result)}"
         raise TypeError(f"a propagation was answered with {type(result).__name__}")
 

@@ -1,16 +1,12 @@
 """A race over finalists as pure logic: who is visited next, who is out, and how it stands.
 
-The test was chosen by simulating races of five: log-normal noise of 2 and 5 %, neighbouring rounds
-correlated by 0, 0.3 and 0.5, drift, and 5 % of the visits disturbed by +50 % (that comparison is
-not kept here; `tests/test_racing.py` holds the chosen test to its rates):
-* paired t: disturbed visits swamp its variance; it finds a 10 % loser in 82 % of races, not 95 %;
+The test compares all pairs of finalists at once, by a spread that all of them show together, and
+takes neighbouring rounds for as correlated as they look (`statistics.means_of`). It was chosen by
+simulated races, which `python -m benchmarks.race_errors` runs again. Tried before, and left:
+* t of a trimmed mean for each pair by itself, all ordered pairs paid for one by one: five to ten
+  rounds until the variance of a pair is known;
 * Wilcoxon, sign flips, betting on signs: cannot drop even a finalist that is twice as slow before
-  round 12, since a run of equal signs must be so long before it is rare enough;
-* trimmed t (20 %): keeps the power and drops the hopeless at round 4. Chosen.
-All of them err in 6 to 14 % of the races once rounds are correlated by 0.3. Widening the error by
-the estimated correlation, and calling slower only what is slower by more than 1 % (less nobody
-needs to know), brings that to 1 % at 2 % noise and 3 % at 5 % noise. A correlation of 0.5 at 5 %
-noise still errs in 7 %: rounds that far from independent need longer visits.
+  round 12, since a run of equal signs must be so long before it is rare enough.
 """
 
 from __future__ import annotations
@@ -25,16 +21,17 @@ import numpy as np
 from automesh.ladder.statistics import (
     Floats,
     Ratio,
-    TrimmedMean,
+    means_of,
     median_interval,
     paired_ratio,
-    pooled_autocorrelation,
-    trimmed_mean,
 )
 
 K = TypeVar("K", bound=Hashable)
-_FIRST_LOOK = 4  # three degrees of freedom: with fewer, only a factor of several could be called
-_EQUIVALENCE_ROUNDS = 6  # an autocorrelation estimated from fewer rounds is mostly luck
+# Before so many rounds two disturbed visits decide: only what they cannot explain is slower then.
+_FIRST_LOOK = 5
+_HOPELESS_LOOKS = (4,)
+_HOPELESS = 0.3
+_EQUIVALENCE_ROUNDS = 6  # a correlation estimated from fewer rounds is mostly luck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +52,13 @@ class RaceRules:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Completed rounds after which the test is applied, each a third more than the last."""
+        """Completed rounds after which the test is applied: early ones that only the hopeless fail,
+        then each a third more than the last."""
         rounds = [self.max_rounds]
         while rounds[-1] * 3 // 4 >= _FIRST_LOOK:
             rounds.append(rounds[-1] * 3 // 4)
-        return tuple(reversed(rounds))
+        early = [one for one in _HOPELESS_LOOKS if one < rounds[-1]]
+        return (*early, *reversed(rounds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,27 +277,30 @@ class Race(Generic[K]):
     def _look(self, done: int) -> None:
         """Applies the test after round `done`.
 
-        Whoever is best now was picked by the data, so each look pays for all ordered pairs of the
-        finalists that started (Bonferroni). Over the looks the error is spent in proportion to the
-        rounds (a spending function, Lan and DeMets, Biometrika 70, 1983), again by the union bound.
+        Each look pays for all pairs of the finalists that started (the studentized range). Over the
+        looks the error is spent in proportion to the rounds (a spending function, Lan and DeMets,
+        Biometrika 70, 1983), by the union bound.
         """
         previous = max((look for look in self.rules.looks if look < done), default=0)
-        count = len(self._finalists)
-        pairs = count * (count - 1)
-        allowed = self.rules.error * (done - previous) / self.rules.max_rounds / pairs
-        best, survivors = self._best(), self.survivors
-        logs = self._logs(survivors)
-        correlation = pooled_autocorrelation(logs)
-        gaps: dict[K, TrimmedMean] = {}
-        for row, finalist in zip(logs, survivors):
-            if finalist != best:
-                gap = row - logs[survivors.index(best)]
-                gaps[finalist] = trimmed_mean(gap, autocorrelation=correlation)
-        threshold = float(np.log1p(self.rules.margin))
-        for finalist, gap in gaps.items():
-            if gap.p_greater(threshold) <= allowed:
-                self._beaten_by[finalist] = best
-        tied = [gap.interval(0.95) for key, gap in gaps.items() if key not in self._beaten_by]
+        allowed = self.rules.error * (done - previous) / self.rules.max_rounds
+        least = self.rules.margin if done >= _FIRST_LOOK else max(_HOPELESS, self.rules.margin)
+        survivors = self.survivors
+        means = means_of(self._logs(survivors))
+        best = int(np.argmin(means.values))
+        tied: list[tuple[float, float]] = []
+        for row, finalist in enumerate(survivors):
+            if row == best:
+                continue
+            if means.is_above(
+                row,
+                best,
+                margin=float(np.log1p(least)),
+                allowed=allowed,
+                among=len(self._finalists),
+            ):
+                self._beaten_by[finalist] = survivors[best]
+            else:
+                tied.append(means.interval(row, best, 0.95))
         reach = float(np.log1p(self.rules.equivalence))
         equal = all(-reach <= low and high <= reach for low, high in tied)
         if tied and equal and done >= _EQUIVALENCE_ROUNDS:
@@ -307,9 +309,9 @@ class Race(Generic[K]):
     def _best(self) -> K:
         survivors = self.survivors
         logs = self._logs(survivors)
-        # What a round does to all is taken out, else drift decides which rounds make the median.
-        location = np.median(logs - np.median(logs, axis=0), axis=1)
-        return survivors[int(np.argmin(location))]
+        if min(logs.shape) > 1:
+            return survivors[int(np.argmin(means_of(logs).values))]
+        return survivors[int(np.argmin(logs.mean(axis=1)))]
 
     def _logs(self, finalists: Sequence[K]) -> Floats:
         done = self.rounds_completed

@@ -26,8 +26,8 @@ class Comparison:
 
 
 def may_be_exported(outcome: Outcome | None) -> bool:
-    """Whether a measured plan computes what the reference computes."""
-    return isinstance(outcome, Measured) and outcome.numerics in ("agree", "reference")
+    """Whether nothing is known against it that a measured plan computes what the reference does."""
+    return isinstance(outcome, Measured) and outcome.numerics not in ("differ", "unverified")
 
 
 def best_first(

@@ -62,6 +62,7 @@ def new_trial(
     source_hash: str,
     versions: Sequence[tuple[str, str]],
     estimated: Estimated | None = None,
+    run: str = "",
 ) -> FrozenTrial:
     """A waiting Optuna trial for `plan`; every setting of the plan must be in `choices`."""
     params: dict[str, int] = {}
@@ -85,6 +86,8 @@ def new_trial(
         "source_hash": source_hash,
         "versions": dict(versions),
     }
+    if run:
+        attributes["run"] = run
     if estimated is not None:
         attributes["estimated"] = json.dumps(to_json(estimated, Estimated))
     return create_trial(
@@ -118,6 +121,7 @@ def read_trial(rung: RungName, frozen: FrozenTrial) -> Trial:
         estimated=from_json(json.loads(attributes["estimated"]), Estimated)
         if "estimated" in attributes
         else None,
+        run=attributes.get("run", ""),
     )
 
 

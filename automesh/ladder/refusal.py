@@ -9,11 +9,15 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry
+from automesh.space.space import SearchSpace
 from automesh.units import format_wait
 
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+),?(?: in (?P<function>.+))?')
 _UNDERLINE = re.compile(r"\s*[~^]+\s*")
 _TRACEBACK = "Traceback (most recent call last):"
+# What jax says of a PartitionSpec (jax/_src/named_sharding.py), and Python of `mesh.shape[...]`.
+_NO_SUCH_AXIS = re.compile(r"Resource axis: (?P<axis>\w+) of ")
+_NO_SUCH_KEY = re.compile(r"raised KeyError: '(?P<axis>\w+)'")
 _FATAL = "Fatal Python error: "  # of faulthandler, whose frames have no lines of code
 _JAX_NOTE = "For simplicity, JAX has removed its internal frames"
 _OURS = str(Path(__file__).parent.parent)
@@ -23,8 +27,12 @@ _LIBRARIES = tuple(
 _MOST_LINES = 8
 
 
-def inspection_error(answer: Failure, entry: Entry) -> UsageError:
-    """The error for a script whose inspection gave no answer."""
+def inspection_error(answer: Failure, entry: Entry, space: SearchSpace | None = None) -> UsageError:
+    """The error for a script whose inspection gave no answer.
+
+    Args:
+      space: whose axes the script's mesh had; None if it had its own.
+    """
     match answer:
         case TimedOut():
             return UsageError(
@@ -48,7 +56,55 @@ def inspection_error(answer: Failure, entry: Entry) -> UsageError:
                     f"jax cannot start: unable to initialize backend{backend[2]}",
                     hint="check JAX_PLATFORMS, or search virtual devices: `--target cpu:8`",
                 )
+            missing = _missing_axis(answer, space) if space is not None else ""
+            if space is not None and missing:
+                return _without_axis(missing, answer, entry, space)
             return UsageError(answer.reason, hint=_hint(answer, entry))
+
+
+def raised_here(failed: Failed, entry: Entry) -> str:
+    """What to look at or to do, in lines: where in the user's code a failure was raised, if it was
+    there."""
+    return _hint(failed, entry)
+
+
+def innermost_frame(tail: str) -> str:
+    """`train.py:7`, the last line of the user's own code in a traceback; empty if there is none."""
+    found = [
+        frame
+        for line in tail.splitlines()
+        if (frame := _FRAME.fullmatch(line)) is not None and _is_users(frame["file"])
+    ]
+    return f"{Path(found[-1]['file']).name}:{found[-1]['line']}" if found else ""
+
+
+def _missing_axis(answer: Failed, space: SearchSpace) -> str:
+    """The mesh axis that the script asked for in vain; empty if that is not what went wrong."""
+    if found := _NO_SUCH_AXIS.search(answer.reason):
+        return found["axis"]
+    # `mesh.shape["data"]` says no more than the name.
+    found = _NO_SUCH_KEY.search(answer.reason)
+    frames = _user_frames(answer.log_tail)
+    asked = found is not None and bool(frames) and ".shape" in frames[-1]
+    return found["axis"] if found is not None and asked and found["axis"] not in space.names else ""
+
+
+def _without_axis(axis: str, answer: Failed, entry: Entry, space: SearchSpace) -> UsageError:
+    if space.shipped:
+        what = (
+            "list the script's own axes in a file, for example `mesh_space.toml` with "
+            f"`[axes]` and a line `{axis} = {{}}` for each of them, and name it with --space"
+        )
+    else:
+        what = (
+            f"add `{axis} = {{}}` under [axes] of `{space.name}`, or "
+            f"`{axis} = {{ size = 1 }}` to leave it unused"
+        )
+    return UsageError(
+        f"`{entry.function}` uses the mesh axis `{axis}`, but the mesh has the axes of the space "
+        f"`{space.name}`: {', '.join(space.names)}",
+        hint="\n".join([f"{what}; it is used here:", *_user_frames(answer.log_tail)]),
+    )
 
 
 def refuse_to_blame(result: object) -> None:
@@ -77,14 +133,19 @@ def _unfinished(answer: TimedOut, entry: Entry) -> str:
         case "load":
             return f"importing `{_name(entry)}` did not end"
         case "build":
-            return f"`{entry.function}` did not return"
+            running = f"`{_name(entry)}`, run up to its training step,"
+            return (
+                f"`{entry.function}` did not return" if entry.function else f"{running} did not end"
+            )
         case _:
             return "lowering the step did not end"
 
 
 def _hint(answer: Failed, entry: Entry) -> str:
     if answer.hint:
-        return answer.hint
+        # What a script said before it ended by itself is most often the reason.
+        ended = " ended with exit code " in answer.reason
+        return _with_output(answer.hint, answer.log_tail) if ended else answer.hint
     if answer.reason.startswith("the script called sys.exit"):
         what = "pass its arguments after --, and guard what trains with `if __name__ == ...`"
         return _with_output(what, answer.log_tail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from automesh.program.capture.nouns import AxisSplit
 from automesh.program.nouns import Entry
 from automesh.space.space import Knob
 
@@ -42,6 +43,10 @@ class SearchRequest:
       reserve: memory of a device to keep free, `1GiB` or `5%`; empty for what is usual.
       xla: compiler options beside those of the space.
       curated: True for those that come with automesh as well, see `automesh.space.curated`.
+      step: of a script without `build`, the function that is its step; empty for the one that looks
+        like it.
+      splits: of such a script, axes of its mesh that are to be several.
+      notices: what the user should know of the script.
       shared_terms: folders of other searches for the same script, whose terms may do here as well.
     """
 
@@ -64,4 +69,7 @@ class SearchRequest:
     reserve: str = ""
     xla: tuple[Knob, ...] = ()
     curated: bool = False
+    step: str = ""
+    splits: tuple[AxisSplit, ...] = ()
+    notices: tuple[str, ...] = ()
     shared_terms: tuple[Path, ...] = ()

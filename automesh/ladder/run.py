@@ -18,7 +18,7 @@ from automesh.ladder.compiling import CompilingHere
 from automesh.ladder.contest import COMPILES_PER_FINALIST, Contest, contest_of
 from automesh.ladder.heading import header_of, spent
 from automesh.ladder.live_pool import LeaseLost, LivePool
-from automesh.ladder.looking import looking
+from automesh.ladder.looking import BUILD_SHARE, looking
 from automesh.ladder.measure_rung import MeasureRung
 from automesh.ladder.notebook import Footer, Header, Notebook
 from automesh.ladder.places import as_seen, check_places, make_folder
@@ -38,7 +38,7 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
 from automesh.program.nouns import Attachment
 from automesh.results.csv_export import write_csv
-from automesh.results.estimates import Estimates
+from automesh.results.estimates import ESTIMATES, Estimates
 from automesh.results.estimates_csv import write_estimates
 from automesh.results.progress import Progress
 from automesh.results.result import SearchResult
@@ -66,7 +66,7 @@ def run_search(
       UsageError: bad input.
       NoFeasibleMesh: no plan is legal, or jax can lay out none of them.
     """
-    check_places(request, space.names)
+    check_places(request)
     # Before anything costs time: without its compiler, a search for absent devices ends in nothing.
     found = ready_for(request, target, progress) if target.absent else None
     with ExitStack() as lookers:
@@ -89,6 +89,13 @@ def run_search(
         ) as study:
             started_s = clock()
             estimates = look.estimate(share=ESTIMATE_SHARE, pulse=study.heartbeat)
+            legal, estimates = look.rule_out(estimates, share=BUILD_SHARE, pulse=study.heartbeat)
+            # What was added to the preparation since the look stays.
+            preparation = replace(
+                preparation,
+                enumeration=legal.enumeration,
+                promised=tuple(one for one in preparation.promised if one not in estimates.refused),
+            )
             lookers.close()  # The workers make room for those that compile.
             if target.absent is not None:
                 return AheadSearch(
@@ -171,7 +178,7 @@ class _Search:
         )
         self.study.compile.adopt_expired()
         notebook.note_header(header)
-        write_estimates(self.estimates, self.preparation.folder / "estimates.csv")
+        write_estimates(self.estimates, self.preparation.folder / ESTIMATES)
         interrupted, ending = False, ""
         try:
             ending = self._climb(notebook)
@@ -274,6 +281,7 @@ class _Search:
             surroundings=self.surroundings,
             log_dir=self.preparation.folder / "logs",
             memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(size),
+            on_wait=self.progress.tick,
         )
 
     def _footer(

@@ -87,7 +87,11 @@ class Rung:
             return [self._trial(one) for one in frozen if is_ours(one)]
 
     def enqueue(
-        self, plans: Iterable[Plan], estimates: Mapping[Plan, Estimated] | None = None
+        self,
+        plans: Iterable[Plan],
+        estimates: Mapping[Plan, Estimated] | None = None,
+        *,
+        run: str = "",
     ) -> list[Trial]:
         """Adds a waiting trial for every plan that has none for this script and these versions yet.
 
@@ -95,11 +99,12 @@ class Rung:
 
         Args:
           estimates: to be kept with the trials of their plans.
+          run: which of several runs, see `Trial`.
 
         Returns:
           The new trials; fewer or none if this process does not have the lease.
         """
-        known = {one.plan for one in self.trials() if self._matches(one)}
+        known = {one.plan for one in self.trials() if one.run == run and self._matches(one)}
         new = [plan for plan in dict.fromkeys(plans) if plan not in known]
         added: list[Trial] = []
         with self._backend.explained():
@@ -114,6 +119,7 @@ class Rung:
                     source_hash=self._source_hash,
                     versions=self._versions,
                     estimated=(estimates or {}).get(plan),
+                    run=run,
                 )
                 storage_id = self._storage.create_new_trial(self._study_id, template)
                 added.append(self._trial(self._storage.get_trial(storage_id)))
@@ -133,15 +139,19 @@ class Rung:
                 self._refill()
             return None
 
-    def begin(self, plan: Plan) -> Trial | None:
+    def begin(self, plan: Plan, *, run: str = "") -> Trial | None:
         """Claims the trial of `plan`: a waiting or abandoned one with its rounds, or a new one.
+
+        Args:
+          run: which of several runs, see `Trial`.
 
         Returns:
           None if the plan's trial is finished, another process runs it, or this one lost the lease.
         """
-        mine = [one for one in self.trials() if one.plan == plan and self._matches(one)]
+        mine = [one for one in self.trials() if one.plan == plan and one.run == run]
+        mine = [one for one in mine if self._matches(one)]
         if not mine:
-            mine = self.enqueue([plan])
+            mine = self.enqueue([plan], run=run)
         elif mine[0].state == "running":
             mine = [one for one in self.adopt_expired() if one.number == mine[0].number]
         with self._backend.explained():

@@ -13,13 +13,13 @@ from automesh.hardware import (
     parse_target,
     running_under_several_processes,
 )
+from automesh.ladder.capturing import space_for
 from automesh.ladder.request import SearchRequest, usual_top
 from automesh.results.progress import Progress
 from automesh.results.result import SearchResult
 from automesh.space.curated import CURATED, curated_for
 from automesh.space.options import with_options
-from automesh.space.space import Knob
-from automesh.space.spec import read_space
+from automesh.space.space import Knob, SearchSpace
 
 
 def start(request: SearchRequest, progress: Progress) -> SearchResult:
@@ -29,14 +29,7 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
       UsageError: bad input.
       NoFeasibleMesh: no plan is legal.
     """
-    several = running_under_several_processes(os.environ)
-    if several:
-        raise UsageError(
-            f"this is one of several processes ({several}), but a search runs in a single one",
-            hint="run the search on one host, without the launcher",
-        )
-    target = parse_target(request.target, os.environ, clusters_in(request.hardware))
-    space = with_options(read_space(request.space), _options(request, target))
+    request, target, space = read_aim(request, progress)
     if not request.top:
         request = replace(request, top=usual_top(is_ahead=target.absent is not None))
     if request.dry_run:
@@ -48,6 +41,28 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
     from automesh.ladder.run import run_search
 
     return run_search(request, target, space, progress)
+
+
+def read_aim(
+    request: SearchRequest, progress: Progress
+) -> tuple[SearchRequest, Target, SearchSpace]:
+    """Reads the target and the search space of a request.
+
+    Returns:
+      The request, which a script without `build` completes; the target; the space.
+
+    Raises:
+      UsageError: one of them cannot be read, or this is one of several processes.
+    """
+    several = running_under_several_processes(os.environ)
+    if several:
+        raise UsageError(
+            f"this is one of several processes ({several}), but a search runs in a single one",
+            hint="run the search on one host, without the launcher",
+        )
+    target = parse_target(request.target, os.environ, clusters_in(request.hardware))
+    request, space = space_for(request, target, progress)
+    return request, target, with_options(space, _options(request, target))
 
 
 def _options(request: SearchRequest, target: Target) -> tuple[Knob, ...]:

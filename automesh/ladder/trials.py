@@ -46,6 +46,7 @@ class Trial:
       versions: of everything whose change makes the figures stale, as name and version.
       rounds: those measured so far, in order; a race that was killed goes on from them.
       estimated: what was estimated before it was enqueued; None if nothing was.
+      run: which of several runs of the plan it is; empty where a plan has one trial.
     """
 
     rung: RungName
@@ -61,6 +62,7 @@ class Trial:
     versions: tuple[tuple[str, str], ...]
     rounds: tuple[Round, ...] = ()
     estimated: Estimated | None = None
+    run: str = ""
 
     @property
     def is_waiting(self) -> bool:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from automesh.ladder.retracing import other_program
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.program.nouns import Entry, VisitAnswer
+from automesh.program.sources import Sources
 from automesh.worker.messages import VisitJob
 
 _REFUSALS = ("load", "build", "lower", "compile")
@@ -33,12 +35,17 @@ class VisitPool(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What all visits of one search have in common; the attributes are those of `VisitJob`."""
+    """What all visits of one search have in common; the other attributes are those of `VisitJob`.
+
+    Attributes:
+      sources: the files of the script, as they were when it was inspected.
+    """
 
     entry: Entry
     axis_types: tuple[str, ...]
     facts: tuple[tuple[str, int], ...]
     cache_dir: str
+    sources: Sources = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +193,11 @@ class Course:
         return self.clock() + sum(self.visit_s[plan] for plan in plans) <= self.deadline_s
 
     def value_of(self, calibration: Calibration) -> float | Failure | None:
-        """Visits a plan: the median of its samples, seconds per step; None past the deadline."""
+        """Visits a plan: the median of its samples, seconds per step; None past the deadline.
+
+        Raises:
+          UsageError: the script was edited meanwhile.
+        """
         plan = calibration.plan
         job = visit_job(
             self.subject,
@@ -207,9 +218,7 @@ class Course:
             return answer
         self.visit_s[plan] = self.clock() - started_s
         if answer.fingerprint != calibration.first.fingerprint:
-            return Failed(
-                stage="build", reason="the script changed while it was measured: run it again"
-            )
+            return other_program(self.subject.sources)
         return statistics.median(answer.samples_s)
 
 

@@ -16,6 +16,7 @@ Call = tuple[LogicalAxes, Knobs]
 """What `build` is called with besides the mesh."""
 MAPPING = "mapping."
 DEFAULT_AXES = ("dp", "fsdp", "ep", "tp", "sp")
+_BATCH_AXES = ("dp", "fsdp", "data")
 PIPELINE = "pp"
 """The axis along which pipelines run; in front of the others where they are searched."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -104,6 +105,15 @@ class Plan:
 
     def __str__(self) -> str:
         return " ".join([self.mesh, *(format_setting(*setting) for setting in self.settings)])
+
+
+def usual_batch_axes(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of some axes that split the rows of a batch by their names, where nobody says which do.
+
+    >>> usual_batch_axes(("data", "model"))
+    ('data',)
+    """
+    return tuple(name for name in names if name in _BATCH_AXES)
 
 
 def format_setting(name: str, value: Scalar) -> str:

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
+from automesh.errors import UsageError, WrongType, kind_of
+from automesh.mesh.axis_types import AUTO, as_axis_types
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence, StaleEvidenceWarning, differences
 from automesh.mesh.explain import explain_mesh, explain_rules, explain_settings
-from automesh.mesh.jax_half import jax_half
+from automesh.mesh.jax_half import attached_selector, jax_half
 from automesh.mesh.mapping import NO_MAPPING, LogicalMapping, check_mapped_axes
+from automesh.mesh.names import as_names, check_names
 from automesh.mesh.rules import MeshRule, check_selector, explain_match, first_match
 from automesh.mesh.settings import NO_SETTINGS, Settings, as_settings
 from automesh.mesh.shape import AnyShape, MeshShape, as_shape
@@ -40,6 +42,8 @@ class MeshConfig:
       mesh_axis_names: one name for each size.
       batch_axis_names: axes that the rows of a batch are split over; default: `data`, if there is
         such an axis.
+      axis_types: `jax.sharding.AxisType`s or the words auto, explicit, manual: one for each axis or
+        one for all; default: Auto. Kept as one word for each axis.
       mesh_rules: other meshes for named targets, see `select`: `MeshRule`s or pairs of a regular
         expression and a mesh shape, of which None means the default mesh.
       mapping: logical axis -> mesh axes, for `build` and for frameworks; empty if nothing is said.
@@ -71,6 +75,7 @@ class MeshConfig:
     knobs: Settings = NO_SETTINGS
     compiler_options: Settings = NO_SETTINGS
     evidence: Evidence = NO_EVIDENCE
+    axis_types: tuple[str, ...] = ()
 
     if TYPE_CHECKING:  # What may be given is more than what is kept.
 
@@ -85,6 +90,7 @@ class MeshConfig:
             knobs: Mapping[str, Scalar] = NO_SETTINGS,
             compiler_options: Mapping[str, Scalar] = NO_SETTINGS,
             evidence: Evidence = NO_EVIDENCE,
+            axis_types: AxisTypes = (),
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -103,11 +109,20 @@ class MeshConfig:
         object.__setattr__(self, "compiler_options", options)
         object.__setattr__(self, "mesh_shape", as_shape(self.mesh_shape))
         check_names(names, batch)
+        object.__setattr__(self, "axis_types", as_axis_types(self.axis_types, names))
         check_mapped_axes(self.mapping.axes, names)
         _check_length(self.mesh_shape, names, "mesh shape")
         for rule in self.mesh_rules:
+            if rule.axes not in ((), names):
+                raise UsageError(
+                    f"the rule `{rule.match}` is for the axes {', '.join(rule.axes)}, and this "
+                    f"config has {', '.join(names)}",
+                    hint="select it from its file: `automesh.load(...).select(...)`",
+                )
             if rule.mesh_shape is not None:
                 _check_length(rule.mesh_shape, names, f"in the rule `{rule.match}` mesh shape")
+            check_names(names, rule.batch_axes or ())
+            as_axis_types(rule.axis_types, names)
 
     def select(self, selector: str) -> MeshConfig:
         """This config as its first own rule that matches changes it; itself if none does.
@@ -143,7 +158,7 @@ class MeshConfig:
           devices: jax devices; default: all of the default backend.
           selector: name of the target: the first of `mesh_rules` that matches gives the mesh.
           axis_types: `jax.sharding.AxisType`s or the words auto, explicit, manual: one for each
-            axis or one for all. Default: Auto.
+            axis or one for all. Default: those of the config.
 
         Raises:
           UsageError: the sizes do not multiply to the number of devices, or do not fit their
@@ -157,7 +172,10 @@ class MeshConfig:
         """
         config = self if selector is None else self.select(selector)
         return jax_half().create_mesh_of_shape(
-            config.mesh_shape, config.mesh_axis_names, devices=devices, axis_types=axis_types
+            config.mesh_shape,
+            config.mesh_axis_names,
+            devices=devices,
+            axis_types=config.axis_types if axis_types is None else axis_types,
         )
 
     def explain(self, selector: str | None = None, *, devices: Sequence[Any] | None = None) -> str:
@@ -184,6 +202,9 @@ class MeshConfig:
         config = self if selector is None else self.select(selector)
         mesh = explain_mesh(config.mesh_shape, config.mesh_axis_names, devices)
         settings = explain_settings(config.knobs, config.compiler_options, config.mapping)
+        if set(config.axis_types) != {AUTO}:
+            pairs = zip(config.mesh_axis_names, config.axis_types, strict=True)
+            settings.append(f"axis types: {', '.join(f'{name} {kind}' for name, kind in pairs)}")
         return "\n".join((*rules, *settings, *mesh))
 
     @property
@@ -201,6 +222,8 @@ class MeshConfig:
         return replace(
             self,
             mesh_shape=self.mesh_shape if rule.mesh_shape is None else rule.mesh_shape,
+            batch_axis_names=self.batch_axis_names if rule.batch_axes is None else rule.batch_axes,
+            axis_types=rule.axis_types or self.axis_types,
             mapping=rule.mapping or self.mapping,
             knobs=Settings({**self.knobs, **rule.knobs}),
             compiler_options=Settings({**self.compiler_options, **rule.compiler_options}),
@@ -213,8 +236,9 @@ class Rules:
     """What a rules file says.
 
     Attributes:
-      axes: names of the mesh axes of every rule, in order.
-      batch_axes: axes that the rows of a batch are split over.
+      axes: names of the mesh axes, in order, of every rule that has none of its own.
+      batch_axes: axes that the rows of a batch are split over; of a rule with axes of its own those
+        among them, unless it says others.
       rules: the first that matches wins.
 
     Raises:
@@ -237,100 +261,78 @@ class Rules:
     def __post_init__(self) -> None:
         check_names(self.axes, self.batch_axes)
         for rule in self.rules:
-            if len(rule.hybrid_shape) != len(self.axes):
+            axes = self.axes_of(rule)
+            if len(rule.hybrid_shape) != len(axes):
                 raise UsageError(f"rule `{rule.match}` does not have a size for each axis")
-            check_mapped_axes(rule.mapping.axes, self.axes)
+            check_names(axes, rule.batch_axes or ())
+            check_mapped_axes(rule.mapping.axes, axes)
 
-    def select(self, selector: str, *, default: MeshConfig | None = None) -> MeshConfig:
+    def select(
+        self, selector: str | None = None, *, default: MeshConfig | None = None
+    ) -> MeshConfig:
         """The config of the first rule whose `match` matches the whole of `selector`.
 
         Warns with `StaleEvidenceWarning` if versions or environment differ from the evidence.
 
         Args:
-          selector: name of a target, such as `tpu-v5p-128` or `cpu-8`.
+          selector: name of a target, such as `tpu-v5p-128` or `cpu-8`; by default that of all
+            devices that jax has (this imports jax), in all its processes.
           default: what to return if no rule matches.
 
         Raises:
           UsageError: no rule matches and there is no default; lists the rules and why each failed.
         """
-        index = first_match(self.rules, check_selector(selector))
+        name = attached_selector() if selector is None else check_selector(selector)
+        index = first_match(self.rules, name)
         if index == len(self.rules):
             if default is not None:
                 return default
-            raise UsageError(self._no_match(selector), hint=_NO_MATCH_HINT)
+            raise self._no_match(name, is_attached=selector is None)
         rule = self.rules[index]
         stale = differences(rule.evidence, os.environ)
         if stale:
             warnings.warn(
-                f"the rule for `{selector}` was {rule.evidence.kind} elsewhere: {'; '.join(stale)}",
+                f"the rule for `{name}` was {rule.evidence.kind} elsewhere: {'; '.join(stale)}",
                 StaleEvidenceWarning,
                 stacklevel=2,
             )
         return MeshConfig(
             mesh_shape=rule.hybrid_shape,
-            mesh_axis_names=self.axes,
-            batch_axis_names=self.batch_axes,
+            mesh_axis_names=self.axes_of(rule),
+            batch_axis_names=self.batch_axes_of(rule),
+            axis_types=rule.axis_types,
             mapping=rule.mapping,
             knobs=rule.knobs,
             compiler_options=rule.compiler_options,
             evidence=rule.evidence,
         )
 
+    def axes_of(self, rule: MeshRule) -> tuple[str, ...]:
+        """Names of the mesh axes of one of the rules, in the order of its sizes."""
+        return rule.axes or self.axes
+
+    def batch_axes_of(self, rule: MeshRule) -> tuple[str, ...]:
+        """Axes that the rows of a batch are split over under one of the rules."""
+        if rule.batch_axes is not None:
+            return rule.batch_axes
+        return tuple(name for name in self.batch_axes if name in self.axes_of(rule))
+
     def explain(self, selector: str) -> tuple[str, ...]:
         """One sentence for each rule, in order: whether it matches `selector`, and if not, why."""
         return tuple(f"`{rule.match}` {explain_match(rule, selector)}" for rule in self.rules)
 
-    def _no_match(self, selector: str) -> str:
-        if not self.rules:
-            return f"no rule matches `{selector}`: there are no rules"
-        return f"no rule matches `{selector}`: {'; '.join(self.explain(selector))}"
+    def _no_match(self, selector: str, *, is_attached: bool) -> UsageError:
+        said = "; ".join(self.explain(selector)) or "there are no rules"
+        if not is_attached:
+            return UsageError(f"no rule matches `{selector}`: {said}", hint=_NO_MATCH_HINT)
+        return UsageError(
+            f"no rule matches the attached devices, which are `{selector}`: {said}",
+            hint="search on these devices with `automesh search`, name the rule to take, as in "
+            '`select("tpu-v5p-128")`, or give `select` a `default=`',
+        )
 
 
 _NO_MATCH_HINT = "search for that target with `automesh search`, or give `select` a `default=`"
-
-
-def check_names(axes: Sequence[str], batch_axes: Sequence[str]) -> None:
-    """Accepts distinct axis names, and distinct batch axes among them.
-
-    Raises:
-      UsageError: no or repeated axes, or a batch axis that is no axis or repeated.
-    """
-    if not axes or len(set(axes)) < len(axes):
-        raise UsageError(
-            f"mesh axes must be distinct names, got {list(axes)}",
-            hint="give every axis a name of its own, at least one",
-        )
-    for name in batch_axes:
-        if name not in axes:
-            raise UsageError(
-                f"batch axis `{name}` is not a mesh axis{did_you_mean(name, axes)}",
-                hint=f"the mesh axes are: {', '.join(axes)}",
-            )
-    if len(set(batch_axes)) < len(batch_axes):
-        raise UsageError(
-            f"batch axes must be distinct, got {list(batch_axes)}", hint="leave one of them out"
-        )
-
-
-def as_names(names: object, what: str) -> tuple[str, ...]:
-    """A sequence of names as a tuple.
-
-    Args:
-      what: what they name, for the error.
-
-    Raises:
-      WrongType: something else, a single string too.
-    """
-    hint = 'write for example `("data", "model")`, and `("data",)` for one axis'
-    if isinstance(names, str) or not isinstance(names, Sequence):
-        raise WrongType(
-            f"{what} must be a sequence of strings, got {kind_of(names)}: {names!r}", hint=hint
-        )
-    listed = cast("Sequence[Any]", names)
-    for name in listed:
-        if not isinstance(name, str):
-            raise WrongType(f"{what} must be strings, got {kind_of(name)}: {name!r}", hint=hint)
-    return tuple(listed)
 
 
 def _as_rules(rules: Any) -> tuple[MeshRule, ...]:

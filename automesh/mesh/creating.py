@@ -18,11 +18,11 @@ from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, WrongType, check_type
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, format_mesh
-from automesh.mesh.config import as_names, check_names
 from automesh.mesh.devices import AxisTypes, axis_types_for, create_mesh_for
 from automesh.mesh.granules import Located, by_slice, granules_of
 from automesh.mesh.hosts import calculate_host_mesh_shape
 from automesh.mesh.infer import infer_sizes
+from automesh.mesh.names import as_names, check_names
 from automesh.mesh.shape import as_sizes
 
 DEFAULT_DIMS = (1, -1, 1, 1, 1)

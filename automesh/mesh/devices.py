@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from automesh.errors import UsageError, WrongType, kind_of
+from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, format_mesh
+from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.granules import Located, as_devices, granules_of
 from automesh.mesh.infer import resolve_shape, spread_over_granules
 from automesh.mesh.rings import ring_of, rings_on
@@ -173,18 +174,7 @@ def axis_types_for(wanted: AxisTypes, names: Sequence[str]) -> tuple[AxisType, .
       >>> axis_types_for("explicit", ("dp", "tp")) == (AxisType.Explicit, AxisType.Explicit)
       True
     """
-    if wanted is None:
-        wanted = ()
-    listed = (wanted,) if isinstance(wanted, (str, AxisType)) else _listed(wanted)
-    types = tuple(_axis_type(one) for one in listed) or (AxisType.Auto,)
-    if len(types) == 1:
-        return types * len(names)
-    if len(types) != len(names):
-        raise UsageError(
-            f"got {len(types)} axis types {list(listed)} for the {len(names)} axes {list(names)}",
-            hint="give one axis type for each axis, or one for all",
-        )
-    return types
+    return tuple(_AXIS_TYPES[word] for word in as_axis_types(wanted, names))
 
 
 def attached_devices() -> list[Any]:
@@ -200,33 +190,6 @@ def count_hosts() -> int:
 def this_host() -> int:
     """Index of this process among the job's."""
     return jax.process_index()
-
-
-def _listed(wanted: Any) -> Sequence[Any]:
-    if not isinstance(wanted, Sequence):
-        raise WrongType(
-            f"axis types must be words or jax.sharding.AxisType, got {kind_of(wanted)}: {wanted!r}",
-            hint=f"use {', '.join(_AXIS_TYPES)}",
-        )
-    return cast("Sequence[Any]", wanted)
-
-
-def _axis_type(wanted: Any) -> AxisType:
-    if isinstance(wanted, AxisType):
-        return wanted
-    if not isinstance(wanted, str):
-        raise WrongType(
-            f"an axis type must be a word or a jax.sharding.AxisType, got {kind_of(wanted)}: "
-            f"{wanted!r}",
-            hint=f"use {', '.join(_AXIS_TYPES)}",
-        )
-    found = _AXIS_TYPES.get(wanted.strip().lower())
-    if found is None:
-        raise UsageError(
-            f"`{wanted}` is not an axis type; use {', '.join(_AXIS_TYPES)}",
-            hint="auto lets the compiler choose shardings; it is the default",
-        )
-    return found
 
 
 def _arrange(

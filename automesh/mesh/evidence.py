@@ -47,6 +47,11 @@ class Evidence:
       made: UTC time in ISO 8601.
       values: where the arguments came from.
       reference: whose losses the plan's were compared with.
+      command: template of the command that was run, `python train.py --fsdp {fsdp}`; empty where a
+        script's step was searched.
+      split: axes of the script's mesh that are several in the rule's, `data=dp,fsdp`: what the
+        script splits over data is split over both, and its state over fsdp, too. Empty where the
+        rule's axes are the script's own.
       versions: of the packages that made the program.
       environment: XLA, LIBTPU and NCCL variables that were set.
     """
@@ -66,6 +71,8 @@ class Evidence:
     made: str = ""
     values: Literal["synthetic", "user", ""] = ""
     reference: str = ""
+    command: str = ""
+    split: str = ""
     versions: tuple[tuple[str, str], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 

@@ -9,10 +9,10 @@ from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, check_type, did_you_mean
 from automesh.mesh.axes import parse_mesh
-from automesh.mesh.config import as_names, check_names
 from automesh.mesh.creating import devices_of, mesh_on
 from automesh.mesh.devices import AxisTypes, axis_types_for, create_mesh_for
 from automesh.mesh.granules import granules_of
+from automesh.mesh.names import as_names, check_names
 
 AxisOrder = Literal["string", "names"]
 _FORMS = "write for example `dp:2,tp:4` or, without names, `2,4`"

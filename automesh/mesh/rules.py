@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from automesh.errors import UsageError, WrongType, kind_of
 from automesh.mesh.axes import Plan
+from automesh.mesh.axis_types import as_axis_types, as_words
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence
 from automesh.mesh.mapping import NO_MAPPING, LogicalMapping
+from automesh.mesh.names import as_names, check_names
 from automesh.mesh.settings import NO_SETTINGS, Settings, as_settings
 from automesh.mesh.shape import AnyShape, HybridMeshShape, MeshShape, as_shape
 
 if TYPE_CHECKING:
     from automesh.mesh.axes import Scalar
+    from automesh.mesh.devices import AxisTypes
     from automesh.mesh.mapping import Spelled
 
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()]")
@@ -31,11 +34,17 @@ class MeshRule:
         rules file always a `HybridMeshShape`; among a config's own rules also a plain shape, or
         None for the config's default mesh.
       mapping: logical axis -> mesh axes, for `build` and for frameworks; empty if nothing is said.
+      axis_types: `jax.sharding.AxisType`s or the words auto, explicit, manual: one for each axis or
+        one for all; empty: those of the config, in a rules file Auto. Kept as words.
+      axes: names of the mesh axes; empty: those of the rules or config that hold the rule.
+      batch_axes: axes that the rows of a batch are split over; None: those of the rules or config
+        that hold the rule.
 
     Raises:
       WrongType: `match` is no string, the shape no sequence of integers, or the mapping or
         settings are none.
-      UsageError: `match` is not a regular expression, or a size is not possible.
+      UsageError: `match` is not a regular expression, a size is not possible, or names or axis
+        types do not fit.
 
     Example:
       >>> MeshRule(match="tpu-v5p-.*", mesh_shape=(1, 8)).mesh_shape
@@ -48,6 +57,9 @@ class MeshRule:
     knobs: Settings = NO_SETTINGS
     compiler_options: Settings = NO_SETTINGS
     evidence: Evidence = NO_EVIDENCE
+    axis_types: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()
+    batch_axes: tuple[str, ...] | None = None
 
     if TYPE_CHECKING:  # What may be given is more than what is kept.
 
@@ -60,6 +72,9 @@ class MeshRule:
             knobs: Mapping[str, Scalar] = NO_SETTINGS,
             compiler_options: Mapping[str, Scalar] = NO_SETTINGS,
             evidence: Evidence = NO_EVIDENCE,
+            axis_types: AxisTypes = (),
+            axes: Sequence[str] = (),
+            batch_axes: Sequence[str] | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -75,6 +90,7 @@ class MeshRule:
                 "mesh_shape",
                 as_shape(self.mesh_shape, f"the mesh shape of the rule `{self.match}`"),
             )
+        self._read_axes()
         object.__setattr__(self, "mapping", LogicalMapping(self.mapping))
         object.__setattr__(self, "knobs", as_settings(self.knobs, "knobs"))
         options = as_settings(self.compiler_options, "compiler options")
@@ -86,6 +102,30 @@ class MeshRule:
                 f"the rule's match `{self.match}` is not a regular expression: {error}",
                 hint="a backslash before a special character makes it plain",
             ) from None
+
+    def _read_axes(self) -> None:
+        about = f"of the rule `{self.match}`"
+        axes, sizes = as_names(self.axes, f"the axes {about}"), self.mesh_shape
+        if axes:
+            check_names(axes, ())
+        if axes and sizes is not None and len(sizes) != len(axes):
+            raise UsageError(
+                f"the mesh {sizes} {about} has {len(sizes)} sizes for its {len(axes)} axes "
+                f"{list(axes)}",
+                hint="give one size for each axis; 1 for an axis that is not used",
+            )
+        object.__setattr__(self, "axes", axes)
+        if self.batch_axes is not None:
+            batch = as_names(self.batch_axes, f"the batch axes {about}")
+            if axes:
+                check_names(axes, batch)
+            object.__setattr__(self, "batch_axes", batch)
+        types = as_words(self.axis_types)
+        if types and sizes is not None:
+            # Whose axes have no names here are counted.
+            known = axes or [f"axis {number + 1}" for number in range(len(sizes))]
+            types = as_axis_types(types, known)
+        object.__setattr__(self, "axis_types", types)
 
     @property
     def hybrid_shape(self) -> HybridMeshShape:
@@ -107,8 +147,21 @@ OwnRules = Sequence[MeshRule | tuple[str, AnyShape | None]]
 """What a config takes as its own rules."""
 
 
-def rule_for(plan: Plan, *, selector: str, evidence: Evidence) -> MeshRule:
-    """The rule that gives `plan` to the target named `selector`, and to no other."""
+def rule_for(
+    plan: Plan,
+    *,
+    selector: str,
+    evidence: Evidence,
+    axis_types: Sequence[str] = (),
+    batch_axes: Sequence[str] | None = None,
+) -> MeshRule:
+    """The rule that gives `plan` to the target named `selector`, and to no other.
+
+    Args:
+      axis_types: of the mesh that it was found with, one for each axis; empty: it is not known.
+      batch_axes: axes that the rows of a batch are split over; None: it is not known.
+    """
+    names = tuple(axis.name for axis in plan.axes)
     return MeshRule(
         match=escape(selector),
         mesh_shape=HybridMeshShape(
@@ -118,6 +171,9 @@ def rule_for(plan: Plan, *, selector: str, evidence: Evidence) -> MeshRule:
         knobs=Settings(plan.knobs),
         compiler_options=Settings(plan.compiler_options),
         evidence=evidence,
+        axis_types=axis_types,
+        axes=names,
+        batch_axes=batch_axes,
     )
 
 

@@ -16,7 +16,6 @@ from automesh.mesh.config import Rules
 from automesh.mesh.rules import MeshRule, escape, first_match
 from automesh.mesh.rules_text import count_rules, merged_text, new_text
 from automesh.mesh.rules_tree import rules_from_tree, tree_of_rules
-from automesh.mesh.shape import HybridMeshShape
 from automesh.mesh.strict import parse_tree, read_text
 
 LOCK_WAIT_S = 60.0
@@ -39,18 +38,18 @@ def format_rules(rules: Rules, *, as_json: bool = False) -> str:
     return new_text(rules)
 
 
-def check_mergeable(path: Path, axes: tuple[str, ...]) -> None:
+def check_mergeable(path: Path) -> None:
     """Makes sure, before a long search, that `merge_rule` will not fail.
 
     Raises:
-      UsageError: the file is broken, has other axes, or cannot be written.
+      UsageError: the file is broken, or cannot be written.
     """
     path = path.resolve()
     if path.is_dir():
         raise UsageError(f"`{path}` is a folder, not a file", hint="name a file with --rules")
     if path.exists():
         try:
-            _check_axes(read_rules(path), axes, path)
+            read_rules(path)
         except UsageError as error:
             hint = error.hint or "mend it (it is left as it is), or choose another with --rules"
             raise UsageError(error.message, hint=hint) from None
@@ -64,36 +63,28 @@ def check_mergeable(path: Path, axes: tuple[str, ...]) -> None:
         raise UsageError(f"`{path}` cannot be written", hint="choose another file with --rules")
 
 
-def merge_rule(
-    path: Path,
-    rule: MeshRule,
-    *,
-    selector: str,
-    axes: tuple[str, ...],
-    batch_axes: tuple[str, ...] = (),
-) -> Rules:
+def merge_rule(path: Path, rule: MeshRule, *, selector: str) -> Rules:
     """Puts a rule where it decides for `selector`, and keeps everything else in the file.
 
     An existing rule for exactly `selector` is replaced. The rule goes before the first one that
     matches `selector`, or to the end. Safe with other writers, and against a kill at any time.
 
     Args:
-      rule: its sizes in the order of `axes`.
-      axes: of the search; the file may have more, in the same order.
-      batch_axes: for a file that does not exist yet.
+      rule: with axes of its own. They are those of a file that does not exist yet; in another one
+        they stand with the rule, unless they are those of the file.
 
     Returns:
       What the file now says.
 
     Raises:
-      UsageError: the file is broken (and is left alone), has other axes, or cannot be written.
+      UsageError: the file is broken (and is left alone), or cannot be written.
     """
     path = path.resolve()
     # flock: the kernel releases it when its holder is killed.
     lock = FileLock(str(path.with_name(f".{path.name}.lock")))
     try:
         with lock.acquire(timeout=LOCK_WAIT_S):
-            return _merge(path, rule, selector, axes, batch_axes)
+            return _merge(path, rule, selector)
     except Timeout:
         raise UsageError(
             f"another process has kept `{path}` locked for {LOCK_WAIT_S:.0f} s"
@@ -105,22 +96,16 @@ def merge_rule(
         ) from None
 
 
-def _merge(
-    path: Path,
-    rule: MeshRule,
-    selector: str,
-    axes: tuple[str, ...],
-    batch_axes: tuple[str, ...],
-) -> Rules:
+def _merge(path: Path, rule: MeshRule, selector: str) -> Rules:
     as_json = path.suffix == ".json"
     if not path.exists():
-        merged = Rules(axes=axes, batch_axes=batch_axes, rules=(rule,))
+        empty = Rules(axes=rule.axes, batch_axes=rule.batch_axes or ())
+        merged = replace(empty, rules=(_in_file(rule, empty),))
         _write(path, format_rules(merged, as_json=as_json))
         return merged
     text = read_text(path)
     before = rules_from_tree(parse_tree(text, source=path), source=path)
-    _check_axes(before, axes, path)
-    rule = _on_axes(rule, axes, before.axes)
+    rule = _in_file(rule, before)
     kept = list(before.rules)
     position = first_match(kept, selector)
     exact = [index for index, old in enumerate(kept) if old.match in _exact(selector)]
@@ -147,7 +132,8 @@ def _merged(text: str, before: Rules, rule: MeshRule, position: int, replaced: i
     if count_rules(text) != len(before.rules):
         return ""
     try:
-        return merged_text(text, rule, before.axes, position=position, replaced=replaced)
+        axes = before.axes_of(rule)
+        return merged_text(text, rule, axes, position=position, replaced=replaced)
     except TOMLKitError:
         return ""
 
@@ -163,22 +149,12 @@ def _exact(selector: str) -> tuple[str, ...]:
     return (escape(selector), re.escape(selector))
 
 
-def _check_axes(rules: Rules, axes: tuple[str, ...], path: Path) -> None:
-    if tuple(name for name in rules.axes if name in axes) != axes:
-        raise UsageError(
-            f"`{path}` is about the axes {', '.join(rules.axes)}; "
-            f"a rule over {', '.join(axes)} does not fit",
-            hint="choose another file with --rules",
-        )
-
-
-def _on_axes(rule: MeshRule, axes: tuple[str, ...], wider: tuple[str, ...]) -> MeshRule:
-    ici = dict(zip(axes, rule.hybrid_shape.ici_mesh_shape, strict=True))
-    dcn = dict(zip(axes, rule.hybrid_shape.dcn_mesh_shape, strict=True))
-    shape = HybridMeshShape(
-        tuple(ici.get(name, 1) for name in wider), tuple(dcn.get(name, 1) for name in wider)
-    )
-    return replace(rule, mesh_shape=shape)
+def _in_file(rule: MeshRule, rules: Rules) -> MeshRule:
+    """A rule without what the file says for all its rules."""
+    own = rule.axes if rule.axes != rules.axes else ()
+    bare = replace(rule, axes=own, batch_axes=None)
+    is_usual = rule.batch_axes in (None, rules.batch_axes_of(bare))
+    return bare if is_usual else replace(bare, batch_axes=rule.batch_axes)
 
 
 def _write(path: Path, text: str) -> None:

@@ -33,7 +33,7 @@ def new_text(rules: Rules) -> str:
     document = tomlkit.document()
     for key in ("schema", "axes", "batch_axes"):
         document.add(key, tomlkit.item(tree[key]))
-    blocks = [_new_block(rule, rules.axes) for rule in rules.rules]
+    blocks = [_new_block(rule, rules.axes_of(rule)) for rule in rules.rules]
     return "\n".join([f"# {_TITLE}{_TITLE_2}{document.as_string()}", *blocks])
 
 
@@ -43,7 +43,7 @@ def merged_text(
     """Puts a rule into the text of a file.
 
     Args:
-      axes: of the file.
+      axes: of the rule.
       position: the rule's index in the file as it is now; the number of rules to append.
       replaced: index of the rule that gives way, not below `position`; -1 for none.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +11,7 @@ from pydantic import Field
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import MeshAxis, Scalar
+from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.config import Rules
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence, RunnerUp
 from automesh.mesh.mapping import NONE, LogicalMapping, MappedAxes, check_mapped_axes
@@ -48,6 +49,8 @@ class _EvidenceTable:
     made: str = ""
     values: Literal["synthetic", "user"] | None = None
     reference: str = ""
+    command: str = ""
+    split: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -55,6 +58,9 @@ class _EvidenceTable:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RuleTable:
     match: str
+    axes: list[str] | None = None
+    batch_axes: list[str] | None = None
+    axis_types: str | list[str] | None = None
     ici: dict[str, int]
     dcn: dict[str, int] = field(default_factory=dict)
     mapping: dict[str, str | list[str]] = field(default_factory=dict)
@@ -80,8 +86,7 @@ def rules_from_tree(tree: Mapping[str, Any], *, source: Path) -> Rules:
     _check_schema(tree.get("schema", SCHEMA), source)
     table = check_tree(tree, _RulesTable, source=source)
     try:
-        for name in table.axes:
-            MeshAxis(name=name)  # Checks the name.
+        _check_axis_names(table.axes)
         rules = tuple(
             _rule(rule, table.axes, f"rule[{index}]") for index, rule in enumerate(table.rule)
         )
@@ -96,15 +101,26 @@ def tree_of_rules(rules: Rules) -> dict[str, Any]:
         "schema": SCHEMA,
         "axes": list(rules.axes),
         "batch_axes": list(rules.batch_axes),
-        "rule": [tree_of_rule(rule, rules.axes) for rule in rules.rules],
+        "rule": [tree_of_rule(rule, rules.axes_of(rule)) for rule in rules.rules],
     }
 
 
 def tree_of_rule(rule: MeshRule, axes: tuple[str, ...]) -> dict[str, Any]:
-    """One entry under `rule`; sizes of 1 and evidence that is not known are left out."""
+    """One entry under `rule`; sizes of 1 and what is not known are left out.
+
+    Args:
+      axes: of the rule, its own or those of the file.
+    """
     shape = rule.hybrid_shape
-    tree: dict[str, Any] = {
-        "match": rule.match,
+    tree: dict[str, Any] = {"match": rule.match}
+    if rule.axes:
+        tree["axes"] = list(rule.axes)
+    if rule.batch_axes is not None:
+        tree["batch_axes"] = list(rule.batch_axes)
+    if rule.axis_types:
+        is_one = len(set(rule.axis_types)) == 1
+        tree["axis_types"] = rule.axis_types[0] if is_one else list(rule.axis_types)
+    tree |= {
         "ici": {name: size for name, size in zip(axes, shape.ici_mesh_shape) if size != 1},
         "dcn": {name: size for name, size in zip(axes, shape.dcn_mesh_shape) if size != 1},
         "mapping": {name: _spelled(mapped) for name, mapped in rule.mapping.axes},
@@ -141,6 +157,8 @@ def _tree_of_evidence(evidence: Evidence) -> dict[str, Any]:
         "made": evidence.made,
         "values": evidence.values,
         "reference": evidence.reference,
+        "command": evidence.command,
+        "split": evidence.split,
         "versions": dict(evidence.versions),
         "environment": dict(evidence.environment),
     }
@@ -158,8 +176,15 @@ def _check_schema(schema: object, source: Path) -> None:
     raise UsageError(f"`{source}` has schema {schema}; there is none before {SCHEMA}")
 
 
-def _rule(table: _RuleTable, axes: list[str], where: str) -> MeshRule:
+def _check_axis_names(names: Sequence[str]) -> None:
+    for name in names:
+        MeshAxis(name=name)
+
+
+def _rule(table: _RuleTable, of_file: list[str], where: str) -> MeshRule:
+    axes = of_file if table.axes is None else table.axes
     try:
+        _check_axis_names(axes)
         shape = HybridMeshShape(
             _sizes(table.ici, axes, f"{where}.ici"), _sizes(table.dcn, axes, f"{where}.dcn")
         )
@@ -172,6 +197,9 @@ def _rule(table: _RuleTable, axes: list[str], where: str) -> MeshRule:
             knobs=Settings(table.knobs),
             compiler_options=Settings(table.compiler_options),
             evidence=_evidence(table.evidence) if table.evidence else NO_EVIDENCE,
+            axis_types=() if table.axis_types is None else as_axis_types(table.axis_types, axes),
+            axes=tuple(table.axes or ()),
+            batch_axes=table.batch_axes,
         )
     except UsageError as error:
         message = error.message if where in error.message else f"`{where}`: {error.message}"
@@ -182,7 +210,7 @@ def _sizes(table: Mapping[str, int], axes: list[str], where: str) -> tuple[int, 
     for name in table:
         if name not in axes:
             meant = did_you_mean(name, axes) or f"; axes are {', '.join(axes)}"
-            raise UsageError(f"`{where}.{name}` is not one of the file's axes{meant}")
+            raise UsageError(f"`{where}.{name}` is not one of the rule's axes{meant}")
     return tuple(table.get(name, 1) for name in axes)
 
 
@@ -206,6 +234,8 @@ def _evidence(table: _EvidenceTable) -> Evidence:
         made=table.made,
         values=table.values or "",
         reference=table.reference,
+        command=table.command,
+        split=table.split,
         versions=tuple(table.versions.items()),
         environment=tuple(table.environment.items()),
     )

@@ -2,6 +2,7 @@
 
 from automesh.errors import IllegalMapping, UnknownMeshAxis
 from automesh.partition.context import mesh_context, set_mesh
+from automesh.partition.haliax_support import restore_removed_names
 from automesh.partition.infer import infer_resource_partitions, pspec_for
 from automesh.partition.jitting import fsdp, named_jit
 from automesh.partition.mapping import axis_mapping, current_thread_local_mapping
@@ -15,6 +16,8 @@ from automesh.partition.queries import (
     sharding_for_axis,
 )
 from automesh.partition.sharding import auto_sharded, shard, shard_with_axis_mapping
+
+restore_removed_names()
 
 __all__ = [
     "Axis",

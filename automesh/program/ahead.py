@@ -12,13 +12,12 @@ import jax
 
 from automesh.hardware.absent import Elsewhere
 from automesh.hlo.store import ModuleStore, Stored, key_of
-from automesh.mesh.axes import Scalar
 from automesh.outcomes import Counts, Effort, Failed, Memory, OutOfMemory
 from automesh.program.compiled import compile_lowered, count_serialized, read_memory, serialized
+from automesh.program.compiler_options import Options, known, low_effort, needed_options
 from automesh.program.elsewhere import (
     check_compiled_for,
-    low_effort,
-    needed_options,
+    devices_of,
     settings,
     told,
     usable_bytes,
@@ -28,8 +27,6 @@ from automesh.program.lowering import SETTLING_TRIES, Program, after_one_step
 from automesh.program.notes import note
 from automesh.program.refused import Refused
 from automesh.units import format_bytes
-
-Options = tuple[tuple[str, Scalar], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,10 +263,10 @@ def _settle(
 
 def all_options(order: Order, effort: Effort) -> Options:
     """Those of the plan, with what the compiler needs for devices that are not here."""
-    platform = order.one.platform
-    low = low_effort(platform) if effort == "low" else ()
+    platform, device = order.one.platform, devices_of(order.one)[0]
+    low = known(low_effort(platform), device) if effort == "low" else ()
     # What a plan says about the options that are needed here holds: it was chosen for a reason.
-    options = {**dict(needed_options(platform)), **dict(order.options), **dict(low)}
+    options = {**dict(known(needed_options(platform), device)), **dict(order.options), **dict(low)}
     return tuple(options.items())
 
 

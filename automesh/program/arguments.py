@@ -104,9 +104,8 @@ def values(seed: int, shape: tuple[int, ...], dtype: Any, domain: Domain) -> jax
         return jnp.ones(shape, dtype)
     bits = _hash(seed, shape)
     if jnp.issubdtype(dtype, jnp.integer):
-        bound = _LARGEST_INTEGER + 1 if domain.below is None else domain.below
-        largest = max(min(bound - 1, int(jnp.iinfo(dtype).max), 2**31), 1)
-        number = bits % np.uint32(largest) + np.uint32(1) if shape else jnp.ones(shape, np.uint32)
+        largest = np.uint32(_largest(dtype, domain))
+        number = bits % largest + np.uint32(1) if shape else jnp.ones(shape, np.uint32)
         return number.astype(dtype)
     scale = _scale(shape, dtype)
     # Whole numbers below 2**23 times powers of two: exact until the last conversion, however it is
@@ -120,6 +119,25 @@ def values(seed: int, shape: tuple[int, ...], dtype: Any, domain: Domain) -> jax
         )
         number = jnp.where((bits & 1).astype(bool), magnitude, -magnitude)
     return (number * scale).astype(dtype)
+
+
+def values_in_words(shape: tuple[int, ...], dtype: Any, domain: Domain) -> str:
+    """What `values` makes: `positive floats`, `integers 1 to 7`."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return "random keys"
+    if dtype == np.bool_:
+        return "True"
+    if jnp.issubdtype(dtype, jnp.integer):
+        largest = _largest(dtype, domain)
+        return f"integers 1 to {largest}" if shape and largest > 1 else "the integer 1"
+    if not shape:
+        return "a small positive float"
+    return "positive floats" if domain.positive else "floats of both signs"
+
+
+def _largest(dtype: Any, domain: Domain) -> int:
+    bound = _LARGEST_INTEGER + 1 if domain.below is None else domain.below
+    return max(min(bound - 1, int(jnp.iinfo(dtype).max), 2**31), 1)
 
 
 def _scale(shape: tuple[int, ...], dtype: Any) -> np.float32:

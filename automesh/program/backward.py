@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from automesh.program.jaxpr_params import scan_operands
+
 # What is asked of a value, as a number; of two demands the smaller one counts. None: nothing is
 # asked.
 Demand = float | None
@@ -61,7 +63,8 @@ def _through(
 ) -> Sequence[Demand]:
     name, params = equation.primitive.name, equation.params
     if name == "scan":
-        return _loop(bodies[0], wanted, params["num_consts"], params["num_carry"], rule)
+        constants, carried = scan_operands(equation)
+        return _loop(bodies[0], wanted, constants, carried, rule)
     if name == "while":
         body, constants = params["body_jaxpr"].jaxpr, params["body_nconsts"]
         inner = _loop(body, wanted, constants, len(wanted), rule)

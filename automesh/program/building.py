@@ -15,6 +15,7 @@ from automesh.mesh.devices import axis_types_for, create_mesh_for
 from automesh.mesh.granules import Located
 from automesh.mesh.mapping import LogicalAxes, LogicalMapping
 from automesh.program.contexts import Ambient, ambient_mesh, no_ambient_mesh, traces_of
+from automesh.program.pure_step import pure
 from automesh.program.signature import MAPPING
 from automesh.program.workload import Workload
 
@@ -29,7 +30,8 @@ class Built:
     Attributes:
       mesh: the mesh that it was given.
       axis_types: one per axis, as plain words; empty if the workload asked for none.
-      workload: checked; `args` is a tuple. For a traced step, `step` is the `Traced` and `args` is
+      workload: checked; `args` is a tuple, of pytrees of arrays and of static arguments (see
+        `pure_step`). For a traced step, `step` is the `Traced` and `args` is
         empty.
       ambient: what was in force for `build`, and is for its step.
     """
@@ -158,8 +160,10 @@ def _checked(workload: Workload, names: tuple[str, ...]) -> Workload:
             f"the workload's `tokens_per_step` is {tokens!r}; it must be an integer, at least 0"
         )
     positions = tuple(cast("Sequence[Any]", args))
-    return replace(
-        workload, args=positions, kwargs=dict(workload.kwargs), facts=dict(read_facts(workload))
+    return pure(
+        replace(
+            workload, args=positions, kwargs=dict(workload.kwargs), facts=dict(read_facts(workload))
+        )
     )
 
 

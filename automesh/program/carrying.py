@@ -11,6 +11,8 @@ import jax
 
 from automesh.program.compiled import output_shardings
 from automesh.program.elsewhere import is_absent
+from automesh.program.leaf_forms import forms_of, repacked, same_treedef, same_types
+from automesh.program.pure_step import Held, StepOutputs
 from automesh.program.stepping import is_concrete, is_ref, leaf_shape
 
 
@@ -20,20 +22,26 @@ class Carry:
 
     Attributes:
       pairs: (position of an argument, position of the output that replaces it), static arguments
-        not counted.
-      whole: True if the step's output is a single value rather than a tuple of outputs.
+        not counted. Arguments that the step changes in place are its first outputs.
       lost: leaves, counted over (args, kwargs), that are donated and that nothing replaces.
+      repacked: positions of arguments whose outputs have another treedef, though their leaves are
+        called the same.
+      structures: per pair, the treedef of the output.
     """
 
     pairs: tuple[tuple[int, int], ...]
-    whole: bool
     lost: tuple[int, ...]
+    repacked: frozenset[int] = frozenset()
+    structures: tuple[Any, ...] = ()
 
     def advance(self, outputs: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments of the next step; references stay in place."""
-        parts = (outputs,) if self.whole else outputs
-        replaced = {position: parts[output] for position, output in self.pairs}
-        return tuple(replaced.get(position, arg) for position, arg in enumerate(args))
+        parts = _parts(outputs)
+        new = list(args)
+        for position, output in self.pairs:
+            part = parts[output]
+            new[position] = repacked(part, args[position]) if position in self.repacked else part
+        return tuple(new)
 
     def shardings_after(
         self, args: tuple[Any, ...], compiled: jax.stages.Compiled
@@ -41,8 +49,7 @@ class Carry:
         """The arguments as the second step gets them, abstract; None if the first gets them so
         already."""
         inputs: Any = compiled.input_shardings[0]
-        outputs: Any = output_shardings(compiled)
-        after = self.advance(outputs, tuple(inputs))
+        parts = _parts(output_shardings(compiled))
         changed = False
 
         def place(leaf: Any, before: Any, now: Any) -> Any:
@@ -57,10 +64,11 @@ class Carry:
             return jax.ShapeDtypeStruct(leaf_shape(leaf), leaf.dtype, sharding=now)
 
         new = list(args)
-        for position, _ in self.pairs:
+        for (position, output), structure in zip(self.pairs, self.structures, strict=True):
             leaves, tree = jax.tree.flatten(args[position])
+            # A sharding that cannot be told is None, which is no leaf.
             before = tree.flatten_up_to(inputs[position])
-            now = tree.flatten_up_to(after[position])
+            now = structure.flatten_up_to(parts[output])
             new[position] = tree.unflatten(
                 [place(leaf, old, to) for leaf, old, to in zip(leaves, before, now, strict=True)]
             )
@@ -70,36 +78,92 @@ class Carry:
 def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) -> Carry:
     """Pairs arguments with the outputs that replace them.
 
-    Leading outputs replace leading arguments of the same structure, shapes and types; arguments
-    that hold references are passed over. If none does, the one output that looks like the first,
-    donated argument replaces it (`return loss, state`).
+    What the step changes in place replaces itself. Leading outputs replace leading arguments whose
+    leaves have the same names, shapes and types; arguments that hold references, that were changed
+    in place, or that hold no arrays are passed over. Donated arguments that are left are replaced
+    by the outputs that look like them (`return loss, model, opt_state`).
 
     Args:
       args: positional arguments without the static ones.
       outputs: tree of shapes and types that the step returns.
       donated: per leaf of (args, kwargs).
     """
-    whole = type(outputs) not in (tuple, list)
-    parts: list[Any] = [outputs] if whole else list(outputs)
-    movable = [k for k, arg in enumerate(args) if not any(map(is_ref, jax.tree.leaves(arg)))]
+    parts = _parts(outputs)
+    pairs = _in_place(args, outputs)
+    taken = {position for position, _ in pairs}
+    movable = [
+        position
+        for position, arg in enumerate(args)
+        if position not in taken
+        and (leaves := jax.tree.leaves(arg))
+        and not any(map(is_ref, leaves))
+    ]
+    pairs += _leading(args, parts, movable, first_output=len(pairs))
+    taken, used = {position for position, _ in pairs}, {output for _, output in pairs}
+    pairs += _donated(
+        args,
+        [None if k in used else part for k, part in enumerate(parts)],
+        [position for position in movable if position not in taken],
+        donated,
+    )
+    structures = [jax.tree.structure(parts[output]) for _, output in pairs]
+    return Carry(
+        pairs=tuple(pairs),
+        lost=_lost(args, pairs, donated),
+        repacked=frozenset(
+            position
+            for (position, _), structure in zip(pairs, structures, strict=True)
+            if not same_treedef(jax.tree.structure(args[position]), structure)
+        ),
+        structures=tuple(structures),
+    )
+
+
+def _parts(outputs: Any) -> list[Any]:
+    """What a step gives, one after the other."""
+    changed = list(outputs.changed) if isinstance(outputs, StepOutputs) else []
+    returned = outputs.returned if isinstance(outputs, StepOutputs) else outputs
+    return [*changed, *(returned if type(returned) in (tuple, list) else [returned])]
+
+
+def _in_place(args: Sequence[Any], outputs: Any) -> list[tuple[int, int]]:
+    if not isinstance(outputs, StepOutputs):
+        return []
+    positions = {id(arg.frame): k for k, arg in enumerate(args) if isinstance(arg, Held)}
+    return [(positions[id(held.frame)], k) for k, held in enumerate(outputs.changed)]
+
+
+def _leading(
+    args: Sequence[Any], parts: Sequence[Any], movable: Sequence[int], *, first_output: int
+) -> list[tuple[int, int]]:
     pairs: list[tuple[int, int]] = []
-    for output, position in enumerate(movable[: len(parts)]):
-        if _form(args[position]) != _form(parts[output]):
+    for output, position in enumerate(movable[: len(parts) - first_output], start=first_output):
+        if not same_types(forms_of(args[position]), forms_of(parts[output])):
             break
         pairs.append((position, output))
-    if not any(jax.tree.leaves(args[position]) for position, _ in pairs):
-        pairs = _elsewhere(args, parts, movable, donated)
-    return Carry(pairs=tuple(pairs), whole=whole, lost=_lost(args, pairs, donated))
+    return pairs
 
 
-def _elsewhere(
+def _donated(
     args: Sequence[Any], parts: Sequence[Any], movable: Sequence[int], donated: Sequence[bool]
 ) -> list[tuple[int, int]]:
-    if not movable or not any(donated[_offset(args, movable[0]) :][: _size(args[movable[0]])]):
-        return []
-    first = movable[0]
-    alike = [k for k, part in enumerate(parts) if _form(part) == _form(args[first])]
-    return [(first, alike[0])] if len(alike) == 1 else []
+    """Pairs donated arguments with outputs of the same form, in order, as the compiler does with
+    their buffers; none of a form of which there are more outputs than such arguments.
+
+    Args:
+      parts: None for those that have a pair already.
+    """
+    forms = [None if part is None else forms_of(part) for part in parts]
+    pairs: list[tuple[int, int]] = []
+    given = [k for k in movable if any(donated[_offset(args, k) :][: _size(args[k])])]
+    while given:
+        mine = forms_of(args[given[0]])
+        alike = [k for k in given if same_types(forms_of(args[k]), mine)]
+        outputs = [k for k, form in enumerate(forms) if form and same_types(form, mine)]
+        if len(outputs) <= len(alike):
+            pairs += zip(alike, outputs)
+        given = [k for k in given if k not in alike]
+    return pairs
 
 
 def _offset(args: Sequence[Any], position: int) -> int:
@@ -118,10 +182,3 @@ def _lost(
         start = _offset(args, position)
         kept.update(range(start, start + _size(args[position])))
     return tuple(leaf for leaf, gone in enumerate(donated) if gone and leaf not in kept)
-
-
-def _form(tree: Any) -> Any:
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [
-        (leaf_shape(leaf), str(getattr(leaf, "dtype", type(leaf).__name__))) for leaf in leaves
-    ]

@@ -13,30 +13,20 @@ from automesh.hlo import count, read_module
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import Counts, Failed, Memory, OutOfMemory
 from automesh.program import cache
+from automesh.program.memory_text import SIZE, needed_and_limit, size_bytes
 from automesh.program.refused import Refused
 from automesh.units import format_bytes
 
-_SIZE = r"([\d.]+)\s*([KMGT]?)i?B?"
-# What XLA prints: (needed, limit) of TPUs, of older libtpu, of the allocators of GPUs and hosts.
-_NEEDED_OF_LIMIT = (
-    re.compile(rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
-    re.compile(rf"Used {_SIZE} of {_SIZE} hbm"),
-)
 # Kernels whose blocks are larger than the memory on the chip: (needed, limit, which memory).
 _ON_CHIP = (
     re.compile(
-        rf"Used (?P<needed>{_SIZE}) of (?P<limit>{_SIZE}) (?P<space>vmem|smem|cmem)", re.DOTALL
+        rf"Used (?P<needed>{SIZE}) of (?P<limit>{SIZE}) (?P<space>vmem|smem|cmem)", re.DOTALL
     ),
     re.compile(
-        rf"Allocation \(size=(?P<needed>{_SIZE})\) would exceed memory \(size=(?P<limit>{_SIZE})\)"
+        rf"Allocation \(size=(?P<needed>{SIZE})\) would exceed memory \(size=(?P<limit>{SIZE})\)"
         r".*space=(?P<space>vmem|smem|cmem)"
     ),
 )
-_NEEDED = (
-    re.compile(rf"(?:allocate|allocating|alloc) (?:[a-z ]*?){_SIZE}(?: bytes| of|\.|$)"),
-    re.compile(rf"Out of memory[^\d]*{_SIZE}"),
-)
-_SCALE = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def compile_lowered(
@@ -80,9 +70,9 @@ def _too_large_for_the_chip(text: str) -> Refused | None:
     for pattern in _ON_CHIP:
         if match := pattern.search(text):
             sizes = [
-                format_bytes(_bytes(*parts.groups()))
+                format_bytes(size_bytes(*parts.groups()))
                 for part in ("needed", "limit")
-                if (parts := re.fullmatch(_SIZE, match[part]))
+                if (parts := re.fullmatch(SIZE, match[part]))
             ]
             reason = "a kernel needs {} of {}, the memory on the chip, which has {}"
             return Refused(
@@ -103,20 +93,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(error: BaseException, *, stage: str) -> OutOfMemory:
     """Reads the bytes needed and available from the message; 0 where it does not say."""
     text = str(error)
-    needed = limit = 0
-    for pattern in _NEEDED_OF_LIMIT:
-        if match := pattern.search(text):
-            needed, limit = _bytes(match[1], match[2]), _bytes(match[3], match[4])
-            break
-    else:
-        found = [match for pattern in _NEEDED for match in pattern.finditer(text)]
-        needed = max((_bytes(match[1], match[2]) for match in found), default=0)
+    needed, limit = needed_and_limit(text)
     detail = text.strip().splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
     return OutOfMemory(stage=stage, needed_bytes=needed, limit_bytes=limit, detail=detail)
-
-
-def _bytes(number: str, unit: str) -> int:
-    return int(float(number.rstrip(".")) * _SCALE[unit])
 
 
 def output_shardings(compiled: jax.stages.Compiled) -> Any:

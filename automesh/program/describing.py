@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import platform
@@ -17,9 +16,12 @@ import jax
 import jaxlib
 
 from automesh.program.nouns import Device, Entry
+from automesh.program.sources import Sources, hash_of_file
 
 _PACKAGES = ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _VARIABLES = ("XLA_", "LIBTPU_", "NCCL_")
+# The order of sets of strings, which programs may depend on: `automesh.worker.environment` sets it.
+_HASH_SEED = "PYTHONHASHSEED"
 # jax's own, which change programs or how they are compiled (jax/_src/config.py). What the script
 # sets itself is part of its source.
 _JAX_VARIABLES = frozenset(
@@ -108,20 +110,20 @@ def other_libtpu(environ: Mapping[str, str]) -> str:
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """The variables that change what gets compiled or how devices talk, sorted by name."""
+    """The variables that change what gets traced and compiled, or how devices talk, sorted by
+    name."""
     return tuple(
         sorted(
             (name, value)
             for name, value in os.environ.items()
-            if name.startswith(_VARIABLES) or name in _JAX_VARIABLES
+            if name.startswith(_VARIABLES) or name in _JAX_VARIABLES or name == _HASH_SEED
         )
     )
 
 
-def source_hash(entry: Entry) -> str:
-    """Hash of the user's own code: the script, and the modules beside it or in the working
-    directory that are imported now. Installed packages are left out: their versions stand for
-    them."""
+def sources(entry: Entry) -> Sources:
+    """The user's own code: the script, and the modules beside it or in the working directory that
+    are imported now. Installed packages are left out: their versions stand for them."""
     roots = {Path.cwd().resolve()}
     files: set[Path] = set()
     if entry.kind != "module":
@@ -147,7 +149,5 @@ def source_hash(entry: Entry) -> str:
         )
         if inside and not foreign and path.is_file():
             files.add(path)
-    digest = hashlib.sha256()
-    for path in sorted(files, key=lambda file: (file.name, str(file))):
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:32]
+    ordered = sorted(files, key=lambda file: (file.name, str(file)))
+    return tuple((str(path), hash_of_file(path)) for path in ordered)

@@ -26,24 +26,13 @@ from automesh.hardware.configurations import (
     read_configuration,
 )
 from automesh.hardware.fitting import is_too_old, wanted_by_jax
-from automesh.mesh.axes import Scalar
 from automesh.outcomes import Failed
 from automesh.program.compiled import is_out_of_memory, out_of_memory
 from automesh.program.describing import other_libtpu
 from automesh.program.refused import Refused
 
-Options = tuple[tuple[str, Scalar], ...]
 Versions = tuple[tuple[str, str], ...]
 
-# jax's EffortLevel O0 (jax/_src/config.py); XLA takes the number. On TPU it leaves out what costs
-# time and changes the schedule: a compile takes a fifth, its verdict on memory still rejects.
-_LOW_EFFORT: dict[str, Options] = {"tpu": (("optimization_level", 9),), "gpu": ()}
-# Without a GPU there is nothing to time kernels on, and Triton's untimed tiles are arbitrary:
-# matrix products go to cuBLAS.
-_NEEDED: dict[str, Options] = {
-    "tpu": (),
-    "gpu": (("xla_gpu_autotune_level", 0), ("xla_gpu_enable_triton_gemm", False)),
-}
 _CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 _CUDA_PACKAGES = (
     "jax-cuda13-plugin",
@@ -113,19 +102,6 @@ def usable_bytes(one: Elsewhere) -> int:
         f"{_client(one.platform)} does not state the memory of a {one.device_kind}: {said}",
         f"{_INSTALL[one.platform]}, which takes the version that this jax wants",
     )
-
-
-def low_effort(platform: str) -> Options:
-    """Compiler options that give a verdict on memory and the collectives in a fraction of the time.
-
-    Empty where the compiler is quick at its default effort.
-    """
-    return _LOW_EFFORT[platform]
-
-
-def needed_options(platform: str) -> Options:
-    """Compiler options without which programs cannot be compiled, or not well, without devices."""
-    return _NEEDED[platform]
 
 
 def versions_for(platform: str) -> Versions:

@@ -18,6 +18,11 @@ _FOREIGN = tuple(
 )
 
 
+def is_users(path: str) -> bool:
+    """Whether a file that a program names is of the user's own code."""
+    return not path.startswith((*_FOREIGN, "<"))
+
+
 class SourceReader:
     """Finds the innermost frame in the user's code; remembers what it has seen."""
 
@@ -42,6 +47,5 @@ class SourceReader:
             return next(filter(None, map(self._innermost, location.locations)), "")
         if isinstance(location, ir.FileLineColLoc):
             path = str(location.filename)
-            foreign = path.startswith(_FOREIGN) or path.startswith("<")
-            return "" if foreign else f"{Path(path).name}:{location.start_line}"
+            return f"{Path(path).name}:{location.start_line}" if is_users(path) else ""
         return ""

@@ -10,19 +10,13 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from automesh.errors import UsageError
-from automesh.mesh.axes import Scalar
-from automesh.program.elsewhere import low_effort, needed_options
+from automesh.program.compiler_options import known, quick_options
+from automesh.program.leaf_forms import difference, forms_of, same_names
 from automesh.program.notes import in_one_line, note
-from automesh.program.stepping import is_ref, leaf_shape
 
 Init = Callable[[Any], Any]
 
 _LARGEST_CONSTANTS = 2**26
-_QUICKLY: dict[str, dict[str, Scalar]] = {
-    "cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
-    "tpu": dict(low_effort("tpu")),
-    "gpu": dict(needed_options("gpu")),
-}
 
 
 def with_init_shardings(init: Init | None, args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
@@ -43,15 +37,19 @@ def with_init_shardings(init: Init | None, args: tuple[Any, ...], mesh: Mesh) ->
         return args
     initial = initial_args(_init_shapes(init, mesh), args)
     return tuple(
-        arg
-        if start is None
-        else jax.tree.map(lambda leaf, new: _placed(leaf, new, mesh), arg, start)
+        arg if start is None else _all_placed(arg, start, mesh)
         for arg, start in zip(args, initial, strict=True)
     )
 
 
 def _unsharded(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None
+
+
+def _all_placed(arg: Any, start: Any, mesh: Mesh) -> Any:
+    leaves, structure = jax.tree.flatten(arg)
+    pairs = zip(leaves, jax.tree.leaves(start), strict=True)
+    return structure.unflatten(_placed(leaf, new, mesh) for leaf, new in pairs)
 
 
 def _placed(leaf: Any, new: Any, mesh: Mesh) -> Any:
@@ -72,8 +70,8 @@ def _init_shapes(init: Init, mesh: Mesh) -> Any:
     if lowered is None:
         note("`init` holds large arrays; calling it for real")
         return init(mesh)
-    # Only its shardings are wanted: let no time go into good machine code.
-    quick: Any = _QUICKLY.get(mesh.devices.flat[0].platform)
+    device = mesh.devices.flat[0]
+    quick: Any = dict(known(quick_options(device.platform), device))
     compiled: Any = lowered.compile(compiler_options=quick)
     return jax.tree.map(
         lambda info, sharding: jax.ShapeDtypeStruct(
@@ -109,7 +107,7 @@ def initial_args(returned: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     if (
         args
         and type(args[0]) is type(returned)
-        and jax.tree.structure(returned) == jax.tree.structure(args[0])
+        and same_names(forms_of(returned), forms_of(args[0]))
     ):
         given = (returned,)
     if len(given) > len(args):
@@ -124,20 +122,14 @@ def initial_args(returned: Any, args: Sequence[Any]) -> tuple[Any, ...]:
 
 def _check(start: Any, arg: Any, position: int) -> None:
     hint = "`init` must return what `args` describes"
-    if jax.tree.structure(start) != jax.tree.structure(arg):
+    given, wanted = forms_of(start), forms_of(arg)
+    where = f"args[{position}]"
+    if not same_names(given, wanted):
+        found = difference(given, wanted, where=where)
         raise UsageError(
-            f"argument {position} out of `init` has another structure than in `args`", hint=hint
+            f"argument {position} out of `init` has other leaves than in `args`: {found}",
+            hint=hint,
         )
-    described, _ = jax.tree_util.tree_flatten_with_path(arg)
-    for (path, wanted), got in zip(described, jax.tree.leaves(start), strict=True):
-        facts = [(leaf_shape(leaf), _dtype(leaf), is_ref(leaf)) for leaf in (wanted, got)]
-        if facts[0] != facts[1]:
-            texts = [f"{'Ref ' if ref else ''}{dtype}{list(shape)}" for shape, dtype, ref in facts]
-            where = jax.tree_util.keystr(path)
-            raise UsageError(
-                f"`args[{position}]{where}` is {texts[0]}, but `init` gives {texts[1]}", hint=hint
-            )
-
-
-def _dtype(leaf: Any) -> str:
-    return str(jax.dtypes.result_type(leaf)) if not hasattr(leaf, "dtype") else str(leaf.dtype)
+    for new, old in zip(given, wanted, strict=True):
+        if not new.has_type_of(old):
+            raise UsageError(f"`{where}{old.name}` is {old}, but `init` gives {new}", hint=hint)

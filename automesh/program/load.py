@@ -27,11 +27,17 @@ def load_entry(entry: Entry) -> Callable[..., Any]:
     """Imports the user's code and returns the build function.
 
     Sets `sys.argv` to the script's own and puts its directory (for a module: the working directory)
-    first on `sys.path`. The code runs under a name that is not `__main__`.
+    first on `sys.path`. The code runs under a name that is not `__main__`. A script that is
+    captured runs when the function is called, as `__main__`.
 
     Raises:
       UsageError: no such file, it cannot be imported, or it has no such function.
     """
+    if entry.capture is not None:
+        # Here, so that importing this module starts no jax.
+        from automesh.program.capture.building import captured_build
+
+        return captured_build(entry)
     if entry.kind == "pickle":
         sys.argv = [entry.location, *entry.argv]
         return read_payload(Path(entry.location))

@@ -10,14 +10,19 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jaxlib
 
+from automesh.errors import AutomeshError
 from automesh.mesh.axes import Scalar
+from automesh.program.importing_source import is_users
+from automesh.program.notes import note
+from automesh.program.program_text import TextLine, read_lines
 
 _SDY = (
     "MeshAttr",
@@ -63,6 +68,37 @@ def sharded_axes(lowered: jax.stages.Lowered, names: Sequence[str]) -> tuple[str
     with module.context:
         named = {name for op in _walk(bindings, module) for name in _axes_of(bindings, op)}
     return tuple(name for name in names if name in named)
+
+
+def split_of_arguments(
+    lowered: jax.stages.Lowered,
+) -> tuple[tuple[tuple[str, ...], ...] | None, ...]:
+    """Of each argument of the program the mesh axes that split its dimensions; None for one whose
+    split the compiler chooses."""
+    bindings = _bindings()
+    if bindings is None:
+        return ()
+    ir, sdy = bindings.ir, bindings.sdy
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        main = next(
+            operation
+            for operation in _walk(bindings, module)
+            if operation.name == "func.func" and "main" in str(operation.attributes["sym_name"])
+        )
+        count = len(main.regions[0].blocks[0].arguments)
+        if "arg_attrs" not in main.attributes:
+            return (None,) * count
+        stated = [ir.DictAttr(one) for one in ir.ArrayAttr(main.attributes["arg_attrs"])]
+        return tuple(
+            tuple(
+                tuple(sdy.AxisRefAttr(axis).name for axis in sdy.DimensionShardingAttr(one).axes)
+                for one in sdy.TensorShardingAttr(attributes["sdy.sharding"]).dimension_shardings
+            )
+            if "sdy.sharding" in attributes
+            else None
+            for attributes in stated
+        )
 
 
 def loss_dtype(lowered: jax.stages.Lowered) -> str:
@@ -120,6 +156,28 @@ def canonical_text(lowered: jax.stages.Lowered) -> str:
     bindings = _bindings()
     if bindings is None:
         return lowered.as_text()
+    with _canonical(bindings, lowered) as module:
+        return module.get_asm(enable_debug_info=False)
+
+
+def canonical_lines(lowered: jax.stages.Lowered) -> tuple[TextLine, ...]:
+    """The lines of `canonical_text`, with the places in the user's code that they come from."""
+    bindings = _bindings()
+    if bindings is None:
+        return tuple(TextLine(text=line, place="") for line in lowered.as_text().splitlines())
+    with _canonical(bindings, lowered) as module:
+        text = module.get_asm(enable_debug_info=False)
+        printed = module.get_asm(enable_debug_info=True)
+    try:
+        return read_lines(text, printed, is_users=is_users)
+    except AutomeshError as error:  # Another MLIR may print locations in another way.
+        note(f"where the lines of the program come from is not known: {error.message}")
+        return tuple(TextLine(text=line, place="") for line in text.splitlines())
+
+
+@contextmanager
+def _canonical(bindings: _Bindings, lowered: jax.stages.Lowered) -> Generator[Any]:
+    """A copy of the program, with its axes renamed, in whose context the body runs."""
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context, bindings.ir.Location.unknown():
         clone = module.operation.clone()
@@ -127,7 +185,7 @@ def canonical_text(lowered: jax.stages.Lowered) -> str:
         rename = _Renaming(bindings=bindings, names=_numbered(bindings, operations))
         for operation in operations:
             rename.operation(operation)
-        return clone.get_asm(enable_debug_info=False)
+        yield clone
 
 
 def _walk(bindings: _Bindings, module: Any) -> Iterator[Any]:

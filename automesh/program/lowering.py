@@ -13,9 +13,18 @@ from automesh.program import carrying
 from automesh.program.building import Built
 from automesh.program.compiled import compile_lowered
 from automesh.program.contexts import entered
+from automesh.program.donated import donated_inside
 from automesh.program.initial import with_init_shardings
 from automesh.program.lowered import fingerprint
-from automesh.program.stepping import Split, jitted, split_of, static_by_description
+from automesh.program.stepping import (
+    Split,
+    is_jitted,
+    jitted,
+    split_of,
+    static_by_description,
+    trace,
+)
+from automesh.program.workload import Workload
 
 # How often the carried state's shardings may change before we call them unsettled.
 SETTLING_TRIES = 3
@@ -60,45 +69,94 @@ class Program:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """A step, traced on one mesh; the attributes are those of `Program`."""
+
+    built: Built
+    function: Any
+    split: Split
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    traced: jax.stages.Traced
+
+
 def lower(built: Built, *, platforms: tuple[str, ...] | None = None) -> Program:
     """Traces and lowers the step on the mesh that it was built for, in the user's context.
 
     Args:
       platforms: to lower for, in jax's words (cpu, cuda, tpu); default: that of the mesh.
     """
-    workload = built.workload
-    with entered(built.ambient, workload.context):
-        if built.traced is not None:
-            args, kwargs = jax.tree.map(_struct, built.traced.in_avals)
-            return Program(
-                built=built,
-                function=None,
-                split=Split(),
-                args=args,
-                kwargs=kwargs,
-                traced=built.traced,
-                lowered=_lowered(built.traced, platforms),
-            )
-        function = jitted(workload)
-        static = static_by_description(workload, function)
-        dynamic, _ = static.dynamic(workload.args, {})
-        placed = with_init_shardings(workload.init, dynamic, built.mesh)
-        workload = replace(workload, args=static.whole(placed, workload.args))
-        traced: jax.stages.Traced = function.trace(*workload.args, **workload.kwargs)
-        split = split_of(workload, function, traced)
-        args, kwargs = split.dynamic(workload.args, workload.kwargs)
+    with entered(built.ambient, built.workload.context):
+        step = trace_here(built)
         return Program(
-            built=replace(built, workload=workload),
-            function=function,
-            split=split,
-            args=args,
-            kwargs=kwargs,
-            traced=traced,
-            lowered=_lowered(traced, platforms),
+            built=step.built,
+            function=step.function,
+            split=step.split,
+            args=step.args,
+            kwargs=step.kwargs,
+            traced=step.traced,
+            lowered=lower_here(step.traced, platforms),
         )
 
 
-def _lowered(traced: jax.stages.Traced, platforms: tuple[str, ...] | None) -> jax.stages.Lowered:
+def trace_here(built: Built, *, with_init: bool = True) -> TracedStep:
+    """Traces the step. Call it inside the workload's context.
+
+    Args:
+      with_init: compile `init`, to place the arguments that `build` leaves unplaced as it does.
+    """
+    workload = built.workload
+    if built.traced is not None:
+        args, kwargs = jax.tree.map(_struct, built.traced.in_avals)
+        return TracedStep(
+            built=built,
+            function=None,
+            split=Split(),
+            args=args,
+            kwargs=kwargs,
+            traced=built.traced,
+        )
+    function = jitted(workload)
+    static = static_by_description(workload, function)
+    dynamic, _ = static.dynamic(workload.args, {})
+    placed = with_init_shardings(workload.init if with_init else None, dynamic, built.mesh)
+    workload = replace(workload, args=static.whole(placed, workload.args))
+    traced = trace(function, workload)
+    split = split_of(workload, function, traced)
+    if given := () if is_jitted(workload.step) else _given_away(traced, split, workload):
+        # jax has the trace at hand: the function is the same.
+        function = jitted(workload, donated=given)
+        traced = trace(function, workload)
+    args, kwargs = split.dynamic(workload.args, workload.kwargs)
+    return TracedStep(
+        built=replace(built, workload=workload),
+        function=function,
+        split=split,
+        args=args,
+        kwargs=kwargs,
+        traced=traced,
+    )
+
+
+def _given_away(traced: jax.stages.Traced, split: Split, workload: Workload) -> tuple[int, ...]:
+    """Positions of arguments that jitted functions in a step, which is not jitted as a whole,
+    donate: it gives them away, too."""
+    leaves = donated_inside(traced)
+    found: list[int] = []
+    start = 0
+    for position, arg in enumerate(workload.args):
+        if position in split.positions:
+            continue
+        size = len(jax.tree.leaves(arg))
+        if "kept" not in (mine := leaves[start : start + size]) and "donated" in mine:
+            found.append(position)
+        start += size
+    return tuple(found)
+
+
+def lower_here(traced: jax.stages.Traced, platforms: tuple[str, ...] | None) -> jax.stages.Lowered:
+    """Lowers a trace; arguments as of `lower`. Call it inside the workload's context."""
     if platforms is None:
         return traced.lower()
     anywhere: Any = traced
@@ -148,7 +206,8 @@ def _with_args(program: Program, args: tuple[Any, ...]) -> Program:
     workload = program.built.workload
     whole = program.split.whole(args, workload.args)
     with entered(program.built.ambient, workload.context):
-        traced: jax.stages.Traced = program.function.trace(*whole, **workload.kwargs)
+        workload = replace(workload, args=whole)
+        traced = trace(program.function, workload)
         lowered = traced.lower()
-    built = replace(program.built, workload=replace(workload, args=whole))
+    built = replace(program.built, workload=workload)
     return replace(program, built=built, args=args, traced=traced, lowered=lowered)

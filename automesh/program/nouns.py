@@ -10,7 +10,9 @@ from automesh.cost.terms import Monomial, Terms
 from automesh.hardware.profile_points import Point
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import CompiledPipeline, Counts, Effort, Memory
-from automesh.space.mapping import StepMapping
+from automesh.program.capture.nouns import Capture
+from automesh.program.sources import Sources
+from automesh.space.mapping import SplitArray, StepMapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +24,15 @@ class Entry:
       location: absolute path, or dotted module name.
       function: name of the build function inside it (unused for a pickle).
       argv: the script's own arguments, without its name.
+      capture: of a script that is run unmodified up to its step, how; `function` is the step's name
+        then.
     """
 
     kind: Literal["script", "module", "pickle"]
     location: str
     function: str = "build"
     argv: tuple[str, ...] = ()
+    capture: Capture | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +81,13 @@ class Inspection:
       argument_bytes: bytes of all arguments, unsharded.
       fingerprint: of the program on the all-ones mesh at default knobs.
       source_hash: hash of the script and of the modules beside it that it imported.
+      sources: these files, each with its own hash.
       versions: of python, automesh, jax, jaxlib, and libtpu or the CUDA plugin where installed.
       environment: XLA, LIBTPU and NCCL environment variables that are set.
       seen: (program without the sizes of its mesh, as a hash; meshes for which it was lowered, at
         the default knobs, for the platform of the job), empty if the job names no platform.
+      made_up: arguments of the step without values, where there is no `init` that could give them:
+        by the name of the parameter, else `args[0]`.
     """
 
     devices: tuple[Device, ...]
@@ -98,8 +106,10 @@ class Inspection:
     source_hash: str
     versions: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
+    sources: Sources = ()
     seen: tuple[tuple[str, int], ...] = ()
     mapping: StepMapping | None = None
+    made_up: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +118,28 @@ class Lowered:
 
     fingerprint: str
     kind: Literal["lowered"] = "lowered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """The program of a plan was traced, lowered and written to a file."""
+
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildAnswer:
+    """What came of building the step of a plan on its mesh, and tracing it. An exception of the
+    user's code is no answer, but the job's failure.
+
+    Attributes:
+      arguments: those that are split, with the mesh axes.
+      uneven: of these, with the dimensions at fault alone, those that jax refuses, because the axes
+        do not divide a dimension; empty if the step can be built.
+    """
+
+    arguments: tuple[SplitArray, ...]
+    uneven: tuple[SplitArray, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

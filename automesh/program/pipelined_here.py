@@ -23,7 +23,7 @@ from automesh.program.contexts import entered
 from automesh.program.initial import initial_args
 from automesh.program.pipelined import Options, PipelineProgram
 from automesh.program.pipelined_stages import describe_pipeline
-from automesh.program.preparing import Ready, abstract
+from automesh.program.preparing import Ready, abstract, forms_by_argument
 from automesh.program.signs import Domain
 from automesh.program.stepping import Split, is_concrete
 
@@ -80,7 +80,7 @@ def prepare_pipeline(
     workload = program.built.workload
     args = (trained.state, program.args[1])
     leaves = jax.tree.leaves((args, {}))
-    covered = _covered(program, args)
+    covered = covered_by_pipeline_init(program, args)
     concrete = [is_concrete(leaf) for leaf in jax.tree.leaves((program.args, {}))]
     synthetic = tuple(k for k in range(len(leaves)) if not covered[k] and not concrete[k])
     metrics = jax.ShapeDtypeStruct((), "float32")
@@ -109,6 +109,7 @@ def prepare_pipeline(
         loss_dtype=program.loss_dtype,
         fingerprint=fingerprint,
         told=_loss_alone,
+        forms=forms_by_argument(workload),
     )
 
 
@@ -118,8 +119,8 @@ def _loss_alone(outputs: Any) -> Any:
     return outputs[1]["loss"]
 
 
-def _covered(program: PipelineProgram, args: tuple[Any, Any]) -> list[bool]:
-    """Per leaf, whether `init` gives its value."""
+def covered_by_pipeline_init(program: PipelineProgram, args: tuple[Any, Any]) -> list[bool]:
+    """Per leaf of the state and the batch, whether `init` gives its value: calls it."""
     workload = program.built.workload
     if workload.init is None:
         return [False] * len(jax.tree.leaves(args))

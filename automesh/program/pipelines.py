@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from automesh.pipeline.runtime.training import TrainStep
 from automesh.program.building import Built
+from automesh.program.lowered import canonical_lines
 from automesh.program.lowering import Program, lower
 from automesh.program.pipelined import PipelineProgram, lower_pipeline
+from automesh.program.program_text import TextLine
 
 
 def pipeline_of(built: Built) -> TrainStep | None:
@@ -24,3 +26,12 @@ def lower_any(
     """
     step = pipeline_of(built)
     return lower(built, platforms=platforms) if step is None else lower_pipeline(built, step)
+
+
+def lines_of(program: Program | PipelineProgram) -> tuple[TextLine, ...]:
+    """All that a fingerprint of the program is made from, in words, line by line."""
+    if isinstance(program, Program):
+        return canonical_lines(program.lowered)
+    forward = [line for one in program.lowered.forward for line in canonical_lines(one)]
+    rest = f"{program.lowered.schedule}\n{program.lowered.update_text}".splitlines()
+    return (*forward, *(TextLine(text=line, place="") for line in rest))

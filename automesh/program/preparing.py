@@ -17,10 +17,14 @@ from automesh.program.arguments import maker, plan_leaves
 from automesh.program.building import Built
 from automesh.program.contexts import Ambient, entered
 from automesh.program.initial import initial_args
+from automesh.program.leaf_forms import LeafForm, difference, forms_of
 from automesh.program.lowering import Program
+from automesh.program.pure_step import returned_of
 from automesh.program.signs import Domain, domains
 from automesh.program.stepping import Split, is_concrete, is_ref, leaf_shape
 from automesh.program.workload import Workload
+
+Forms = tuple[tuple[str, tuple[LeafForm, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,8 @@ class Ready:
       values: `user` if no leaf is made up.
       loss_dtype: the coarsest float type of the program.
       fingerprint: of the program.
-      told: of what the step returns that which has the scalars to be compared.
+      told: of what the step gives that which has the scalars to be compared.
+      forms: what `build` gave, per positional argument of the step (static ones too) and keyword.
     """
 
     mesh: Mesh
@@ -59,7 +64,8 @@ class Ready:
     compiled: Callable[..., Any]
     loss_dtype: str
     fingerprint: str
-    told: Callable[[Any], Any] = lambda outputs: outputs
+    told: Callable[[Any], Any] = returned_of
+    forms: Forms = ()
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -71,6 +77,7 @@ def prepare(
     program: Program,
     compiled: jax.stages.Compiled,
     *,
+    built: Built,
     fingerprint: str,
     loss_dtype: str,
     reference_domains: Callable[[], tuple[Domain, ...]],
@@ -80,6 +87,7 @@ def prepare(
 
     Args:
       program: that `compiled` was compiled from.
+      built: what `build` gave.
       reference_domains: per leaf, what its values may be, by the step on one device: so that the
         values do not depend on the mesh. Called only if there are leaves to make up.
       build_again: calls the user's `build` on the same mesh and knobs.
@@ -91,7 +99,7 @@ def prepare(
     tree = (program.args, program.kwargs)
     leaves, structure = jax.tree.flatten(tree)
     shardings = tuple(structure.flatten_up_to(compiled.input_shardings))
-    covered = _covered_by_init(program)
+    covered = covered_by_init(program)
     concrete = [is_concrete(leaf) for leaf in leaves]
     synthetic = tuple(k for k in range(len(leaves)) if not covered[k] and not concrete[k])
     safe = _domains(program, reference_domains) if synthetic else [Domain()] * len(leaves)
@@ -116,10 +124,28 @@ def prepare(
         compiled=compiled,
         loss_dtype=loss_dtype,
         fingerprint=fingerprint,
+        forms=forms_by_argument(built.workload),
     )
 
 
-def _covered_by_init(program: Program) -> list[bool]:
+def forms_by_argument(workload: Workload) -> Forms:
+    """What each argument of the step looks like, by what it is called: `args[0]`."""
+    named = [(f"args[{place}]", arg) for place, arg in enumerate(workload.args)]
+    named += [(f"kwargs[{name!r}]", arg) for name, arg in workload.kwargs.items()]
+    return tuple((name, forms_of(arg)) for name, arg in named)
+
+
+def change_of(now: Forms, before: Forms) -> str:
+    """The first difference between the arguments that two calls of `build` gave, in words; empty
+    if there is none."""
+    known = dict(before)
+    for name, forms in now:
+        if found := difference(forms, known.get(name, ()), where=name):
+            return found
+    return f"{len(now)} of them, was {len(before)}" if len(now) != len(before) else ""
+
+
+def covered_by_init(program: Program) -> list[bool]:
     """Per leaf, whether `init` gives its value: found by tracing it, or by calling it if that
     fails."""
     workload, args = program.built.workload, program.args
@@ -168,7 +194,7 @@ def state(ready: Ready) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
     leaves, structure = jax.tree.flatten(ready.tree)
     if ready.build_again is not None:
-        leaves = _built_leaves(ready, structure)
+        leaves = _built_leaves(ready)
     from_init: set[int] = set()
     if ready.workload.init is not None:
         given = initial_args(ready.workload.init(ready.mesh), ready.tree[0])
@@ -195,16 +221,20 @@ def state(ready: Ready) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return structure.unflatten(leaves)
 
 
-def _built_leaves(ready: Ready, structure: Any) -> list[Any]:
+def _built_leaves(ready: Ready) -> list[Any]:
+    """The leaves of what `build` gives now; their structure is that of the first time.
+
+    The user's functions and settings inside of it are made anew by every call, and are not looked
+    at: the compiled step has its own.
+    """
     assert ready.build_again is not None
     workload = ready.build_again().workload
-    leaves, again = jax.tree.flatten(ready.split.dynamic(workload.args, workload.kwargs))
-    if again != structure:
+    if found := change_of(forms_by_argument(workload), ready.forms):
         raise UsageError(
-            "`build` returned other arguments than the first time it was called on the same mesh",
+            "`build` returned other arguments when it was called again on the same mesh: " + found,
             hint="let what it returns depend on its parameters alone",
         )
-    return leaves
+    return jax.tree.leaves(ready.split.dynamic(workload.args, workload.kwargs))
 
 
 def _owned(leaf: Any, sharding: Any, *, copy: bool) -> Any:

@@ -128,7 +128,7 @@ def install() -> None:
     for name in (*_QUERIES, *_OLD_NAMES):
         if callable(original := vars(jax).get(name)):
             _STATE.real[name] = original
-            setattr(jax, name, _query(_OLD_NAMES.get(name, name), original))
+            setattr(jax, name, _query(name, original))
     for module, name in _MAKERS:
         setattr(module, name, _maker(getattr(module, name)))
 
@@ -158,8 +158,9 @@ def attached() -> list[Any]:
     return jax.devices() if _STATE.answers is None else _STATE.real["devices"]()
 
 
-def _query(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
+def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    # Some of jax's functions are caches written in C++, which have no name of their own.
+    signature, name = inspect.signature(original), _OLD_NAMES.get(asked, asked)
 
     @functools.wraps(original)
     def query(*args: Any, **kwargs: Any) -> Any:
@@ -177,7 +178,7 @@ def _query(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             answer = answers.local_devices(given.get("process_index", given.get("host_id")))
         else:
             answer = getattr(answers, name)()
-        answers.note(original.__name__, answer)
+        answers.note(asked, answer)
         return answer
 
     return query

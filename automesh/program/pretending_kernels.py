@@ -8,14 +8,16 @@ Pallas' own words.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from typing import Any
 
 from automesh.hardware.absent import Elsewhere
 from automesh.hardware.chips import chip_for
 
-_INFO = "jax._src.pallas.mosaic.tpu_info"
+# Where the questions are answered: up to jax 0.10.2 in Pallas, since then one level up, and Pallas
+# passes them on under the same names.
+_PLACES = ("jax._src.tpu_info", "jax._src.pallas.mosaic.tpu_info")
 _CACHED = ("get_tpu_info", "get_tpu_info_for_chip")
 
 
@@ -31,32 +33,36 @@ def answering_kernels(one: Elsewhere) -> Generator[None]:
         "get_device_kind": one.device_kind,
         "get_num_device_cores": cores_of(one),
     }
-    info = _tpu_info(answers) if one.platform == "tpu" else None
-    if info is None:
-        yield
-        return
-    before = {name: getattr(info, name) for name in answers}
+    places = _places(answers) if one.platform == "tpu" else []
+    before = [{name: getattr(place, name) for name in answers} for place in places]
     try:
-        for name, answer in answers.items():
-            setattr(info, name, _always(answer))
-        _forget(info)
+        for place in places:
+            for name, answer in answers.items():
+                setattr(place, name, _always(answer))
+            _forget(place)
         yield
     finally:
-        for name, original in before.items():
-            setattr(info, name, original)
-        _forget(info)
+        for place, originals in zip(places, before, strict=True):
+            for name, original in originals.items():
+                setattr(place, name, original)
+            _forget(place)
 
 
 def _always(answer: Any) -> Callable[[], Any]:
     return lambda: answer
 
 
-def _tpu_info(names: dict[str, Any]) -> Any:
-    try:
-        info = importlib.import_module(_INFO)
-    except ImportError:
-        return None
-    return info if all(hasattr(info, name) for name in names) else None
+def _places(names: Collection[str]) -> list[Any]:
+    """The modules that have all of these functions; none in a jax that has moved them again."""
+    found: list[Any] = []
+    for name in _PLACES:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        if all(hasattr(module, function) for function in names):
+            found.append(module)
+    return found
 
 
 def _forget(info: Any) -> None:

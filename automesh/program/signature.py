@@ -10,6 +10,7 @@ from typing import Any, cast
 from automesh.errors import UsageError
 from automesh.mesh.axes import Knobs, Scalar
 from automesh.mesh.mapping import LogicalAxes, LogicalMapping
+from automesh.space.knob_types import as_type_of, type_name
 
 MAPPING = "mapping"
 """The keyword parameter of `build` that takes logical axes."""
@@ -103,13 +104,20 @@ def check_mapping(signature: Signature, mapping: LogicalAxes, *, name: str) -> N
 
 
 def check_knobs(signature: Signature, knobs: Knobs, *, name: str) -> None:
-    """Refuses knobs that the build function does not take.
+    """Refuses knobs that the build function does not take, and values of other types than its
+    defaults.
 
     Raises:
-      UsageError: naming the knob and those that there are.
+      UsageError: naming the knob and those that there are, or what it takes.
     """
-    known = [knob for knob, _ in signature.knobs]
-    for knob, _ in knobs:
+    known = dict(signature.knobs)
+    for knob, value in knobs:
+        if knob in known and as_type_of(known[knob], value) is None:
+            raise UsageError(
+                f"`{name}` takes {type_name(known[knob])} as the knob `{knob}` (its default is "
+                f"{known[knob]!r}), not {value!r}",
+                hint="a knob takes values of the type of its default",
+            )
         if knob not in known and not signature.takes_any_knob:
             there_are = ", ".join(f"`{other}`" for other in known) or "none"
             raise UsageError(

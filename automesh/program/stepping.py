@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,7 +14,11 @@ import jax
 import numpy as np
 
 from automesh.errors import UsageError
+from automesh.program.module_objects import is_nnx_jitted, jax_function_in
 from automesh.program.workload import Workload
+
+# jax/_src/tree_util.py and jaxlib, of treedefs in the keys of their caches.
+_INCOMPARABLE = "checking equality of metadata fields"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,31 +58,44 @@ def is_concrete(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, jax.Ref, np.ndarray, np.generic, bool, int, float, complex))
 
 
-def _is_array_like(leaf: Any) -> bool:
+def is_array_like(leaf: Any) -> bool:
+    """True for a leaf that a step can be traced for: one with values, or a description of one."""
     return is_concrete(leaf) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
 
 
 def _is_static(arg: Any) -> bool:
-    return not all(_is_array_like(leaf) for leaf in jax.tree.leaves(arg))
+    return not all(is_array_like(leaf) for leaf in jax.tree.leaves(arg))
 
 
-def jitted(workload: Workload) -> Any:
+def is_jitted(step: Any) -> bool:
+    """True for a function that `jax.jit` has made.
+
+    A bound method of a class has the attributes of the function, which do not know of `self`.
+    """
+    has_stages = hasattr(step, "trace") and hasattr(step, "lower")
+    return has_stages and not isinstance(step, types.MethodType) and not is_nnx_jitted(step)
+
+
+def jitted(workload: Workload, *, donated: Sequence[int] = ()) -> Any:
     """The workload's step as a jitted function.
+
+    Args:
+      donated: positions of arguments that a step which is not jitted gives away besides.
 
     Raises:
       UsageError: donation is asked of a function that is jitted already, or a static argument is
         not hashable.
     """
     step: Any = workload.step
-    donated = _positions(workload.donate_argnums, len(workload.args), "donate_argnums")
-    if hasattr(step, "trace") and hasattr(step, "lower"):
-        if donated:
+    stated = _positions(workload.donate_argnums, len(workload.args), "donate_argnums")
+    if is_jitted(step):
+        if stated:
             raise UsageError(
                 "`donate_argnums` has no effect on a step that is jitted already",
                 hint="give it to the `jax.jit` of the step, or return the plain function",
             )
         return step
-    split = _stated_or_seen(workload)
+    split = static_by_description(workload, step)
     static = [workload.args[position] for position in split.positions]
     static += [workload.kwargs[name] for name in split.names]
     for value in static:
@@ -93,7 +111,7 @@ def jitted(workload: Workload) -> Any:
         _hashable(step),
         static_argnums=split.positions,
         static_argnames=split.names or None,
-        donate_argnums=donated,
+        donate_argnums=tuple(sorted({*stated, *donated})),
     )
 
 
@@ -112,9 +130,26 @@ def _hashable(step: Any) -> Any:
     return step
 
 
+def trace(function: Any, workload: Workload) -> jax.stages.Traced:
+    """Traces the workload's step for its arguments.
+
+    Args:
+      function: as `jitted` gives it.
+    """
+    try:
+        return function.trace(*workload.args, **workload.kwargs)
+    except ValueError as error:
+        if _INCOMPARABLE not in str(error):
+            raise
+        # The arguments have nodes that cannot be compared, such as those with an array beside
+        # their leaves. One call of `build` has no others to compare them with.
+        jax.clear_caches()
+        return function.trace(*workload.args, **workload.kwargs)
+
+
 def static_by_description(workload: Workload, function: Any) -> Split:
     """Static arguments as the workload or jax's description of the function states them."""
-    stated, jit = _stated_or_seen(workload), _of_jit(function, workload) or Split()
+    stated, jit = _stated_or_seen(workload), static_of_jit(function, workload) or Split()
     return Split(
         positions=tuple(sorted({*stated.positions, *jit.positions})),
         names=tuple(dict.fromkeys((*stated.names, *jit.names))),
@@ -128,7 +163,7 @@ def split_of(workload: Workload, function: Any, traced: jax.stages.Traced) -> Sp
       UsageError: the arguments do not tell.
     """
     stated = _stated_or_seen(workload)
-    candidates = [stated, _of_jit(function, workload), *_all_splits(workload, stated)]
+    candidates = [stated, static_of_jit(function, workload), *_all_splits(workload, stated)]
     for candidate in candidates:
         if candidate is not None and _fits(candidate, workload, traced):
             return candidate
@@ -139,19 +174,28 @@ def split_of(workload: Workload, function: Any, traced: jax.stages.Traced) -> Sp
 
 
 def _fits(split: Split, workload: Workload, traced: jax.stages.Traced) -> bool:
-    dynamic = split.dynamic(workload.args, workload.kwargs)
-    if jax.tree.structure(dynamic) != traced.in_tree:
+    named, _ = jax.tree_util.tree_flatten_with_path(split.dynamic(workload.args, workload.kwargs))
+    avals, _ = jax.tree_util.tree_flatten_with_path(traced.in_avals)
+    if [jax.tree_util.keystr(path) for path, _ in named] != [
+        jax.tree_util.keystr(path) for path, _ in avals
+    ]:
         return False
-    avals = jax.tree.leaves(traced.in_avals)
-    leaves = jax.tree.leaves(dynamic)
-    return all(map(_is_array_like, leaves)) and all(
-        tuple(aval.shape) == leaf_shape(leaf) for aval, leaf in zip(avals, leaves, strict=True)
+    return all(is_array_like(leaf) for _, leaf in named) and all(
+        tuple(aval.shape) == leaf_shape(leaf)
+        for (_, aval), (_, leaf) in zip(avals, named, strict=True)
     )
 
 
 def leaf_shape(leaf: Any) -> tuple[int, ...]:
     """Shape of an array, a reference, a struct or a number."""
     return tuple(getattr(leaf, "shape", ()))
+
+
+def stated_static(workload: Workload) -> Split:
+    """Static arguments as the workload and the jitted function in its step state them."""
+    stated = _positions(workload.static_argnums, len(workload.args), "static_argnums")
+    jit = static_of_jit(workload.step, workload) or Split()
+    return Split(positions=tuple(sorted({*stated, *jit.positions})), names=jit.names)
 
 
 def _stated_or_seen(workload: Workload) -> Split:
@@ -161,14 +205,30 @@ def _stated_or_seen(workload: Workload) -> Split:
     return Split(positions=tuple(sorted({*stated, *seen})), names=names)
 
 
-def _of_jit(function: Any, workload: Workload) -> Split | None:
+def static_of_jit(step: Any, workload: Workload) -> Split | None:
+    """The static arguments of the jitted function in a step: itself, or what a bound method, a
+    `partial` or `nnx.jit` calls; None if there is none, or if it does not say."""
+    bound = 0
+    while not is_jitted(step):
+        if isinstance(step, types.MethodType):
+            step, bound = step.__func__, bound + 1
+        elif isinstance(step, functools.partial):
+            part = cast("functools.partial[Any]", step)
+            step, bound = part.func, bound + len(part.args)
+        elif is_nnx_jitted(step):
+            step = jax_function_in(step)
+        else:
+            return None
     # Private in jax: without it the arguments themselves have to tell.
-    info: Any = getattr(function, "_jit_info", None)
+    info: Any = getattr(step, "_jit_info", None)
     if info is None:
         return None
-    positions = {position for position in info.static_argnums if position < len(workload.args)}
+    places = [position - bound for position in info.static_argnums]
     names = tuple(name for name in (info.static_argnames or ()) if name in workload.kwargs)
-    return Split(positions=tuple(sorted(positions)), names=names)
+    return Split(
+        positions=tuple(sorted(place for place in places if 0 <= place < len(workload.args))),
+        names=names,
+    )
 
 
 def _all_splits(workload: Workload, least: Split) -> list[Split]:

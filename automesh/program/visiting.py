@@ -13,8 +13,10 @@ import jax.numpy as jnp
 
 from automesh.errors import UsageError, kind_of
 from automesh.program.contexts import entered
+from automesh.program.leaf_forms import difference, forms_of, repacked
 from automesh.program.preparing import Ready, conform, duplicate, state
 from automesh.program.stepping import is_ref, leaf_shape
+from automesh.program.waiting import wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +120,8 @@ class _Loop:
         for _ in range(steps):
             outputs = self._step()
             if self._one_at_a_time:
-                _wait(outputs, self._args)
-        _wait(outputs, self._args)  # pyright: ignore[reportPossiblyUnboundVariable]
+                wait(outputs, self._args)
+        wait(outputs, self._args)  # pyright: ignore[reportPossiblyUnboundVariable]
         return (time.perf_counter() - begin) / steps
 
     def _sample_apart(self, steps: int) -> float:
@@ -130,7 +132,7 @@ class _Loop:
             self._restore()
             begin = time.perf_counter()
             outputs = self._call()
-            _wait(outputs, self._args)
+            wait(outputs, self._args)
             spent += time.perf_counter() - begin
             self._advance(outputs)
         return spent / steps
@@ -178,17 +180,14 @@ def _checked(returned: Any, count: int, ready: Ready) -> tuple[Any, ...]:
             hint="return all positional arguments, as a tuple",
         )
     dynamic, _ = ready.split.dynamic(returned, {})
-    if jax.tree.structure(dynamic) != jax.tree.structure(ready.tree[0]):
+    if found := difference(
+        forms_of(dynamic), forms_of(ready.tree[0]), where="args", shardings=False
+    ):
         raise UsageError(
-            "`advance` returned arguments of another structure than the step takes",
+            f"`advance` returned other arguments than the step takes: {found}",
             hint="return them as they are in `args`",
         )
-    return dynamic
-
-
-def _wait(outputs: Any, args: Any) -> None:
-    # A step that only writes references is done when these are.
-    jax.block_until_ready((outputs, [leaf for leaf in jax.tree.leaves(args) if is_ref(leaf)]))
+    return repacked(dynamic, ready.tree[0])
 
 
 def _is_loss(leaf: Any) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from automesh.hardware.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Estimated
+from automesh.outcomes import Estimated, RuledOut
+from automesh.results.words import count
+
+ESTIMATES = "estimates.csv"  # in the folder of a study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +21,11 @@ class Estimates:
     Attributes:
       found: plans that have an estimate.
       missing: the others, with one sentence each.
+      refused: of the plans that were legal by all rules, those that cannot be built; they are
+        neither in `found` nor in `missing`.
       origin: where the speeds come from, in words: `data sheet of TPU v5p`.
       notices: what the user should know, one sentence each.
+      details: how the estimates were made, for those who ask.
       propagations: how many propagations the terms come from, those kept from earlier included.
       fabric: how the devices are wired; None if that could not be told.
       layouts: where the meshes of all plans lie on them; None without a fabric, or without a plan.
@@ -26,8 +33,19 @@ class Estimates:
 
     found: Mapping[Plan, Estimated] = field(default_factory=dict[Plan, Estimated])
     missing: Mapping[Plan, str] = field(default_factory=dict[Plan, str])
+    refused: Mapping[Plan, RuledOut] = field(default_factory=dict[Plan, RuledOut])
     origin: str = ""
     notices: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     propagations: int = 0
     fabric: Fabric | None = None
     layouts: Layouts | None = None
+
+    @property
+    def missing_notice(self) -> str:
+        """How many plans have no estimate, and why most of them; empty if all have one."""
+        if not self.missing:
+            return ""
+        reason, number = Counter(self.missing.values()).most_common(1)[0]
+        which = f"{number} of them because" if number < len(self.missing) else "because"
+        return f"{count(len(self.missing), 'plan')} not estimated, {which}: {reason}"

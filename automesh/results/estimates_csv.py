@@ -3,7 +3,8 @@
 Plan columns as in `trials.csv`; `estimated_s` with its bracket (`low_s`: all that can overlap does,
 `high_s`: nothing does); `bound_s`: no step can be faster, empty where nothing sound is known;
 `memory_bytes` on one device; the causes in seconds, which sum to `estimated_s`; `not_estimated`:
-why a plan has no estimate. Seconds and bytes are per step and per device.
+why a plan has no estimate. Seconds and bytes are per step and per device. Plans that cannot be
+built come last, with `ruled out` and the reason in `not_estimated`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ def estimates_frame(estimates: Estimates) -> pd.DataFrame:
     rows += [
         {**plan_cells(plan), "not_estimated": clean(reason)}
         for plan, reason in estimates.missing.items()
+    ]
+    rows += [
+        {**plan_cells(plan), "not_estimated": clean(f"ruled out by {why.rule}: {why.detail}")}
+        for plan, why in estimates.refused.items()
     ]
     plans: dict[str, None] = {"rank": None}
     causes: dict[str, None] = {}

@@ -16,10 +16,13 @@ known is null. Keys are only ever added within a schema number.
                 evidence is measured, compiled, estimated or none; reason says why it is not in the
                 ranking
     funnel      counts; `ruled_out` [{rule, count}]
-    reference, verifications, stop_reason, notices, tokens_per_step, study, results_dir, rules_path,
-    command, speeds, certificate, belief
+    reference, verifications, stop_reason, notices, details, made_up, tokens_per_step, study,
+    results_dir, rules_path, command, speeds, certificate, belief
     device_memory_bytes, reserve_bytes
                 what a program could use of one device, and what of it plans leave free, or null
+    split       of a script without `build`, axes of its mesh that are several, or null
+    template, best_command
+                of a search by a command: the template, and the command of the best plan, or null
 """
 
 from __future__ import annotations
@@ -60,6 +63,8 @@ def to_json(result: SearchResult) -> dict[str, Any]:
         "verifications": verifications,
         "stop_reason": result.stop_reason,
         "notices": list(result.notices),
+        "details": list(result.details),
+        "made_up": list(result.made_up),
         "tokens_per_step": result.tokens_per_step or None,
         "study": words.hide_password(result.study),
         "results_dir": result.results_dir,
@@ -70,6 +75,9 @@ def to_json(result: SearchResult) -> dict[str, Any]:
         "belief": result.belief or None,
         "device_memory_bytes": result.device_memory_bytes or None,
         "reserve_bytes": result.reserve_bytes or None,
+        "split": result.split or None,
+        "template": result.template or None,
+        "best_command": result.best_command or None,
     }
     return _finite(data)
 

@@ -49,7 +49,13 @@ def frame(state: State, *, now_s: float, width: int) -> RenderableType:
     lines.add_column(width=_NAME_WIDTH, no_wrap=True)
     lines.add_column(overflow="fold")
     elapsed = format_wait(now_s - state.started_s)
-    for label, text in (("time", f"{elapsed} elapsed"), ("now", state.now), ("best", state.best)):
+    texts = {
+        "time": f"{elapsed} elapsed",
+        "now": state.doing or state.now,
+        "last": state.now if state.doing else "",
+        "best": state.best,
+    }
+    for label, text in texts.items():
         if text:
             lines.add_row(Text(label, style="bold"), Text(text))
     return Group(bars, lines)
@@ -105,7 +111,7 @@ class LiveProgress:
 
     def now(self, text: str) -> None:
         """See `Progress.now`."""
-        self._state = replace(self._state, now=clean(text))
+        self._state = replace(self._state, now=clean(text), doing="")
 
     def best(self, text: str) -> None:
         """See `Progress.best`."""
@@ -119,8 +125,10 @@ class LiveProgress:
         """See `Progress.log`."""
         self._console.print(Text(clean(text), style="dim", overflow="fold"))
 
-    def tick(self) -> None:
+    def tick(self, doing: str = "") -> None:
         """See `Progress.tick`; the display draws itself."""
+        if doing:
+            self._state = replace(self._state, doing=clean(doing))
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -132,5 +140,5 @@ class LiveProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._state = replace(self._state, now="")
+        self._state = replace(self._state, now="", doing="")
         self._live.stop()

@@ -54,11 +54,17 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """All that a display shows; replaced as a whole, so no drawing thread sees half a change."""
+    """All that a display shows; replaced as a whole, so no drawing thread sees half a change.
+
+    Attributes:
+      now: what the search is at, or found last.
+      doing: what its workers do at this moment.
+    """
 
     started_s: float
     phases: tuple[Phase, ...] = ()
     now: str = ""
+    doing: str = ""
     best: str = ""
 
 

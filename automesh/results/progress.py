@@ -16,7 +16,7 @@ from automesh.results.words import clean
 from automesh.units import format_wait
 
 _LINE_EVERY_S = 5.0
-_SIGN_OF_LIFE_S = 60.0
+_SIGN_OF_LIFE_S, _LONGEST_SILENCE_S = 2.0, 60.0
 
 
 class Progress(Protocol):
@@ -60,8 +60,12 @@ class Progress(Protocol):
         """A line for the record, such as where a worker's log is."""
         ...
 
-    def tick(self) -> None:
-        """Call it at least every few seconds of waiting: a long wait then shows signs of life."""
+    def tick(self, doing: str = "") -> None:
+        """Call it at least every second of waiting: a long wait then shows signs of life.
+
+        Args:
+          doing: what the workers do at this moment; empty if nothing is known of them.
+        """
         ...
 
     def __enter__(self) -> Self: ...
@@ -78,7 +82,9 @@ class PlainProgress:
     """Whole lines on a stream that is no terminal.
 
     A line for the start and the end of each phase, for finished trials at most every five seconds,
-    and for every notice; while nothing finishes, one line a minute.
+    and for every notice. Between them lines that begin with `...` say what is being done: the first
+    at once, then one after two seconds without any other line, later after longer ones (a
+    twentieth of the time that has passed, a minute at most).
 
     Args:
       stream: where to, usually stderr.
@@ -121,8 +127,8 @@ class PlainProgress:
             self._print(phase_text(phase, self._state, now_s))
 
     def now(self, text: str) -> None:
-        """See `Progress.now`; said only when nothing has finished for a minute."""
-        self._state = replace(self._state, now=clean(text))
+        """See `Progress.now`."""
+        self._state = replace(self._state, now=clean(text), doing="")
         self.tick()
 
     def best(self, text: str) -> None:
@@ -137,15 +143,21 @@ class PlainProgress:
         """See `Progress.log`."""
         self._print(clean(text))
 
-    def tick(self) -> None:
+    def tick(self, doing: str = "") -> None:
         """See `Progress.tick`."""
+        if doing:
+            self._state = replace(self._state, doing=clean(doing))
         now_s = self._clock()
+        elapsed_s = now_s - self._state.started_s
+        patience_s = min(max(_SIGN_OF_LIFE_S, elapsed_s / 20), _LONGEST_SILENCE_S)
+        if now_s - self._printed_s < patience_s:
+            return
         running = [phase for phase in self._state.phases if not phase.is_finished]
-        if running and now_s - self._printed_s >= _SIGN_OF_LIFE_S:
-            elapsed = format_wait(now_s - self._state.started_s)
-            doing = f", now {self._state.now}" if self._state.now else ""
-            text = phase_text(running[-1], self._state, now_s)
-            self._print(f"{text}{doing}, {elapsed} elapsed")
+        parts = [self._state.doing or self._state.now]
+        parts += [phase_text(one, self._state, now_s) for one in running[-1:]]
+        if any(parts):
+            said = ", ".join(part for part in parts if part)
+            self._print(f"... {said}, {format_wait(elapsed_s)} elapsed")
 
     def _print(self, text: str) -> None:
         self._stream.write(f"{text}\n")
@@ -191,7 +203,7 @@ class Silent:
     def log(self, text: str) -> None:
         """See `Progress.log`."""
 
-    def tick(self) -> None:
+    def tick(self, doing: str = "") -> None:
         """See `Progress.tick`."""
 
     def __enter__(self) -> Self:

@@ -61,7 +61,8 @@ class Funnel:
     """How many plans got how far. `ruled_out` counts by rule, most frequent first.
 
     enumerated = sum(ruled_out) + legal;
-    legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting;
+    legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting, where a command is
+    run, which nobody compiles, with measured in the place of the first two;
     of `waiting`, `screened` were compiled at low effort, and `estimated` others have an estimate.
     """
 
@@ -106,6 +107,8 @@ class SearchResult:
       target: the selector that a rule is written for, e.g. `cpu-8`.
       platform: cpu, gpu or tpu.
       device: what one device is, in jax's words.
+      axis_types: what the step was searched with, a word for each axis; empty if nobody knows.
+      batch_axes: axes that the rows of a batch are split over.
       candidates: best first; failures last.
       reference: whose losses the others are compared with, in words.
       verifications: empty while nothing is confirmed, else one.
@@ -121,6 +124,11 @@ class SearchResult:
         the rule says so.
       device_memory_bytes: what a program could use of one device; 0 if unknown.
       reserve_bytes: of these, what plans leave free.
+      split: the axes of a script's mesh that are several in the search, in the words of `--split`.
+      template: of the command that was run for each plan; empty where a script's step was.
+      best_command: the command that runs the best plan; empty without a template or a best plan.
+      details: how the estimates were made, for those who ask.
+      made_up: arguments of the step that nobody gives values for, by name.
     """
 
     workload: str
@@ -129,6 +137,8 @@ class SearchResult:
     device: str
     device_count: int
     axes: tuple[str, ...]
+    axis_types: tuple[str, ...]
+    batch_axes: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     funnel: Funnel
     reference: str
@@ -149,3 +159,8 @@ class SearchResult:
     is_ahead: bool = False
     device_memory_bytes: int = 0
     reserve_bytes: int = 0
+    template: str = ""
+    split: str = ""
+    best_command: str = ""
+    details: tuple[str, ...] = ()
+    made_up: tuple[str, ...] = ()

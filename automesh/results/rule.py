@@ -17,8 +17,6 @@ from automesh.results.result import Candidate, SearchResult
 from automesh.results.words import best_of, funnel_sentence, is_duplicate, reason
 from automesh.units import format_bytes
 
-# The names that rule files and presets use for axes that split the batch.
-BATCH_AXES = ("dp", "fsdp")
 # Packages that compile for one platform, by the beginnings of their names: a rule for another one
 # does not depend on them.
 _COMPILERS = (("tpu", "libtpu"), ("gpu", "jax-cuda"))
@@ -36,7 +34,13 @@ def rule_of(result: SearchResult) -> MeshRule:
     evidence = None if best is None else _evidence(result, best)
     if best is None or evidence is None:
         raise NoFeasibleMesh(_why_none(result), hint=_what_to_do(result))
-    return rule_for(best.plan, selector=result.target, evidence=evidence)
+    return rule_for(
+        best.plan,
+        selector=result.target,
+        evidence=evidence,
+        axis_types=result.axis_types,
+        batch_axes=result.batch_axes,
+    )
 
 
 def config_of(result: SearchResult) -> MeshConfig:
@@ -45,8 +49,7 @@ def config_of(result: SearchResult) -> MeshConfig:
     Raises:
       NoFeasibleMesh: as `rule_of`.
     """
-    rules = Rules(axes=result.axes, batch_axes=_batch_axes(result), rules=(rule_of(result),))
-    return rules.select(result.target)
+    return Rules(axes=result.axes, rules=(rule_of(result),)).select(result.target)
 
 
 def save_rule(result: SearchResult, path: Path) -> Path:
@@ -56,18 +59,8 @@ def save_rule(result: SearchResult, path: Path) -> Path:
       NoFeasibleMesh: as `rule_of`.
       UsageError: the file is broken or cannot be written; it is left as it was.
     """
-    merge_rule(
-        path,
-        rule_of(result),
-        selector=result.target,
-        axes=result.axes,
-        batch_axes=_batch_axes(result),
-    )
+    merge_rule(path, rule_of(result), selector=result.target)
     return path
-
-
-def _batch_axes(result: SearchResult) -> tuple[str, ...]:
-    return tuple(axis for axis in result.axes if axis in BATCH_AXES)
 
 
 def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
@@ -98,6 +91,7 @@ def _compiled_evidence(result: SearchResult, best: Candidate, replay: Replayed) 
         reserve_bytes=result.reserve_bytes,
         stage_bytes=stage_bytes(best),
         mfu=replay.mfu,
+        split=result.split,
         runner_up=_runner_up(result, best),
         tried=tuple(tried.items()),
         study=Path(result.results_dir).name,
@@ -108,25 +102,28 @@ def _compiled_evidence(result: SearchResult, best: Candidate, replay: Replayed) 
 
 
 def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:
-    """Versions of what made the program, and the environment that it was made in."""
+    """Versions of what made the program, and the environment that it was made in.
+
+    Of the environment, what `Rules.select` compares: jax's settings are the script's own business,
+    and the seed of hashes is that of the search's workers.
+    """
     variables = tuple(pair for pair in result.versions if pair[0].startswith(ENVIRONMENT_PREFIXES))
     others = [start for platform, start in _COMPILERS if platform != result.platform]
     versions = tuple(
         pair
         for pair in result.versions
-        if pair not in variables and not pair[0].startswith(tuple(others))
+        # Packages are written in small letters, variables in capitals.
+        if pair not in variables and not pair[0].isupper() and not pair[0].startswith(tuple(others))
     )
     return versions, variables
 
 
 def _measured_evidence(result: SearchResult, best: Candidate, measured: Measured) -> Evidence:
     funnel, (versions, variables) = result.funnel, _versions(result)
-    tried = {
-        "enumerated": funnel.enumerated,
-        "ruled_out": funnel.enumerated - funnel.legal,
-        "compiled": funnel.compiled + funnel.duplicates,
-        "measured": funnel.measured,
-    }
+    tried = {"enumerated": funnel.enumerated, "ruled_out": funnel.enumerated - funnel.legal}
+    if not result.template:
+        tried["compiled"] = funnel.compiled + funnel.duplicates
+    tried["measured"] = funnel.measured
     return Evidence(
         kind="measured",
         step_s=measured.step_s,
@@ -140,6 +137,8 @@ def _measured_evidence(result: SearchResult, best: Candidate, measured: Measured
         made=result.made,
         values=measured.values,
         reference=result.reference,
+        command=result.template,
+        split=result.split,
         versions=versions,
         environment=variables,
     )

@@ -21,6 +21,7 @@ from automesh.results.columns import (
     wrapped,
 )
 from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.results.estimates import ESTIMATES
 from automesh.results.pipelines import stages_of, stages_sentence
 from automesh.results.predicted import predicted_lines, replay_of
 from automesh.results.result import Candidate, SearchResult
@@ -29,13 +30,16 @@ from automesh.units import format_count
 _STYLES = {"best": "bold green", "tie": "green", "not_measured": "dim"}
 
 
-def render(result: SearchResult, *, top: int, width: int, colour: bool) -> str:
+def render(
+    result: SearchResult, *, top: int, width: int, colour: bool, verbose: bool = False
+) -> str:
     """Draws the result of a search.
 
     Args:
       top: rows of the ranking, and of the plans that fell out; the script's mesh is always shown.
       width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
       colour: write colours as ANSI codes; the text is the same without them.
+      verbose: say how the estimates were made, too.
 
     Returns:
       Lines that end in a line feed.
@@ -56,7 +60,7 @@ def render(result: SearchResult, *, top: int, width: int, colour: bool) -> str:
     if shown:
         columns = ranking_columns(shown, knobs, tokens_per_step=result.tokens_per_step, width=width)
         parts += [Text(), _ranking(shown, columns, width)]
-        notes = _marks(shown, columns)
+        notes = _marks(shown, columns, made_up=result.made_up)
         if len(own) > len(shown):
             notes.append(
                 ("", f"and {words.count(len(own) - len(shown), 'more plan')} behind these")
@@ -70,7 +74,7 @@ def render(result: SearchResult, *, top: int, width: int, colour: bool) -> str:
         parts.append(footnotes(notes))
     if dropped:
         parts += [Text(), _fallen(dropped, knobs, width, more=len(fallen) - len(dropped))]
-    parts += [Text(), _summary(result)]
+    parts += [Text(), _summary(result, verbose=verbose)]
     return draw(parts, width=width, colour=colour)
 
 
@@ -90,7 +94,9 @@ def _ranking(rows: Sequence[Candidate], columns: Sequence[Column], width: int) -
     return tabulated(columns, width=width, styles=styles)
 
 
-def _marks(rows: Sequence[Candidate], columns: Sequence[Column]) -> list[tuple[str, str]]:
+def _marks(
+    rows: Sequence[Candidate], columns: Sequence[Column], *, made_up: Sequence[str]
+) -> list[tuple[str, str]]:
     """What the marks in the columns that are shown mean."""
     notes: list[tuple[str, str]] = []
     names = {column.name for column in columns}
@@ -100,7 +106,8 @@ def _marks(rows: Sequence[Candidate], columns: Sequence[Column]) -> list[tuple[s
     elif measured:
         notes.append(("", "step times without a mark are measured"))
     if any(outcome.values == "synthetic" for outcome in measured):
-        notes.append(("", "measured on made-up arguments: the script has no `init`"))
+        which = ", ".join(words.clean(name) for name in made_up)
+        notes.append(("", f"measured on made-up arguments{f': {which}' if which else ''}"))
     if any("*" in text for column in columns for text in (column.header, *column.cells)):
         kinds = {words.evidence(row) for row in rows}
         if "bracket" in names and any(replay_of(row.outcome) for row in rows):
@@ -130,16 +137,25 @@ def _fallen(rows: Sequence[Candidate], knobs: tuple[str, ...], width: int, *, mo
     return grid
 
 
-def _summary(result: SearchResult) -> Table:
-    return labelled(summary_lines(result))
+def _summary(result: SearchResult, *, verbose: bool) -> Table:
+    return labelled(summary_lines(result, verbose=verbose))
 
 
-def summary_lines(result: SearchResult) -> list[tuple[str, str]]:
+def _estimates_file(result: SearchResult) -> str:
+    """Where all estimates are, while there is nothing better."""
+    funnel = result.funnel
+    if not result.results_dir or not funnel.estimated or funnel.legal > funnel.waiting:
+        return ""
+    return f"{result.results_dir}/{ESTIMATES} (all {funnel.estimated} estimates)"
+
+
+def summary_lines(result: SearchResult, *, verbose: bool = False) -> list[tuple[str, str]]:
     """The answer in words: a label and a sentence each, empty ones left out."""
     rule = f"{result.rules_path} (rule for {result.target})" if result.rules_path else ""
     stages = stages_of(words.best_of(result))
     lines = [
         ("best", words.best_sentence(result)),
+        ("command", result.best_command),
         *predicted_lines(result, words.best_of(result)),
         ("stages", stages_sentence(stages) if stages is not None else ""),
         ("tried", words.funnel_sentence(result.funnel)),
@@ -150,7 +166,9 @@ def summary_lines(result: SearchResult) -> list[tuple[str, str]]:
         ("model", result.belief),
         ("speeds", result.speeds),
         *(("note", notice) for notice in result.notices),
+        *(("detail", detail) for detail in result.details if verbose),
         ("saved", rule),
+        ("saved", _estimates_file(result)),
         ("" if rule else "saved", words.hide_password(result.study)),
         ("next", words.hide_password(result.command)),
     ]

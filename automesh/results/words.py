@@ -200,8 +200,10 @@ def funnel_sentence(funnel: Funnel) -> str:
     """
     ran = [(funnel.measured, "measured"), (funnel.duplicates, "duplicates")]
     inside = ", ".join(f"{number} {what}" for number, what in ran if number)
+    compiled = funnel.compiled + funnel.duplicates
     parts = [
-        (funnel.compiled + funnel.duplicates, "compiled" + (f" ({inside})" if inside else "")),
+        (compiled, "compiled" + (f" ({inside})" if inside else "")),
+        (0 if compiled else funnel.measured, "measured"),
         (sum(number for _, number in funnel.ruled_out), "ruled out"),
         (funnel.out_of_memory, "out of memory"),
         (funnel.failed, "failed"),
@@ -246,6 +248,8 @@ def numerics_sentence(result: SearchResult) -> str:
     ran = [one.outcome for one in result.candidates if isinstance(one.outcome, Measured)]
     if not ran:
         return ""
+    if all(outcome.numerics == "not_compared" for outcome in ran):
+        return f"no losses were compared: {clean(result.reference)}"
     differ = sum(outcome.numerics == "differ" for outcome in ran)
     unverified = sum(outcome.numerics == "unverified" for outcome in ran)
     text = f"losses compared with those of {clean(result.reference) or 'no other plan'}"

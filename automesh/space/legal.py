@@ -29,6 +29,7 @@ from automesh.space.settings import Setting, StepFacts, combine_settings, known_
 from automesh.space.space import AxisRange, Knob, LogicalAxis, SearchSpace
 
 MAX_PLANS = 1_000_000
+_MOST_RULES = 8  # of those that left nothing, in the error that says so
 REPEATED = "mapping that is another one's on the mesh"
 Mesh = tuple[MeshAxis, ...]
 Condition = Rule | Never | OnePipeline | Runnable
@@ -106,6 +107,28 @@ class Enumeration:
             if not rule.holds(arrays)
         )
 
+    def without(self, refused: Mapping[Plan, RuledOut]) -> Enumeration:
+        """With plans ruled out that turned out not to be legal.
+
+        Raises:
+          NoFeasibleMesh: no other plan is left.
+        """
+        legal = tuple(plan for plan in self.legal if plan not in refused)
+        found = {one.rule: one for one in self.rejections}
+        for plan in self.legal:
+            if (why := refused.get(plan)) is None:
+                continue
+            fresh = Rejection(rule=why.rule, count=0, example=plan, detail=why.detail)
+            known = found.get(why.rule, fresh)
+            found[why.rule] = replace(known, count=known.count + 1)
+        rejections = tuple(sorted(found.values(), key=lambda one: -one.count))
+        if not legal:
+            raise NoFeasibleMesh(
+                _why_nothing(rejections, self.legal[0].num_devices, self.num_meshes),
+                hint="let the step take other meshes, or change the number of devices",
+            )
+        return replace(self, legal=legal, rejections=rejections)
+
 
 def find_legal(
     space: SearchSpace,
@@ -129,6 +152,7 @@ def find_legal(
     knobs = known_knobs(space, step, notices)
     logical = known_logical(space, step.mapping, notices)
     settings = combine_settings(logical, knobs, space.options_for(platform), dict(step.knobs))
+    notices += _unused_notice(space, step, logical)
     conditions = Conditions(
         axes=space.axes,
         step=step,
@@ -173,6 +197,26 @@ def find_legal(
         defaults=step.knobs,
         notices=tuple(notices),
     )
+
+
+def _unused_notice(
+    space: SearchSpace, step: StepFacts, logical: Sequence[LogicalAxis]
+) -> list[str]:
+    """Says which axes the mesh has for nothing; whoever lists the axes knows."""
+    if not space.shipped:
+        return []
+    used = {*step.used_axes}
+    if step.mapping is not None:
+        choices = [(one.name, choice) for one in logical for choice in one.choices]
+        used |= used_axes_of(choices, step.mapping)
+    unused = [name for name in space.names if name not in used]
+    if not unused:
+        return []
+    axes, they, them = ("axis", "it is", "it") if len(unused) == 1 else ("axes", "they are", "them")
+    return [
+        f"the mesh that `build` gets also has the {axes} {', '.join(unused)} of size 1: {they} in "
+        f"the space `{space.name}`, and the step never uses {them}"
+    ]
 
 
 def _of_pipelines(
@@ -296,7 +340,11 @@ def _axis(name: str, ici: int, dcn: int) -> MeshAxis:
 
 
 def _why_nothing(rejections: Sequence[Rejection], num_devices: int, num_meshes: int) -> str:
-    counts = ", ".join(f"{one.count} by `{one.rule}` ({one.detail})" for one in rejections)
+    said = [f"{one.count} by `{one.rule}` ({one.detail})" for one in rejections[:_MOST_RULES]]
+    if rest := rejections[_MOST_RULES:]:
+        others = "another rule" if len(rest) == 1 else f"{len(rest)} other rules"
+        said.append(f"{sum(one.count for one in rest)} by {others}")
+    counts = ", ".join(said)
     plural = "es" if num_meshes != 1 else ""
     return (
         f"of {num_meshes} mesh{plural} on {num_devices} devices none is legal; ruled out: {counts}"

@@ -11,6 +11,7 @@ from typing import Any
 from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import Knobs, Scalar
 from automesh.mesh.mapping import LogicalAxes
+from automesh.space.knob_types import fitting_knob
 from automesh.space.mapping import StepMapping
 from automesh.space.space import DEFAULT_OPTION, Knob, LogicalAxis, SearchSpace
 
@@ -46,15 +47,26 @@ class Setting:
 
 
 def known_knobs(space: SearchSpace, step: StepFacts, notices: list[str]) -> list[Knob]:
-    """The knobs that `build` takes; the others become notices (shipped space) or an error (own).
+    """The knobs that `build` takes, with values of the types of their defaults; the others become
+    notices (shipped space) or an error (own).
 
     Raises:
-      UsageError: a user's own space has a knob that `build` does not take.
+      UsageError: a user's own space has a knob that `build` does not take, or a value of another
+        type than the default in `build`.
     """
-    taken = [name for name, _ in step.knobs]
+    taken = dict(step.knobs)
     known: list[Knob] = []
     for knob in space.knobs:
-        if knob.name in taken or step.takes_any_knob:
+        if knob.name in taken:
+            fitting = fitting_knob(
+                knob,
+                taken[knob.name],
+                space=space.name,
+                shipped=space.shipped,
+                notices=notices,
+            )
+            known += [fitting] if fitting is not None else []
+        elif step.takes_any_knob:
             known.append(knob)
         elif space.shipped:
             notices.append(f"knob `{knob.name}` left out: `build` does not take it")

@@ -84,6 +84,7 @@ class SearchSpace:
         notice there, and is an error in a user's own space.
       names: all axes of the mesh in order; those without a range have size 1.
       axes: the axes that vary, in the order of `names`.
+      batch_axes: axes that the rows of a batch are split over, for the rule.
       mapping: logical axes whose mesh axes are searched, too.
       compiler_options: options by platform; the value `default` leaves the option out.
     """
@@ -92,6 +93,7 @@ class SearchSpace:
     shipped: bool
     names: tuple[str, ...]
     axes: tuple[AxisRange, ...]
+    batch_axes: tuple[str, ...] = ()
     constraints: tuple[Constraint, ...] = ()
     mapping: tuple[LogicalAxis, ...] = ()
     knobs: tuple[Knob, ...] = ()

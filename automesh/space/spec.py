@@ -12,8 +12,9 @@ from typing import Annotated
 from pydantic import Field
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis, Scalar
+from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis, Scalar, usual_batch_axes
 from automesh.mesh.mapping import check_mapped_axes, format_axes, read_mapped
+from automesh.mesh.names import check_names
 from automesh.mesh.strict import check_tree, parse_tree, read_text
 from automesh.space.space import PLATFORMS, AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
 
@@ -41,6 +42,7 @@ class _ConstraintTable:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SpaceTable:
     axes: dict[str, _AxisTable]
+    batch_axes: list[str] | None = None
     constraints: dict[str, _ConstraintTable] = field(default_factory=dict)
     mapping: dict[str, _Choices] = field(default_factory=dict)
     knobs: dict[str, _Values] = field(default_factory=dict)
@@ -94,8 +96,11 @@ def _space(table: _SpaceTable, *, name: str, shipped: bool) -> SearchSpace:
     if not table.axes:
         raise UsageError("`axes` must not be empty", hint="write for example `dp = { dcn = true }`")
     axes = [_axis(axis, bounds) for axis, bounds in table.axes.items()]
-    names = _all_names([axis.name for axis in axes])
+    listed = [axis.name for axis in axes]
+    names = _with_usual(listed) if shipped else tuple(listed)
     axes.sort(key=lambda axis: names.index(axis.name))
+    # What cannot vary is an axis of the mesh, and nothing to enumerate.
+    varying = [axis for axis in axes if axis.maximum != 1] or axes
     clash = [knob for knob in table.knobs if knob in names]
     if clash:
         raise UsageError(f"`knobs.{clash[0]}` has the name of a mesh axis", hint="rename one")
@@ -117,7 +122,8 @@ def _space(table: _SpaceTable, *, name: str, shipped: bool) -> SearchSpace:
         name=name,
         shipped=shipped,
         names=names,
-        axes=tuple(axes),
+        axes=tuple(varying),
+        batch_axes=_batch_axes(table.batch_axes, names),
         constraints=tuple(
             constraint
             for product, conditions in table.constraints.items()
@@ -140,14 +146,22 @@ def _axis(name: str, table: _AxisTable) -> AxisRange:
     return AxisRange(name=name, minimum=table.min or 1, maximum=table.max or 0, dcn=table.dcn)
 
 
-def _all_names(listed: Sequence[str]) -> tuple[str, ...]:
-    """Default axes that a space leaves out exist with size 1; with names of one's own, none do."""
+def _batch_axes(said: Sequence[str] | None, names: Sequence[str]) -> tuple[str, ...]:
+    if said is None:
+        return usual_batch_axes(names)
+    batch = tuple(said)
+    try:
+        check_names(names, batch)
+    except UsageError as error:
+        raise UsageError(f"`batch_axes`: {error.message}", hint=error.hint) from None
+    return batch
+
+
+def _with_usual(listed: Sequence[str]) -> tuple[str, ...]:
+    """All axes of a shipped space: scripts for the usual ones shall run with each of them, so that
+    those which it leaves out exist with size 1."""
     usual = (PIPELINE, *DEFAULT_AXES) if PIPELINE in listed else DEFAULT_AXES
-    if not set(listed) <= set(usual):
-        return tuple(listed)
-    if list(listed) == [name for name in usual if name in listed]:
-        return usual
-    return (*listed, *(name for name in usual if name not in listed))
+    return (*usual, *(name for name in listed if name not in usual))
 
 
 def _constraints(product: str, table: _ConstraintTable) -> list[Constraint]:

@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from automesh.worker import blame, protocol
@@ -118,7 +119,8 @@ def _function(job: Job) -> str:
     """The user's function that the job calls; empty if it calls none."""
     if isinstance(job, DevicesJob | LayoutJob | CalibrateJob):
         return ""
-    return job.entry.function
+    # A script that is run as it is has no function yet.
+    return job.entry.function or Path(job.entry.location).name
 
 
 def main(arguments: list[str]) -> NoReturn:

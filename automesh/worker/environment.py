@@ -14,6 +14,9 @@ _COMPILING = {
     "tpu": (("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"), ("TPU_SKIP_MDS_QUERY", "1")),
     "gpu": (),
 }
+# Without it the order of a set of strings changes from process to process, and with it the program
+# of a step that goes through one: what a plan compiles to could not be compared with what runs.
+_HASH_SEED = "0"
 _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count(=\S*)?")
 
 
@@ -28,6 +31,12 @@ def surroundings_for(one: Elsewhere, *, cpu_devices: int = 1) -> Surroundings:
     )
 
 
+def hash_seed(environ: Mapping[str, str]) -> str:
+    """PYTHONHASHSEED of all workers: the user's own, if there is one."""
+    # An empty value means to Python that there is none; `random` is the user's own wish.
+    return environ.get("PYTHONHASHSEED") or _HASH_SEED
+
+
 def environment(base: Mapping[str, str], surroundings: Surroundings) -> dict[str, str]:
     """The variables of a worker: those of the parent, the surroundings over them, ours last.
 
@@ -36,6 +45,7 @@ def environment(base: Mapping[str, str], surroundings: Surroundings) -> dict[str
       surroundings: what the worker shall find.
     """
     variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **base, **dict(surroundings.variables)}
+    variables["PYTHONHASHSEED"] = hash_seed(variables)
     variables["PYTHONUNBUFFERED"] = "1"  # What was printed before a crash must be in the log.
     variables["JAX_PLATFORMS"] = surroundings.platforms
     if surroundings.cpu_devices > 0:

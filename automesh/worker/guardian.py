@@ -7,7 +7,8 @@ small. The guardian
 * collects the worker's output into a log file of bounded size,
 * kills the worker with all its descendants when the parent asks (by closing the leash), when the
   parent dies, when the worker dies, or when they hold more memory than they may,
-* reports on the leash, as one line of JSON, how the worker ended.
+* reports on the leash, as one line of JSON, how the worker ended; where that must outlive the
+  parent, it is written to a file before.
 The deputy, from which it was forked, sleeps, and does the killing if the guardian cannot; so any of
 the four may be killed at any time. The kernel helps: guardian and deputy are subreapers, so that no
 descendant gets away from them, whatever it did, and the worker is killed when the guardian dies.
@@ -180,12 +181,19 @@ class Guardian:
     """One worker and what happens to it."""
 
     def __init__(
-        self, *, deputy: int, leash: socket.socket, log: BoundedLog, memory: Memory
+        self,
+        *,
+        deputy: int,
+        leash: socket.socket,
+        log: BoundedLog,
+        memory: Memory,
+        report: Path | None,
     ) -> None:
         self._deputy = deputy
         self._leash = leash
         self._log = log
         self._memory = memory
+        self._report = report
         self._kernel_kills = _kernel_kills()
         self._output, self._output_in = os.pipe()
         os.set_blocking(self._output, False)
@@ -196,17 +204,23 @@ class Guardian:
         self._status: int | None = None
 
     def start(self, command: list[str], control: int) -> None:
+        """Starts the worker.
+
+        Args:
+          control: descriptor that it inherits; -1 for none.
+        """
         guardian = os.getpid()
         worker = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=self._output_in,
             stderr=self._output_in,
-            pass_fds=(control,),
+            pass_fds=() if control < 0 else (control,),
             preexec_fn=lambda: _prepare_worker(guardian),
         )
         self._worker = worker.pid
-        os.close(control)
+        if control >= 0:
+            os.close(control)
         os.close(self._output_in)
 
     def watch(self, alarm: int) -> bool:
@@ -246,8 +260,12 @@ class Guardian:
             "peak_bytes": self._memory.peak_bytes,
             "kernel_killed": code == -signal.SIGKILL and _kernel_kills() > self._kernel_kills,
         }
+        line = json.dumps(report).encode() + b"\n"
+        # Only an end of its own: what was killed because the parent died says nothing of itself.
+        if self._report is not None and (code is not None or over_limit):
+            _write_whole(self._report, line)
         with contextlib.suppress(OSError):  # The parent may be gone.
-            self._leash.sendall(json.dumps(report).encode() + b"\n")
+            self._leash.sendall(line)
 
     def _pump(self) -> bool:
         """Moves output into the log; False if there is nothing now, or never again."""
@@ -261,6 +279,14 @@ class Guardian:
 
     def _reap(self) -> None:
         self._status = reap().get(self._worker, self._status)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that is there whole or not at all."""
+    with contextlib.suppress(OSError):  # The disk is full: the leash still tells.
+        draft = path.with_name(f"{path.name}.new")
+        draft.write_bytes(data)
+        draft.replace(path)
 
 
 def reap() -> dict[int, int]:
@@ -312,7 +338,8 @@ def stand_by(*, parent: int, leash: socket.socket, pulse: int, guardian: int) ->
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Arguments: parent's pid, descriptors of leash and channel, limit in bytes, log, command."""
+    """Arguments: parent's pid, descriptors of leash and channel (-1 for none), limit in bytes, log,
+    file for the report (empty for none), command."""
     parent, leash_fd, control, limit_bytes = (int(argument) for argument in arguments[:4])
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -323,7 +350,8 @@ def main(arguments: list[str]) -> NoReturn:
     _adopt_orphans()
     if guardian := os.fork():
         os.close(pulse_in)
-        os.close(control)
+        if control >= 0:
+            os.close(control)
         stand_by(parent=parent, leash=leash, pulse=pulse, guardian=guardian)
     os.close(pulse)
     _adopt_orphans()
@@ -335,8 +363,9 @@ def main(arguments: list[str]) -> NoReturn:
     signal.set_wakeup_fd(alarm_in, warn_on_full_buffer=False)
 
     log, memory = BoundedLog(Path(arguments[4])), Memory(limit_bytes)
-    self = Guardian(deputy=deputy, leash=leash, log=log, memory=memory)
-    self.start(arguments[5:], control)
+    report = Path(arguments[5]) if arguments[5] else None
+    self = Guardian(deputy=deputy, leash=leash, log=log, memory=memory, report=report)
+    self.start(arguments[6:], control)
     self.end(over_limit=self.watch(alarm))
     os._exit(0)
 

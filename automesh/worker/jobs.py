@@ -6,16 +6,21 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from automesh.cost.pipelined_outcome import busiest_counts, worst_memory
+from automesh.hardware.absent import Elsewhere
 from automesh.hardware.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program import cache, describing, elsewhere
+from automesh.program.build_check import check_build
 from automesh.program.building import Built, build_on, read_facts
 from automesh.program.calibrating import calibrate
+from automesh.program.capture.discovering import discover_for_absent, discover_here
+from automesh.program.capture.nouns import Discovery
 from automesh.program.compiled import (
     count_serialized,
     is_out_of_memory,
@@ -26,26 +31,33 @@ from automesh.program.compiled import (
 from automesh.program.laying_out import lay_out
 from automesh.program.lowered import loss_dtype
 from automesh.program.lowering import Program, compile_program, lower
+from automesh.program.made_up import made_up_arguments
 from automesh.program.nouns import (
     Attachment,
+    BuildAnswer,
     Calibration,
     CompileAnswer,
     Entry,
     Inspection,
     Lowered,
     Propagation,
+    Traced,
     VisitAnswer,
 )
 from automesh.program.pipelined import PipelineProgram
 from automesh.program.pipelined_here import compile_here, count_here, prepare_pipeline
-from automesh.program.pipelines import lower_any
+from automesh.program.pipelines import lines_of, lower_any
 from automesh.program.preparing import Ready, prepare
 from automesh.program.pretending import attached
+from automesh.program.program_text import write_text
 from automesh.program.propagating_programs import PLATFORMS
 from automesh.program.refused import Refused
 from automesh.program.signature import check_knobs, check_mapping
 from automesh.program.signs import Domain, domains
+from automesh.program.sources import hash_of_sources
+from automesh.program.step_summary import StepSummary
 from automesh.program.stepping import leaf_shape
+from automesh.program.summarizing import summarize
 from automesh.program.visiting import visit
 from automesh.space.mapping import StepMapping
 from automesh.worker.ahead import compile_ahead
@@ -55,13 +67,17 @@ from automesh.worker.loading import Script, Scripts, build_plan, start_jax, told
 from automesh.worker.mapping import default_mapping, seen_mapping
 from automesh.worker.messages import (
     ArraysJob,
+    BuildJob,
     CalibrateJob,
     CompileJob,
     DevicesJob,
+    DiscoverJob,
     InspectJob,
     Job,
     LayoutJob,
     PropagateJob,
+    SummarizeJob,
+    TraceJob,
     VisitJob,
 )
 from automesh.worker.propagating import Propagations
@@ -70,10 +86,14 @@ from automesh.worker.stages import Emit, Stages
 Answer = (
     Layouts
     | Inspection
+    | Discovery
     | StepMapping
     | Attachment
+    | BuildAnswer
     | CompileAnswer
     | Lowered
+    | StepSummary
+    | Traced
     | VisitAnswer
     | Calibration
     | Propagation
@@ -114,10 +134,8 @@ def handle(job: Job, emit: Emit) -> Answer:
     stages = Stages(emit)
     try:
         match job:
-            case InspectJob():
-                return _inspect(job, stages)
-            case ArraysJob():
-                return _arrays(job, stages)
+            case InspectJob() | DiscoverJob() | ArraysJob() | SummarizeJob():
+                return _look(job, stages)
             case LayoutJob():
                 stages.enter("layout")
                 return lay_out(job)
@@ -125,6 +143,10 @@ def handle(job: Job, emit: Emit) -> Answer:
                 return _devices(job, stages)
             case CompileJob():
                 return _compile(job, stages, emit)
+            case TraceJob():
+                return _trace(job, stages)
+            case BuildJob():
+                return _build(job, stages)
             case VisitJob():
                 return _visit(job, stages)
             case CalibrateJob():
@@ -139,6 +161,19 @@ def handle(job: Job, emit: Emit) -> Answer:
         raise
 
 
+def _look(job: InspectJob | DiscoverJob | ArraysJob | SummarizeJob, stages: Stages) -> Answer:
+    """What is asked about the script itself."""
+    match job:
+        case InspectJob():
+            return _inspect(job, stages)
+        case DiscoverJob():
+            return _discover(job, stages)
+        case ArraysJob():
+            return _arrays(job, stages)
+        case SummarizeJob():
+            return _summarize(job, stages)
+
+
 def _inspect(job: InspectJob, stages: Stages) -> Inspection:
     with told_of(job.elsewhere, job.entry.function) as answers:
         script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
@@ -147,13 +182,12 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         mapping = default_mapping(signature.mapping, job.mapping)
         built = build_on(script.build, _ones(job.axis_names), mapping=mapping, devices=devices)
         stages.enter("lower")
-        # Kernels may exist for the platform of the target alone.
-        program = lower_any(built, platforms=PLATFORMS[job.platform] if job.elsewhere else None)
+        program = lower_any(built, platforms=_platforms(job.elsewhere))
         trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
         used = used_axes(trials, job.axis_names, mapping)
         defaults = signature.mapping
         logical = None if defaults is None else seen_mapping(trials, defaults, mapping)
-    workload = built.workload
+    workload, sources = built.workload, describing.sources(job.entry)
     return Inspection(
         devices=describing.devices(),
         process_count=jax.process_count(),
@@ -168,12 +202,24 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         has_init=workload.init is not None,
         argument_bytes=_argument_bytes(program),
         fingerprint=program.fingerprint(()),
-        source_hash=describing.source_hash(job.entry),
+        source_hash=hash_of_sources(sources),
+        sources=sources,
         versions=describing.versions(),
         environment=describing.environment(),
         seen=tuple(sorted(trials.seen.items())),
         mapping=logical,
+        made_up=made_up_arguments(workload),
     )
+
+
+def _discover(job: DiscoverJob, stages: Stages) -> Discovery:
+    start_jax(stages)
+    stages.enter("build")
+    with told_of(job.elsewhere, Path(job.entry.location).name):
+        if job.elsewhere is not None:
+            return discover_for_absent(job.entry, step=job.step)
+        memory = describing.device_memory_bytes()
+        return discover_here(job.entry, step=job.step, device_memory_bytes=memory)
 
 
 def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
@@ -310,6 +356,53 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
     )
 
 
+def _summarize(job: SummarizeJob, stages: Stages) -> StepSummary:
+    platforms = _platforms(job.elsewhere)
+    with told_of(job.elsewhere, job.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+        stages.enter("build")
+        built, again = (build_plan(job, job.plan, script) for _ in range(2))
+        whole = build_on(
+            script.build,
+            _ones(tuple(axis.name for axis in job.plan.axes)),
+            axis_types=job.axis_types,
+            mapping=job.plan.mapping,
+            devices=attached(),
+        )
+        stages.enter("lower")
+        return summarize(
+            lower_any(built, platforms=platforms),
+            again,
+            reference=lower_any(whole, platforms=platforms),
+            is_run=job.elsewhere is None,
+        )
+
+
+def _trace(job: TraceJob, stages: Stages) -> Traced:
+    with told_of(job.elsewhere, job.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+        stages.enter("build")
+        built = build_plan(job, job.plan, script)
+        stages.enter("lower")
+        program = lower_any(built, platforms=_platforms(job.elsewhere))
+        write_text(Path(job.text_file), lines_of(program))
+    return Traced(fingerprint=program.fingerprint(job.plan.compiler_options))
+
+
+def _build(job: BuildJob, stages: Stages) -> BuildAnswer:
+    with told_of(job.elsewhere, job.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+        stages.enter("build")
+        built = build_plan(job, job.plan, script)
+        stages.enter("lower")
+        return check_build(built, platforms=_platforms(job.elsewhere))
+
+
+def _platforms(elsewhere: Elsewhere | None) -> tuple[str, ...] | None:
+    """What to lower for: kernels may exist for the platform of the target alone."""
+    return PLATFORMS[elsewhere.platform] if elsewhere else None
+
+
 def _platform(built: Built) -> str:
     return built.mesh.devices.flat[0].platform
 
@@ -317,6 +410,9 @@ def _platform(built: Built) -> str:
 def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
     since_s = time.perf_counter()
     cache.use(job.cache_dir)
+    if job.entry.capture is not None and job.entry.capture.without_arrays:
+        capture = replace(job.entry.capture, without_arrays=False)
+        job = replace(job, entry=replace(job.entry, capture=capture))
     ready = _ready(job, stages)
     stages.enter("materialize")
     seen = visit(
@@ -377,6 +473,7 @@ def _prepared(job: VisitJob, stages: Stages) -> Ready:
     return prepare(
         program,
         compiled,
+        built=built,
         fingerprint=fingerprint,
         loss_dtype=coarsest,
         reference_domains=lambda: _domains(job, script),

@@ -15,6 +15,7 @@ import jax
 from automesh.hardware.absent import Elsewhere
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
+from automesh.partition.haliax_support import restore_removed_names
 from automesh.program.building import Built, build_on, check_facts, read_facts
 from automesh.program.elsewhere import devices_of
 from automesh.program.load import load_entry
@@ -26,7 +27,14 @@ from automesh.program.signature import Signature, check_knobs, check_mapping, re
 from automesh.program.stand_ins import stand_ins
 from automesh.program.unplaced import explaining_real_arrays
 from automesh.worker.failures import OutcomeError
-from automesh.worker.messages import CompileJob, PropagateJob, VisitJob
+from automesh.worker.messages import (
+    BuildJob,
+    CompileJob,
+    PropagateJob,
+    SummarizeJob,
+    TraceJob,
+    VisitJob,
+)
 from automesh.worker.stages import Stages
 
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
@@ -109,6 +117,7 @@ def start_jax(stages: Stages) -> None:
       OutcomeError: it cannot, which is neither the script's fault nor a plan's.
     """
     stages.enter("start")
+    restore_removed_names()
     try:
         attached()
     # Plugins raise what they like.
@@ -124,7 +133,7 @@ def start_jax(stages: Stages) -> None:
 
 
 def build_plan(
-    job: CompileJob | VisitJob | PropagateJob,
+    job: BuildJob | CompileJob | SummarizeJob | TraceJob | VisitJob | PropagateJob,
     plan: Plan,
     script: Script,
     devices: Sequence[Any] | None = None,

@@ -47,6 +47,21 @@ class InspectJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoverJob:
+    """Answer: `Discovery`: the mesh and the step of a script that has no `build`.
+
+    Attributes:
+      step: the name of the function that is wanted; empty for the one that looks like the step.
+      elsewhere: as in `InspectJob`.
+    """
+
+    entry: Entry
+    step: str = ""
+    elsewhere: Elsewhere | None = None
+    kind: Literal["discover"] = "discover"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArraysJob:
     """Answer: `StepMapping`: what the step says of its logical axes at other knobs than its own.
 
@@ -104,6 +119,56 @@ class CompileJob:
     effort: Effort = "default"
     store_dir: str = ""
     kind: Literal["compile"] = "compile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummarizeJob:
+    """Answer: `StepSummary`. Calls `build` twice for the plan.
+
+    Attributes:
+      elsewhere: the devices that user code is told of, if they are not here.
+    """
+
+    entry: Entry
+    plan: Plan
+    axis_types: tuple[str, ...]
+    facts: tuple[tuple[str, int], ...]
+    elsewhere: Elsewhere | None = None
+    kind: Literal["summarize"] = "summarize"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildJob:
+    """Answer: `BuildAnswer`. Calls `build` for the plan and traces the step: nothing is compiled.
+
+    Attributes:
+      elsewhere: the devices that user code is told of, if they are not here.
+    """
+
+    entry: Entry
+    plan: Plan
+    axis_types: tuple[str, ...]
+    facts: tuple[tuple[str, int], ...]
+    elsewhere: Elsewhere | None = None
+    kind: Literal["build"] = "build"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """Answer: `Traced`. The program of a plan is written to a file, line by line.
+
+    Attributes:
+      text_file: path of that file; see `automesh.program.program_text`.
+      elsewhere: the devices that user code is told of, if they are not here.
+    """
+
+    entry: Entry
+    plan: Plan
+    axis_types: tuple[str, ...]
+    facts: tuple[tuple[str, int], ...]
+    text_file: str
+    elsewhere: Elsewhere | None = None
+    kind: Literal["trace"] = "trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +266,13 @@ class CalibrateJob:
 
 Job = (
     InspectJob
+    | DiscoverJob
     | ArraysJob
     | DevicesJob
     | CompileJob
+    | SummarizeJob
+    | BuildJob
+    | TraceJob
     | VisitJob
     | PropagateJob
     | LayoutJob

@@ -17,6 +17,7 @@ from pathlib import Path
 from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.worker import protocol
+from automesh.worker.doing import OnWait, doing_all
 from automesh.worker.messages import Job, Surroundings
 from automesh.worker.process import Process, clear_logs
 from automesh.worker.protocol import Answer
@@ -27,6 +28,7 @@ START_LIMIT_S = 120.0  # Importing jax takes seconds, on a busy machine or a net
 _KILL_LIMIT_S = 1.5  # The guardian needs milliseconds, its deputy half a second.
 _CLOSE_LIMIT_S = 1.0
 _KEPT_LOGS = 64  # 4 MB each at most.
+_PULSE_S = 0.5  # Between two calls of `on_wait`, at most.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -66,6 +68,7 @@ class Pool:
       log_dir: made if missing; one file of at most 4 MB per process.
       memory_limit_bytes: for each worker together with the processes that it starts.
       handler: module with a function `handle(job, emit)` that does the jobs in the worker.
+      on_wait: called inside `wait` and `run`, twice a second or more, with what the workers do.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Pool:
         log_dir: Path,
         memory_limit_bytes: int,
         handler: str = "automesh.worker.jobs",
+        on_wait: OnWait | None = None,
     ) -> None:
         if size < 1 or memory_limit_bytes < 1:
             raise ValueError("a pool needs a size and a memory limit of at least 1")
@@ -86,6 +90,7 @@ class Pool:
         clear_logs(self._log_dir, keep=_KEPT_LOGS)
         self._memory_limit_bytes = memory_limit_bytes
         self._handler = handler
+        self._on_wait = on_wait
         self._selector = selectors.DefaultSelector()
         self._tickets = itertools.count(1)
         self._log_numbers = itertools.count(1)
@@ -135,7 +140,7 @@ class Pool:
         """Waits for finished jobs; gives all there are, [] after `timeout_s` or if none is left."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self._finished and self.unfinished:
-            self._turn(deadline)
+            self._turn_telling(deadline)
             if time.monotonic() >= deadline:
                 break
         finished = list(self._finished)
@@ -150,7 +155,7 @@ class Pool:
                 if finished.ticket == ticket:
                     self._finished.remove(finished)
                     return finished.result
-            self._turn(float("inf"))
+            self._turn_telling(float("inf"))
 
     def recycle(self, surroundings: Surroundings | None = None) -> None:
         """Lets all jobs from now on run in new processes, with new surroundings if given."""
@@ -176,6 +181,15 @@ class Pool:
         deadline = time.monotonic() + limit_s
         while self._workers and time.monotonic() < deadline:
             self._turn(deadline)
+
+    def _turn_telling(self, deadline: float) -> None:
+        """As `_turn`, and says what the workers are doing."""
+        if self._on_wait is None:
+            self._turn(deadline)
+            return
+        self._turn(min(deadline, time.monotonic() + _PULSE_S))
+        running = [(one.task.job, one.stage) for one in self._workers if one.task is not None]
+        self._on_wait(doing_all(running))
 
     def _excuse(self) -> None:
         """Gives jobs back the time in which nobody listened to them: their events had to wait."""
@@ -316,7 +330,7 @@ class Pool:
             worker.verdict = result
             self._kill(worker)
             return
-        self._finish(worker.task, result)
+        self._finish(worker.task, worker.process.with_log(result))
         worker.task = None
         worker.served += 1
         if worker.generation != self._generation:

@@ -1,4 +1,4 @@
-"""The parent's hold on one worker process and its guardian."""
+"""The parent's hold on a process under its guardian: a worker, or a command of the user's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.worker import blame, protocol
@@ -67,54 +68,54 @@ class Ending:
         return Failed(stage=stage, reason=blame.ended(self.code, stage))
 
 
-class Process:
-    """A worker process under its guardian, in a session of their own: Ctrl-C does not reach them.
+class Guarded:
+    """A command under its guardian, in a session of its own: Ctrl-C does not reach it.
 
     Args:
-      surroundings: the environment to start it in.
+      command: executable and arguments.
+      variables: its environment, and its guardian's.
       log: file for its output.
-      memory_limit_bytes: for the worker and its descendants together.
-      handler: module that does the jobs.
+      memory_limit_bytes: for the command and its descendants together.
+      control: a socket that it inherits; None for none.
+      report: file that outlives this process, for how the command ended if it did so by itself;
+        None for none.
 
     Raises:
       OSError: the system does not let us start another process.
     """
 
     def __init__(
-        self, *, surroundings: Surroundings, log: Path, memory_limit_bytes: int, handler: str
+        self,
+        command: Sequence[str],
+        *,
+        variables: Mapping[str, str],
+        log: Path,
+        memory_limit_bytes: int,
+        control: socket.socket | None = None,
+        report: Path | None = None,
     ) -> None:
         self.log = log
         self._report = b""
-        with log.open("ab") as own_output:
-            self._start(own_output, surroundings, memory_limit_bytes, handler)
-
-    def _start(
-        self,
-        own_output: BinaryIO,
-        surroundings: Surroundings,
-        memory_limit_bytes: int,
-        handler: str,
-    ) -> None:
-        channel, control = socket.socketpair()
         self.leash, leash_end = socket.socketpair()
-        with control, leash_end:
-            command = _command(leash_end, control, memory_limit_bytes, self.log, handler)
-            try:
+        kept = [leash_end.fileno(), *([control.fileno()] if control else [])]
+        # -P: a `signal.py` or `json.py` in the user's working directory must not replace Python's.
+        guard = [sys.executable, "-P", str(_GUARDIAN), str(os.getpid()), str(kept[0])]
+        guard += [str(control.fileno() if control else -1), str(memory_limit_bytes)]
+        try:
+            with leash_end, log.open("ab") as own_output:
                 self._deputy = subprocess.Popen(
-                    command,
-                    env=environment(os.environ, surroundings),
+                    [*guard, str(log), str(report or ""), *command],
+                    env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=own_output,
                     stderr=own_output,
-                    pass_fds=(leash_end.fileno(), control.fileno()),
+                    pass_fds=kept,
                     start_new_session=True,
                 )
-            except BaseException:
-                channel.close()
-                self.leash.close()
-                raise
+        except BaseException:
+            self.leash.close()
+            raise
         self.leash.setblocking(False)
-        self.channel = ParentEnd(channel)
 
     def kill(self) -> None:
         """Asks the guardian to kill everything; the leash ends when that is done."""
@@ -139,19 +140,54 @@ class Process:
         return not data
 
     def bury(self) -> Ending:
-        """Frees everything after `has_ended`, and says how the worker ended."""
+        """Frees everything after `has_ended`, and says how the command ended."""
         self._deputy.wait()
         self.leash.close()
+        # Without a report the guardian was killed, and the deputy took over.
+        return read_ending(self._report) or Ending(code=None)
+
+    def log_tail(self) -> str:
+        """As the function `log_tail`, of its own log."""
+        return log_tail(self.log)
+
+
+class Process(Guarded):
+    """A worker process: a guarded command that is spoken to.
+
+    Args:
+      surroundings: the environment to start it in.
+      log: file for its output.
+      memory_limit_bytes: for the worker and its descendants together.
+      handler: module that does the jobs.
+
+    Raises:
+      OSError: the system does not let us start another process.
+    """
+
+    def __init__(
+        self, *, surroundings: Surroundings, log: Path, memory_limit_bytes: int, handler: str
+    ) -> None:
+        channel, control = socket.socketpair()
+        arguments = [str(control.fileno()), str(memory_limit_bytes), handler]
+        with control:
+            try:
+                super().__init__(
+                    [sys.executable, "-P", "-m", "automesh.worker.child", *arguments],
+                    variables=environment(os.environ, surroundings),
+                    log=log,
+                    memory_limit_bytes=memory_limit_bytes,
+                    control=control,
+                )
+            except BaseException:
+                channel.close()
+                raise
+        self.channel = ParentEnd(channel)
+
+    def bury(self) -> Ending:
+        """Frees everything after `has_ended`, and says how the worker ended."""
+        ending = super().bury()
         self.channel.close()
-        if not self._report.endswith(b"\n"):  # The guardian was killed, and the deputy took over.
-            return Ending(code=None)
-        report: dict[str, Any] = json.loads(self._report)
-        return Ending(
-            code=report["code"],
-            over_limit=report["over_limit"],
-            kernel_killed=report["kernel_killed"],
-            peak_bytes=report["peak_bytes"],
-        )
+        return ending
 
     def with_log(self, result: Answer | Failure) -> Answer | Failure:
         """Adds the log's tail to a failure that has none."""
@@ -161,19 +197,33 @@ class Process:
             case _:
                 return result
 
-    def log_tail(self) -> str:
-        """The last lines that the worker printed in its last job, without control characters."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
-                data = file.read()
-        except OSError as error:
-            return f"(the log cannot be read: {error})"
-        last_job = _HEADING.split(data)[-1].decode(errors="replace")
-        # Of a progress bar, what it showed last.
-        lines = [line.rstrip("\r").rpartition("\r")[2] for line in last_job.rstrip().split("\n")]
-        text = "\n".join(lines[-_TAIL_LINES:])
-        return _UNPRINTABLE.sub("", text)[-_TAIL_CHARS:]
+
+def read_ending(report: bytes) -> Ending | None:
+    """What a guardian has reported; None if it did not come to that."""
+    if not report.endswith(b"\n"):
+        return None
+    told: dict[str, Any] = json.loads(report)
+    return Ending(
+        code=told["code"],
+        over_limit=told["over_limit"],
+        kernel_killed=told["kernel_killed"],
+        peak_bytes=told["peak_bytes"],
+    )
+
+
+def log_tail(log: Path) -> str:
+    """The last lines of a log, of a worker those of its last job, without control characters."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            data = file.read()
+    except OSError as error:
+        return f"(the log cannot be read: {error})"
+    last_job = _HEADING.split(data)[-1].decode(errors="replace")
+    # Of a progress bar, what it showed last.
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in last_job.rstrip().split("\n")]
+    text = "\n".join(lines[-_TAIL_LINES:])
+    return _UNPRINTABLE.sub("", text)[-_TAIL_CHARS:]
 
 
 def clear_logs(folder: Path, *, keep: int) -> None:
@@ -184,14 +234,3 @@ def clear_logs(folder: Path, *, keep: int) -> None:
             logs.append((path.stat().st_mtime, path))
     for _, path in sorted(logs)[:-keep]:
         path.unlink(missing_ok=True)
-
-
-def _command(
-    leash: socket.socket, control: socket.socket, memory_limit_bytes: int, log: Path, handler: str
-) -> list[str]:
-    # -P: a `signal.py` or `json.py` in the user's working directory must not replace Python's.
-    python = [sys.executable, "-P"]
-    limit, channel = str(memory_limit_bytes), str(control.fileno())
-    worker = [*python, "-m", "automesh.worker.child", channel, limit, handler]
-    guard = [str(_GUARDIAN), str(os.getpid()), str(leash.fileno()), channel, limit]
-    return [*python, *guard, str(log), *worker]

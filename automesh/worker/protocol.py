@@ -14,26 +14,41 @@ from automesh.errors import AutomeshError
 from automesh.hardware.fabric import Layouts
 from automesh.jsonio import from_json, to_json
 from automesh.outcomes import Failure
+from automesh.program.capture.nouns import Discovery
 from automesh.program.nouns import (
     Attachment,
+    BuildAnswer,
     Calibration,
     CompileAnswer,
     Inspection,
     Lowered,
     Propagation,
+    Traced,
     VisitAnswer,
 )
+from automesh.program.step_summary import StepSummary
 from automesh.space.mapping import StepMapping
-from automesh.worker.messages import CompileJob, Job, VisitJob
+from automesh.worker.messages import (
+    BuildJob,
+    CompileJob,
+    Job,
+    SummarizeJob,
+    TraceJob,
+    VisitJob,
+)
 from automesh.worker.wire import Message
 
 Answer = (
     Layouts
     | Inspection
+    | Discovery
     | StepMapping
     | Attachment
+    | BuildAnswer
     | CompileAnswer
     | Lowered
+    | StepSummary
+    | Traced
     | VisitAnswer
     | Calibration
     | Propagation
@@ -44,9 +59,13 @@ CHANNEL_LOST = 74
 
 _ANSWERS: dict[str, Any] = {
     "inspect": Inspection,
+    "discover": Discovery,
     "arrays": StepMapping,
     "devices": Attachment,
+    "build": BuildAnswer,
     "compile": CompileAnswer | Lowered,
+    "summarize": StepSummary,
+    "trace": Traced,
     "visit": VisitAnswer,
     "layout": Layouts,
     "calibrate": Calibration,
@@ -100,4 +119,5 @@ def read_result(job: Job, message: Message) -> Answer | Failure:
 
 def label(job: Job) -> str:
     """A few words for the log: `compile dp:2,tp:4 remat=full`."""
-    return f"{job.kind} {job.plan}" if isinstance(job, CompileJob | VisitJob) else job.kind
+    has_plan = isinstance(job, BuildJob | CompileJob | SummarizeJob | TraceJob | VisitJob)
+    return f"{job.kind} {job.plan}" if has_plan else job.kind

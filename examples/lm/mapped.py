@@ -37,7 +37,7 @@ def train(
         jax.config.update("jax_num_cpu_devices", options.devices)
     rules = options.rules or Path(script).parent / "mesh_rules.toml"
     try:
-        config = automesh.load(rules).select(options.target or f"cpu-{jax.device_count()}")
+        config = automesh.load(rules).select(options.target)
     except automesh.UsageError as error:
         sys.exit(f"error: {error}")
     mesh = config.create_device_mesh()

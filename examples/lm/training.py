@@ -43,7 +43,7 @@ def arguments(sizes: Iterable[str]) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=30, help="training steps")
     parser.add_argument("--rules", type=Path, help="default: mesh_rules.toml beside the script")
-    parser.add_argument("--target", help="what to look up in the rules; default on CPUs: cpu-N")
+    parser.add_argument("--target", help="what to look up in the rules; default: these devices")
     parser.add_argument("--devices", type=int, help="train on this many virtual CPU devices")
     return parser.parse_known_args()[0]
 
@@ -197,15 +197,10 @@ def chosen_mesh(
         print(f"no {rules.name} beside the script: falling back to dp:{len(devices)}")
         shape = (len(devices), 1, 1, 1, 1)
         return Mesh(np.array(devices).reshape(shape), AXES), {}, {}
-    target = options.target or (f"cpu-{len(devices)}" if devices[0].platform == "cpu" else None)
-    if target is None:
-        sys.exit(
-            f"say with --target which rule of {rules} to use, for example --target tpu-v5p-128"
-        )
     try:
-        config = automesh.load(rules).select(target)
+        config = automesh.load(rules).select(options.target)
     except automesh.UsageError as error:
         sys.exit(f"error: {error}")
     mesh, knobs = config.create_device_mesh(), dict(config.knobs)
-    print(f"{rules} has for {target}: {dict(mesh.shape)}, knobs {knobs}")
+    print(f"{rules} says: {dict(mesh.shape)}, knobs {knobs}")
     return mesh, knobs, dict(config.compiler_options)

@@ -106,8 +106,8 @@ class Finisher:
         last = len(self.owned) - 1
         if last in self._stages.here:
             return self._stages.mover.tell(self._add(tuple(losses)))
-        dtype = self._stages.functions[last].part.program.out_avals[0].dtype
-        like = Struct((), dtype, sharding=self.everywhere[last])
+        loss: Any = self._stages.functions[last].part.program.out_avals[0]
+        like = Struct((), loss.dtype, sharding=self.everywhere[last])
         return self._stages.mover.tell(self._stages.mover.stand_in(like))
 
     def owned_params(self, stage: int) -> Structs:

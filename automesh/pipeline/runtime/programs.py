@@ -128,7 +128,8 @@ class StageFunctions:
     def _seeds(self, gradients: tuple[Arrays, ...]) -> list[Any]:
         """Gradients of what the stage makes: 1 for the loss, else summed over who reads it."""
         if self.is_last:
-            return [jnp.ones((), self.part.program.out_avals[0].dtype)]
+            loss: Any = self.part.program.out_avals[0]
+            return [jnp.ones((), loss.dtype)]
         return [functools.reduce(operator.add, parts) for parts in gradients]
 
     def _evaluate(self, params: Arrays, batch: Arrays, inputs: Arrays) -> Arrays:

@@ -214,7 +214,8 @@ def _abstracted(value: Any) -> Any:
         return NamedSharding(
             value.mesh.abstract_mesh, value.spec, memory_kind=_own_memory_kind(value)
         )
-    if isinstance(value, core.ClosedJaxpr):
+    # Since jax 0.11 there is one class for both, and a closed program is its own open one.
+    if isinstance(value, core.ClosedJaxpr) and value.jaxpr is not value:
         jaxpr = _abstracted(value.jaxpr)
         return value if jaxpr is value.jaxpr else value.replace(jaxpr=jaxpr)
     if isinstance(value, core.Jaxpr):

@@ -1,12 +1,15 @@
 """How often a race is wrong: identical finalists called different, a slower one not found.
 
-Races of five, run by the package's own driver through a real worker process on virtual CPU devices.
-Half of the races have five identical finalists, in the other half one does 10 % more of the same
-work. The last line on stdout is JSON; progress goes to stderr.
+First simulated races under six kinds of noise, by the race of the package, by the former one and by
+a fixed number of rounds; and how often 95 % intervals of a ratio hold the truth. Then real races of
+five, run by the package's own driver through a worker process on virtual CPU devices: half of them
+have five identical finalists, in the other half one does 10 % more of the same work. The last line
+on stdout is JSON; progress goes to stderr.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import statistics
@@ -29,6 +32,7 @@ from automesh.program.nouns import Entry, Inspection, VisitAnswer
 from automesh.units import format_change, format_percent, format_seconds, format_wait
 from automesh.worker.messages import InspectJob, Job, Surroundings, VisitJob
 from automesh.worker.pool import Pool
+from benchmarks.race_noise import METHODS, NOISES, PROCESSES, coverage, rates
 
 FINALISTS = 5
 DEVICES = 2
@@ -210,11 +214,53 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def simulate(races: int, seed: int) -> dict[str, object]:
+    """Simulated races of five and of ten at 2 and 5 % noise, and the coverage of intervals."""
+    found: dict[str, object] = {}
+    for kind in NOISES:
+        for name, method in METHODS.items():
+            for finalists, size in itertools.product((5, 10), (0.02, 0.05)):
+                one = rates(
+                    method,
+                    kind,
+                    races=races,
+                    finalists=finalists,
+                    size=size,
+                    slower=(0.1, 0.05),
+                    seed=seed,
+                )
+                said = {
+                    "wrong": round(one.wrong, 4),
+                    "found": {key: round(value, 4) for key, value in one.found.items()},
+                    "rounds": {key: round(value, 1) for key, value in one.rounds.items()},
+                    "visits": {key: round(value) for key, value in one.visits.items()},
+                }
+                found[f"{kind}, {name}, {finalists} finalists, {size:.0%}"] = said
+                say(f"{kind}, {name}, {finalists} finalists at {size:.0%} noise: {said}")
+        covered = {
+            str(count): round(
+                coverage(kind, processes=count, draws=20 * races, size=0.05, seed=seed), 4
+            )
+            for count in PROCESSES
+        }
+        found[f"{kind}, coverage"] = covered
+        say(f"{kind}: 95 % intervals hold the truth, by processes: {covered}")
+    return found
+
+
 def main(
-    races: Annotated[int, typer.Option(min=1, help="Races of each of the two sorts.")] = 40,
+    races: Annotated[int, typer.Option(min=0, help="Real races of each of the two sorts.")] = 40,
+    simulated: Annotated[int, typer.Option(min=0, help="Simulated races of each sort.")] = 200,
     seed: Annotated[int, typer.Option(help="Of all shuffling.")] = 0,
 ) -> None:
-    """Runs races of identical finalists and races with one 10 % slower, and counts the errors."""
+    """Runs races of identical finalists and races with one slower, and counts the errors."""
+    found = simulate(simulated, seed) if simulated else {}
+    real = run_races(races, seed) if races else {}
+    print(json.dumps({"simulated": found, **real}))
+
+
+def run_races(races: int, seed: int) -> dict[str, float | int]:
+    """Real races on this machine."""
     began_s, tally, luck = time.monotonic(), Tally(), random.Random(seed)
     everyone = [plan(copy, 0) for copy in range(FINALISTS)]
     slow = plan(0, EXTRA)
@@ -238,7 +284,7 @@ def main(
                 report = race(visitors, subject, chosen, luck.randrange(2**31))
                 count(tally, report, slow if number % 2 else None)
                 tell(number, races, tally, report, time.monotonic() - began_s)
-    print(json.dumps(summary(tally, time.monotonic() - began_s)))
+    return summary(tally, time.monotonic() - began_s)
 
 
 def tell(number: int, races: int, tally: Tally, report: RaceReport, spent_s: float) -> None:

@@ -1,0 +1,573 @@
+"""A search by a command: plans are run one after the other, the best are raced, the winner is
+confirmed.
+
+Every run is a fresh process, and a trial of the study; a run that is finished is never repeated.
+1. Explore, for up to three fifths of the budget: each plan once, in the order of `order`.
+2. Race: the best of them and the baseline in rounds, in shuffled order, until `racing` can tell
+   them apart or the time is over; not where only one came near. What a plan took when it was
+   explored does not count here: it is in the race because that was little, which may be luck.
+3. Confirm: winner and baseline in turn, in processes of their own; only these figures are exported.
+Whatever time is left goes to plans that were not tried, and to races of those that may be faster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.jsonio import from_json, to_json
+from automesh.ladder.closing import decide
+from automesh.ladder.command.order import Order
+from automesh.ladder.command.request import CommandRequest
+from automesh.ladder.command.results import (
+    AGAIN,
+    FIRST,
+    Judged,
+    Runs,
+    assemble_command,
+    confirm_label,
+    judge,
+    measured_of,
+    outcome_of_run,
+    race_label,
+    runs_of,
+)
+from automesh.ladder.command.running import Manner, Place, Ran, RunResult, Unseen, recovered, run
+from automesh.ladder.command.sources import SeenStep
+from automesh.ladder.confirm import FEWEST, Confirmation, Ended, confirmation_of
+from automesh.ladder.heading import spent
+from automesh.ladder.live_pool import LeaseLost, wait_for_lease
+from automesh.ladder.measure import RaceReport
+from automesh.ladder.measure_rung import CONFIRMATIONS
+from automesh.ladder.notebook import Footer, Header, Notebook
+from automesh.ladder.places import as_seen
+from automesh.ladder.racing import Race, RaceRules
+from automesh.ladder.study import Study, Trial
+from automesh.ladder.verdict import RaceVerdict, comparison_of
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Failed, Failure, Measured, Outcome, OutOfMemory, TimedOut
+from automesh.results.csv_export import write_csv
+from automesh.results.progress import Progress
+from automesh.results.result import SearchResult
+from automesh.results.rule import save_rule
+from automesh.results.words import failure_reason
+from automesh.units import format_seconds
+
+EXPLORE_SHARE = 0.6
+RULES = RaceRules(max_rounds=12)  # a round is a process for each finalist
+WIDE = 1.5  # single runs of one plan may differ by a third: beyond this none is a finalist
+NEAR = 1.1  # and this near to the winner's, when it was explored, a later plan may beat it
+_MOST_FAILURES = 3  # before anything has run: then it is the command that fails, not its plans
+_RACE = "race"
+_STEP = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRace:
+    """A race that was begun, kept in the study until it is decided.
+
+    Attributes:
+      key: in the labels of its runs.
+      finalists: in the order in which the race has them.
+    """
+
+    key: str
+    finalists: tuple[Plan, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class CommandSearch:
+    """The search, once its plans are known and its study is open.
+
+    Attributes:
+      plans: all, the baseline included.
+      logs: folder of the study's logs.
+      started_s: on `clock`, when the budget began.
+    """
+
+    request: CommandRequest
+    manner: Manner
+    plans: Sequence[Plan]
+    baseline: tuple[Plan, ...]
+    study: Study
+    header: Header
+    logs: Path
+    progress: Progress
+    started_s: float
+    clock: Callable[[], float] = time.monotonic
+    _notebook: Notebook = field(init=False)
+    _order: Order = field(init=False)
+    _runs: Runs = field(init=False, default_factory=Runs)
+    _took_s: list[float] = field(init=False, default_factory=list[float])
+    _failed_first: int = field(init=False, default=0)
+    _notices: list[str] = field(init=False, default_factory=list[str])
+
+    def run(self) -> SearchResult:
+        """Searches until all is decided or the budget is spent; keeps everything in the study.
+
+        Raises:
+          UsageError: the command itself fails or shows no steps, whatever the plan.
+        """
+        self._notebook = Notebook(
+            study=self.study, source_hash=self.header.source_hash, versions=self.header.versions
+        )
+        self._order = Order(self.plans, self.baseline)
+        self.study.measure.adopt_expired()
+        self._notebook.note_header(self.header)
+        interrupted, ending = False, ""
+        try:
+            ending = self._search()
+        except KeyboardInterrupt:
+            interrupted = True
+        except LeaseLost:
+            ending = (
+                "this search was silent for so long that another one has taken over; "
+                "run the same command to see what it found"
+            )
+        return self._close(ending, interrupted=interrupted)
+
+    @property
+    def _deadline_s(self) -> float:
+        return self.started_s + self.request.budget_s
+
+    def _search(self) -> str:
+        """Explores, races and confirms; how it ended, in words."""
+        if not wait_for_lease(
+            self.study, self.progress, until_s=self._deadline_s, clock=self.clock
+        ):
+            return "another search on this storage is measuring; run the same command later"
+        self._reload()
+        self._recover()
+        until_s = self.started_s + EXPLORE_SHARE * self.request.budget_s
+        while True:
+            race = self._open_race()
+            if race is None:
+                self._explore(until_s)
+                race = self._begin_race()
+            if race is None:
+                return self._without_race()
+            ending, was_decided = self._decide(race)
+            now_s = self.clock()
+            until_s = now_s + EXPLORE_SHARE * (self._deadline_s - now_s)
+            if not was_decided or not self._has_more() or not self._fits(1 + 2 * FEWEST):
+                return ending
+
+    # Runs
+
+    def _reload(self) -> None:
+        self._runs = runs_of(self._notebook)
+
+    def _recover(self) -> None:
+        """Takes over what runs have left that were over when an earlier search was killed."""
+        for trial in self.study.measure.trials():
+            is_begun = trial.is_waiting and trial.attempts > 0 and bool(trial.run)
+            if not is_begun or not self._notebook.is_current(trial):
+                continue
+            claimed = self.study.measure.begin(trial.plan, run=trial.run)
+            if claimed is None:
+                continue
+            attempts = range(claimed.attempts - 1, 0, -1)
+            left = (recovered(self.manner, self._place(claimed, one)) for one in attempts)
+            result = next((one for one in left if one is not None), None)
+            if result is None or isinstance(result, Unseen):
+                self.study.measure.give_back(claimed)
+            else:
+                self._finish(claimed, result)
+            for attempt in attempts:
+                self._place(claimed, attempt).clear()
+        for folder in self.logs.glob("run-*"):
+            if folder.is_dir():  # Its run was stored, and the search killed before it was cleared.
+                Place(logs=self.logs, name=folder.name).clear()
+
+    def _run(self, plan: Plan, label: str) -> Outcome:
+        """Makes a run, unless it was made before.
+
+        Raises:
+          LeaseLost: another search makes it.
+        """
+        known = self._runs.of(plan, label)
+        if known is not None:
+            return known
+        trial = self.study.measure.begin(plan, run=label)
+        if trial is None:
+            raise LeaseLost
+        place = self._place(trial, trial.attempts)
+        words = self.request.template.for_plan(plan, run_dir=str(place.run_dir))
+        shown = shlex.join(words)
+        self.progress.now(f"{plan}: {shown}")
+        began_s = self.clock()
+        result = run(
+            self.manner,
+            place,
+            words,
+            clock=self.clock,
+            pulse=self._pulse,
+            on_steps=lambda seen: self.progress.now(f"{plan}, step {seen}: {shown}"),
+        )
+        self._took_s.append(self.clock() - began_s)
+        outcome = self._finish(trial, result)
+        place.clear()
+        return outcome
+
+    def _pulse(self) -> None:
+        if not self.study.heartbeat():
+            raise LeaseLost
+        self.progress.tick()
+
+    def _finish(self, trial: Trial, result: RunResult) -> Outcome:
+        outcome = self._outcome(trial, result)
+        self.study.measure.finish(trial, outcome)
+        self._runs.add(trial.plan, trial.run, outcome)
+        if isinstance(outcome, Measured):
+            self._failed_first = 0
+        elif not self._has_figure():
+            self._failed_first += 1
+            if self._failed_first >= min(_MOST_FAILURES, len(self.plans)):
+                raise self._hopeless(outcome)
+        return outcome
+
+    def _outcome(self, trial: Trial, result: RunResult) -> Outcome:
+        match result:
+            case Ran(step=step):
+                if step is not None:
+                    self._look_at(trial.plan, step)
+                return outcome_of_run(result)
+            case Unseen(reason=reason, hint=hint, log=log):
+                if not self._has_figure():
+                    what = f"its output is in `{as_seen(log)}`"
+                    raise UsageError(reason, hint=f"{hint}; {what}" if hint else what)
+                return Failed(stage="run", reason=reason, hint=hint)
+            case _:
+                return result
+
+    def _has_figure(self) -> bool:
+        return any(self._runs.measured(plan) for plan in self._runs.found)
+
+    def _hopeless(self, last: Outcome) -> UsageError:
+        assert isinstance(last, Failed | TimedOut | OutOfMemory)
+        return UsageError(
+            f"the command failed for each of the {self._failed_first} plans that were tried: "
+            f"{failure_reason(last)}",
+            hint=f"the outputs are in `{as_seen(self.logs)}`; when it is mended, the same command "
+            "goes on",
+        )
+
+    def _look_at(self, plan: Plan, step: SeenStep) -> None:
+        """Tells once what was timed, and whenever it is something else or on too few devices."""
+        known = self._notebook.noted(_STEP)
+        if known is None:
+            self._notebook.note(_STEP, to_json(step, SeenStep))
+            self._tell(f"timed is {step}")
+        elif from_json(known, SeenStep).name != step.name:
+            self._tell(f"{plan}: timed is {step}, another function than for the first plan")
+        if 0 < step.devices < plan.num_devices:
+            self._tell(
+                f"{plan}: the step ran on {step.devices} of {plan.num_devices} devices: does the "
+                "command use its mesh?"
+            )
+
+    def _tell(self, notice: str) -> None:
+        if notice not in self._notices:
+            self._notices.append(notice)
+            self.progress.notice(notice)
+
+    def _place(self, trial: Trial, attempt: int) -> Place:
+        name = f"run-{trial.number:04d}"
+        return Place(logs=self.logs, name=name if attempt == 1 else f"{name}-{attempt}")
+
+    # Exploring
+
+    def _explore(self, until_s: float) -> None:
+        """Runs plans that were not tried, until a time; at least two."""
+        tried = self._runs.first_s()
+        begun = len(tried)
+        self._show_explored(len(tried))
+        while (plan := self._order.next(tried)) is not None:
+            is_due = len(tried) < 2
+            if not is_due and self.clock() + self._expected_s() > until_s:
+                break
+            outcome = self._run(plan, FIRST)
+            tried = self._runs.first_s()
+            self._show_explored(len(tried))
+            if isinstance(outcome, Measured):
+                self.progress.now(f"{plan}, {format_seconds(outcome.step_s)}")
+        if len(tried) > begun:
+            self._check_reference()
+
+    def _check_reference(self) -> None:
+        """Before a plan is dropped for its losses, it is seen whether the reference has them
+        again."""
+        judged = self._judged()
+        if judged.differing and judged.plan and len(self._runs.measured(judged.plan[0])) < 2:
+            self._run(judged.plan[0], AGAIN)
+
+    def _judged(self) -> Judged:
+        return judge(self._runs, self.baseline)
+
+    def _show_explored(self, done: int) -> None:
+        failed = sum(self._runs.failure(plan) is not None for plan in self._runs.found)
+        known = [(s, str(plan)) for plan, s in self._runs.first_s().items() if s is not None]
+        self.progress.phase(
+            "explore",
+            total=len(self.plans),
+            done=done,
+            note=f"{failed} failed" if failed else "",
+            took_s=self._took_s[-1] if self._took_s else 0.0,
+        )
+        if known:
+            best_s, best = min(known)
+            self.progress.best(f"{best}, {format_seconds(best_s)} in one run")
+
+    def _has_more(self) -> bool:
+        return self._order.next(self._runs.first_s()) is not None
+
+    def _expected_s(self) -> float:
+        return statistics.median(self._took_s) if self._took_s else 0.0
+
+    def _fits(self, runs: int) -> bool:
+        """Whether there should be time for so many runs."""
+        return self.clock() + runs * self._expected_s() <= self._deadline_s
+
+    # Racing
+
+    def _open_race(self) -> OpenRace | None:
+        """The race that an earlier search has not decided, if all of it is still legal."""
+        found = self._notebook.noted(_RACE)
+        race = None if found is None else from_json(found, OpenRace)
+        if race is None or not set(race.finalists) <= set(self.plans):
+            return None
+        return race
+
+    def _begin_race(self) -> OpenRace | None:
+        finalists = self._finalists()
+        if not finalists:
+            return None
+        number = self._notebook.noted("races") or 0
+        self._notebook.note("races", number + 1)
+        race = OpenRace(key=_key(str(number), *finalists), finalists=tuple(finalists))
+        self._notebook.note(_RACE, to_json(race, OpenRace))
+        return race
+
+    def _finalists(self) -> list[Plan]:
+        """The best of what was explored, with the baseline; nothing if it is decided already."""
+        judged = self._judged()
+        excluded = set(judged.differing)
+        seconds = {
+            plan: one
+            for plan, one in self._runs.first_s().items()
+            if one is not None and plan not in excluded
+        }
+        if not seconds:
+            return []
+        fastest = sorted(seconds, key=lambda plan: (seconds[plan], str(plan)))
+        best_s = seconds[fastest[0]]
+        likely = [plan for plan in fastest if seconds[plan] <= WIDE * best_s]
+        own = [plan for plan in self.baseline if plan in seconds]
+        decision = self._notebook.decision()
+        if decision is None or decision.winner not in seconds:
+            others = [plan for plan in likely if plan not in own]
+            return [*own, *others[: self.request.top]]
+        settled = {decision.winner, *(one.plan for one in decision.race.comparisons)}
+        settled |= {plan for plan, _ in decision.confirmed}
+        limit_s = NEAR * seconds[decision.winner]
+        newcomers = [plan for plan in likely if plan not in settled and seconds[plan] <= limit_s]
+        newcomers = [plan for plan in newcomers if plan not in own]
+        if not newcomers and all(plan in settled for plan in own):
+            return []
+        kept = dict.fromkeys([*own, decision.winner])
+        return [*kept, *newcomers[: self.request.top]]
+
+    def _decide(self, race: OpenRace) -> tuple[str, bool]:
+        """Races and confirms; how it ended, and whether the race need not go on."""
+        found = self._verdict(race)
+        if found is None:
+            self._notebook.note(_RACE, None)
+            return "every finalist failed", True
+        verdict, was_decided = found
+        ending = self._confirm(race, verdict)
+        if was_decided:
+            self._notebook.note(_RACE, None)
+        return ending, was_decided
+
+    def _verdict(self, race: OpenRace) -> tuple[RaceVerdict, bool] | None:
+        """Who has won, and whether that was decided; None if every finalist failed."""
+        left = self._left(race)
+        others = [plan for plan in left if plan not in self.baseline]
+        if left and len(others) < 2:
+            # Who is confirmed is compared with the baseline then: that decides as a race would.
+            winner = (others or left)[0]
+            sentence = "no other plan came near"
+            return RaceVerdict(winner=winner, comparisons=(), sentence=sentence), True
+        report = self._race(race)
+        was_decided = report.ended != "deadline"
+        best = report.winner
+        if best is not None:
+            rest = [one for one in report.standings if one.finalist != best.finalist]
+            compared = tuple(comparison_of(one) for one in rest if one.to_winner is not None)
+            verdict = RaceVerdict(
+                winner=best.finalist, comparisons=compared, sentence=report.sentence
+            )
+            return verdict, was_decided
+        left = self._left(race)
+        if not left:
+            return None
+        # Not one round: what was explored has to do.
+        first = self._runs.first_s()
+        winner = min(left, key=lambda plan: first.get(plan) or float("inf"))
+        sentence = "there was no time to race"
+        return RaceVerdict(winner=winner, comparisons=(), sentence=sentence), was_decided
+
+    def _left(self, race: OpenRace) -> list[Plan]:
+        return [plan for plan in race.finalists if self._runs.failure(plan) is None]
+
+    def _race(self, race: OpenRace) -> RaceReport:
+        values = {
+            plan: self._rounds(plan, lambda number: race_label(race.key, number))
+            for plan in race.finalists
+        }
+        failed = [plan for plan in race.finalists if self._runs.failure(plan) is not None]
+        contest = Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)
+        begun = -1
+        while (upcoming := contest.next_visit()) is not None:
+            plan, number = upcoming.finalist, upcoming.round_index
+            reserve = CONFIRMATIONS * (1 + len(self.baseline))
+            if number > begun and not self._fits(len(contest.survivors) + reserve):
+                break
+            begun = number
+            outcome = self._run(plan, race_label(race.key, number))
+            if isinstance(outcome, Measured):
+                contest.record(plan, outcome.step_s)
+                self.progress.now(f"{plan}, {format_seconds(outcome.step_s)}")
+            else:
+                contest.leave(plan)
+            left = len(contest.survivors)
+            self.progress.phase(
+                "race",
+                total=RULES.max_rounds,
+                done=contest.rounds_completed,
+                note=f"round {number + 1}, {left} left",
+            )
+            if contest.leader is not None:
+                middle_s = statistics.median(contest.values_of(contest.leader))
+                self.progress.best(f"{contest.leader}, {format_seconds(middle_s)} measured")
+        return RaceReport(
+            ended=contest.ending or "deadline", standings=contest.standings(), failures=()
+        )
+
+    def _rounds(self, plan: Plan, label: Callable[[int], str]) -> list[float]:
+        """Seconds per step of the runs with consecutive labels."""
+        found: list[float] = []
+        while isinstance(one := self._runs.of(plan, label(len(found))), Measured):
+            found.append(one.step_s)
+        return found
+
+    # Confirming
+
+    def _confirm(self, race: OpenRace, verdict: RaceVerdict) -> str:
+        winner = verdict.winner
+        rivals = [plan for plan in self.baseline if plan != winner]
+        rivals = [plan for plan in rivals if self._runs.failure(plan) is None]
+        rivals = [plan for plan in rivals if plan in race.finalists]
+        pair = [winner, *rivals]
+        key = _key(race.key, *pair)
+        values: dict[Plan, list[float]] = {plan: [] for plan in pair}
+        failures: dict[Plan, Failure] = {}
+        ended: Ended = "all processes"
+        self.progress.phase("confirm", total=CONFIRMATIONS, done=0, note="fresh processes")
+        for number in range(CONFIRMATIONS):
+            label = confirm_label(key, number)
+            order = [plan for plan in pair if plan not in failures]
+            missing = [plan for plan in order if self._runs.of(plan, label) is None]
+            # The least evidence is granted past any deadline: else the winner is lost.
+            if missing and number >= FEWEST and not self._fits(len(missing)):
+                ended = "deadline"
+                break
+            random.Random(f"{key} {number}").shuffle(order)
+            for plan in order:
+                outcome = self._run(plan, label)
+                if isinstance(outcome, Measured):
+                    values[plan].append(outcome.step_s)
+                elif isinstance(outcome, Failed | TimedOut | OutOfMemory):
+                    failures[plan] = outcome
+            self.progress.phase(
+                "confirm", total=CONFIRMATIONS, done=number + 1, note="fresh processes"
+            )
+            if winner in failures:
+                ended = "failed"
+                break
+        rival = rivals[0] if rivals else None
+        confirmation = confirmation_of(winner, rival, values, failures, ended)
+        return self._note_decision(verdict, confirmation, values, failures)
+
+    def _note_decision(
+        self,
+        verdict: RaceVerdict,
+        confirmation: Confirmation,
+        values: dict[Plan, list[float]],
+        failures: dict[Plan, Failure],
+    ) -> str:
+        judged = self._judged()
+        confirmed = {
+            plan: measured_of(self._runs, judged, plan, found, confirmed=True)
+            for plan, found in values.items()
+            if plan not in failures and len(found) >= FEWEST
+        }
+        if verdict.winner not in confirmed:
+            return "the winner failed when it was run again; run the same command to go on"
+        decision = decide(
+            verdict,
+            confirmation,
+            confirmed,
+            baseline=self.baseline,
+        )
+        self._notebook.note_decision(decision)
+        return verdict.sentence
+
+    # The end
+
+    def _without_race(self) -> str:
+        """How it ended when nobody was raced."""
+        decision = self._notebook.decision()
+        if decision is not None:
+            return decision.race.sentence
+        judged = self._judged()
+        if judged.differing:
+            return "no plan may become a rule"
+        return "no plan could be run"
+
+    def _close(self, ending: str, *, interrupted: bool) -> SearchResult:
+        header = self.header
+        if self._notices:
+            header = replace(header, notices=(*header.notices, *self._notices))
+            self._notebook.note_header(header)
+        reason = "interrupted" if interrupted else f"{self._extent()}; {ending}"
+        footer = Footer(stop_reason=reason, rules_path="", interrupted=interrupted)
+        self._notebook.note_footer(footer)
+        result = assemble_command(self.study, header)
+        if result.verifications and self.request.rules and not interrupted:
+            path = save_rule(result, Path(self.request.rules))
+            self._notebook.note_footer(replace(footer, rules_path=as_seen(path)))
+            result = assemble_command(self.study, header)
+        write_csv(result, self.logs.parent / "trials.csv")
+        return result
+
+    def _extent(self) -> str:
+        tried = len(self._runs.first_s())
+        left = len(self.plans) - tried
+        if not left:
+            return "every plan was tried"
+        if self.clock() < self.started_s + EXPLORE_SHARE * self.request.budget_s:
+            return f"{left} of {len(self.plans)} plans were not tried"
+        return f"{spent(self.request.budget_s)} before {left} of {len(self.plans)} plans were tried"
+
+
+def _key(*parts: object) -> str:
+    text = "\n".join(map(str, parts))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

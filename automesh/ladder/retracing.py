@@ -1,0 +1,108 @@
+"""A plan whose step is traced to another program than before: was the script edited, or does its
+trace depend on something else than its arguments?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from automesh.errors import UsageError
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Failed, Failure
+from automesh.program.nouns import Entry, Traced
+from automesh.program.program_text import first_difference, read_text
+from automesh.program.sources import Sources, edited_files
+from automesh.worker.messages import TraceJob
+
+CURE = (
+    "let the step depend on the arguments of `build` alone: no time, no random number and no order "
+    "of a set while it is traced"
+)
+
+
+OTHER_PROGRAM = Failed(
+    stage="lower",
+    reason="the step is traced to another program in every process",
+    hint=f"{CURE}; `automesh check-script` tells whether it does",
+)
+
+
+class TracePool(Protocol):
+    """What tracing a plan again needs of the workers."""
+
+    def trace(self, job: TraceJob, timeout_s: float) -> Traced | Failure:
+        """Traces a plan, in the process that did the last job."""
+        ...
+
+    def recycle(self) -> None:
+        """Lets the next job start in a fresh process."""
+        ...
+
+
+class Step(Protocol):
+    """What all plans of a search have in common."""
+
+    @property
+    def entry(self) -> Entry: ...
+    @property
+    def axis_types(self) -> tuple[str, ...]: ...
+    @property
+    def facts(self) -> tuple[tuple[str, int], ...]: ...
+    @property
+    def sources(self) -> Sources: ...
+
+
+def other_program(sources: Sources) -> Failed:
+    """The failure of a plan that was traced to another program than before.
+
+    Raises:
+      UsageError: the script was edited meanwhile: that is no fault of the plan.
+    """
+    edited = edited_files(sources)
+    if edited:
+        raise UsageError(
+            f"the script was changed while it was searched: `{edited[0]}` is not what it was",
+            hint="run the same command again: what still holds is kept",
+        )
+    return OTHER_PROGRAM
+
+
+def explain_programs(
+    pool: TracePool, step: Step, plans: Sequence[Plan], timeout_s: float
+) -> dict[Plan, Failed]:
+    """Says of plans with `OTHER_PROGRAM` where their programs differ: traces them in two processes.
+
+    What the process has ready that did the last job is lost: nothing should be left to measure.
+    """
+    with tempfile.TemporaryDirectory(prefix="automesh-trace-") as folder:
+        files = {
+            plan: [Path(folder) / f"{number}-{process}.txt" for process in range(2)]
+            for number, plan in enumerate(plans)
+        }
+        for process in range(2):
+            if process:
+                pool.recycle()
+            for plan, texts in files.items():
+                pool.trace(_trace_job(step, plan, texts[process]), timeout_s)
+        return {plan: _explained(*texts) for plan, texts in files.items()}
+
+
+def _trace_job(step: Step, plan: Plan, file: Path) -> TraceJob:
+    return TraceJob(
+        entry=step.entry,
+        plan=plan,
+        axis_types=step.axis_types,
+        facts=step.facts,
+        text_file=str(file),
+    )
+
+
+def _explained(one: Path, other: Path) -> Failed:
+    # A trace that fails leaves no file.
+    is_known = one.exists() and other.exists()
+    difference = first_difference(read_text(one), read_text(other)) if is_known else None
+    where = f": {difference}" if difference else ", at a place that two more traces do not show"
+    return replace(OTHER_PROGRAM, reason=OTHER_PROGRAM.reason + where)

@@ -1,0 +1,20 @@
+"""What searches call the devices that jax has here (jax)."""
+
+from __future__ import annotations
+
+from automesh.hardware import selector_of
+from automesh.mesh.creating import devices_of
+from automesh.program.describing import described
+
+
+def attached_selector() -> str:
+    """The selector of all devices of the default backend, those of other processes too.
+
+    Raises:
+      UsageError: jax has no devices, or knows none of their platform.
+
+    Example:
+      >>> attached_selector()
+      'cpu-8'
+    """
+    return selector_of(described(devices_of(None)))

@@ -1,0 +1,1 @@
+"""Scripts without a `build` function: run unmodified up to their step, on a mesh of ours."""

@@ -1,0 +1,73 @@
+"""Which line of the user's code asks for something, and what a jitted function is called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sysconfig
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from automesh.program.capture.nouns import SourceLine
+
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_OWN = str(Path(__file__).resolve().parents[2])
+# Where wrappers of other libraries keep the function that they wrap: functools, Flax NNX, Haliax.
+_WRAPPED = ("__wrapped__", "func", "f", "_fun", "fn")
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is of the user's own code: not installed, and none of ours."""
+    if file.startswith("<") or "site-packages" in file or "dist-packages" in file:
+        return False
+    return not file.startswith((*_LIBRARIES, _OWN))
+
+
+def asking_line() -> SourceLine:
+    """The innermost line of the user's code that is being run."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return SourceLine(file=frame.f_code.co_filename, line=frame.f_lineno)
+        frame = frame.f_back
+    return SourceLine()
+
+
+def failing_line(traceback: TracebackType | None) -> SourceLine:
+    """The innermost line of the user's code in a traceback."""
+    found = SourceLine()
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if is_users(file):
+            found = SourceLine(file=file, line=traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
+
+
+def describe_function(function: Any) -> tuple[str, SourceLine]:
+    """The name of a function under its wrappers, and the line where its code begins."""
+    name, place = "", SourceLine()
+    for part in _unwrapped(function):
+        name = getattr(part, "__name__", "") or name
+        code: Any = getattr(part, "__code__", None)
+        if code is not None and is_users(code.co_filename):
+            return name, SourceLine(file=code.co_filename, line=code.co_firstlineno)
+    return name or type(function).__name__, place
+
+
+def _unwrapped(function: Any) -> list[Any]:
+    found: list[Any] = []
+    while function is not None and len(found) < 16:
+        found.append(function)
+        if inspect.ismethod(function):
+            function = function.__func__
+            continue
+        if isinstance(function, functools.partial):
+            function = function.func
+            continue
+        inside = [getattr(function, name, None) for name in _WRAPPED]
+        function = next((one for one in inside if callable(one)), None)
+    return found

@@ -1,0 +1,309 @@
+"""All that capture changes in jax: where meshes are made, and `jax.jit` (jax).
+
+The hooks are put in place once and stay: libraries keep what they find under `jax.jit`. They do
+what jax does unless a script is being run. Private are `Mesh.__new__`, through which every mesh is
+made (`jax.make_mesh`, `Mesh(...)`, copies), and the parameters of a `jax.stages.Traced`; looked at
+in jax 0.10.1 to 0.12.0.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+from jax.sharding import Mesh, Sharding
+
+from automesh.errors import UsageError
+from automesh.mesh.context import is_tracing
+from automesh.program.capture.abstract import described, is_without_arrays
+
+MakeMesh = Callable[[Any, tuple[str, ...], Any], Mesh]
+
+
+class Watcher(Protocol):
+    """What a run of a script does with what the script asks of jax."""
+
+    def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
+        """The mesh that the script gets."""
+        ...
+
+    def call(self, call: Call) -> Any:
+        """What a call of a jitted function gives."""
+        ...
+
+    def pmap(self) -> None:
+        """The script asks for `jax.pmap`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of a jitted function by the script.
+
+    Attributes:
+      jitted: as jax has made it, to be traced.
+      args, kwargs: what it is traced with, static arguments included.
+      run: does what the script asked for.
+      function: what was jitted.
+    """
+
+    jitted: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    run: Callable[[], Any]
+    function: Any
+
+
+@dataclass(slots=True)
+class _State:
+    """Of this process.
+
+    Attributes:
+      origins: of what `lower`, `trace` and `compile` gave while a script runs: the jitted function
+        and what it was traced with. Keeps what it tells of alive, so that no `id` is used twice.
+    """
+
+    watcher: Watcher | None = None
+    is_installed: bool = False
+    origins: dict[int, tuple[Any, Jitted, tuple[Any, ...], dict[str, Any]]] = field(
+        default_factory=dict[int, "tuple[Any, Jitted, tuple[Any, ...], dict[str, Any]]"]
+    )
+
+
+_STATE = _State()
+
+
+@contextmanager
+def watching(watcher: Watcher) -> Generator[None]:
+    """While the body runs, `watcher` answers for meshes and for calls of jitted functions."""
+    _install()
+    _STATE.watcher = watcher
+    try:
+        yield
+    finally:
+        _STATE.watcher = None
+        _STATE.origins.clear()
+
+
+class Jitted:
+    """What `jax.jit` gives a script: the jitted function, whose calls are seen."""
+
+    def __init__(self, inner: Any, function: Any) -> None:
+        self.automesh_inner = inner
+        self.automesh_function = function
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        watcher = _STATE.watcher
+        if watcher is None or is_tracing():
+            return self.automesh_inner(*args, **kwargs)
+        return watcher.call(
+            Call(
+                jitted=self.automesh_inner,
+                args=args,
+                kwargs=kwargs,
+                run=lambda: self.automesh_inner(*args, **kwargs),
+                function=self.automesh_function,
+            )
+        )
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.automesh_inner, name)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As jax's."""
+        stated, keywords = described((args, kwargs))
+        return self._remembered(self.automesh_inner.trace(*stated, **keywords), args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As jax's."""
+        stated, keywords = described((args, kwargs))
+        return self._remembered(self.automesh_inner.lower(*stated, **keywords), args, kwargs)
+
+    def _remembered(self, made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _STATE.watcher is not None:
+            _STATE.origins[id(made)] = (made, self, args, kwargs)
+        return made
+
+
+def _install() -> None:
+    if _STATE.is_installed:
+        return
+    if "__new__" not in vars(Mesh):
+        raise UsageError(
+            f"a script without `build` cannot be run with jax {jax.__version__}, whose meshes are "
+            "made in another way",
+            hint="use jax 0.10.1 to 0.12, or write a function `build(mesh)`",
+        )
+    _STATE.is_installed = True
+    _hook_meshes()
+    _hook_jit()
+    _hook_compiled()
+    _hook_distributed()
+
+
+def _hook_meshes() -> None:
+    original: Any = vars(Mesh)["__new__"]
+    original = original.__func__ if isinstance(original, staticmethod) else original
+
+    def make(cls: type[Mesh], devices: Any, axis_names: Any, axis_types: Any = None) -> Mesh:
+        watcher = _STATE.watcher
+        if watcher is None:
+            return original(cls, devices, axis_names, axis_types)
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+
+        def really(devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
+            return original(cls, devices, names, axis_types)
+
+        return watcher.mesh(really, devices, names, axis_types)
+
+    Mesh.__new__ = make
+
+
+def _hook_jit() -> None:
+    original = jax.jit
+
+    @functools.wraps(original)
+    def jit(fun: Any = None, **settings: Any) -> Any:
+        # A decorator with arguments. Without a watcher, too: what a library keeps is called later.
+        if fun is None:
+            return functools.partial(jit, **settings)
+        return Jitted(original(fun, **settings), fun)
+
+    mapped: Any = jax.pmap
+
+    @functools.wraps(mapped)
+    def pmap(*args: Any, **kwargs: Any) -> Any:
+        if _STATE.watcher is not None:
+            _STATE.watcher.pmap()
+        return mapped(*args, **kwargs)
+
+    owner: Any = jax
+    owner.jit, owner.pmap = jit, pmap
+
+
+def _hook_compiled() -> None:
+    """What `jit(f).lower(...).compile()` gives is called as `f` would be."""
+    compile_, call = jax.stages.Lowered.compile, jax.stages.Compiled.__call__
+    lower = jax.stages.Traced.lower
+
+    def lowered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _passed_on(self, lower(self, *args, **kwargs))
+
+    def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _passed_on(self, compile_(self, *args, **kwargs))
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watcher, origin = _STATE.watcher, _STATE.origins.get(id(self))
+        if watcher is None or origin is None or is_tracing():
+            return call(self, *args, **kwargs)
+        _, jitted, lowered_with, keywords = origin
+        inner = jitted.automesh_inner
+        whole = _with_static(inner, args, lowered_with)
+        given = {**keywords, **kwargs}
+
+        def run() -> Any:
+            # What is compiled runs on real arrays alone.
+            return inner(*whole, **given) if is_without_arrays() else call(self, *args, **kwargs)
+
+        return watcher.call(
+            Call(
+                jitted=inner,
+                args=whole,
+                kwargs=given,
+                run=run,
+                function=jitted.automesh_function,
+            )
+        )
+
+    owners: list[tuple[Any, str, Any]] = [
+        (jax.stages.Traced, "lower", lowered),
+        (jax.stages.Lowered, "compile", compiled),
+        (jax.stages.Compiled, "__call__", called),
+    ]
+    for owner, name, function in owners:
+        setattr(owner, name, functools.wraps(getattr(owner, name))(function))
+
+
+def _passed_on(before: Any, made: Any) -> Any:
+    origin = _STATE.origins.get(id(before))
+    if origin is not None:
+        _STATE.origins[id(made)] = (made, *origin[1:])
+    return made
+
+
+def _with_static(inner: Any, args: Sequence[Any], lowered_with: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments of a compiled function, with the static ones that it was lowered with."""
+    if len(args) == len(lowered_with):
+        return tuple(args)
+    info: Any = getattr(inner, "_jit_info", None)
+    static = set(info.static_argnums) if info is not None else set[int]()
+    rest = iter(args)
+    return tuple(
+        arg if position in static else next(rest) for position, arg in enumerate(lowered_with)
+    )
+
+
+def _hook_distributed() -> None:
+    """A search runs in one process whose devices are there before the script asks for more."""
+    original = jax.distributed.initialize
+
+    @functools.wraps(original)
+    def initialize(*args: Any, **kwargs: Any) -> None:
+        if _STATE.watcher is None:
+            original(*args, **kwargs)
+
+    jax.distributed.initialize = initialize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `jax.jit` was told about a function, per leaf of its arguments and outputs.
+
+    Attributes:
+      constants: leading inputs of the traced program that are none of the function's arguments.
+      in_shardings, out_shardings: None where nothing was said.
+      donated: per leaf of the arguments.
+      compiler_options: as given to `jax.jit`.
+    """
+
+    constants: tuple[Any, ...]
+    in_shardings: tuple[Sharding | None, ...]
+    out_shardings: tuple[Sharding | None, ...]
+    donated: tuple[bool, ...]
+    compiler_options: dict[str, Any]
+
+
+def settings_of(traced: jax.stages.Traced) -> Settings:
+    """What the function of a trace was jitted with.
+
+    Raises:
+      UsageError: this jax does not say.
+    """
+    known: Any = traced
+    try:
+        params, constants = known._params, tuple(known._consts)
+        return Settings(
+            constants=constants,
+            in_shardings=tuple(map(_stated, params["in_shardings"]))[len(constants) :],
+            out_shardings=tuple(map(_stated, params["out_shardings"])),
+            donated=tuple(params["donated_invars"])[len(constants) :],
+            compiler_options=dict(params["compiler_options_kvs"]),
+        )
+    except (AttributeError, KeyError) as error:
+        raise UsageError(
+            f"jax {jax.__version__} does not say how a function was jitted ({error})",
+            hint="use jax 0.10.1 to 0.12, or write a function `build(mesh)`",
+        ) from error
+
+
+def _stated(sharding: Any) -> Sharding | None:
+    return sharding if isinstance(sharding, Sharding) else None

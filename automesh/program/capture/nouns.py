@@ -1,0 +1,223 @@
+"""What is known of a script that is run unmodified: its mesh and its step (no jax)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from automesh.errors import UsageError, did_you_mean
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLine:
+    """A line of code; `file` is empty where there is none to show."""
+
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else "?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptMesh:
+    """A mesh that the script makes.
+
+    Attributes:
+      axes: names and sizes, in order.
+      axis_types: auto, explicit or manual, one per axis.
+      made_at: the script's line that makes it.
+    """
+
+    axes: Sizes
+    axis_types: tuple[str, ...]
+    made_at: SourceLine
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(size for _, size in self.axes)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}:{size}" for name, size in self.axes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """A run of leaves of a step's outputs that are leaves of its arguments in the next call.
+
+    Attributes:
+      output, argument: the first of them, counted over all leaves.
+      count: how many.
+    """
+
+    output: int
+    argument: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptStep:
+    """A jitted function that the script calls with arguments of the same shapes again and again.
+
+    Attributes:
+      name: of the function.
+      defined_at: where its code begins.
+      called_at: the script's line that calls it.
+      argument_bytes: of all arguments, unsharded.
+      skipped: earlier calls from the same line, with arguments of other shapes.
+      carried: outputs that come back as arguments of the next call.
+    """
+
+    name: str
+    defined_at: SourceLine
+    called_at: SourceLine
+    argument_bytes: int
+    skipped: int = 0
+    carried: tuple[Carried, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisSplit:
+    """An axis of the script's mesh that is several axes in a search.
+
+    Attributes:
+      axis: the script's name for it.
+      into: the axes in its place. All of them split what it splits; all but the first split the
+        state that it leaves whole, too.
+    """
+
+    axis: str
+    into: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.axis}={','.join(self.into)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """How a script is run up to its step, with a mesh of ours in the place of its own.
+
+    Attributes:
+      mesh: the script's own.
+      step: where the script is stopped.
+      splits: axes of its mesh that are several axes of ours.
+      without_arrays: True if what it computes has no data, see `automesh.program.capture.abstract`.
+    """
+
+    mesh: ScriptMesh
+    step: ScriptStep
+    splits: tuple[AxisSplit, ...] = ()
+    without_arrays: bool = False
+
+    @property
+    def searched(self) -> ScriptMesh:
+        """The script's own mesh as one of ours: of an axis that is split, the first part has its
+        size, which does what the script does."""
+        return split_mesh(self.mesh, self.splits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """What the first run of a script tells, in its own mesh.
+
+    Attributes:
+      capture: how it is run from now on.
+      batch_axes: of the mesh, those that split the first dimension of what is new in every step.
+      num_devices: that there are; the script's mesh may be made of fewer.
+      other_steps: functions that it calls again and again, too.
+      other_meshes: that it makes, and that are left as they are.
+      notices: how it was run, where that is not as usual.
+    """
+
+    capture: Capture
+    batch_axes: tuple[str, ...]
+    num_devices: int
+    other_steps: tuple[ScriptStep, ...] = ()
+    other_meshes: tuple[ScriptMesh, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def parse_splits(texts: Sequence[str]) -> tuple[AxisSplit, ...]:
+    """Reads `data=dp,fsdp`, once per axis.
+
+    Raises:
+      UsageError: what is no such text, or names an axis twice.
+
+    Example:
+      >>> parse_splits(["data=dp,fsdp"])[0].into
+      ('dp', 'fsdp')
+    """
+    found: list[AxisSplit] = []
+    for text in texts:
+        axis, equals, rest = (part.strip() for part in text.partition("="))
+        into = tuple(name.strip() for name in rest.split(","))
+        if not equals or not axis.isidentifier() or not all(name.isidentifier() for name in into):
+            raise UsageError(
+                f"`--split {text}` is not the name of an axis and of those in its place",
+                hint="write `--split data=dp,fsdp`",
+            )
+        if len(into) < 2:
+            raise UsageError(
+                f"`--split {text}` puts one axis in the place of another",
+                hint=f"name two or more: `--split {axis}=dp,fsdp`",
+            )
+        if axis in into:
+            raise UsageError(
+                f"`--split {text}` keeps the name `{axis}` for one of its parts",
+                hint="give all parts new names: the old one goes on meaning all of them",
+            )
+        found.append(AxisSplit(axis=axis, into=into))
+    names = [name for split in found for name in split.into]
+    axes = [split.axis for split in found]
+    for name in (*names, *axes):
+        if names.count(name) > 1 or axes.count(name) > 1:
+            raise UsageError(f"`--split` names the axis `{name}` twice", hint="name each axis once")
+    return tuple(found)
+
+
+def split_mesh(mesh: ScriptMesh, splits: Sequence[AxisSplit]) -> ScriptMesh:
+    """A mesh of the script as one of ours; see `Capture.searched`."""
+    axes: list[tuple[str, int]] = []
+    types: list[str] = []
+    into = names_in_place(splits)
+    for (name, size), kind in zip(mesh.axes, mesh.axis_types, strict=True):
+        first, *rest = into.get(name, (name,))
+        axes += [(first, size), *((other, 1) for other in rest)]
+        types += [kind] * (1 + len(rest))
+    return replace(mesh, axes=tuple(axes), axis_types=tuple(types))
+
+
+def names_in_place(splits: Sequence[AxisSplit]) -> Mapping[str, tuple[str, ...]]:
+    """By the script's name of an axis, the axes in its place."""
+    return {split.axis: split.into for split in splits}
+
+
+def check_splits(splits: Sequence[AxisSplit], mesh: ScriptMesh) -> None:
+    """Whether a mesh has the axes that are to be split, and no others of the new names.
+
+    Raises:
+      UsageError: it has not.
+    """
+    for split in splits:
+        if split.axis not in mesh.names:
+            raise UsageError(
+                f"`--split {split}`: the script's mesh {mesh} ({mesh.made_at}) has no axis "
+                f"`{split.axis}`{did_you_mean(split.axis, mesh.names)}",
+                hint=f"its axes are {', '.join(mesh.names)}",
+            )
+    kept = set(mesh.names) - {split.axis for split in splits}
+    for split in splits:
+        for name in split.into:
+            if name in kept:
+                raise UsageError(
+                    f"`--split {split}`: the script's mesh {mesh} ({mesh.made_at}) has an axis "
+                    f"`{name}` already",
+                    hint="give the parts names of their own",
+                )

@@ -1,0 +1,36 @@
+"""Bytes needed and available, read from what XLA prints when memory runs out (no jax)."""
+
+from __future__ import annotations
+
+import re
+
+SIZE = r"([\d.]+)\s*([KMGT]?)i?B?"
+# (needed, limit) of TPUs, of older libtpu.
+_NEEDED_OF_LIMIT = (
+    re.compile(rf"\({SIZE}\) exceeds available HBM \({SIZE}\)"),
+    re.compile(rf"Used {SIZE} of {SIZE} hbm"),
+)
+# Of the allocators of GPUs and hosts.
+_NEEDED = (
+    re.compile(rf"(?:allocate|allocating|alloc) (?:[a-z ]*?){SIZE}(?: bytes| of|\.|$)"),
+    re.compile(rf"Out of memory[^\d]*{SIZE}"),
+)
+_SCALE = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def needed_and_limit(text: str) -> tuple[int, int]:
+    """Bytes needed and available; 0 where the text does not say.
+
+    >>> needed_and_limit("RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes.")
+    (4096, 0)
+    """
+    for pattern in _NEEDED_OF_LIMIT:
+        if match := pattern.search(text):
+            return size_bytes(match[1], match[2]), size_bytes(match[3], match[4])
+    found = [match for pattern in _NEEDED for match in pattern.finditer(text)]
+    return max((size_bytes(match[1], match[2]) for match in found), default=0), 0
+
+
+def size_bytes(number: str, unit: str) -> int:
+    """Bytes of what `SIZE` matches."""
+    return int(float(number.rstrip(".")) * _SCALE[unit])

@@ -1,0 +1,76 @@
+"""Models and optimizers that are objects: Flax nnx, Equinox (jax).
+
+Neither library is imported here: without it in this process, no object of its can be here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+
+def is_nnx_object(node: Any) -> bool:
+    """True for an nnx module, optimizer, metric, stream of random numbers or variable.
+
+    They are changed in place, and may share variables.
+    """
+    nnx: Any = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return False
+    # Before Flax 0.12 the common base class was `Object`.
+    kinds = [getattr(nnx, name, None) for name in ("Pytree", "Object", "Variable")]
+    return isinstance(node, tuple(kind for kind in kinds if isinstance(kind, type)))
+
+
+def is_nnx_state(node: Any) -> bool:
+    """True for an `nnx.State`: variables of a module, without the module."""
+    nnx: Any = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(node, nnx.State)
+
+
+def is_nnx_jitted(step: Any) -> bool:
+    """True for what `nnx.jit` makes: it takes nnx objects apart, jits the rest, changes them."""
+    return _root(step) == "flax" and hasattr(step, "jitted_fn")
+
+
+def jax_function_in(step: Any) -> Any:
+    """What `nnx.jit` has given to `jax.jit`, which knows the static arguments; `step` otherwise."""
+    return step.jitted_fn if is_nnx_jitted(step) else step
+
+
+def filters_arrays(step: Any) -> bool:
+    """True for what Equinox's `filter_jit` and Haliax's `named_jit` make: to them all that is no
+    array is static, numbers included."""
+    return _root(step) in ("equinox", "haliax")
+
+
+def is_equinox_module(node: Any) -> bool:
+    """True for an Equinox module: its numbers are settings (the rate of a dropout), not arrays."""
+    equinox: Any = sys.modules.get("equinox")
+    return equinox is not None and isinstance(node, equinox.Module)
+
+
+def _root(step: Any) -> str:
+    return type(step).__module__.partition(".")[0]
+
+
+def split_objects(objects: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """Takes nnx objects apart.
+
+    Returns:
+      What they are besides their variables; and of each object the variables as a tree. What two
+      objects share is the first one's alone.
+    """
+    nnx: Any = sys.modules["flax.nnx"]
+    graph, state = nnx.split(tuple(objects))
+    return graph, tuple(state.get(place) for place in range(len(objects)))
+
+
+def merge_objects(graph: Any, states: Sequence[Any]) -> tuple[Any, ...]:
+    """The objects again, as new ones; arguments as `split_objects` returns them."""
+    nnx: Any = sys.modules["flax.nnx"]
+    parts = {place: state for place, state in enumerate(states) if jax.tree.leaves(state)}
+    return tuple(nnx.merge(graph, nnx.State(parts)))

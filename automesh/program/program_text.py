@@ -1,0 +1,151 @@
+"""The text of a program line by line, with the place in the user's code that each line comes from,
+and where two such texts begin to differ (no jax)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from automesh.errors import AutomeshError
+
+# `#loc12 = loc("add"(#loc4))`, as MLIR prints it before and behind the operations.
+_DEFINITION = re.compile(r"(#loc\d*) = loc\((.*)\)")
+_AT_END = re.compile(r" loc\((#loc\d*|unknown)\)$")
+_FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+)')
+_REFERENCE = re.compile(r"#loc\d*")
+_NEAR = 12  # lines to look through for a place, where a line has none of its own
+_SHOWN = 100  # characters of a line
+_BEFORE = 30  # of them, at most so many before the first that differs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLine:
+    """A line of a program.
+
+    Attributes:
+      place: `train.py:12`, empty where nobody knows.
+    """
+
+    text: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where two programs begin to differ.
+
+    Attributes:
+      line, other: the first line that differs, of the one and of the other; cut around what does.
+      place: in the user's code, `train.py:12`; empty where nobody knows.
+    """
+
+    line: str
+    other: str
+    place: str
+
+    def __str__(self) -> str:
+        where = f" ({self.place})" if self.place else ""
+        return f"`{self.line}`{where} in one, `{self.other}` in the other"
+
+
+def read_lines(text: str, printed: str, *, is_users: Callable[[str], bool]) -> tuple[TextLine, ...]:
+    """Puts places to the lines of a program.
+
+    Args:
+      text: the program without places.
+      printed: the same program as MLIR prints it with them.
+      is_users: whether a path is the user's own code.
+
+    Raises:
+      AutomeshError: they are not the same program.
+    """
+    places = _Places(definitions=dict(_DEFINITION.findall(printed)), is_users=is_users)
+    lines = text.splitlines()
+    located = [one for one in printed.splitlines() if not _DEFINITION.fullmatch(one)]
+    while located and not located[-1].strip():
+        located.pop()
+    if len(lines) != len(located):
+        raise AutomeshError(f"{len(lines)} lines of a program have {len(located)} places")
+    return tuple(
+        TextLine(text=line, place=places.of(found[1]) if (found := _AT_END.search(one)) else "")
+        for line, one in zip(lines, located, strict=True)
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Places:
+    """Looks for the innermost line of the user's code in a location.
+
+    A name holds the location inside it, a call the callee before its caller, so that in the order
+    of reading the first file that is the user's is the innermost.
+    """
+
+    definitions: dict[str, str]
+    is_users: Callable[[str], bool]
+    known: dict[str, str] = field(default_factory=dict[str, str])
+
+    def of(self, name: str) -> str:
+        if name not in self.known:
+            self.known[name] = ""  # What refers to itself has no place.
+            self.known[name] = self._read(self.definitions.get(name, ""))
+        return self.known[name]
+
+    def _read(self, body: str) -> str:
+        if found := _FILE.match(body):
+            path, line = found[1], found[2]
+            return f"{Path(path).name}:{line}" if self.is_users(path) else ""
+        return next(filter(None, map(self.of, _REFERENCE.findall(body))), "")
+
+
+def first_difference(one: Sequence[TextLine], other: Sequence[TextLine]) -> Difference | None:
+    """The first line in which two programs differ; None if they are the same."""
+    for index in range(max(len(one), len(other))):
+        mine = one[index].text.strip() if index < len(one) else ""
+        theirs = other[index].text.strip() if index < len(other) else ""
+        if mine != theirs:
+            start = _first_character(mine, theirs)
+            return Difference(
+                line=_excerpt(mine, start),
+                other=_excerpt(theirs, start),
+                place=_place_near(one, index) or _place_near(other, index),
+            )
+    return None
+
+
+def write_text(path: Path, lines: Sequence[TextLine]) -> None:
+    """Writes a program to a file: of each line its place, a tabulator, its text."""
+    text = "\n".join(f"{line.place}\t{line.text}" for line in lines)
+    path.write_text(text, encoding="utf-8")
+
+
+def read_text(path: Path) -> tuple[TextLine, ...]:
+    """Reads what `write_text` wrote."""
+    pairs = [line.partition("\t") for line in path.read_text(encoding="utf-8").split("\n")]
+    return tuple(TextLine(place=place, text=text) for place, _, text in pairs)
+
+
+def _place_near(lines: Sequence[TextLine], index: int) -> str:
+    """The place of a line; of a constant, which has none, that of what stands behind it."""
+    following = lines[index : index + _NEAR]
+    before = lines[max(index - _NEAR, 0) : index]
+    return next((one.place for one in (*following, *reversed(before)) if one.place), "")
+
+
+def _first_character(one: str, other: str) -> int:
+    pairs = zip(one, other, strict=False)
+    return next(
+        (index for index, (mine, theirs) in enumerate(pairs) if mine != theirs),
+        min(len(one), len(other)),
+    )
+
+
+def _excerpt(line: str, start: int) -> str:
+    if not line:
+        return "(nothing)"
+    if len(line) <= _SHOWN or start <= _SHOWN - _BEFORE:
+        return line[:_SHOWN] + "..." * (len(line) > _SHOWN)
+    # What the operation is, and the part that differs, perhaps deep inside a constant.
+    begin, end = start - _BEFORE // 2, start + _SHOWN - 2 * _BEFORE
+    return f"{line[:_BEFORE]}...{line[begin:end]}" + "..." * (end < len(line))

@@ -1,0 +1,370 @@
+"""`automesh check-script`: what was found out about a script, drawn to be read at a glance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from automesh.mesh.axes import Scalar
+from automesh.program.step_summary import Argument, StepSummary
+from automesh.results.columns import GAP, Column, widths
+from automesh.results.drawing import MIN_WIDTH, draw, labelled, tabulated
+from automesh.results.script_check import CheckedScript, KnobUse
+from automesh.results.words import clean, count
+from automesh.units import format_bytes, format_count
+
+_MOST_ROWS = 20
+_NUMBER = re.compile(r"\d+")
+# Before each key of a name; `norm_0..1` is one.
+_BOUNDARY = re.compile(r"(?=\[)|(?<!\.)(?=\.(?!\.))")
+# What jax calls a leaf of a node whose class does not name its parts.
+_UNNAMED = re.compile(r"\[<flat index (\d+)>\]")
+_SHORT_TYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
+# What a narrow terminal does without, in this order.
+_DROPPED = ("", "total", "values", "donated", "per device")
+Lines = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """Arrays that share a line.
+
+    Attributes:
+      like: the part of the arguments whose arrays these are like, all together; empty for arrays
+        that are alike but for the numbers in their names.
+    """
+
+    name: str
+    members: tuple[Argument, ...]
+    like: str = ""
+
+    def total(self, of: Callable[[Argument], int]) -> int:
+        return sum(map(of, self.members))
+
+    @property
+    def array(self) -> str:
+        """`f32[48,256]`, as jax writes it."""
+        one = self.members[0]
+        if self.like:
+            return f"as {self.like}"
+        dtype = one.dtype
+        for long, short in _SHORT_TYPES:
+            if dtype.startswith(long):
+                dtype = short + dtype.removeprefix(long)
+                break
+        return f"{'Ref ' * one.is_ref}{dtype}[{','.join(map(str, one.shape))}]"
+
+    @property
+    def split(self) -> str:
+        """`P(None, tp)`: the quotes of names are left out."""
+        return "" if self.like else self.members[0].spec.replace("'", "") or "not said"
+
+    @property
+    def donated(self) -> str:
+        return "yes" if all(one.is_donated for one in self.members) else "no"
+
+    @property
+    def values(self) -> str:
+        kinds = [one.values if one.origin == "made up" else one.origin for one in self.members]
+        return ", ".join(dict.fromkeys(kinds))
+
+
+def render(found: CheckedScript, *, width: int, colour: bool, show_all: bool = False) -> str:
+    """Draws what was found.
+
+    Args:
+      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
+      colour: write colours as ANSI codes; the text is the same without them.
+      show_all: a line for each array; else arrays that are alike share one, and only the largest
+        are shown.
+
+    Returns:
+      Lines that end in a line feed.
+    """
+    width = max(width, MIN_WIDTH)
+    parts: list[RenderableType] = [Text(_heading(found)), Text()]
+    if found.step is not None and found.step.arguments:
+        parts += [_arrays(found.step, width=width, show_all=show_all), Text()]
+    lines = [*_step_lines(found.step, show_all), *_space_lines(found), *_check_lines(found)]
+    lines += [("note", clean(text)) for text in found.notes]
+    if lines:
+        parts += [labelled(lines), Text()]
+    return draw([*parts, labelled(_verdict(found))], width=width, colour=colour)
+
+
+def _heading(found: CheckedScript) -> str:
+    where = f" for {found.target}" if found.target else ""
+    devices = f" ({found.device_count} x {found.device})" if found.device_count else ""
+    mesh = f", as it is on {found.mesh}" if found.mesh else ""
+    return clean(f"{found.script}{where}{devices}{mesh}")
+
+
+def _arrays(step: StepSummary, *, width: int, show_all: bool) -> RenderableType:
+    rows = _rows(_named(step.arguments), show_all=show_all)
+    shown = rows if show_all else _largest(rows)
+
+    def column(name: str, cell: Callable[[_Row], str], *, floor: int = 0) -> Column:
+        cells = tuple(clean(cell(row)) for row in shown)
+        made = Column(name=name, header=name, cells=cells)
+        return Column(name=name, header=name, cells=cells, floor=min(made.width, floor))
+
+    def figures(name: str, of: Callable[[Argument], int]) -> Column:
+        cells = tuple(format_bytes(row.total(of)) for row in shown)
+        return Column(name=name, header=name, cells=cells, justify="right")
+
+    columns = [
+        column("argument", lambda row: row.name, floor=24),
+        column("array", lambda row: row.array, floor=22),
+        column("split", lambda row: row.split, floor=18),
+        figures("per device", lambda one: one.device_bytes),
+        figures("total", lambda one: one.total_bytes),
+        column("donated", lambda row: row.donated),
+        column("values", lambda row: row.values, floor=12),
+    ]
+    kept = [one for one in columns if one.name not in ("donated", "values") or _tells(one)]
+    for drop in _DROPPED:
+        kept = [one for one in kept if one.name != drop]
+        if sum((one.floor or one.width) + GAP for one in kept) - GAP <= width:
+            break
+    sizes = widths(kept, width)
+    broken = [
+        replace(one, cells=tuple(_broken(cell, size) for cell in one.cells))
+        if one.name in ("argument", "array")
+        else one
+        for one, size in zip(kept, sizes, strict=True)
+    ]
+    return tabulated(broken, width=width)
+
+
+def _tells(column: Column) -> bool:
+    """Whether the cells of a column are neither empty nor all the same."""
+    return len(set(column.cells)) > 1
+
+
+def _broken(name: str, width: int) -> str:
+    """A name too long for its column, broken before a key."""
+    lines = [""]
+    for part in _BOUNDARY.split(name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append(part)
+        else:
+            lines[-1] += part
+    return "\n".join(lines)
+
+
+def _named(arguments: Sequence[Argument]) -> list[Argument]:
+    """The arrays by shorter names: of nodes with a single leaf, the number of that is left out."""
+    numbers = {found for one in arguments for found in _UNNAMED.findall(one.name)}
+    short = "" if numbers == {"0"} else r"[\1]"
+    return [replace(one, name=_UNNAMED.sub(short, one.name)) for one in arguments]
+
+
+def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
+    if show_all:
+        return [_Row(name=one.name, members=(one,)) for one in arguments]
+    groups: dict[object, list[Argument]] = {}
+    for one in arguments:
+        start = one.name.index("]") + 1  # The number of the argument itself is no layer's.
+        key = (one.name[:start], _NUMBER.sub("#", one.name[start:]), one.shape, one.dtype, one.spec,
+               one.is_donated, one.is_ref, one.origin, one.values)  # fmt: skip
+        groups.setdefault(key, []).append(one)
+    rows = [
+        _Row(name=_name_of([one.name for one in members]), members=tuple(members))
+        for members in groups.values()
+    ]
+    return _mirrors_folded(rows)
+
+
+def _name_of(names: Sequence[str]) -> str:
+    """`args[0]['layers'][0..11]['w']` for names that differ in numbers alone."""
+    if len(names) == 1:
+        return names[0]
+    numbers = [list(dict.fromkeys(one)) for one in zip(*map(_NUMBER.findall, names), strict=True)]
+    words = iter(one[0] if len(one) == 1 else f"{one[0]}..{one[-1]}" for one in numbers)
+    return _NUMBER.sub(lambda _: next(words), names[0])
+
+
+def _mirrors_folded(rows: Sequence[_Row]) -> list[_Row]:
+    """Puts into one row what has the same arrays as something before it, by other names: the
+    moments of an optimizer have those of the parameters."""
+    keys = [tuple(_BOUNDARY.split(row.name)) for row in rows]
+    under: dict[tuple[str, ...], list[int]] = {}
+    for place, path in enumerate(keys):
+        for length in range(2, len(path)):
+            under.setdefault(path[:length], []).append(place)
+
+    def arrays(prefix: tuple[str, ...]) -> object:
+        return tuple(
+            (keys[k][len(prefix) :], rows[k].array, rows[k].split, len(rows[k].members))
+            for k in under[prefix]
+        )
+
+    first: dict[object, tuple[str, ...]] = {}
+    folded: list[_Row] = []
+    done: set[int] = set()
+    for place, path in enumerate(keys):
+        prefixes = [path[:length] for length in range(2, len(path))]
+        for prefix in prefixes if place not in done else []:
+            known = first.setdefault(arrays(prefix), prefix)
+            if known != prefix and len(under[prefix]) > 1:
+                members = [one for k in under[prefix] for one in rows[k].members]
+                name, like = "".join(prefix), "".join(known)
+                folded.append(_Row(name=name, members=tuple(members), like=like))
+                done.update(under[prefix])
+                break
+        if place not in done:
+            folded.append(rows[place])
+    return folded
+
+
+def _largest(rows: Sequence[_Row]) -> list[_Row]:
+    """The rows with the most bytes, in their order."""
+    by_size = sorted(range(len(rows)), key=lambda k: -rows[k].total(lambda one: one.total_bytes))
+    kept = set(by_size[:_MOST_ROWS])
+    return [row for place, row in enumerate(rows) if place in kept]
+
+
+def _step_lines(step: StepSummary | None, show_all: bool) -> Lines:
+    if step is None:
+        return []
+    arguments = step.arguments
+    lines: Lines = [("arrays", _sum_of(arguments))]
+    if not show_all:
+        rows = _rows(arguments, show_all=False)
+        shown = {id(one) for row in _largest(rows) for one in row.members}
+        hidden = [one for one in arguments if id(one) not in shown]
+        if hidden:
+            size = format_bytes(sum(one.total_bytes for one in hidden))
+            lines.append(("", f"{count(len(hidden), 'smaller one')} of them, {size}, not shown: "
+                          "--all shows each"))  # fmt: skip
+    lines += [("static", f"{name} = {clean(value)}") for name, value in step.static]
+    lines += _values_lines(step)
+    lines.append(("next step", _carry_of(step)))
+    if step.losses:
+        first, *others = step.losses
+        more = f" and {len(others)} more" if others else ""
+        lines.append(("loss", f"{first}{more}: compared between meshes"))
+    return lines
+
+
+def _sum_of(arguments: Sequence[Argument]) -> str:
+    total, each = (
+        format_bytes(sum(of(one) for one in arguments))
+        for of in (lambda one: one.total_bytes, lambda one: one.device_bytes)
+    )
+    given = sum(one.is_donated for one in arguments)
+    donated = "all donated" if given == len(arguments) else f"{given or 'none'} of them donated"
+    return f"{count(len(arguments), 'array')}, {total}, {each} on each device; {donated}"
+
+
+def _values_lines(step: StepSummary) -> Lines:
+    arguments = step.arguments
+    words = {"init": "from `init`", "build": "made by the script", "made up": "made up"}
+    said: list[str] = []
+    for origin, text in words.items():
+        number = sum(one.origin == origin for one in arguments)
+        if number:
+            said.append(f"{'all' if number == len(arguments) else number} {text}")
+    if not said:
+        return []
+    kinds: dict[str, list[str]] = {}
+    for one in arguments:
+        if one.origin == "made up":
+            kinds.setdefault(one.values, []).append(one.name)
+    hint = "; `Workload(init=...)` can give real ones" if kinds else ""
+    lines = [("values", ", ".join(said) + hint)]
+    for values, (first, *others) in kinds.items():
+        more = f" and {len(others)} more" if others else ""
+        lines.append(("", f"{values}: {first}{more}"))
+    return lines
+
+
+def _carry_of(step: StepSummary) -> str:
+    if step.has_advance:
+        return "what `advance` makes of the outputs"
+    parts = [
+        (
+            f"{one.output} replaces {one.argument} "
+            if one.output
+            else f"{one.argument} is changed in place "
+        )
+        + f"({count(one.arrays, 'array')})"
+        for one in step.carried
+    ]
+    if any(one.is_ref for one in step.arguments):
+        parts.append("references stay in place")
+    return ", ".join(parts) or "the same arguments again"
+
+
+def _space_lines(found: CheckedScript) -> Lines:
+    lines: Lines = []
+    if found.step is not None:
+        groups = [
+            ("searched", found.searched_axes),
+            ("used, but 1 in every plan", set(found.used_axes) - set(found.searched_axes)),
+            ("not used by the step", set(found.axes) - set(found.used_axes)),
+        ]
+        said = [
+            f"{what}: {', '.join(name for name in found.axes if name in names)}"
+            for what, names in groups
+            if names
+        ]
+        lines.append(("axes", "; ".join(said)))
+    if set(found.axis_types) - {"auto"}:
+        pairs = zip(found.axes, found.axis_types)
+        lines.append(("types", ", ".join(f"{name} {kind}" for name, kind in pairs)))
+    if found.baseline:
+        lines.append(("baseline", found.baseline))
+    if found.facts:
+        lines.append(("facts", ", ".join(f"{name} = {value}" for name, value in found.facts)))
+    if found.tokens_per_step:
+        lines.append(("tokens", f"{format_count(found.tokens_per_step)} in a step"))
+    knobs = [_knob_of(one) for one in found.knobs]
+    lines += zip(["knobs", *[""] * len(knobs)], knobs)
+    dropped = [clean(text) for text in found.left_out]
+    lines += zip(["note", *[""] * len(dropped)], dropped)
+    if found.plans is not None:
+        rules = ", ".join(f"{rule} ({number})" for rule, number in found.plans.ruled_out)
+        said = f"{found.plans.legal} of {count(found.plans.enumerated, 'plan')} can be searched"
+        lines.append(("plans", said + (f"; ruled out: {clean(rules)}" if rules else "")))
+    return lines
+
+
+def _knob_of(knob: KnobUse) -> str:
+    name = f"{knob.name} ({knob.kind})"
+    default = "" if knob.default is None else f" = {_scalar(knob.default)}"
+    tried = ", ".join(map(_scalar, knob.values))
+    return f"{name}{default}; " + (f"searched: {tried}" if tried else "not searched")
+
+
+def _scalar(value: Scalar) -> str:
+    return f'"{clean(value)}"' if isinstance(value, str) else str(value)
+
+
+def _check_lines(found: CheckedScript) -> Lines:
+    step, program = found.step, found.program
+    if step is None:
+        return []
+    lines: Lines = []
+    if not step.change:
+        others = f"; called on {' and '.join(found.meshes[1:])}, too" if found.meshes[1:] else ""
+        lines.append(("build", f"gave the same arguments twice on {found.mesh}{others}"))
+    if program.found == "same":
+        seeds = f"PYTHONHASHSEED {program.hash_seed} and {program.other_seed}"
+        lines.append(("program", f"the same in two processes ({seeds})"))
+    return lines
+
+
+def _verdict(found: CheckedScript) -> Lines:
+    if found.is_ready:
+        return [("ready", found.command)]
+    lines: Lines = []
+    for number, problem in enumerate(found.problems):
+        lines.append((f"mend {number + 1}", clean(problem.what)))
+        hints = [line.rstrip() for line in problem.hint.splitlines() if line.strip()]
+        lines += zip(["hint", *[""] * len(hints)], hints)
+    return [*lines, ("then", found.command)]

@@ -1,0 +1,84 @@
+"""A knob takes values of the type of its default: `remat=False` takes false and true, nothing else.
+
+A value of another type would go unnoticed: the string "none" is true, and a rule would then record
+the opposite of what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from automesh.errors import UsageError
+from automesh.mesh.axes import Scalar
+from automesh.space.space import Knob
+
+_NAMES = ((bool, "a bool"), (int, "an int"), (float, "a float"))
+
+
+def type_name(default: Scalar) -> str:
+    """What a knob with this default takes, in words.
+
+    >>> type_name(False), type_name(2), type_name(0.5), type_name("full")
+    ('a bool', 'an int', 'a float', 'a str')
+    """
+    return next((name for kind, name in _NAMES if isinstance(default, kind)), "a str")
+
+
+def as_type_of(default: Scalar, value: Scalar) -> Scalar | None:
+    """The value as a knob with this default takes it; None if it is of another type.
+
+    >>> as_type_of(1.0, 2), as_type_of(1, 2.0), as_type_of(1, True), as_type_of(False, 0)
+    (2.0, None, None, None)
+    """
+    if isinstance(default, bool) or isinstance(value, bool):
+        return value if isinstance(default, bool) and isinstance(value, bool) else None
+    if isinstance(default, str) or isinstance(value, str):
+        return value if isinstance(default, str) and isinstance(value, str) else None
+    if isinstance(default, float):
+        return float(value)
+    return value if isinstance(value, int) else None
+
+
+def fitting_knob(
+    knob: Knob, default: Scalar, *, space: str, shipped: bool, notices: list[str]
+) -> Knob | None:
+    """The knob of a search space with values of the type that `build` takes; None leaves it out.
+
+    Args:
+      space: its name.
+      shipped: true for a space that comes with automesh, which cannot know the user's types: what
+        does not fit becomes a notice, and a knob that is on or off is tried so.
+
+    Raises:
+      UsageError: a user's own space has a value of another type.
+    """
+    values = [as_type_of(default, value) for value in knob.values]
+    kept = tuple(value for value in values if value is not None)
+    if len(kept) == len(values):
+        return Knob(name=knob.name, values=kept)
+    wanted = f"{type_name(default)} (its default is {_written(default)})"
+    if not shipped:
+        wrong = next(old for old, new in zip(knob.values, values, strict=True) if new is None)
+        raise UsageError(
+            f"the search space `{space}` gives the knob `{knob.name}` the value "
+            f"{_written(wrong)}, but `build` takes {wanted}",
+            hint=f"list values of that type, as in `{knob.name} = {_example(default)}`",
+        )
+    listed = ", ".join(map(_written, knob.values))
+    if isinstance(default, bool):
+        notices.append(f"knob `{knob.name}` is tried with false and true: `build` takes {wanted}")
+        return Knob(name=knob.name, values=(False, True))
+    notices.append(f"knob `{knob.name}` left out: `build` takes {wanted}, not {listed}")
+    return None
+
+
+def _written(value: Scalar) -> str:
+    """As TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _example(default: Scalar) -> str:
+    examples: Sequence[Scalar] = (False, True) if isinstance(default, bool) else (default,)
+    return f"[{', '.join(map(_written, examples))}]"

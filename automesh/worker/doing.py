@@ -1,0 +1,92 @@
+"""What a worker is doing, in the words of a progress line: `calling build on dp:8` (no jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from automesh.program.nouns import Entry
+from automesh.worker.messages import (
+    ArraysJob,
+    BuildJob,
+    CalibrateJob,
+    CompileJob,
+    DevicesJob,
+    DiscoverJob,
+    InspectJob,
+    Job,
+    LayoutJob,
+    PropagateJob,
+    SummarizeJob,
+    TraceJob,
+    VisitJob,
+)
+
+# Called again and again while jobs are waited for, with what the workers are doing.
+OnWait = Callable[[str], object]
+_ONE_DEVICE = "a mesh of one device"
+
+
+def doing(job: Job, stage: str) -> str:
+    """A few words on one job.
+
+    Args:
+      stage: where it is, as `Stages` tells it.
+    """
+    match stage:
+        case "start":
+            return "starting a worker and jax"
+        case "layout":
+            return "laying meshes out on the devices"
+        case "calibrate":
+            return "measuring the devices"
+        case _:
+            return _with_the_script(job, stage)
+
+
+def doing_all(running: Sequence[tuple[Job, str]]) -> str:
+    """What several workers are doing: that of the first one, and how many others there are.
+
+    Args:
+      running: job and stage of each, the one that has run longest first.
+    """
+    if not running:
+        return ""
+    others = f" (and {len(running) - 1} more)" if running[1:] else ""
+    return doing(*running[0]) + others
+
+
+def _with_the_script(job: Job, stage: str) -> str:
+    match job:
+        case LayoutJob() | CalibrateJob() | DevicesJob():
+            return "asking jax for its devices"
+        case InspectJob() | DiscoverJob() | ArraysJob():
+            where = _ONE_DEVICE
+        case PropagateJob():
+            where = ",".join(f"{name}:{size}" for name, size in job.sizes) or _ONE_DEVICE
+        case BuildJob() | CompileJob() | SummarizeJob() | TraceJob() | VisitJob():
+            where = str(job.plan)
+    name = _name(job.entry)
+    match stage:
+        case "load":
+            return f"importing {name}"
+        case "build" if job.entry.capture is not None or isinstance(job, DiscoverJob):
+            return f"running {name} up to its step"
+        case "build":
+            return f"calling {job.entry.function} on {where}"
+        case "lower":
+            return f"tracing the step on {where}"
+        case "compile":
+            return f"compiling {where}"
+        case "materialize":
+            return f"making the arguments of {where}"
+        case "run":
+            return f"running {where}"
+        case "propagate":
+            return f"propagating shardings on {where}"
+        case _:
+            return f"at work on {where} ({stage})"
+
+
+def _name(entry: Entry) -> str:
+    return Path(entry.location).name if entry.kind == "script" else entry.location

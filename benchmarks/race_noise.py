@@ -1,0 +1,224 @@
+"""Races on simulated machines: how often a race errs, what it finds, how many rounds it takes.
+
+Three methods see the same numbers: the race of the package; the former one, kept here for
+comparison; and the textbook's, a fixed number of rounds and one test of each finalist at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from automesh.ladder.racing import Race, RaceRules
+from automesh.ladder.statistics import Floats, trimmed_mean
+
+RULES = RaceRules()
+FIXED_ROUNDS = 20
+NOISES = ("independent", "correlated", "strongly correlated", "bimodal", "one in twenty", "drift")
+_CORRELATIONS = {"correlated": 0.5, "strongly correlated": 0.8}
+PROCESSES = (5, 6, 8, 12)
+_VISITS = 4  # of a plan in one fresh process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """How one race of one method ended.
+
+    Attributes:
+      slower: finalists that were called slower, with the rounds that each of them ran.
+      visits: of all finalists.
+    """
+
+    slower: dict[int, int]
+    visits: int
+
+
+Method = Callable[[Floats], Finish]
+
+
+def noise(kind: str, rng: np.random.Generator, finalists: int, rounds: int, size: float) -> Floats:
+    """Logarithms of what a machine adds to each visit, shape (finalists, rounds).
+
+    Args:
+      kind: one of `NOISES`. Series are a finalist's own: what all share, rounds take out.
+      size: standard deviation of a visit; of `drift` of a random walk's step.
+    """
+    normal = rng.standard_normal((finalists, rounds))
+    match kind:
+        case "independent":
+            return size * normal
+        case "correlated" | "strongly correlated":
+            return size * _series(normal, _CORRELATIONS[kind])
+        case "bimodal":
+            return 0.3 * size * normal + 2 * size * (rng.random(normal.shape) < 0.5)
+        case "one in twenty":
+            return 0.5 * size * normal + math.log(1.5) * (rng.random(normal.shape) < 0.05)
+        case "drift":
+            return 0.3 * size * np.cumsum(normal, axis=1) + size * rng.standard_normal(normal.shape)
+        case _:
+            raise ValueError(f"no noise is called {kind}")
+
+
+def race(values: Floats) -> Finish:
+    """The race of the package."""
+    found = Race(range(len(values)), rules=RULES, seed=0)
+    while (visit := found.next_visit()) is not None:
+        found.record(visit.finalist, float(values[visit.finalist, visit.round_index]))
+    lengths = [len(found.values_of(finalist)) for finalist in range(len(values))]
+    beaten = {one.finalist for one in found.standings() if one.verdict == "slower"}
+    return Finish(slower={one: lengths[one] for one in beaten}, visits=sum(lengths))
+
+
+def former_race(values: Floats) -> Finish:
+    """The former race: a trimmed t for each pair by itself, all ordered pairs paid for."""
+    looks = (4, 6, 9, 12, 16, 22, 30, 40)
+    count, slower, visits, previous = len(values), dict[int, int](), 0, 0
+    left = list(range(count))
+    for done in looks:
+        visits += len(left) * (done - previous)
+        allowed = RULES.error * (done - previous) / looks[-1] / (count * (count - 1))
+        previous = done
+        logs = np.log(values[left, :done])
+        correlation = _autocorrelation(logs)
+        best = int(np.argmin(np.median(logs - np.median(logs, axis=0), axis=1)))
+        gaps = {one: logs[row] - logs[best] for row, one in enumerate(left) if row != best}
+        spans: list[tuple[float, float]] = []
+        for one, gap in gaps.items():
+            mean, error, freedom = _trimmed(gap, correlation)
+            distance = mean - math.log1p(RULES.margin)
+            if distance > 0 and stats.t.sf(distance / error, freedom) <= allowed:
+                slower[one] = done
+                continue
+            reach = float(stats.t.isf(0.025, freedom)) * error
+            spans.append((mean - reach, mean + reach))
+        left = [one for one in left if one not in slower]
+        near = math.log1p(RULES.equivalence)
+        if len(left) < 2 or (done >= 6 and all(-near <= a and b <= near for a, b in spans)):
+            break
+    return Finish(slower=slower, visits=visits)
+
+
+def fixed_sample(values: Floats) -> Finish:
+    """Twenty rounds of everybody, then a paired t of each against the best (Bonferroni)."""
+    count = len(values)
+    logs = np.log(values[:, :FIXED_ROUNDS])
+    best = int(np.argmin(logs.mean(axis=1)))
+    allowed = RULES.error / (count * (count - 1))
+    slower = {
+        one: FIXED_ROUNDS
+        for one in range(count)
+        if one != best
+        and stats.ttest_1samp(
+            logs[one] - logs[best], math.log1p(RULES.margin), alternative="greater"
+        ).pvalue
+        <= allowed
+    }
+    return Finish(slower=slower, visits=count * FIXED_ROUNDS)
+
+
+METHODS: dict[str, Method] = {"race": race, "former": former_race, "fixed": fixed_sample}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a method did under one noise.
+
+    Attributes:
+      wrong: share of races of equals in which anybody was called slower.
+      found: share of races in which the slower one was, by how much it is slower.
+      rounds: that the slower one ran, on average.
+      visits: of a whole race with a slower one, on average.
+    """
+
+    wrong: float
+    found: dict[str, float]
+    rounds: dict[str, float]
+    visits: dict[str, float]
+
+
+def rates(
+    method: Method,
+    kind: str,
+    *,
+    races: int,
+    finalists: int,
+    size: float,
+    slower: Sequence[float],
+    seed: int,
+) -> Rates:
+    """Runs races of equals, and races in which the last one is slower.
+
+    Args:
+      slower: how much, 0.1 for 10 %.
+    """
+    rng = np.random.default_rng(seed)
+
+    def finishes(extra: float) -> list[Finish]:
+        true_s = np.ones((finalists, 1))
+        true_s[-1] += extra
+        shape = finalists, RULES.max_rounds
+        return [method(true_s * np.exp(noise(kind, rng, *shape, size))) for _ in range(races)]
+
+    last = finalists - 1
+    of = {f"{extra:.0%}": finishes(extra) for extra in slower}
+    return Rates(
+        wrong=float(np.mean([bool(one.slower) for one in finishes(0.0)])),
+        found={
+            name: float(np.mean([last in one.slower for one in ran])) for name, ran in of.items()
+        },
+        rounds={
+            name: float(np.mean([one.slower.get(last, RULES.max_rounds) for one in ran]))
+            for name, ran in of.items()
+        },
+        visits={name: float(np.mean([one.visits for one in ran])) for name, ran in of.items()},
+    )
+
+
+def coverage(kind: str, *, processes: int, draws: int, size: float, seed: int) -> float:
+    """How often the 95 % interval of a ratio holds the truth.
+
+    Two equal plans are visited four times each in every fresh process; a process's value is their
+    mean. A noise that hangs together does so over all visits, also from one process to the next.
+    """
+    rng = np.random.default_rng(seed)
+    hits = 0
+    for _ in range(draws):
+        logs = noise(kind, rng, 2, _VISITS * processes, size)
+        means = logs.reshape(2, processes, _VISITS).mean(axis=2)
+        low, high = trimmed_mean(means[0] - means[1]).interval(0.95)
+        hits += low <= 0.0 <= high
+    return hits / draws
+
+
+def _series(normal: Floats, correlation: float) -> Floats:
+    series = normal.copy()
+    for index in range(1, normal.shape[1]):
+        fresh = math.sqrt(1 - correlation**2) * normal[:, index]
+        series[:, index] = correlation * series[:, index - 1] + fresh
+    return series
+
+
+def _trimmed(gap: Floats, correlation: float) -> tuple[float, float, int]:
+    count = len(gap)
+    cut = int(0.2 * count)
+    kept = count - 2 * cut
+    ordered = np.sort(gap)
+    winsorized = np.clip(ordered, ordered[cut], ordered[count - cut - 1])
+    variance = float(np.var(winsorized, ddof=1)) * (count - 1) / (kept * (kept - 1))
+    widening = (1 + correlation) / (1 - correlation)
+    return float(np.mean(ordered[cut : count - cut])), math.sqrt(variance * widening), kept - 1
+
+
+def _autocorrelation(logs: Floats) -> float:
+    residuals = logs - np.median(logs, axis=0)
+    residuals = residuals - np.median(residuals, axis=1, keepdims=True)
+    reach = 2.5 * 1.4826 * float(np.median(np.abs(residuals)))
+    residuals = np.clip(residuals, -reach, reach)
+    residuals = residuals - residuals.mean(axis=1, keepdims=True)
+    power = float(np.sum(residuals**2))
+    moment = float(np.sum(residuals[:, 1:] * residuals[:, :-1])) / power if power else 0.0
+    return min(max(moment + (1 + 3 * moment) / logs.shape[1], 0.0), 0.8)

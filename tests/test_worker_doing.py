@@ -1,0 +1,63 @@
+"""What progress lines say of workers."""
+
+from dataclasses import replace
+
+import pytest
+
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.program.nouns import Entry
+from automesh.worker.doing import doing, doing_all
+from automesh.worker.messages import (
+    CompileJob,
+    DevicesJob,
+    DiscoverJob,
+    InspectJob,
+    Job,
+    PropagateJob,
+)
+
+ENTRY = Entry(kind="script", location="/somewhere/train.py", function="build")
+PLAN = Plan(axes=(MeshAxis(name="dp", ici=8),))
+INSPECT = InspectJob(entry=ENTRY, axis_names=("dp",))
+COMPILE = CompileJob(entry=ENTRY, plan=PLAN, axis_types=(), facts=(), cache_dir="")
+PROPAGATE = PropagateJob(
+    entry=ENTRY,
+    axis_names=("dp", "tp"),
+    axis_types=(),
+    facts=(),
+    knobs=(),
+    sizes=(("dp", 2), ("tp", 4)),
+    probes=(),
+    platform="cpu",
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "stage", "words"),
+    [
+        (INSPECT, "start", "starting a worker and jax"),
+        (INSPECT, "load", "importing train.py"),
+        (INSPECT, "build", "calling build on a mesh of one device"),
+        (DevicesJob(), "load", "asking jax for its devices"),
+        (DiscoverJob(entry=ENTRY), "build", "running train.py up to its step"),
+        (COMPILE, "build", "calling build on dp:8"),
+        (COMPILE, "compile", "compiling dp:8"),
+        (COMPILE, "run", "running dp:8"),
+        (PROPAGATE, "propagate", "propagating shardings on dp:2,tp:4"),
+        (PROPAGATE, "lower", "tracing the step on dp:2,tp:4"),
+        (
+            replace(COMPILE, entry=Entry(kind="module", location="my.steps", function="make")),
+            "load",
+            "importing my.steps",
+        ),
+    ],
+)
+def test_words(job: Job, stage: str, words: str) -> None:
+    assert doing(job, stage) == words
+
+
+def test_the_first_of_several_is_named() -> None:
+    assert doing_all([]) == ""
+    assert doing_all([(COMPILE, "compile")]) == "compiling dp:8"
+    several = [(COMPILE, "compile"), (PROPAGATE, "lower"), (INSPECT, "load")]
+    assert doing_all(several) == "compiling dp:8 (and 2 more)"
