@@ -93,8 +93,8 @@ def measured_search() -> SearchResult:
     )
     blank = measured(0.0110, numerics="unverified", numerics_detail="the loss of step 1 is nan")
     ranked = (
-        candidate(plan("dp:2,tp:4", remat="dots"), first, "best", **extras),
-        candidate(plan("dp:4,tp:2", remat="none"), measured(0.01233), "tie", 1.002, **extras),
+        candidate(plan("dp:2,tp:4", remat="dots"), first, "new", **extras),
+        candidate(plan("dp:4,tp:2", remat="none"), measured(0.01233), "equal", 1.002, **extras),
         candidate(
             plan("dp:2,fsdp:2,tp:2", remat="full"),
             measured(0.0131, raced_out=True),

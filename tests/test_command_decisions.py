@@ -125,10 +125,10 @@ def test_the_fastest_of_many_wins_though_runs_are_noisy(scene: Callable[[World],
     assert mesh_of(result) == "fsdp:8"
     (verification,) = result.verifications
     assert verification.speedup == pytest.approx(1.5, rel=0.05) and not verification.is_tie
-    assert "all others were shown to be slower" in result.stop_reason
+    assert "all that came near are decided" in result.stop_reason
     # Whoever is shown to be slower is not run to the end of the race.
     rounds = Counter(world.ran)
-    assert rounds["1", "8"] < rounds["8", "1"]
+    assert rounds["2", "4"] < rounds["8", "1"]
 
 
 def test_what_only_ties_with_the_baseline_does_not_replace_it(
@@ -137,34 +137,34 @@ def test_what_only_ties_with_the_baseline_does_not_replace_it(
     here = scene(World(step_s=by_tp(0.999, 1.0, 1.0, 1.0), noise=0.02))
     result = here.search(3600.0)
     assert mesh_of(result) == "tp:8"
-    # It may be that the baseline itself was the fastest of the race: then there is nothing to say.
-    assert all(one.is_tie or not one.baseline for one in result.verifications)
+    (verification,) = result.verifications
+    assert verification.baseline == "tp:8" and verification.speedup == 1.0
+    (most,) = verification.most_faster
+    assert most < 0.05
 
 
 @pytest.mark.parametrize("budget_s", [60.0, 200.0, 400.0])
-def test_a_budget_is_kept_but_for_the_confirmation(
-    scene: Callable[[World], Scene], budget_s: float
-) -> None:
+def test_a_budget_is_kept(scene: Callable[[World], Scene], budget_s: float) -> None:
     world = World(step_s=by_tp(1.0, 1.1, 1.2, 1.3), noise=0.01)
     here = scene(world)
     result = here.search(budget_s)
     spent_s = world.now_s - 1000.0
-    # Two plans are explored and three pairs are confirmed in any case.
-    assert spent_s <= max(budget_s, 10.0 * (2 + 2 * 3)) + 10.0
+    assert spent_s <= max(1.2 * budget_s, budget_s + 15.0)
     assert best_of(result) is not None
     labels = here.labels()
-    assert labels["first"] >= 2 and labels["confirm"] >= 3
+    assert labels["first"] >= 2
+    assert bool(result.verifications) == (labels["fresh"] >= 2 * 3)
 
 
 def test_a_race_without_time_goes_on_with_the_next_search(scene: Callable[[World], Scene]) -> None:
     world = World(step_s=by_tp(1.00, 1.02, 1.04, 1.3), noise=0.005)
     here = scene(world)
     first = here.search(330.0)
-    assert "before the race was decided" in first.stop_reason
+    assert "were decided" in first.stop_reason
     raced = here.labels()["race"]
     assert raced > 0
     second = here.search(3600.0)
-    assert "before the race was decided" not in second.stop_reason
+    assert "were decided" not in second.stop_reason
     assert here.labels()["race"] > raced
     assert mesh_of(second) == "fsdp:8"
     # Each plan was explored once, in both searches together.
@@ -205,11 +205,10 @@ def test_a_winner_that_fails_later_is_not_exported(scene: Callable[[World], Scen
         math.inf if words == ("8", "1") and world.ran.count(words) > 1 else before(words)
     )
     result = here.search(3600.0, top=1)
-    assert "failed when it was run again" in result.stop_reason
-    assert not result.verifications
-    assert not (here.folder / "rules.toml").exists()
-    again = here.search(3600.0, top=1)
-    assert mesh_of(again) == "tp:8"
+    assert mesh_of(result) == "tp:8"
+    (failed,) = [one for one in result.candidates if one.plan.mesh == "fsdp:8"]
+    assert isinstance(failed.outcome, Failed)
+    assert "tp = 8" in (here.folder / "rules.toml").read_text()
 
 
 def test_a_single_run_has_the_interval_that_the_others_teach(

@@ -111,32 +111,49 @@ def test_drift_is_shared_within_a_round() -> None:
     values = QUIET.rounds(np.random.default_rng(4), [1.0, 1.1, 1.0])
     race = run(values * np.geomspace(1, 10, RULES.max_rounds))
     assert race.standings()[1].verdict == "slower"
-    assert {race.standings()[0].verdict, race.standings()[2].verdict} == {"winner", "tie"}
+    assert {race.standings()[0].verdict, race.standings()[2].verdict} == {"winner", "open"}
 
 
-def test_equally_fast_finalists_end_the_race_early_and_are_ties() -> None:
+def test_equally_fast_finalists_end_the_race_early_and_stay_open() -> None:
     race = run(Machine(noise=0.002).rounds(np.random.default_rng(5), [1.0, 1.0, 1.005]))
     assert race.ending == "equivalent"
     assert race.rounds_completed < 10
-    assert sorted(verdicts(race)) == ["tie", "tie", "winner"]
-    tie = next(one for one in race.standings() if one.verdict == "tie")
-    assert tie.sentence.startswith("tie within the noise: ")
+    assert sorted(verdicts(race)) == ["open", "open", "winner"]
 
 
 def test_less_than_the_margin_is_never_slower() -> None:
-    """A clock without noise: 0.9 % apart is a tie, 1.1 % apart is slower, both for certain."""
+    """A clock without noise: 0.9 % apart stays open, 1.1 % apart is slower, both for certain."""
     near = run(np.outer([1.0, 1.009], np.ones(RULES.max_rounds)))
     far = run(np.outer([1.0, 1.011], np.ones(RULES.max_rounds)))
-    assert verdicts(near) == ["winner", "tie"]
+    assert verdicts(near) == ["winner", "open"]
     assert verdicts(far) == ["winner", "slower"]
-    assert far.ending == "one left"
+    assert far.ending == "few left"
     assert far.rounds_completed == 6  # the first look after which 1.1 % may be called slower
-    assert far.standings()[1].sentence == "slower by +1.1 % (+1.1 % to +1.1 %)"
+    assert str(far.standings()[1].to_winner) == "+1.1 % (+1.1 % to +1.1 %)"
+
+
+def test_a_race_ends_when_as_few_are_left_as_are_wanted() -> None:
+    values = np.outer([1.0, 1.004, 1.2, 1.3, 1.004], np.ones(RULES.max_rounds))
+    race = Race(range(5), rules=RaceRules(keep=3), seed=0)
+    while (visit := race.next_visit()) is not None:
+        race.record(visit.finalist, float(values[visit.finalist, visit.round_index]))
+    assert race.ending == "few left"
+    assert race.survivors == (0, 1, 4)
+    assert race.rounds_completed == 6
+
+
+def test_those_that_are_few_from_the_beginning_run_one_round() -> None:
+    race = Race("abc", rules=RaceRules(keep=3), seed=0)
+    for _ in range(3):
+        visit = race.next_visit()
+        assert visit is not None
+        race.record(visit.finalist, 1.0)
+    assert race.ending == "few left"
 
 
 def test_a_finalist_alone_still_gets_an_interval() -> None:
     race = run(QUIET.rounds(np.random.default_rng(6), [1.0]))
-    assert race.ending == "one left"
+    assert race.ending == "few left"
     (standing,) = race.standings()
     assert standing.verdict == "winner"
     assert 0 < standing.interval_s[0] <= standing.step_s <= standing.interval_s[1] < math.inf
@@ -176,7 +193,6 @@ def test_who_fails_leaves_and_the_round_goes_on() -> None:
     assert visit.finalist not in race.survivors
     standing = race.standings()["abc".index(visit.finalist)]
     assert standing.verdict == "left"
-    assert standing.sentence == "left the race"
     assert len(standing.rounds_s) == 1
 
 
@@ -189,7 +205,7 @@ def test_nobody_left() -> None:
     assert [standing.verdict for standing in race.standings()] == ["left", "left"]
 
 
-def test_the_beaten_are_only_ties_once_their_victor_has_failed() -> None:
+def test_the_beaten_are_open_again_once_their_victor_has_failed() -> None:
     """Slower than a finalist that then crashed says nothing about those that remain."""
     values = np.outer([1.0, 1.1, 1.005], np.ones(RULES.max_rounds))
     race = Race(range(3), rules=RaceRules(equivalence=0.001), seed=0)
@@ -197,9 +213,9 @@ def test_the_beaten_are_only_ties_once_their_victor_has_failed() -> None:
         visit = race.next_visit()
         assert visit is not None
         race.record(visit.finalist, float(values[visit.finalist, visit.round_index]))
-    assert verdicts(race) == ["winner", "slower", "tie"]
+    assert verdicts(race) == ["winner", "slower", "open"]
     race.leave(0)
-    assert verdicts(race) == ["left", "tie", "winner"]
+    assert verdicts(race) == ["left", "open", "winner"]
 
 
 @given(
@@ -271,15 +287,15 @@ def test_values_are_taken_only_from_those_who_are_due() -> None:
 
 def test_standings_before_and_after_the_first_round() -> None:
     race = Race("ab", rules=RULES, seed=0)
-    assert [(one.verdict, one.step_s) for one in race.standings()] == [("tie", 0.0)] * 2
+    assert [(one.verdict, one.step_s) for one in race.standings()] == [("open", 0.0)] * 2
     assert race.leader is None
     race.record("a", 1.0)
     assert [one.to_winner for one in race.standings()] == [None, None]
     race.record("b", 2.0)
     winner, other = race.standings()
-    assert (winner.verdict, other.verdict) == ("winner", "tie")
+    assert (winner.verdict, other.verdict) == ("winner", "open")
     assert race.leader == "a"
-    assert other.sentence == "tie within the noise: +100.0 %, from a single round"
+    assert str(other.to_winner) == "+100.0 %, from a single round"
 
 
 def covered(standing: Standing[int], true_s: float) -> bool:

@@ -120,6 +120,7 @@ def test_json_is_strict_and_complete() -> None:
         "speedup": 1.309,
         "speedup_interval": [1.271, 1.353],
         "is_tie": False,
+        "most_faster": None,
         "bracket_s": None,
         "exposed_s": None,
         "mfu": None,

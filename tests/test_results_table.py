@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from rich.cells import cell_len
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, OutOfMemory, RuledOut, TimedOut
 from automesh.results.columns import varying_knobs, wrapped
-from automesh.results.result import Candidate, Funnel, Standing, Verification
+from automesh.results.result import Candidate, Funnel, Standing, Verdict, Verification
 from automesh.results.table import render, summary_lines
 from tests import results_golden, results_samples
 from tests.results_golden import CASES, FOLDER
@@ -181,7 +182,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
     sizes = draw(st.lists(st.sampled_from([1, 2, 3, 8, 512]), min_size=10, max_size=10))
     names = ["dp", "fsdp", "ep", "tp", "sp"]
     knob = st.one_of(st.booleans(), st.integers(), st.floats(), TEXT)
-    verdicts = ["best", "tie", "slower", "not_measured", "excluded", "failed"]
+    verdicts = list(get_args(Verdict))
     ratio = draw(st.floats(0.01, 1e4))
     return Candidate(
         plan=Plan(
@@ -194,7 +195,11 @@ def candidates(draw: st.DrawFn) -> Candidate:
         ),
         outcome=draw(outcomes()),
         standing=Standing(
-            verdict=draw(st.sampled_from(verdicts)), ratio=ratio, interval=(ratio * 0.9, ratio)
+            verdict=draw(st.sampled_from(verdicts)),
+            ratio=ratio,
+            interval=(ratio * 0.9, ratio),
+            step_s=draw(st.sampled_from([0.0, 0.01])),
+            more_s=draw(st.sampled_from([0.0, 200.0])),
         ),
         bound_by=draw(TEXT),
         peak_bytes=draw(BYTES),
@@ -229,6 +234,7 @@ def results(draw: st.DrawFn) -> object:
         speedup=speedup,
         speedup_interval=(speedup * 0.9, speedup * 1.1),
         is_tie=draw(st.booleans()),
+        most_faster=draw(st.sampled_from([(), (0.0,), (0.07,)])),
     )
     return replace(
         results_samples.measured_search(),

@@ -55,7 +55,7 @@ def test_every_way_to_fall_out_has_its_words(outcome: object, expected: str) -> 
     fallen = standing(outcome, "failed")
     assert words.reason(fallen) == expected
     assert not words.is_ranked(fallen)
-    assert words.versus_best(fallen) == ""
+    assert words.versus_exported(fallen) == ""
 
 
 def test_a_plan_in_the_ranking_has_no_reason() -> None:
@@ -67,7 +67,12 @@ def test_a_plan_in_the_ranking_has_no_reason() -> None:
     ("verdict", "ratio", "expected"),
     [
         ("best", 1.0, "best"),
-        ("tie", 1.004, "tie"),
+        ("kept", 1.0, "kept"),
+        ("new", 1.0, "new"),
+        ("equal", 1.004, "equal"),
+        ("no faster", 1.02, "no faster"),
+        ("undecided", 0.97, "undecided"),
+        ("faster", 0.97, "-3.0 %"),
         ("slower", 1.0632, "+6.3 %"),
         ("slower", 1.312, "+31 %"),
         ("slower", 2.0, "2.00x"),
@@ -75,18 +80,27 @@ def test_a_plan_in_the_ranking_has_no_reason() -> None:
         ("not_measured", 1.0, "+0.0 %"),
     ],
 )
-def test_versus_best(verdict: str, ratio: float, expected: str) -> None:
-    assert words.versus_best(standing(measured(1.0), verdict, ratio)) == expected
+def test_versus_exported(verdict: str, ratio: float, expected: str) -> None:
+    assert words.versus_exported(standing(measured(1.0), verdict, ratio)) == expected
 
 
 def test_the_interval_is_the_larger_half() -> None:
     lopsided = replace(measured(1.0), interval_s=(0.99, 1.03))
-    assert words.half_interval(lopsided) == "±3.0 %"
+    assert words.half_of(lopsided) == "±3.0 %"
+    assert words.half_interval(standing(lopsided, "slower", 1.2)) == "±3.0 %"
+
+
+def test_what_is_compared_shows_seconds_and_interval_of_the_ratio() -> None:
+    """Its own seconds come from another race: beside the exported plan's they would mislead."""
+    row = standing(measured(42e-3), "slower", 1.1)
+    row = replace(row, standing=replace(row.standing, interval=(1.045, 1.155), step_s=0.0583))
+    assert words.step_s(row) == 0.0583
+    assert words.half_interval(row) == "±5.0 %"
 
 
 def test_one_round_claims_no_interval() -> None:
-    assert words.half_interval(measured(1.0, half=0.0)) == ""
-    assert words.half_interval(compiled(1.0)) == ""
+    assert words.half_of(measured(1.0, half=0.0)) == ""
+    assert words.half_of(compiled(1.0)) == ""
 
 
 def test_the_parts_of_the_funnel_add_up() -> None:
@@ -119,14 +133,55 @@ def verified(result: SearchResult, **changes: object) -> SearchResult:
 
 def test_best_is_confirmed_faster() -> None:
     assert words.best_sentence(RESULT) == (
-        "dp:2,tp:4 remat=dots, 12.3 ms measured in 3 fresh processes, "
-        "1.31x faster than the script's dp:8 (1.27x to 1.35x)"
+        "dp:2,tp:4 remat=dots is 1.31x faster than the script's dp:8 (1.27x to 1.35x): "
+        "12.3 ms measured in 3 fresh processes"
+    )
+    assert words.best_label(RESULT) == "best"
+
+
+def test_best_was_not_shown_to_be_faster() -> None:
+    """Of an older version, which exported the fastest of a race."""
+    tie = verified(RESULT, speedup=1.004, speedup_interval=(0.99, 1.02), is_tie=True)
+    assert "not shown to be faster than the script's dp:8 (0.99x to 1.02x)" in (
+        words.best_sentence(tie)
     )
 
 
-def test_best_is_a_tie() -> None:
-    tie = verified(RESULT, speedup=1.004, speedup_interval=(0.99, 1.02), is_tie=True)
-    assert words.best_sentence(tie).endswith("tie with the script's dp:8 (0.99x to 1.02x)")
+def kept(*others: Candidate, most_faster: tuple[float, ...] = ()) -> SearchResult:
+    own = replace(standing(measured(0.0123, confirmed=True), "kept"), is_baseline=True)
+    return replace(verified(RESULT, most_faster=most_faster), candidates=(own, *others))
+
+
+@pytest.mark.parametrize(
+    ("most_faster", "expected"),
+    [
+        ((0.034,), "no measured mesh is more than 3.4 % faster"),
+        ((0.0,), "no measured mesh is faster"),
+        ((), "whether others are faster is not known"),
+    ],
+)
+def test_the_scripts_own_mesh_is_kept(most_faster: tuple[float, ...], expected: str) -> None:
+    other = standing(measured(0.0123), "equal", 1.001)
+    result = kept(other, most_faster=most_faster)
+    assert words.best_label(result) == "keep"
+    assert words.best_sentence(result).endswith(
+        f", the script's own mesh, 12.3 ms measured in 3 fresh processes: {expected}"
+    )
+    alone = kept(most_faster=most_faster)
+    assert words.best_sentence(alone).endswith(": no other mesh was measured")
+
+
+def test_what_is_undecided_says_what_deciding_takes() -> None:
+    assert words.undecided_sentence(RESULT) == ""
+    one = standing(measured(0.012), "undecided", 0.97)
+    one = replace(one, standing=replace(one.standing, interval=(0.92, 1.03), more_s=170.0))
+    plan = str(one.plan)
+    assert words.undecided_sentence(kept(one)) == (
+        f"{plan} may be faster: -3.0 % step time (-8.0 % to +3.0 %); "
+        "about 3 min more would decide, with the same command"
+    )
+    assert f"{plan} and 1 other may be faster" in words.undecided_sentence(kept(one, one))
+    assert "about 6 min more" in words.undecided_sentence(kept(one, one))
 
 
 def test_best_turns_out_slower_when_confirmed() -> None:
@@ -147,7 +202,8 @@ def test_best_not_yet_confirmed() -> None:
 
 
 def test_best_is_the_scripts_own() -> None:
-    best = replace(RESULT.candidates[0], is_baseline=True)
+    first = RESULT.candidates[0]
+    best = replace(first, is_baseline=True, standing=replace(first.standing, verdict="best"))
     result = replace(RESULT, candidates=(best,))
     assert words.best_sentence(result).endswith("in 3 fresh processes, the script's own mesh")
 

@@ -43,7 +43,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
     screened: dict[Plan, Outcome] = {}
     decision, footer = notebook.decision(), notebook.footer()
     if decision is not None:
-        measured |= dict(decision.confirmed)
+        measured |= {**dict(decision.confirmed), **dict(decision.failed)}
     if header.is_ahead:
         screened |= {plan: judged(one) for plan, one in outcomes_of(notebook, study.screen).items()}
         candidates = rank_ahead(
@@ -56,7 +56,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
         candidates = rank(
             compiled=compiled,
             measured=measured,
-            comparisons=() if decision is None else decision.race.comparisons,
+            comparisons=() if decision is None else decision.comparisons,
             baseline=header.baseline,
             chip=chip_for(header.device_kind, header.platform),
             winner=() if decision is None else (decision.winner,),

@@ -1,17 +1,16 @@
-"""The end of a race: its figures as outcomes, and the plan to export."""
+"""The end of a race and of its fresh processes: figures as outcomes, and the plan to export."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from automesh.ladder.confirm import Confirmation, Figure
-from automesh.ladder.racing import Standing
-from automesh.ladder.verdict import Decision, RaceVerdict, kept_or_beaten
+from automesh.ladder.confirm import Figure
+from automesh.ladder.final import Final
+from automesh.ladder.verdict import Decision, Records, comparisons_of, verification_of
 from automesh.ladder.visits import Calibration
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Failure, Measured, Numerics, Outcome
-from automesh.results.result import Verification
+from automesh.outcomes import Compiled, Measured, Numerics, Outcome
 
 
 def measured_outcome(
@@ -46,75 +45,48 @@ def measured_outcome(
     )
 
 
-def final_outcome(
+def confirmed_outcome(
     calibration: Calibration,
     compiled: Outcome | None,
     numerics: tuple[Numerics, str],
-    standing: Standing[Plan],
-    figure: Figure | Failure | None,
-) -> Outcome:
-    """A finalist's outcome: of the confirmation if it took part in it, else of the race."""
-    if isinstance(figure, Figure):
-        return measured_outcome(
-            calibration,
-            compiled,
-            numerics,
-            figure.rounds_s,
-            step_s=figure.step_s,
-            interval_s=figure.interval_s,
-            confirmed=True,
-        )
-    if figure is not None:
-        return figure
+    figure: Figure,
+) -> Measured:
+    """What fresh processes say of a plan."""
     return measured_outcome(
         calibration,
         compiled,
         numerics,
-        standing.rounds_s,
-        step_s=standing.step_s,
-        interval_s=standing.interval_s,
-        raced_out=standing.verdict == "slower",
+        figure.rounds_s,
+        step_s=figure.step_s,
+        interval_s=figure.interval_s,
+        confirmed=True,
     )
-
-
-def figures_of(
-    confirmation: Confirmation, winner: Plan, baseline: Sequence[Plan]
-) -> dict[Plan, Figure | Failure]:
-    """What the confirmation says of the winner and of the baseline, as far as it says anything."""
-    pairs = [(winner, confirmation.winner), *((plan, confirmation.baseline) for plan in baseline)]
-    figures: dict[Plan, Figure | Failure] = {}
-    for plan, figure in pairs:
-        if figure is not None:
-            figures.setdefault(plan, figure)
-    return figures
 
 
 def decide(
-    verdict: RaceVerdict,
-    confirmation: Confirmation,
+    records: Records,
+    final: Final,
+    exported: Plan,
     confirmed: Mapping[Plan, Measured],
     *,
-    baseline: Sequence[Plan],
+    process_s: float,
+    sentence: str,
 ) -> Decision:
-    """Winner or baseline: whichever is exported, with what it was compared to.
+    """What is exported, with what everything else was compared to.
 
     Args:
-      confirmed: figures from fresh processes, the winner's among them. They alone decide: that a
-        race could not tell the two apart says less than five processes in which both ran.
+      exported: as `final` says.
+      confirmed: figures from fresh processes, those of `exported` among them.
+      process_s: what a process takes.
+      sentence: how it ended.
     """
-    ratio = confirmation.to_winner
-    compared = [plan for plan in baseline if ratio is not None or plan == verdict.winner]
-    verification = Verification(
-        processes=len(confirmed[verdict.winner].rounds_s),
-        baseline=str(compared[0]) if compared else "",
-        speedup=ratio.value if ratio else 1.0,
-        speedup_interval=(ratio.low, ratio.high) if ratio else (1.0, 1.0),
-        is_tie=ratio is not None and ratio.low <= 1.0,
-    )
+    compared = comparisons_of(records, final, exported, process_s=process_s)
     return Decision(
-        winner=kept_or_beaten(verdict.winner, baseline, verification, confirmed),
-        verification=verification,
-        race=verdict,
+        winner=exported,
+        verification=verification_of(final, exported, compared),
+        comparisons=compared,
         confirmed=tuple(confirmed.items()),
+        sentence=sentence,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
+        failed=records.failed,
     )

@@ -38,7 +38,7 @@ class RaceReport:
 
 
 _ENDINGS: dict[str, str] = {
-    "one left": "all others were shown to be slower",
+    "few left": "all others were shown to be slower",
     "equivalent": "all that were left are equally fast",
     "all rounds": "all rounds were run; those left could not be told apart",
     "none left": "every finalist failed",

@@ -1,14 +1,16 @@
-"""The measure rung: finalists and baseline raced on the devices, the winner confirmed afresh."""
+"""The measure rung: finalists are raced on the devices, the best measured in fresh processes."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from automesh.ladder.closing import decide, figures_of, final_outcome, measured_outcome
-from automesh.ladder.confirm import Confirmation, Figure, confirm, process_s_of
+from automesh.jsonio import from_json, to_json
+from automesh.ladder.closing import confirmed_outcome, decide, measured_outcome
+from automesh.ladder.confirm import figures_of, process_s_of, run_process
+from automesh.ladder.final import FEWEST, LOOKS, Final, FinalRules
 from automesh.ladder.live_pool import LivePool, wait_for_lease
 from automesh.ladder.measure import run_race
 from automesh.ladder.notebook import Notebook
@@ -17,35 +19,56 @@ from automesh.ladder.racing import Race, RaceRules
 from automesh.ladder.ranking import may_be_exported
 from automesh.ladder.reference import Checks, Reference, check, find_reference
 from automesh.ladder.retracing import OTHER_PROGRAM, explain_programs, other_program
+from automesh.ladder.statistics import median_interval
 from automesh.ladder.study import Study, Trial
 from automesh.ladder.verdict import (
-    Decision,
-    Raced,
-    RaceVerdict,
-    comparison_of,
-    is_compared,
-    merged,
-    undecided_of,
+    ProcessRecord,
+    RaceRecord,
+    Records,
+    raced_against,
+    record_of,
 )
 from automesh.ladder.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Measured, Outcome
+from automesh.outcomes import Compiled, Failure, Measured, Outcome
 from automesh.results.progress import Progress
+from automesh.results.words import failure_reason
 from automesh.units import format_seconds
 
-CONFIRMATIONS = 5  # fresh processes, each of which visits winner and baseline
-_OVERRUN_S = 120.0  # a search that began with this one may confirm its winner past the budget
+RACE = RaceRules(max_rounds=12, keep=FinalRules().entrants)
+EARLY = LOOKS[1]  # processes before other plans are compiled to challenge the best
+RESERVED = 5  # processes that a race leaves time for
+_GRACE = 0.1  # of the budget, or so many seconds, whichever is more: for the third process alone
+_GRACE_S = 8.0
+_NOTHING_YET = (
+    "the time did not suffice to measure the best in three fresh processes; "
+    "run the same command to go on"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredVisits:
+    """First visits of one machine, so that a search that goes on need not make them again."""
+
+    machine: str
+    calibrations: tuple[Calibration, ...]
+    references: tuple[Reference, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class MeasureRung:
     """Runs the measure rung of one search; only the holder of the study's lease measures.
 
+    A race in one process leaves the best two or three; these and the baseline are timed side by
+    side in fresh processes until they are told apart or the time is over. What stays undecided is
+    where the next search goes on: no round and no process is ever repeated.
+
     Attributes:
       compiled: outcomes of the compile rung; grows with the challengers.
       finalists: of the first race, the baseline among them.
       challenge: by what is measured, until a time on `clock`, compiles plans that may still win.
-      deadline_s: when the race must be over, on `clock`; the confirmation follows in any case.
+      budget_s: of the whole search.
+      deadline_s: when it must be over, on `clock`.
     """
 
     preparation: Preparation
@@ -56,6 +79,7 @@ class MeasureRung:
     compiled: Mapping[Plan, Outcome]
     finalists: Sequence[Plan]
     challenge: Callable[[Mapping[Plan, Outcome], float], Sequence[Plan]]
+    budget_s: float
     deadline_s: float
     rules: VisitRules
     clock: Callable[[], float] = time.monotonic
@@ -68,6 +92,8 @@ class MeasureRung:
     _checks: Checks = field(init=False, default_factory=Checks)
     _rounds: int = field(init=False, default=0)
     _differing: dict[Plan, None] = field(init=False, default_factory=dict[Plan, None])
+    _records: Records = field(init=False, default_factory=Records)
+    _incumbent: tuple[Plan, ...] = field(init=False, default=())
 
     def run(self) -> str:
         """Measures what is not measured yet, and stores everything; the study is the result.
@@ -79,7 +105,12 @@ class MeasureRung:
           LeaseLost: another search has taken over, as this one was silent for too long.
           UsageError: the machine, not a plan, failed; or the script was changed meanwhile.
         """
-        ending = self._measure()
+        try:
+            ending = self._measure()
+        except KeyboardInterrupt:
+            # What the processes said until now is a decision, too.
+            self._store("it was interrupted")
+            raise
         self._explain_programs()
         return ending
 
@@ -90,76 +121,107 @@ class MeasureRung:
                 self.progress.notice(what)
         if not self.finalists:
             return "nothing compiled"
-        until_s = self.deadline_s + _OVERRUN_S
-        if not wait_for_lease(self.study, self.progress, until_s=until_s, clock=self.clock):
+        if not wait_for_lease(self.study, self.progress, until_s=self.deadline_s, clock=self.clock):
             return "another search on this storage is measuring; run the same command later"
         self._reload()
-        decision = self.notebook.decision()
+        raced = self._raced_plans()
         wanted = dict.fromkeys([*self.finalists, *self._begun()])
-        todo = [plan for plan in wanted if plan not in self._done]
-        # All may be finished and nothing decided, where the winner failed in its confirmation or
-        # the search was stopped before it.
-        undecided = undecided_of(decision, self._done)
-        rivals = self._eligible(self.preparation.baseline)
-        if not todo and not undecided and is_compared(decision, rivals):
-            todo = self._challengers(self._done)
-            if not todo:
-                return ""
-        entrants = list(dict.fromkeys([*todo, *undecided, *self._anchors(decision)]))
-        self._open_trials(todo)
-        if not self._calibrate(entrants):
-            return "no finalist could be measured"
-        return self._contest([plan for plan in entrants if plan in self._calibrations])
+        todo = [plan for plan in wanted if plan not in self._done and plan not in raced]
+        if todo:
+            self._run_race(todo)
+        elif self._is_settled() and not self._challenge_until_none(RESERVED):
+            return ""
+        if not self._raced_plans():
+            return self._why_no_race()
+        self._measure_afresh(EARLY)
+        self._challenge_until_none(RESERVED)
+        is_decided = self._measure_afresh(LOOKS[-1])
+        return self._store(self._ending(is_decided=is_decided))
 
-    def _contest(self, entrants: Sequence[Plan]) -> str:
-        """Races, and races the winner against plans that may still beat it, until none may."""
-        raced = self._race(entrants)
-        while isinstance(raced, Raced) and raced.was_decided:
-            rivals = [plan for plan in self.preparation.baseline if plan in self._calibrations]
-            kept = [raced.verdict.winner, *raced.kept(rivals)]
-            newcomers = self._challengers(self._closed(raced, kept))
-            self._open_trials(newcomers)
-            if not newcomers or not self._calibrate(newcomers):
-                break
-            entrants = [plan for plan in newcomers if plan in self._calibrations]
-            if not entrants:
-                continue  # Every one of them failed: perhaps there are others.
-            again = self._race([*entrants, *kept])
-            if isinstance(again, str):
-                break
-            raced = merged(raced, again)
-        return raced if isinstance(raced, str) else self._confirm(raced)
+    def _why_no_race(self) -> str:
+        if self._calibrations:
+            return "there was no time for a race; run the same command to go on"
+        if self.clock() > self._race_deadline_s(()):
+            return "there was no time to measure anything; run the same command to go on"
+        return "no finalist could be measured"
 
-    def _closed(self, raced: Raced, kept: Sequence[Plan]) -> Mapping[Plan, Outcome]:
-        """Stores the figures of those that leave a race.
+    def _is_settled(self) -> bool:
+        """Whether an earlier search has decided all that it has raced."""
+        final = self._final()
+        return not final.entrants(self._contenders(final)) and bool(final.exported())
+
+    def _challenge_until_none(self, reserved: int) -> bool:
+        """Races plans that may still beat the best, while there is time.
+
+        Args:
+          reserved: fresh processes that time is left for.
 
         Returns:
-          All that is measured by now, with the figures of those that stay.
+          Whether anybody was raced.
         """
-        known = dict(self._done)
-        for plan, standing in raced.standings.items():
-            if plan not in self._done:
-                facts = (self._calibrations[plan], self.compiled.get(plan), self._checks.of(plan))
-                known[plan] = final_outcome(*facts, standing, None)
-                if plan not in kept:
-                    self._finish(plan, known[plan])
-        return known
+        has_raced = False
+        while newcomers := self._challengers(reserved):
+            has_raced = self._run_race(newcomers) or has_raced
+        return has_raced
 
-    def _challengers(self, measured: Mapping[Plan, Outcome]) -> list[Plan]:
-        """Plans that may still win, as long as there is time to race and confirm them."""
-        known = [plan for plan in self.preparation.baseline if plan in self._calibrations]
-        until_s = self.deadline_s - self._confirmation_s(known)
-        if self.clock() >= until_s:
-            return []
-        # The workers are needed to compile, and an accelerator serves one process only.
-        self.pool.recycle()
-        return [plan for plan in self.challenge(measured, until_s) if plan not in measured]
+    # What earlier searches left
 
     def _reload(self) -> None:
         self.study.measure.adopt_expired()
+        machine = self.study.owner.machine
+        noted = self.notebook.noted("records")
+        records = Records() if noted is None else from_json(noted, Records)
+        self._records = records.of_machine(machine)
+        visits = self.notebook.noted("visits")
+        if visits is not None:
+            stored = from_json(visits, StoredVisits)
+            if stored.machine == machine:
+                self._take_over(stored)
         for trial in self.study.measure.trials():
             if trial.outcome is not None and self.notebook.is_current(trial):
                 self._done[trial.plan] = trial.outcome
+        for plan, failure in self._records.failed:
+            self._done[plan] = failure
+        # Killed after a race and before its trials were finished.
+        begun = self._begun()
+        for race in self._records.races:
+            for plan, _ in race.rounds:
+                if plan in begun and plan not in self._done:
+                    self._open_trials([plan])
+                    self._close(race, plan)
+        decision = self.notebook.decision()
+        self._incumbent = () if decision is None else (decision.winner,)
+
+    def _take_over(self, stored: StoredVisits) -> None:
+        plans = frozenset(self.preparation.plans)
+        for one in stored.calibrations:
+            compiled = self.compiled.get(one.plan)
+            is_same = isinstance(compiled, Compiled) and (
+                compiled.fingerprint == one.first.fingerprint
+            )
+            if one.plan in plans and is_same:
+                self._calibrations[one.plan] = one
+        for reference in stored.references:
+            if not self.preparation.baseline or set(reference.plan) & set(
+                self.preparation.baseline
+            ):
+                self._known_reference = reference
+                self.notebook.note_reference(reference.name)
+        if self._known_reference is not None:
+            for plan, one in self._calibrations.items():
+                self._checks.note(plan, *check(self._known_reference, plan, one.first))
+
+    def _note_visits(self) -> None:
+        reference = self._known_reference
+        stored = StoredVisits(
+            machine=self.study.owner.machine,
+            calibrations=tuple(self._calibrations.values()),
+            references=() if reference is None else (reference,),
+        )
+        self.notebook.note("visits", to_json(stored, StoredVisits))
+
+    def _note_records(self) -> None:
+        self.notebook.note("records", to_json(self._records, Records))
 
     def _begun(self) -> list[Plan]:
         """Plans that an earlier run has raced and not finished."""
@@ -167,42 +229,80 @@ class MeasureRung:
         trials = [one for one in self.study.measure.trials() if one.plan in plans]
         return [one.plan for one in trials if one.is_open and self.notebook.is_current(one)]
 
-    def _anchors(self, decision: Decision | None) -> list[Plan]:
-        """Finished plans to race newcomers against: times of another run do not compare."""
-        kept = [] if decision is None else [decision.winner]
-        return self._eligible(list(dict.fromkeys([*kept, *self.preparation.baseline])))
+    def _raced_plans(self) -> set[Plan]:
+        return {plan for race in self._records.races for plan, values in race.rounds if values}
+
+    # The race
+
+    def _run_race(self, plans: Sequence[Plan]) -> bool:
+        """Calibrates and races plans against baseline and exported plan.
+
+        Returns:
+          Whether a race was run to its end, or to the end of its time.
+        """
+        self._open_trials(plans)
+        anchors = [plan for plan in self._anchors() if plan not in plans]
+        self._calibrate([*self._first(plans), *anchors])
+        newcomers = [plan for plan in plans if plan in self._calibrations]
+        if not newcomers:
+            return False
+        anchors = [plan for plan in anchors if plan in self._calibrations]
+        return self._race([*newcomers, *anchors])
+
+    def _first(self, plans: Sequence[Plan]) -> list[Plan]:
+        """The baseline before the others: its losses are what they are compared with."""
+        own = [plan for plan in self.preparation.baseline if plan in plans]
+        return list(dict.fromkeys([*own, *plans]))
+
+    def _anchors(self) -> list[Plan]:
+        """Finished plans to race newcomers against: times of another race do not compare."""
+        exported = self._final().exported()
+        plans = dict.fromkeys([*self.preparation.baseline, *exported, *self._incumbent])
+        return [plan for plan in plans if may_be_exported(self._done.get(plan))]
+
+    def _challengers(self, reserved: int) -> list[Plan]:
+        """Plans that may still win, as long as there is time to race them and to measure them."""
+        until_s = self.deadline_s - reserved * self._process_s()
+        if self.clock() >= until_s:
+            return []
+        # The workers are needed to compile, and an accelerator serves one process only.
+        self.pool.recycle()
+        measured = self._measured()
+        return [plan for plan in self.challenge(measured, until_s) if plan not in measured]
+
+    def _measured(self) -> dict[Plan, Outcome]:
+        """All that is known of the plans that were measured, the best figures first."""
+        final = self._final()
+        return {**self._done, **self._confirmed(final)}
 
     def _open_trials(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
-            trial = self.study.measure.begin(plan)
+            trial = self.study.measure.begin(plan) if plan not in self._trials else None
             if trial is not None:
                 self._trials[plan] = trial
 
-    def _calibrate(self, entrants: Sequence[Plan]) -> bool:
+    def _calibrate(self, entrants: Sequence[Plan]) -> None:
         """Visits every entrant once, drops those that fail or compute something else.
 
-        Returns:
-          False if nothing is left to race.
+        The best come first; when the time for it is over, those left wait for the next search.
         """
-        reference = self._known_reference or self._reference(entrants)
-        self._known_reference = reference
+        if any(plan not in self._calibrations for plan in entrants):
+            self._known_reference = self._known_reference or self._reference(entrants)
+        reference = self._known_reference
         for number, plan in enumerate(entrants):
-            if plan not in self._calibrations and plan not in self._done:
+            is_due = sum(one in self._calibrations for one in entrants) < 2
+            if not is_due and self.clock() > self._race_deadline_s(entrants):
+                break
+            if plan not in self._calibrations:
                 self._visit_first(plan)
-            elif plan not in self._calibrations and isinstance(self._done[plan], Measured):
-                again = calibrate(
-                    self.pool, self._subject, plan, rules=self.rules, clock=self.clock
-                )
-                if isinstance(again, Calibration):
-                    self._calibrations[plan] = again
             calibration = self._calibrations.get(plan)
-            if calibration is not None:
+            if calibration is not None and reference is not None:
                 self._checks.note(plan, *check(reference, plan, calibration.first))
                 self._drop_unless_agreeing(plan, calibration)
             self.progress.phase(
                 "measure", total=len(entrants), done=number + 1, note="first visits"
             )
-        return bool(self._calibrations)
+        self._note_visits()
 
     def _visit_first(self, plan: Plan) -> None:
         self.progress.now(f"{plan}, first visit")
@@ -257,45 +357,64 @@ class MeasureRung:
         self._finish(plan, outcome)
         del self._calibrations[plan]
 
-    def _race(self, entrants: Sequence[Plan]) -> Raced | str:
+    def _race(self, entrants: Sequence[Plan]) -> bool:
         machine = self.study.owner.machine
         known = {plan: self._trials.get(plan) for plan in entrants}
         stored = {plan: one.medians_s(machine) if one else () for plan, one in known.items()}
         # An anchor has no rounds of this race, and without them the others' compare with nothing.
         resumable = all(plan in self._trials for plan in entrants)
         race = self._start_race(entrants, stored if resumable else {})
-        race_deadline_s = self.deadline_s - self._confirmation_s(entrants)
         report = run_race(
             self.pool,
             self._subject,
             race,
             self._calibrations,
             rules=self.rules,
-            deadline_s=max(race_deadline_s, self.clock() + self._round_s(entrants) * 4.5),
+            deadline_s=self._race_deadline_s(entrants),
             clock=self.clock,
             on_round=lambda plan, number, value_s: self._on_round(race, plan, number, value_s),
             on_failure=self._finish,
         )
-        winner = report.winner
-        if winner is None:
-            return "no finalist ran to the end of a round; run the same command to go on"
-        others = [one for one in report.standings if one.finalist != winner.finalist]
-        compared = tuple(comparison_of(one) for one in others if one.to_winner is not None)
-        verdict = RaceVerdict(
-            winner=winner.finalist, comparisons=compared, sentence=report.sentence
+        if report.winner is None:
+            return False
+        record = record_of(report.standings, machine=machine, sentence=report.sentence)
+        self._records = replace(self._records, races=(*self._records.races, record))
+        self._note_records()
+        # After the record: whoever is killed here finds it, and only has trials to close.
+        for plan, _ in record.rounds:
+            if plan not in self._done:
+                self._close(record, plan)
+        return True
+
+    def _close(self, race: RaceRecord, plan: Plan) -> None:
+        """Finishes the trial of a plan with what a race has said of it."""
+        rounds_s = dict(race.rounds)[plan]
+        if not rounds_s or plan not in self._calibrations:
+            return
+        outcome = measured_outcome(
+            self._calibrations[plan],
+            self.compiled.get(plan),
+            self._checks.of(plan),
+            rounds_s,
+            step_s=statistics.median(rounds_s),
+            interval_s=median_interval(rounds_s),
+            raced_out=plan in race.beaten,
         )
-        standings = {one.finalist: one for one in report.standings}
-        return Raced(verdict=verdict, standings=standings, was_decided=report.ended != "deadline")
+        self._finish(plan, outcome)
+
+    def _race_deadline_s(self, entrants: Sequence[Plan]) -> float:
+        """When a race must be over so that its best can be measured in fresh processes."""
+        return self.deadline_s - FEWEST * self._process_s(entrants)
 
     def _start_race(
         self, entrants: Sequence[Plan], stored: Mapping[Plan, Sequence[float]]
     ) -> Race[Plan]:
         try:
-            return Race(entrants, rules=RaceRules(), seed=0, rounds=stored)
+            return Race(entrants, rules=RACE, seed=0, rounds=stored)
         except ValueError:
             # Other finalists than last time: rounds that do not line up cannot be paired.
             self.progress.notice("the finalists have changed; the race starts again from round one")
-            return Race(entrants, rules=RaceRules(), seed=0)
+            return Race(entrants, rules=RACE, seed=0)
 
     def _on_round(self, race: Race[Plan], plan: Plan, number: int, value_s: float) -> None:
         trial = self._trials.get(plan)
@@ -315,70 +434,155 @@ class MeasureRung:
             middle_s = statistics.median(race.values_of(leader))
             self.progress.best(f"{leader}, {format_seconds(middle_s)} measured")
 
-    def _confirm(self, raced: Raced) -> str:
-        verdict = raced.verdict
-        winner = self._calibrations[verdict.winner]
-        rivals = [plan for plan in self.preparation.baseline if plan in self._calibrations]
-        rivals = [plan for plan in rivals if plan != verdict.winner]
-        baseline = self._calibrations[rivals[0]] if rivals else None
-        done = 0
+    # Fresh processes
 
-        def on_round(plan: Plan, process: int, value_s: float) -> None:
-            nonlocal done
-            done = max(done, process + 1)
-            self.progress.phase("confirm", total=CONFIRMATIONS, done=done, note="fresh processes")
-            self.progress.now(f"{plan}, {format_seconds(value_s)} in fresh process {process + 1}")
+    def _final(self) -> Final:
+        excluded = [plan for plan, one in self._done.items() if not may_be_exported(one)]
+        baseline = [plan for plan in self.preparation.baseline if self._is_known(plan)]
+        return self._records.final(
+            rules=FinalRules(),
+            baseline=baseline,
+            incumbent=self._incumbent,
+            excluded=excluded,
+        )
 
-        self.progress.phase("confirm", total=CONFIRMATIONS, done=0, note="fresh processes")
-        confirmation = confirm(
+    def _is_known(self, plan: Plan) -> bool:
+        return plan in self._calibrations or may_be_exported(self._done.get(plan))
+
+    def _contenders(self, final: Final) -> list[Plan]:
+        """Plans that races leave as possibly the fastest, the likeliest first."""
+        own = [plan for plan in final.baseline if plan not in final.failed]
+        reference = [*final.exported(at_look=True), *own, *self._leaders(final)]
+        if not reference:
+            return []
+        raced = raced_against(self._records.races, final, reference[0])
+        undecided = [one.plan for one in raced if one.verdict == "undecided"]
+        return list(dict.fromkeys([reference[0], *undecided]))
+
+    def _leaders(self, final: Final) -> list[Plan]:
+        """The fastest of the last race in which anybody is left."""
+        for race in reversed(self._records.races):
+            alive = [
+                (statistics.median(values), str(plan), plan)
+                for plan, values in race.rounds
+                if values and plan not in race.beaten and plan not in final.failed
+            ]
+            if alive:
+                return [min(alive)[2]]
+        return []
+
+    def _measure_afresh(self, most: int) -> bool:
+        """Runs fresh processes until nothing is left to decide or the time is over.
+
+        Args:
+          most: processes in which the exported plan runs at most.
+
+        Returns:
+          Whether all that was raced is decided.
+        """
+        while True:
+            final = self._final()
+            entrants = final.entrants(self._contenders(final))
+            if not entrants:
+                return True
+            if final.count(*entrants) >= most:
+                return False
+            for plan in entrants:
+                if plan not in self._calibrations:
+                    self._visit_first(plan)
+            if not all(plan in self._calibrations for plan in entrants):
+                self._fail([plan for plan in entrants if plan not in self._calibrations])
+                continue
+            if not self._has_time(final, entrants) or not self._run_process(final, entrants):
+                return False
+
+    def _has_time(self, final: Final, entrants: Sequence[Plan]) -> bool:
+        late_s = self.clock() + self._process_s(entrants) - self.deadline_s
+        is_needed = not final.exported()
+        return late_s <= (max(_GRACE * self.budget_s, _GRACE_S) if is_needed else 0.0)
+
+    def _run_process(self, final: Final, entrants: Sequence[Plan]) -> bool:
+        """Runs one process; False if the time was over before it had a figure."""
+        count = final.count(entrants[0])
+        self.progress.phase(
+            "confirm",
+            total=next((look for look in LOOKS if look > count), LOOKS[-1]),
+            done=count,
+            note=f"fresh processes of {len(entrants)} meshes",
+        )
+        ran = run_process(
             self.pool,
             self._subject,
-            winner,
-            baseline,
+            [self._calibrations[plan] for plan in entrants],
             rules=self.rules,
-            processes=CONFIRMATIONS,
-            seed=0,
-            deadline_s=max(self.deadline_s, self.clock() + self._confirmation_s([verdict.winner])),
+            number=len(final.rows),
+            deadline_s=self.deadline_s,
             clock=self.clock,
-            on_round=on_round,
         )
-        return self._store(raced, confirmation)
+        for plan, value_s in ran.seconds:
+            self.progress.now(f"{plan}, {format_seconds(value_s)} in fresh process {count + 1}")
+        records = self._records
+        if ran.seconds:
+            machine = self.study.owner.machine
+            record = ProcessRecord(machine=machine, seconds=ran.seconds, took_s=ran.took_s)
+            records = replace(records, processes=(*records.processes, record))
+        self._records = replace(records, failed=(*records.failed, *ran.failures))
+        self._note_records()
+        for plan, failure in ran.failures:
+            self._done[plan] = failure
+            self.progress.notice(f"{plan} failed in a fresh process: {failure_reason(failure)}")
+        return ran.is_whole
 
-    def _store(self, raced: Raced, confirmation: Confirmation) -> str:
-        verdict = raced.verdict
-        figures = figures_of(confirmation, verdict.winner, self.preparation.baseline)
-        if verdict.winner not in figures:
-            # The trials stay open with their rounds: the same command goes on from here.
-            return "there was no time to confirm the winner; run the same command to go on"
-        final = {
-            plan: final_outcome(
+    def _fail(self, plans: Sequence[Plan]) -> None:
+        """Notes plans that ran before and could not be visited again."""
+        failed = [(plan, self._done[plan]) for plan in plans]
+        found = tuple((plan, one) for plan, one in failed if isinstance(one, Failure))
+        self._records = replace(self._records, failed=(*self._records.failed, *found))
+        self._note_records()
+
+    def _process_s(self, entrants: Sequence[Plan] = ()) -> float:
+        """What a process takes: as the last one did, or what the first visits let expect."""
+        pair = list(dict.fromkeys([*self.preparation.baseline, *self._incumbent, *entrants]))
+        known = [self._calibrations[plan] for plan in pair if plan in self._calibrations]
+        expected_s = process_s_of(known[: FinalRules().entrants])
+        last = [one.took_s for one in self._records.processes[-1:]]
+        return max([*last, expected_s]) if known else expected_s
+
+    def _confirmed(self, final: Final) -> dict[Plan, Measured]:
+        figures = figures_of(final)
+        return {
+            plan: confirmed_outcome(
                 self._calibrations[plan],
                 self.compiled.get(plan),
                 self._checks.of(plan),
-                standing,
-                figures.get(plan),
+                figure,
             )
-            for plan, standing in raced.standings.items()
-            if plan not in self._done or isinstance(figures.get(plan), Figure)
+            for plan, figure in figures.items()
+            if plan in self._calibrations
         }
-        confirmed = {
-            plan: outcome
-            for plan, outcome in final.items()
-            if isinstance(outcome, Measured) and outcome.confirmed
-        }
-        ending = "the winner failed when it was measured again; run the same command to go on"
-        if verdict.winner in confirmed:
-            ending = verdict.sentence
-            decision = decide(
-                verdict,
-                confirmation,
-                confirmed,
-                baseline=self.preparation.baseline,
-            )
-            self.notebook.note_decision(decision)
-        # After the decision: whoever is killed here finds it, and only has trials to close.
-        for plan, outcome in final.items():
-            self._finish(plan, outcome)
+
+    def _ending(self, *, is_decided: bool) -> str:
+        final = self._final()
+        if is_decided:
+            return "all of them are decided"
+        waiting = len(self._contenders(final)) - 1
+        return f"the time was used up before {waiting or 'all'} of them were decided"
+
+    def _store(self, ending: str) -> str:
+        final = self._final()
+        exported = final.exported()
+        confirmed = self._confirmed(final)
+        if not exported or exported[0] not in confirmed:
+            return _NOTHING_YET
+        decision = decide(
+            self._records,
+            final,
+            exported[0],
+            confirmed,
+            process_s=self._process_s([*exported, *self._contenders(final)]),
+            sentence=ending,
+        )
+        self.notebook.note_decision(decision)
         return ending
 
     def _explain_programs(self) -> None:
@@ -403,15 +607,3 @@ class MeasureRung:
             calibration = self._calibrations.get(plan)
             fingerprint = calibration.first.fingerprint if calibration else ""
             self.study.measure.finish(trial, outcome, fingerprint=fingerprint)
-
-    def _eligible(self, plans: Sequence[Plan]) -> list[Plan]:
-        return [plan for plan in plans if may_be_exported(self._done.get(plan))]
-
-    def _round_s(self, plans: Sequence[Plan]) -> float:
-        return sum(self._calibrations[plan].visit_s for plan in plans if plan in self._calibrations)
-
-    def _confirmation_s(self, entrants: Sequence[Plan]) -> float:
-        """What the confirmation may take: a fresh process sets up both plans anew."""
-        pair = [*entrants[:1], *self.preparation.baseline]
-        plans = [self._calibrations[plan] for plan in pair if plan in self._calibrations]
-        return CONFIRMATIONS * process_s_of(plans)

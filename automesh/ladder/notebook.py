@@ -126,13 +126,12 @@ class Notebook:
     def decision(self) -> Decision | None:
         """What was decided; None if nothing was, or for a plan that is not searched any more."""
         found = self.noted("decision")
-        decision = None if found is None else from_json(found, Decision)
+        decision = None if found is None else from_json(_upgraded(found), Decision)
         if decision is None or not self.tells_of(decision.winner):
             return None
-        known = [one for one in decision.race.comparisons if self.tells_of(one.plan)]
         return replace(
             decision,
-            race=replace(decision.race, comparisons=tuple(known)),
+            comparisons=tuple(one for one in decision.comparisons if self.tells_of(one.plan)),
             confirmed=tuple(pair for pair in decision.confirmed if self.tells_of(pair[0])),
         )
 
@@ -154,6 +153,17 @@ class Notebook:
             if (found.get("source_hash"), found.get("versions")) == mine
             else None
         )
+
+
+def _upgraded(found: dict[str, Any]) -> dict[str, Any]:
+    """A decision of a version that compared with the winner of a race, as one of now.
+
+    Its comparisons are left out: they were made with another plan than the exported one.
+    """
+    if "race" not in found:
+        return found
+    race, kept = found["race"], {key: one for key, one in found.items() if key != "race"}
+    return {**kept, "comparisons": [], "sentence": race["sentence"]}
 
 
 def batch_axes_of(header: Header) -> tuple[str, ...]:

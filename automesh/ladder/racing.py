@@ -40,15 +40,17 @@ class RaceRules:
 
     Attributes:
       error: chance, over the whole race, that any finalist is wrongly called slower.
-      margin: a loser is slower by more than this share, else the two are tied.
+      margin: a loser is slower by more than this share.
       equivalence: the race ends when all that are left are within this share of the best.
       max_rounds: the race ends after so many rounds.
+      keep: the race ends when so many are left: fresh processes decide among those.
     """
 
     error: float = 0.05
     margin: float = 0.01
     equivalence: float = 0.02
     max_rounds: int = 40
+    keep: int = 1
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -69,8 +71,8 @@ class NextVisit(Generic[K]):
     round_index: int
 
 
-Verdict = Literal["winner", "tie", "slower", "left"]
-Ending = Literal["", "one left", "equivalent", "all rounds", "none left"]
+Verdict = Literal["winner", "open", "slower", "left"]
+Ending = Literal["", "few left", "equivalent", "all rounds", "none left"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +80,8 @@ class Standing(Generic[K]):
     """How one finalist stands.
 
     Attributes:
-      verdict: `slower` is backed by the sequential test, `left` failed on the way, `tie` is the
-        rest: not shown to be slower than the winner.
+      verdict: `slower` is backed by the sequential test, `left` failed on the way, `open` is the
+        rest: not shown to be slower than the winner, which says nothing of whether it is.
       rounds_s: seconds per step, one per round.
       step_s: median of `rounds_s`; 0 if it was never visited.
       interval_s: 95 % interval of `step_s`; (0, inf) below two rounds.
@@ -94,19 +96,9 @@ class Standing(Generic[K]):
     interval_s: tuple[float, float]
     to_winner: Ratio | None
 
-    @property
-    def sentence(self) -> str:
-        """The verdict in words."""
-        if self.verdict == "left":
-            return "left the race"
-        if self.to_winner is None or self.verdict == "winner":
-            return self.verdict
-        words = "slower by" if self.verdict == "slower" else "tie within the noise:"
-        return f"{words} {self.to_winner}"
-
 
 class Race(Generic[K]):
-    """Rounds over the finalists, in shuffled order, until one is left or all left are equal.
+    """Rounds over the finalists, in shuffled order, until few are left or all left are equal.
 
     The state is the rounds themselves: a race built again from `rounds` and `left` goes on as if it
     had never stopped. A round that was cut short is completed.
@@ -228,7 +220,7 @@ class Race(Generic[K]):
         elif finalist in self._beaten_by and self._victor(finalist) not in self._left:
             verdict = "slower"
         else:
-            verdict = "winner" if finalist == winner else "tie"
+            verdict = "winner" if finalist == winner else "open"
         return Standing(
             finalist=finalist,
             verdict=verdict,
@@ -269,10 +261,15 @@ class Race(Generic[K]):
             self._look(done)
         if not self.survivors:
             self._ending = "none left"
-        elif len(lengths) == 1 and len(self.survivors) == 1 and done >= _FIRST_LOOK:
-            self._ending = "one left"
+        elif len(lengths) == 1 and done and self._are_few(done):
+            self._ending = "few left"
         elif len(lengths) == 1 and done >= self.rules.max_rounds:
             self._ending = self._ending or "all rounds"
+
+    def _are_few(self, done: int) -> bool:
+        """Whether those left need no race; one that began with few is over after a round."""
+        begun_with_few = 1 < len(self._finalists) <= self.rules.keep
+        return len(self.survivors) <= self.rules.keep and (done >= _FIRST_LOOK or begun_with_few)
 
     def _look(self, done: int) -> None:
         """Applies the test after round `done`.

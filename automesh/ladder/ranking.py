@@ -5,24 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Measured, Outcome
-from automesh.results.result import Candidate, Standing
+from automesh.results.result import Candidate, Standing, Verdict
 
 WIDE = 1.5  # estimates of memory are up to 40 % off: only beyond this factor does one count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The race's verdict on one finalist; `ratio` is its time over the winner's."""
+    """A measured plan against the exported one.
+
+    Attributes:
+      verdict: as of `Standing`.
+      ratio: its time over the exported plan's.
+      interval: of `ratio`, at 95 % however often the data were looked at.
+      more_s: seconds of measuring that should decide it; 0 where it is decided.
+      processes: fresh processes in which both ran; 0 if only a race compares them.
+    """
 
     plan: Plan
-    verdict: str
+    verdict: Literal["faster", "slower", "equal", "no faster", "undecided"]
     ratio: float
     interval: tuple[float, float]
+    more_s: float = 0.0
+    processes: int = 0
 
 
 def may_be_exported(outcome: Outcome | None) -> bool:
@@ -113,14 +124,17 @@ def rank(
     """Orders all that was tried: exportable, other measurements, predictions, failures.
 
     Args:
-      comparisons: the race's verdicts; a measured plan without one is compared by its interval
-        alone.
+      comparisons: of measured plans with the exported one; a plan without one was measured at
+        another time, and is compared by its interval alone.
       baseline: the script's own plan, or nothing.
       winner: the plan that is exported, or nothing; it comes first.
       estimates: of plans that went further.
     """
     verdicts = {comparison.plan: comparison for comparison in comparisons}
     best_s = _best_seconds(measured, winner)
+    mark: Verdict = "best"
+    if baseline and winner:
+        mark = "kept" if winner[0] in baseline else "new"
     best_predicted_s = min(
         (outcome.step_s for outcome in compiled.values() if isinstance(outcome, Compiled)),
         default=0.0,
@@ -132,7 +146,7 @@ def rank(
         candidate = Candidate(
             plan=plan,
             outcome=outcome,
-            standing=_standing(plan, outcome, verdicts, winner, best_s, best_predicted_s),
+            standing=_standing(plan, outcome, verdicts, winner, mark, best_s, best_predicted_s),
             bound_by=predict(prediction.counts, chip).bound_by
             if isinstance(prediction, Compiled)
             else "",
@@ -197,6 +211,7 @@ def _standing(
     outcome: Outcome,
     verdicts: Mapping[Plan, Comparison],
     winner: Sequence[Plan],
+    mark: Verdict,
     best_s: float,
     best_predicted_s: float,
 ) -> Standing:
@@ -210,17 +225,21 @@ def _standing(
     if not may_be_exported(outcome):
         return Standing(verdict="excluded", ratio=ratio, interval=(low, high))
     if plan in winner:
-        return Standing(verdict="best")
-    if plan in verdicts:
+        return Standing(verdict=mark)
+    if plan in verdicts and best_s:
         known = verdicts[plan]
+        # Seconds of another race do not stand beside the exported plan's: the ratio does.
         return Standing(
-            verdict="slower" if known.verdict == "slower" else "tie",
+            verdict=known.verdict,
             ratio=known.ratio,
             interval=known.interval,
+            step_s=best_s * known.ratio,
+            more_s=known.more_s,
         )
     if not winner and outcome.step_s == best_s:
         return Standing(verdict="best")
-    return Standing(verdict="slower" if low > 1.0 else "tie", ratio=ratio, interval=(low, high))
+    verdict = "slower" if low > 1.0 else "undecided"
+    return Standing(verdict=verdict, ratio=ratio, interval=(low, high))
 
 
 def _peak(outcome: Outcome, prediction: Outcome | None) -> int:

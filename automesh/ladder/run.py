@@ -50,6 +50,8 @@ from automesh.worker.pool import Pool
 # Of the budget, from its beginning; what is left over goes to the next rung.
 ESTIMATE_SHARE = 0.2
 COMPILE_SHARE = 0.6
+MEASURE_S = 40.0  # that three fresh processes and a race take at least: not the compiler's
+LEAST_COMPILE_SHARE = 0.25
 
 
 def run_search(
@@ -66,6 +68,7 @@ def run_search(
       UsageError: bad input.
       NoFeasibleMesh: no plan is legal, or jax can lay out none of them.
     """
+    started_s = clock()
     check_places(request)
     # Before anything costs time: without its compiler, a search for absent devices ends in nothing.
     found = ready_for(request, target, progress) if target.absent else None
@@ -87,7 +90,6 @@ def run_search(
             versions=preparation.provenance,
             scope=_scope_of(request, target, preparation),
         ) as study:
-            started_s = clock()
             estimates = look.estimate(share=ESTIMATE_SHARE, pulse=study.heartbeat)
             legal, estimates = look.rule_out(estimates, share=BUILD_SHARE, pulse=study.heartbeat)
             # What was added to the preparation since the look stays.
@@ -197,7 +199,8 @@ class _Search:
 
     def _climb(self, notebook: Notebook) -> str:
         budget_s = self.request.budget_s
-        self._compile_first(notebook, self.started_s + COMPILE_SHARE * budget_s)
+        left = max(LEAST_COMPILE_SHARE, 1 - MEASURE_S / budget_s)
+        self._compile_first(notebook, self.started_s + min(COMPILE_SHARE, left) * budget_s)
         measured = outcomes_of(notebook, self.study.measure)
         # Another pool: what is measured has the cores and the memory of the machine to itself.
         with self._open_pool(1) as pool:
@@ -210,6 +213,7 @@ class _Search:
                 compiled=self._compiled,
                 finalists=self._contest.finalists(self._compiled, measured),
                 challenge=lambda done, until_s: self._challenge(notebook, done, until_s),
+                budget_s=budget_s,
                 deadline_s=self.started_s + budget_s,
                 rules=VisitRules(timeout_s=self.request.timeout_s),
                 clock=self.clock,
@@ -300,7 +304,7 @@ class _Search:
         reason = "interrupted"
         if not interrupted:
             if not ending:  # Nothing was left to measure: the last race says how it came to this.
-                ending = decision.race.sentence if decision else "there was nothing left to measure"
+                ending = decision.sentence if decision else "there was nothing left to measure"
             raced = "the most promising were raced: " if result.verifications else ""
             reason = f"{self._extent(result)}; {raced}{ending}"
         return Footer(

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from automesh.mesh.axes import Plan, format_setting
 from automesh.results import words
 from automesh.results.predicted import exposed_s, replay_of
-from automesh.results.result import Candidate
+from automesh.results.result import EXPORTED, Candidate
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
 GAP = 2
@@ -108,13 +108,15 @@ def _all_columns(
         values = tuple(" ".join(knob_cells(row.plan, knobs)) for row in rows)
         columns.append(_text_column("knobs", "knobs", values, most=16))
     columns.append(_figures("step time", [format_seconds(one) for one in seconds], predicted))
-    spread = tuple(words.half_interval(row.outcome) for row in rows)
+    spread = tuple(words.half_interval(row) for row in rows)
     if any(spread):
         columns.append(Column(name="\u00b1", header="", cells=spread))
     brackets = [words.bracket(row.outcome) for row in rows]
     if any(brackets):
         columns.append(_figures("bracket", brackets, predicted))
-    columns.append(_figures("vs best", [words.versus_best(row) for row in rows], predicted))
+    marks = [row.standing.verdict for row in rows if row.standing.verdict in EXPORTED]
+    versus = [words.versus_exported(row) for row in rows]
+    columns.append(_figures(f"vs {marks[0] if marks else 'best'}", versus, predicted))
     replays = [replay_of(row.outcome) for row in rows]
     if any(replays):
         exposed = [format_seconds(exposed_s(one)) if one else "" for one in replays]

@@ -20,7 +20,7 @@ from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled
 from automesh.results.explain_words import verdict_sentence, why_sentence, window_sentence
 from automesh.results.explanation import Explained, Explanation
 from automesh.results.predicted import exposed_s
-from automesh.results.words import clean, count, half_interval
+from automesh.results.words import clean, count, half_of
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
 _MOST = 10
@@ -105,7 +105,7 @@ def _evidence(one: Explained, name: str = "") -> list[tuple[str, str]]:
     low, high = estimated.bracket_s
     times: list[str] = []
     if one.measured is not None:
-        half = half_interval(one.measured)
+        half = half_of(one.measured)
         spread = f" {half}" if half else ""
         times.append(f"{format_seconds(one.measured.step_s)}{spread} measured")
     if one.replay is not None:

@@ -4,10 +4,11 @@ Schema 1. Names carry their units (`_s` seconds, `_bytes`); a figure that is not
 known is null. Keys are only ever added within a schema number.
 
     schema, workload, target, device, device_count, axes, made, versions {name: text}, interrupted
-    best        {plan, evidence, step_s, speedup, speedup_interval, is_tie, bracket_s, exposed_s,
-                mfu} or null; the speedup is over the script's own mesh, from fresh processes, null
-                where nothing was confirmed; bracket_s, exposed_s and mfu are predicted, null where
-                nothing was replayed
+    best        {plan, evidence, step_s, speedup, speedup_interval, is_tie, most_faster, bracket_s,
+                exposed_s, mfu} or null; the speedup is over the script's own mesh, from fresh
+                processes, null where nothing was confirmed; most_faster is the share by which no
+                measured plan is faster, null where that is not bounded; bracket_s, exposed_s and
+                mfu are predicted, null where nothing was replayed
     baseline    text of the script's own plan or null
     candidates  best first, failures last:
                 {plan, mesh, axes {name: {ici, dcn}}, mapping {logical axis: mesh axis, list of
@@ -98,6 +99,9 @@ def _best(result: SearchResult) -> dict[str, Any] | None:
         if verification and has_gain
         else None,
         "is_tie": verification.is_tie if verification and has_gain else None,
+        "most_faster": verification.most_faster[0]
+        if verification and verification.most_faster
+        else None,
         "bracket_s": list(replay.bracket_s) if replay else None,
         "exposed_s": exposed_s(replay) if replay else None,
         "mfu": replay.mfu or None if replay else None,

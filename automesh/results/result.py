@@ -8,25 +8,45 @@ from typing import Literal
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome
 
-Verdict = Literal["best", "tie", "slower", "not_measured", "excluded", "failed"]
+Verdict = Literal[
+    "kept",
+    "new",
+    "best",
+    "faster",
+    "slower",
+    "equal",
+    "no faster",
+    "undecided",
+    "not_measured",
+    "excluded",
+    "failed",
+]
+EXPORTED: tuple[Verdict, ...] = ("kept", "new", "best")
+COMPARED: tuple[Verdict, ...] = ("faster", "slower", "equal", "no faster", "undecided")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A candidate against the best one.
+    """A candidate against the exported one; of predictions, against the best.
 
     Attributes:
-      verdict: `tie` if the difference is inside the noise; `excluded` if it ran but may not
-        become a rule (numerics differ or unverified); `not_measured` if it was compiled or
-        estimated only.
-      ratio: step time over the best's: measured over measured, compiled over compiled, estimated
-        over estimated; 1 if unknown.
+      verdict: of the exported plan `kept` if it is the script's own, `new` if it replaces that,
+        `best` where there is none. Of others that were measured: `slower`; `equal` within a margin,
+        as a test of equality says; `no faster`, if only that is known; `undecided` while it may be
+        faster. `excluded` if it ran but may not become a rule (numerics differ or unverified);
+        `not_measured` if it was compiled or estimated only.
+      ratio: step time over the exported plan's: measured over measured in the same processes or
+        rounds, compiled over compiled, estimated over estimated; 1 if unknown.
       interval: 95 % interval of `ratio`; (ratio, ratio) where there is none.
+      step_s: `ratio` times the step time of the exported plan; 0 where the outcome says it.
+      more_s: seconds of measuring that should decide an undecided plan; 0 if unknown.
     """
 
     verdict: Verdict
     ratio: float = 1.0
     interval: tuple[float, float] = (1.0, 1.0)
+    step_s: float = 0.0
+    more_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +102,16 @@ class Funnel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The winner (and baseline) measured again in fresh processes: the figures that are exported.
+    """The exported plan against the baseline, by fresh processes: the figures that are exported.
 
     Attributes:
-      baseline: the plan that the winner was compared with, as text; empty if with none.
-      speedup: baseline time over winner time; 1 if there is no baseline.
-      speedup_interval: 95 % interval; (1, 1) if there is no baseline.
-      is_tie: True if the winner's advantage over the baseline is inside the noise.
+      processes: fresh processes in which it was measured, beside the baseline where there is one.
+      baseline: the script's own plan, as text; empty if there is none.
+      speedup: baseline time over the exported plan's; 1 if they are the same, or there is none.
+      speedup_interval: 95 % interval; (1, 1) likewise.
+      is_tie: True if the exported plan is not the baseline and was not shown to be faster.
+      most_faster: the share by which no measured plan is faster than the exported one, as its
+        interval says; nothing where an interval is unbounded, or in older studies.
     """
 
     processes: int
@@ -96,6 +119,7 @@ class Verification:
     speedup: float
     speedup_interval: tuple[float, float]
     is_tie: bool
+    most_faster: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from automesh.mesh.rules_file import merge_rule
 from automesh.outcomes import Compiled, Measured, OutOfMemory, Replayed
 from automesh.results.pipelines import stage_bytes
 from automesh.results.predicted import exposed_s
-from automesh.results.result import Candidate, SearchResult
+from automesh.results.result import COMPARED, Candidate, SearchResult
 from automesh.results.words import best_of, funnel_sentence, is_duplicate, reason
 from automesh.units import format_bytes
 
@@ -159,7 +159,7 @@ def _runner_up(result: SearchResult, best: Candidate) -> RunnerUp:
         for one in result.candidates
         if one.plan != best.plan
         and (
-            one.standing.verdict in ("tie", "slower")
+            one.standing.verdict in COMPARED
             or (result.is_ahead and isinstance(one.outcome, kind) and not is_duplicate(one))
         )
     ]

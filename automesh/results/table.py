@@ -24,10 +24,15 @@ from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled
 from automesh.results.estimates import ESTIMATES
 from automesh.results.pipelines import stages_of, stages_sentence
 from automesh.results.predicted import predicted_lines, replay_of
-from automesh.results.result import Candidate, SearchResult
+from automesh.results.result import EXPORTED, Candidate, SearchResult
 from automesh.units import format_count
 
-_STYLES = {"best": "bold green", "tie": "green", "not_measured": "dim"}
+_STYLES = {
+    **dict.fromkeys(EXPORTED, "bold green"),
+    "equal": "green",
+    "undecided": "yellow",
+    "not_measured": "dim",
+}
 
 
 def render(
@@ -103,6 +108,8 @@ def _marks(
     measured = [row.outcome for row in rows if isinstance(row.outcome, Measured)]
     if "\u00b1" in names:
         notes.append(("\u00b1", "measured, the longer side of the 95 % interval"))
+        if any(row.standing.step_s for row in rows):
+            notes.append(("", "(of the ratio to the exported plan, by which rows are compared)"))
     elif measured:
         notes.append(("", "step times without a mark are measured"))
     if any(outcome.values == "synthetic" for outcome in measured):
@@ -154,7 +161,8 @@ def summary_lines(result: SearchResult, *, verbose: bool = False) -> list[tuple[
     rule = f"{result.rules_path} (rule for {result.target})" if result.rules_path else ""
     stages = stages_of(words.best_of(result))
     lines = [
-        ("best", words.best_sentence(result)),
+        (words.best_label(result), words.best_sentence(result)),
+        ("undecided", words.undecided_sentence(result)),
         ("command", result.best_command),
         *predicted_lines(result, words.best_of(result)),
         ("stages", stages_sentence(stages) if stages is not None else ""),

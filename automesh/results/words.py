@@ -20,9 +20,17 @@ from automesh.outcomes import (
     RuledOut,
     TimedOut,
 )
-from automesh.results.result import Candidate, Funnel, SearchResult, Verification
+from automesh.results.result import (
+    COMPARED,
+    EXPORTED,
+    Candidate,
+    Funnel,
+    SearchResult,
+    Verification,
+)
 from automesh.units import (
     format_bytes,
+    format_change,
     format_factor,
     format_percent,
     format_seconds,
@@ -108,21 +116,39 @@ def peak_is_measured(candidate: Candidate) -> bool:
 
 
 def step_s(candidate: Candidate) -> float | None:
-    """Seconds of one step, measured, predicted or estimated; None where there is none."""
+    """Seconds of one step, measured, predicted or estimated; None where there is none.
+
+    Of a measured plan that was compared with the exported one: as that ratio says.
+    """
     outcome = candidate.outcome
+    if candidate.standing.step_s:
+        return candidate.standing.step_s
     return outcome.step_s if isinstance(outcome, Measured | Compiled | Estimated) else None
 
 
-def half_interval(outcome: Outcome) -> str:
+def half_interval(candidate: Candidate) -> str:
     """`±1.2 %`: the larger half of the 95 % interval; empty where none is known.
 
-    An interval of no width comes from a single round: it would claim a certainty that nobody has.
+    Of a plan that was compared with the exported one it is that of the ratio.
     """
+    standing = candidate.standing
+    if not standing.step_s:
+        return half_of(candidate.outcome)
+    low, high = standing.interval
+    return _half(standing.ratio, low, high) if low > 0.0 else ""
+
+
+def half_of(outcome: Outcome) -> str:
+    """`±1.2 %`: the larger half of the 95 % interval of a measured time; empty if there is none."""
     if not isinstance(outcome, Measured) or outcome.step_s <= 0:
         return ""
-    low, high = outcome.interval_s
-    half = max(high - outcome.step_s, outcome.step_s - low)
-    return f"±{format_percent(half / outcome.step_s)}" if half > 0 else ""
+    return _half(outcome.step_s, *outcome.interval_s)
+
+
+def _half(middle: float, low: float, high: float) -> str:
+    # An interval of no width comes from a single round: it would claim what nobody knows.
+    half = max(high - middle, middle - low)
+    return f"\u00b1{format_percent(half / middle)}" if half > 0 else ""
 
 
 def bracket(outcome: Outcome) -> str:
@@ -136,12 +162,12 @@ def bracket(outcome: Outcome) -> str:
             return ""
 
 
-def versus_best(candidate: Candidate) -> str:
-    """`best`, `tie`, `+6.0 %` or `2.40x`; empty where it has no place in the ranking."""
+def versus_exported(candidate: Candidate) -> str:
+    """`kept`, `new`, `equal`, `undecided`, `+6.0 %` or `2.40x`; empty where it has no place."""
     standing = candidate.standing
     if not is_ranked(candidate):
         return ""
-    if standing.verdict in ("best", "tie"):
+    if standing.verdict not in ("faster", "slower", "not_measured"):
         return standing.verdict
     slower = standing.ratio - 1
     if slower >= 1:
@@ -266,9 +292,9 @@ def title(result: SearchResult) -> str:
 
 
 def best_of(result: SearchResult) -> Candidate | None:
-    """The winner: the candidate whose verdict is `best`."""
+    """The exported candidate, or the best where nothing was exported yet."""
     winners = (
-        one for one in result.candidates if one.standing.verdict == "best" and is_ranked(one)
+        one for one in result.candidates if one.standing.verdict in EXPORTED and is_ranked(one)
     )
     return next(winners, None)
 
@@ -278,6 +304,12 @@ def baseline_of(result: SearchResult) -> Candidate | None:
     return next((one for one in result.candidates if one.is_baseline), None)
 
 
+def best_label(result: SearchResult) -> str:
+    """`keep` if the answer is the script's own mesh and that was measured, else `best`."""
+    best = best_of(result)
+    return "keep" if best is not None and best.standing.verdict == "kept" else "best"
+
+
 def best_sentence(result: SearchResult) -> str:
     """The answer: the plan, its time and what that rests on, the gain over the script's mesh."""
     best = best_of(result)
@@ -285,9 +317,54 @@ def best_sentence(result: SearchResult) -> str:
         return ""  # Nothing was tried: a dry run, or a search that was stopped at once.
     if best is None:
         return "none: no plan may become a rule"
-    parts = [str(best.plan), _time_and_evidence(best, result.verifications)]
+    time = _time_and_evidence(best, result.verifications)
     gain = _gain(best, baseline_of(result), result.verifications)
-    return clean(", ".join(part for part in (*parts, gain) if part))
+    if best.standing.verdict == "kept":
+        return clean(f"{best.plan}, the script's own mesh, {time}: {_most_faster(result)}")
+    if gain and _is_shown_faster(result):
+        return clean(f"{best.plan} is {gain}: {time}")
+    return clean(", ".join(part for part in (str(best.plan), time, gain) if part))
+
+
+def _is_shown_faster(result: SearchResult) -> bool:
+    """Whether fresh processes have shown the exported plan to be faster than the script's own."""
+    baseline = baseline_of(result)
+    last = result.verifications[-1:]
+    return any(
+        baseline is not None
+        and is_ranked(baseline)
+        and one.baseline == str(baseline.plan)
+        and one.speedup_interval[0] > 1.0
+        for one in last
+    )
+
+
+def _most_faster(result: SearchResult) -> str:
+    if not any(one.standing.verdict in COMPARED for one in result.candidates):
+        return "no other mesh was measured"
+    most = result.verifications[-1].most_faster if result.verifications else ()
+    if not most:
+        return "whether others are faster is not known"
+    share = "" if most[0] < 0.0005 else f" more than {format_percent(most[0])}"
+    return f"no measured mesh is{share} faster"
+
+
+def undecided_sentence(result: SearchResult) -> str:
+    """Which plans may still be faster, and what deciding it would take; empty if none may."""
+    waiting = [one for one in result.candidates if one.standing.verdict == "undecided"]
+    waiting = [one for one in waiting if one.standing.more_s > 0]
+    if not waiting:
+        return ""
+    first = waiting[0]
+    standing = first.standing
+    low, high = standing.interval
+    span = f" ({format_change(low)} to {format_change(high)})" if low > 0 else ""
+    others = f" and {count(len(waiting) - 1, 'other')}" if waiting[1:] else ""
+    more_s = sum(one.standing.more_s for one in waiting)
+    return clean(
+        f"{first.plan}{others} may be faster: {format_change(standing.ratio)} step time{span}; "
+        f"about {format_wait(more_s)} more would decide, with the same command"
+    )
 
 
 def _time_and_evidence(best: Candidate, verifications: Sequence[Verification]) -> str:
@@ -330,7 +407,7 @@ def _gain(
     if evidence(best) != evidence(baseline):
         return ""
     standing = baseline.standing
-    is_tie = standing.verdict == "tie"
+    is_tie = standing.verdict not in ("slower", "not_measured")
     said = _compared(standing.ratio, standing.interval, is_tie=is_tie, whose=whose)
     prefix = {"measured": "", "estimated": "estimated "}.get(evidence(best), "predicted ")
     return prefix + said
@@ -342,6 +419,8 @@ def _compared(speedup: float, interval: tuple[float, float], *, is_tie: bool, wh
         speedup, low, high = (1 / max(one, 1e-9) for one in (speedup, high, low))
         verb = f"{format_factor(speedup)} slower than"
     else:
-        verb = "tie with" if is_tie else f"{format_factor(speedup)} faster than"
+        verb = f"{format_factor(speedup)} faster than"
+        if is_tie:
+            verb = "not shown to be faster than"
     span = f" ({format_factor(low)} to {format_factor(high)})" if low < high else ""
     return f"{verb} {whose}{span}"

@@ -2,7 +2,7 @@
 
 Each run is a trial of the study's rung `measure`. Its label says what it was for: `first` when the
 plan was tried, `again` to see whether losses repeat, `race-ID-NN` for a round of a race,
-`confirm-ID-NN` for the figures that are exported.
+`fresh-NN` for the figures that are exported: runs of the same number belong together.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def race_label(race: str, number: int) -> str:
     return f"race-{race}-{number:02d}"
 
 
-def confirm_label(confirmation: str, number: int) -> str:
-    """The label of a run whose figure is exported."""
-    return f"confirm-{confirmation}-{number:02d}"
+def fresh_label(number: int) -> str:
+    """The label of the runs that are compared side by side, row by row."""
+    return f"fresh-{number:02d}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,9 +89,12 @@ class Runs:
         }
 
     def values(self, plan: Plan) -> list[float]:
-        """Seconds per step, one per run, of the runs that may be compared with others: those of
-        the last race, else the first."""
+        """Seconds per step, one per run, of the runs that may be compared with others: those side
+        by side, else those of the last race, else the first."""
         runs = self.found.get(plan, {})
+        fresh = [one for label, one in runs.items() if label.startswith("fresh-")]
+        if fresh:
+            return [one.step_s for one in fresh if isinstance(one, Measured)]
         raced = [label for label in runs if label.startswith("race-")]
         if raced:
             last = raced[-1].rpartition("-")[0]
@@ -268,7 +271,7 @@ def assemble_command(study: Study, header: Header) -> SearchResult:
     candidates = rank(
         compiled={},
         measured=outcomes,
-        comparisons=() if decision is None else decision.race.comparisons,
+        comparisons=() if decision is None else decision.comparisons,
         baseline=header.baseline,
         chip=chip_for(header.device_kind, header.platform),
         winner=() if decision is None else (decision.winner,),

@@ -1,18 +1,20 @@
-"""A search by a command: plans are run one after the other, the best are raced, the winner is
-confirmed.
+"""A search by a command: plans are run one after the other, the best are raced, then compared.
 
 Every run is a fresh process, and a trial of the study; a run that is finished is never repeated.
 1. Explore, for up to three fifths of the budget: each plan once, in the order of `order`.
 2. Race: the best of them and the baseline in rounds, in shuffled order, until `racing` can tell
    them apart or the time is over; not where only one came near. What a plan took when it was
    explored does not count here: it is in the race because that was little, which may be luck.
-3. Confirm: winner and baseline in turn, in processes of their own; only these figures are exported.
+3. Side by side: the best two or three and the baseline in turn, again and again, until they are
+   told apart or the time is over; only these figures are exported. What stays undecided is where
+   the next search goes on.
 Whatever time is left goes to plans that were not tried, and to races of those that may be faster.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import shlex
 import statistics
@@ -32,7 +34,7 @@ from automesh.ladder.command.results import (
     Judged,
     Runs,
     assemble_command,
-    confirm_label,
+    fresh_label,
     judge,
     measured_of,
     outcome_of_run,
@@ -41,18 +43,17 @@ from automesh.ladder.command.results import (
 )
 from automesh.ladder.command.running import Manner, Place, Ran, RunResult, Unseen, recovered, run
 from automesh.ladder.command.sources import SeenStep
-from automesh.ladder.confirm import FEWEST, Confirmation, Ended, confirmation_of
+from automesh.ladder.confirm import figures_of
+from automesh.ladder.final import FEWEST, LOOKS, Final, FinalRules
 from automesh.ladder.heading import spent
 from automesh.ladder.live_pool import LeaseLost, wait_for_lease
-from automesh.ladder.measure import RaceReport
-from automesh.ladder.measure_rung import CONFIRMATIONS
 from automesh.ladder.notebook import Footer, Header, Notebook
 from automesh.ladder.places import as_seen
 from automesh.ladder.racing import Race, RaceRules
 from automesh.ladder.study import Study, Trial
-from automesh.ladder.verdict import RaceVerdict, comparison_of
+from automesh.ladder.verdict import ProcessRecord, RaceRecord, Records, raced_against, record_of
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Failed, Failure, Measured, Outcome, OutOfMemory, TimedOut
+from automesh.outcomes import Failed, Measured, Outcome, OutOfMemory, TimedOut
 from automesh.results.csv_export import write_csv
 from automesh.results.progress import Progress
 from automesh.results.result import SearchResult
@@ -61,11 +62,12 @@ from automesh.results.words import failure_reason
 from automesh.units import format_seconds
 
 EXPLORE_SHARE = 0.6
-RULES = RaceRules(max_rounds=12)  # a round is a process for each finalist
+RULES = RaceRules(max_rounds=12, keep=FinalRules().entrants)  # a round: a process for each finalist
 WIDE = 1.5  # single runs of one plan may differ by a third: beyond this none is a finalist
 NEAR = 1.1  # and this near to the winner's, when it was explored, a later plan may beat it
 _MOST_FAILURES = 3  # before anything has run: then it is the command that fails, not its plans
 _RACE = "race"
+_RACES = "all races"
 _STEP = "step"
 
 
@@ -349,11 +351,17 @@ class CommandSearch:
         finalists = self._finalists()
         if not finalists:
             return None
-        number = self._notebook.noted("races") or 0
-        self._notebook.note("races", number + 1)
-        race = OpenRace(key=_key(str(number), *finalists), finalists=tuple(finalists))
+        races = self._races()
+        race = OpenRace(key=_key(str(len(races)), *finalists), finalists=tuple(finalists))
+        self._notebook.note(_RACES, to_json([*races, race], list[OpenRace]))
         self._notebook.note(_RACE, to_json(race, OpenRace))
         return race
+
+    def _races(self) -> list[OpenRace]:
+        """All races that were begun, in order; what is not searched any more is left out."""
+        found: list[OpenRace] = from_json(self._notebook.noted(_RACES) or [], list[OpenRace])
+        plans = set(self.plans)
+        return [one for one in found if set(one.finalists) <= plans]
 
     def _finalists(self) -> list[Plan]:
         """The best of what was explored, with the baseline; nothing if it is decided already."""
@@ -374,8 +382,7 @@ class CommandSearch:
         if decision is None or decision.winner not in seconds:
             others = [plan for plan in likely if plan not in own]
             return [*own, *others[: self.request.top]]
-        settled = {decision.winner, *(one.plan for one in decision.race.comparisons)}
-        settled |= {plan for plan, _ in decision.confirmed}
+        settled = {decision.winner, *(one.plan for one in decision.comparisons)}
         limit_s = NEAR * seconds[decision.winner]
         newcomers = [plan for plan in likely if plan not in settled and seconds[plan] <= limit_s]
         newcomers = [plan for plan in newcomers if plan not in own]
@@ -385,59 +392,39 @@ class CommandSearch:
         return [*kept, *newcomers[: self.request.top]]
 
     def _decide(self, race: OpenRace) -> tuple[str, bool]:
-        """Races and confirms; how it ended, and whether the race need not go on."""
-        found = self._verdict(race)
-        if found is None:
+        """Races and runs the best side by side; how it ended, and whether all is decided."""
+        self._race(race)
+        if not self._left(race):
             self._notebook.note(_RACE, None)
             return "every finalist failed", True
-        verdict, was_decided = found
-        ending = self._confirm(race, verdict)
-        if was_decided:
+        is_decided = self._run_afresh(race)
+        final = self._final()
+        waiting = max(len(final.entrants(self._contenders(race, final))) - 1, 1)
+        ending = "all that came near are decided"
+        if not is_decided:
+            ending = f"the time was used up before {waiting} of them were decided"
+        ending = self._note_decision(final, ending)
+        if is_decided:
             self._notebook.note(_RACE, None)
-        return ending, was_decided
-
-    def _verdict(self, race: OpenRace) -> tuple[RaceVerdict, bool] | None:
-        """Who has won, and whether that was decided; None if every finalist failed."""
-        left = self._left(race)
-        others = [plan for plan in left if plan not in self.baseline]
-        if left and len(others) < 2:
-            # Who is confirmed is compared with the baseline then: that decides as a race would.
-            winner = (others or left)[0]
-            sentence = "no other plan came near"
-            return RaceVerdict(winner=winner, comparisons=(), sentence=sentence), True
-        report = self._race(race)
-        was_decided = report.ended != "deadline"
-        best = report.winner
-        if best is not None:
-            rest = [one for one in report.standings if one.finalist != best.finalist]
-            compared = tuple(comparison_of(one) for one in rest if one.to_winner is not None)
-            verdict = RaceVerdict(
-                winner=best.finalist, comparisons=compared, sentence=report.sentence
-            )
-            return verdict, was_decided
-        left = self._left(race)
-        if not left:
-            return None
-        # Not one round: what was explored has to do.
-        first = self._runs.first_s()
-        winner = min(left, key=lambda plan: first.get(plan) or float("inf"))
-        sentence = "there was no time to race"
-        return RaceVerdict(winner=winner, comparisons=(), sentence=sentence), was_decided
+        return ending, is_decided
 
     def _left(self, race: OpenRace) -> list[Plan]:
         return [plan for plan in race.finalists if self._runs.failure(plan) is None]
 
-    def _race(self, race: OpenRace) -> RaceReport:
+    def _race(self, race: OpenRace) -> None:
+        """Runs rounds of all finalists until so few are left as one process has room for."""
         values = {
             plan: self._rounds(plan, lambda number: race_label(race.key, number))
             for plan in race.finalists
         }
         failed = [plan for plan in race.finalists if self._runs.failure(plan) is not None]
         contest = Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)
+        if len(contest.survivors) <= RULES.keep:
+            return
         begun = -1
         while (upcoming := contest.next_visit()) is not None:
             plan, number = upcoming.finalist, upcoming.round_index
-            reserve = CONFIRMATIONS * (1 + len(self.baseline))
+            reserve = FEWEST * min(RULES.keep, len(race.finalists))
             if number > begun and not self._fits(len(contest.survivors) + reserve):
                 break
             begun = number
@@ -457,9 +444,6 @@ class CommandSearch:
             if contest.leader is not None:
                 middle_s = statistics.median(contest.values_of(contest.leader))
                 self.progress.best(f"{contest.leader}, {format_seconds(middle_s)} measured")
-        return RaceReport(
-            ended=contest.ending or "deadline", standings=contest.standings(), failures=()
-        )
 
     def _rounds(self, plan: Plan, label: Callable[[int], str]) -> list[float]:
         """Seconds per step of the runs with consecutive labels."""
@@ -468,67 +452,105 @@ class CommandSearch:
             found.append(one.step_s)
         return found
 
-    # Confirming
+    def _records(self) -> Records:
+        """All races and fresh runs side by side, as the trials have them."""
+        machine = self.study.owner.machine
+        races: list[RaceRecord] = []
+        for race in self._races():
+            values = {
+                plan: self._rounds(plan, lambda number, key=race.key: race_label(key, number))
+                for plan in race.finalists
+            }
+            if all(len(one) < 1 for one in values.values()):
+                continue
+            failed = [plan for plan in race.finalists if self._runs.failure(plan) is not None]
+            contest = Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)
+            races.append(record_of(contest.standings(), machine=machine, sentence=""))
+        processes: list[ProcessRecord] = []
+        while row := self._row(len(processes)):
+            processes.append(ProcessRecord(machine=machine, seconds=row, took_s=0.0))
+        failures = ((plan, self._runs.failure(plan)) for plan in self._runs.found)
+        return Records(
+            races=tuple(races),
+            processes=tuple(processes),
+            failed=tuple((plan, one) for plan, one in failures if one is not None),
+        )
 
-    def _confirm(self, race: OpenRace, verdict: RaceVerdict) -> str:
-        winner = verdict.winner
-        rivals = [plan for plan in self.baseline if plan != winner]
-        rivals = [plan for plan in rivals if self._runs.failure(plan) is None]
-        rivals = [plan for plan in rivals if plan in race.finalists]
-        pair = [winner, *rivals]
-        key = _key(race.key, *pair)
-        values: dict[Plan, list[float]] = {plan: [] for plan in pair}
-        failures: dict[Plan, Failure] = {}
-        ended: Ended = "all processes"
-        self.progress.phase("confirm", total=CONFIRMATIONS, done=0, note="fresh processes")
-        for number in range(CONFIRMATIONS):
-            label = confirm_label(key, number)
-            order = [plan for plan in pair if plan not in failures]
-            missing = [plan for plan in order if self._runs.of(plan, label) is None]
-            # The least evidence is granted past any deadline: else the winner is lost.
-            if missing and number >= FEWEST and not self._fits(len(missing)):
-                ended = "deadline"
-                break
-            random.Random(f"{key} {number}").shuffle(order)
-            for plan in order:
-                outcome = self._run(plan, label)
-                if isinstance(outcome, Measured):
-                    values[plan].append(outcome.step_s)
-                elif isinstance(outcome, Failed | TimedOut | OutOfMemory):
-                    failures[plan] = outcome
+    def _row(self, number: int) -> tuple[tuple[Plan, float], ...]:
+        label = fresh_label(number)
+        found = ((plan, self._runs.of(plan, label)) for plan in self._runs.found)
+        return tuple((plan, one.step_s) for plan, one in found if isinstance(one, Measured))
+
+    # Fresh runs side by side
+
+    def _final(self) -> Final:
+        decision = self._notebook.decision()
+        baseline = [plan for plan in self.baseline if plan in self._runs.found]
+        return self._records().final(
+            rules=FinalRules(),
+            baseline=baseline,
+            incumbent=() if decision is None else (decision.winner,),
+            excluded=self._judged().differing,
+        )
+
+    def _contenders(self, race: OpenRace, final: Final) -> list[Plan]:
+        """Who may be the fastest: what the race has left, in the order of its figures."""
+        seconds = self._runs.first_s()
+        left = sorted(self._left(race), key=lambda plan: seconds.get(plan) or math.inf)
+        own = [plan for plan in final.baseline if plan not in final.failed]
+        reference = [*final.exported(at_look=True), *own, *left][:1]
+        raced = raced_against(self._records().races, final, reference[0]) if reference else ()
+        known = {one.plan for one in raced}
+        undecided = [one.plan for one in raced if one.verdict == "undecided"]
+        unknown = [plan for plan in left if plan not in known]
+        return list(dict.fromkeys([*reference, *undecided, *unknown]))
+
+    def _run_afresh(self, race: OpenRace) -> bool:
+        """Runs the best and the baseline in turn; whether nothing is left to decide."""
+        while True:
+            final = self._final()
+            entrants = final.entrants(self._contenders(race, final))
+            count = final.count(*entrants) if entrants else LOOKS[-1]
+            if not entrants or count >= LOOKS[-1]:
+                return True
+            number = len(final.rows)
+            label = fresh_label(number)
+            # A row that was begun is completed: half of it compares with nothing.
+            missing = [plan for plan in entrants if self._runs.of(plan, label) is None]
+            if not self._fits(len(missing)):
+                return False
             self.progress.phase(
-                "confirm", total=CONFIRMATIONS, done=number + 1, note="fresh processes"
+                "confirm",
+                total=next((look for look in LOOKS if look > count), LOOKS[-1]),
+                done=count,
+                note=f"{len(entrants)} meshes side by side",
             )
-            if winner in failures:
-                ended = "failed"
-                break
-        rival = rivals[0] if rivals else None
-        confirmation = confirmation_of(winner, rival, values, failures, ended)
-        return self._note_decision(verdict, confirmation, values, failures)
+            random.Random(label).shuffle(missing)
+            for plan in missing:
+                self._run(plan, label)
 
-    def _note_decision(
-        self,
-        verdict: RaceVerdict,
-        confirmation: Confirmation,
-        values: dict[Plan, list[float]],
-        failures: dict[Plan, Failure],
-    ) -> str:
+    def _note_decision(self, final: Final, ending: str) -> str:
+        exported = final.exported()
+        if not exported:
+            return (
+                "the time did not suffice to run the best three times side by side; run the same "
+                "command to go on"
+            )
         judged = self._judged()
         confirmed = {
-            plan: measured_of(self._runs, judged, plan, found, confirmed=True)
-            for plan, found in values.items()
-            if plan not in failures and len(found) >= FEWEST
+            plan: measured_of(self._runs, judged, plan, figure.rounds_s, confirmed=True)
+            for plan, figure in figures_of(final).items()
         }
-        if verdict.winner not in confirmed:
-            return "the winner failed when it was run again; run the same command to go on"
         decision = decide(
-            verdict,
-            confirmation,
+            self._records(),
+            final,
+            exported[0],
             confirmed,
-            baseline=self.baseline,
+            process_s=final.rules.entrants * self._expected_s(),
+            sentence=ending,
         )
         self._notebook.note_decision(decision)
-        return verdict.sentence
+        return ending
 
     # The end
 
@@ -536,7 +558,7 @@ class CommandSearch:
         """How it ended when nobody was raced."""
         decision = self._notebook.decision()
         if decision is not None:
-            return decision.race.sentence
+            return decision.sentence
         judged = self._judged()
         if judged.differing:
             return "no plan may become a rule"
