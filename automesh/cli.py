@@ -190,7 +190,8 @@ def search(
     from automesh.units import parse_bytes, parse_duration
 
     targets, options = target or ["local"], xla or []
-    typed = shlex.join(["automesh", *sys.argv[1:]])
+    # What is repeated to go on must not begin anew.
+    typed = shlex.join(["automesh", *(word for word in sys.argv[1:] if word != "--new")])
     api.check_subject(
         script,
         command,

@@ -25,6 +25,7 @@ from automesh.ladder.verdict import (
     ProcessRecord,
     RaceRecord,
     Records,
+    ending_of,
     raced_against,
     record_of,
 )
@@ -136,7 +137,7 @@ class MeasureRung:
         self._measure_afresh(EARLY)
         self._challenge_until_none(RESERVED)
         is_decided = self._measure_afresh(LOOKS[-1])
-        return self._store(self._ending(is_decided=is_decided))
+        return self._store("all of them are decided" if is_decided else "")
 
     def _why_no_race(self) -> str:
         if self._calibrations:
@@ -561,14 +562,12 @@ class MeasureRung:
             if plan in self._calibrations
         }
 
-    def _ending(self, *, is_decided: bool) -> str:
-        final = self._final()
-        if is_decided:
-            return "all of them are decided"
-        waiting = len(self._contenders(final)) - 1
-        return f"the time was used up before {waiting or 'all'} of them were decided"
-
     def _store(self, ending: str) -> str:
+        """Notes what is exported and how everything compares with it.
+
+        Args:
+          ending: how it ended; if empty, time was used up before all was decided.
+        """
         final = self._final()
         exported = final.exported()
         confirmed = self._confirmed(final)
@@ -582,8 +581,10 @@ class MeasureRung:
             process_s=self._process_s([*exported, *self._contenders(final)]),
             sentence=ending,
         )
+        if not ending:
+            decision = replace(decision, sentence=ending_of(decision))
         self.notebook.note_decision(decision)
-        return ending
+        return decision.sentence
 
     def _explain_programs(self) -> None:
         """Finishes the plans whose programs differed, once no process has anything ready."""

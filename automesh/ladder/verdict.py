@@ -240,6 +240,16 @@ def comparisons_of(
     return tuple(sorted(found.values(), key=lambda one: (one.ratio, str(one.plan))))
 
 
+def ending_of(decision: Decision) -> str:
+    """How a search ended whose time was used up."""
+    waiting = len(decision.undecided)
+    if not waiting:
+        return "all of them are decided"
+    return (
+        f"the time was used up before {waiting} of them {'was' if waiting == 1 else 'were'} decided"
+    )
+
+
 def verification_of(
     final: Final, exported: Plan, comparisons: Sequence[Comparison]
 ) -> Verification:

@@ -154,8 +154,8 @@ def calibrate(
         answer = visit(pool, job, rules.timeout_s)
         if not isinstance(answer, VisitAnswer):
             return answer
-        # The first visit compiles, which none of the race's visits does.
-        visit_s = clock() - started_s - (0.0 if answers else answer.setup_s)
+        # The first visit may start a process and compiles, which none of the race's visits does.
+        visit_s = clock() - started_s if answers else steps * sum(answer.samples_s)
         step_s = statistics.median(answer.samples_s)
         answers.append(answer)
         # A sample of one short step is mostly overhead, so the first guess falls short: look again.

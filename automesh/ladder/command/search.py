@@ -51,7 +51,14 @@ from automesh.ladder.notebook import Footer, Header, Notebook
 from automesh.ladder.places import as_seen
 from automesh.ladder.racing import Race, RaceRules
 from automesh.ladder.study import Study, Trial
-from automesh.ladder.verdict import ProcessRecord, RaceRecord, Records, raced_against, record_of
+from automesh.ladder.verdict import (
+    ProcessRecord,
+    RaceRecord,
+    Records,
+    ending_of,
+    raced_against,
+    record_of,
+)
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Measured, Outcome, OutOfMemory, TimedOut
 from automesh.results.csv_export import write_csv
@@ -398,12 +405,7 @@ class CommandSearch:
             self._notebook.note(_RACE, None)
             return "every finalist failed", True
         is_decided = self._run_afresh(race)
-        final = self._final()
-        waiting = max(len(final.entrants(self._contenders(race, final))) - 1, 1)
-        ending = "all that came near are decided"
-        if not is_decided:
-            ending = f"the time was used up before {waiting} of them were decided"
-        ending = self._note_decision(final, ending)
+        ending = self._note_decision("all that came near are decided" if is_decided else "")
         if is_decided:
             self._notebook.note(_RACE, None)
         return ending, is_decided
@@ -529,7 +531,8 @@ class CommandSearch:
             for plan in missing:
                 self._run(plan, label)
 
-    def _note_decision(self, final: Final, ending: str) -> str:
+    def _note_decision(self, ending: str) -> str:
+        final = self._final()
         exported = final.exported()
         if not exported:
             return (
@@ -549,8 +552,10 @@ class CommandSearch:
             process_s=final.rules.entrants * self._expected_s(),
             sentence=ending,
         )
+        if not ending:
+            decision = replace(decision, sentence=ending_of(decision))
         self._notebook.note_decision(decision)
-        return ending
+        return decision.sentence
 
     # The end
 
