@@ -1,10 +1,11 @@
 """How often a race is wrong: identical finalists called different, a slower one not found.
 
 First simulated races under six kinds of noise, by the race of the package, by the former one and by
-a fixed number of rounds; and how often 95 % intervals of a ratio hold the truth. Then real races of
-five, run by the package's own driver through a worker process on virtual CPU devices: half of them
-have five identical finalists, in the other half one does 10 % more of the same work. The last line
-on stdout is JSON; progress goes to stderr.
+a fixed number of rounds; how often 95 % intervals of a ratio hold the truth; and simulated finals in
+fresh processes, which decide what is exported. Then real races of five, run by the package's own
+driver through a worker process on virtual CPU devices: a third of them have five identical
+finalists, in the others one does 10 % or 5 % more of the same work. The last line on stdout is JSON;
+progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from automesh.ladder.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failure
 from automesh.program.nouns import Entry, Inspection, VisitAnswer
-from automesh.units import format_change, format_percent, format_seconds, format_wait
+from automesh.units import format_percent, format_seconds, format_wait
 from automesh.worker.messages import InspectJob, Job, Surroundings, VisitJob
 from automesh.worker.pool import Pool
+from benchmarks.final_noise import METHODS as FINALS
+from benchmarks.final_noise import figures
 from benchmarks.race_noise import METHODS, NOISES, PROCESSES, coverage, rates
 
 FINALISTS = 5
@@ -67,6 +70,7 @@ def build(mesh, copy=0, extra=0):
     return step, (weights, batch)
 '''
 EXTRA = 2  # of 20 equal products: 10 % more work by construction
+LITTLE = 1  # 5 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,8 @@ class Tally:
 
     Attributes:
       slower: finalists wrongly called slower, one number per race of identical ones.
-      found: whether the slower one was called slower, and no other, one per race that had it.
+      found: whether the one that is 10 % slower was called so, one per race that had it.
+      found_little: likewise for 5 %.
       rounds: rounds until the end, one per race.
       loser_rounds: rounds until the slower one was out.
       ratios: how much slower the slower one was measured.
@@ -101,6 +106,7 @@ class Tally:
 
     slower: list[int] = field(default_factory=list[int])
     found: list[bool] = field(default_factory=list[bool])
+    found_little: list[bool] = field(default_factory=list[bool])
     rounds: list[int] = field(default_factory=list[int])
     loser_rounds: list[int] = field(default_factory=list[int])
     ratios: list[float] = field(default_factory=list[float])
@@ -173,12 +179,15 @@ def count(tally: Tally, report: RaceReport, slow: Plan | None) -> None:
     called = {one.finalist for one in report.standings if one.verdict == "slower"}
     tally.rounds.append(max(len(one.rounds_s) for one in report.standings))
     for one in report.standings:
-        if one.verdict == "tie" and report.winner is not None:
+        if one.verdict == "open" and report.winner is not None:
             ratios = [a / b for a, b in zip(one.rounds_s, report.winner.rounds_s)]
             # Of a ratio of two: each has its share of the variance.
             tally.noise.append(1.4826 * stats.median_abs_deviation(ratios) / 2**0.5)
     if slow is None:
         tally.slower.append(len(called))
+        return
+    if dict(slow.knobs)["extra"] == LITTLE:
+        tally.found_little.append(slow in called)
         return
     tally.found.append(slow in called)
     loser = next(one for one in report.standings if one.finalist == slow)
@@ -205,6 +214,7 @@ def summary(tally: Tally, seconds: float) -> dict[str, float | int]:
         "seconds": round(seconds),
         "false_positive_upper": round(float(upper), 4),
         "false_positive_rate": round(wrong / comparisons, 4),
+        "detection_rate_5_percent": round(statistics.mean(tally.found_little or [0]), 4),
         "detection_rate": round(statistics.mean(tally.found), 4),
     }
 
@@ -249,21 +259,34 @@ def simulate(races: int, seed: int) -> dict[str, object]:
 
 
 def main(
-    races: Annotated[int, typer.Option(min=0, help="Real races of each of the two sorts.")] = 40,
+    races: Annotated[int, typer.Option(min=0, help="Real races of each of the three sorts.")] = 60,
     simulated: Annotated[int, typer.Option(min=0, help="Simulated races of each sort.")] = 200,
     seed: Annotated[int, typer.Option(help="Of all shuffling.")] = 0,
 ) -> None:
     """Runs races of identical finalists and races with one slower, and counts the errors."""
     found = simulate(simulated, seed) if simulated else {}
+    finals = simulate_finals(simulated, seed) if simulated else {}
     real = run_races(races, seed) if races else {}
-    print(json.dumps({"simulated": found, **real}))
+    print(json.dumps({"simulated": found, "finals": finals, **real}))
+
+
+def simulate_finals(finals: int, seed: int) -> dict[str, object]:
+    """Finals of a baseline and two challengers, of which none or one is faster."""
+    found: dict[str, object] = {}
+    for kind in NOISES:
+        for name, method in FINALS.items():
+            for faster in (0.0, 0.03, 0.05, 0.1):
+                one = figures(method, kind, finals=finals, size=0.05, faster=faster, seed=seed)
+                found[f"{kind}, {name}, {faster:.0%} faster"] = one
+                say(f"{kind}, {name}, one {faster:.0%} faster: {one}")
+    return found
 
 
 def run_races(races: int, seed: int) -> dict[str, float | int]:
     """Real races on this machine."""
     began_s, tally, luck = time.monotonic(), Tally(), random.Random(seed)
     everyone = [plan(copy, 0) for copy in range(FINALISTS)]
-    slow = plan(0, EXTRA)
+    slow, little = plan(0, EXTRA), plan(0, LITTLE)
     with tempfile.TemporaryDirectory() as directory:
         surroundings = Surroundings(platforms="cpu", cpu_devices=DEVICES)
         with Pool(
@@ -274,15 +297,15 @@ def run_races(races: int, seed: int) -> dict[str, float | int]:
         ) as pool:
             visitors, subject = Visitors(pool=pool), inspect(pool, Path(directory))
             known: dict[Plan, Calibration] = {}
-            for number in range(2 * races):
+            for number in range(3 * races):
                 if number % RACES_PER_PROCESS == 0:
-                    known = calibrated(visitors, subject, [*everyone, slow])
-                entrants = list(everyone)
-                if number % 2:
-                    entrants[luck.randrange(FINALISTS)] = slow
+                    known = calibrated(visitors, subject, [*everyone, slow, little])
+                entrants, loser = list(everyone), (None, slow, little)[number % 3]
+                if loser is not None:
+                    entrants[luck.randrange(FINALISTS)] = loser
                 chosen = {one: known[one] for one in entrants}
                 report = race(visitors, subject, chosen, luck.randrange(2**31))
-                count(tally, report, slow if number % 2 else None)
+                count(tally, report, loser)
                 tell(number, races, tally, report, time.monotonic() - began_s)
     return summary(tally, time.monotonic() - began_s)
 
@@ -291,15 +314,14 @@ def tell(number: int, races: int, tally: Tally, report: RaceReport, spent_s: flo
     """One line per race."""
     winner = report.winner
     assert winner is not None
-    what = "one slower" if number % 2 else "identical "
-    if number % 2:
-        ratio = format_change(tally.ratios[-1]) if tally.found[-1] else ""
-        verdict = f"found {ratio}" if tally.found[-1] else "not found"
-    else:
+    what = ("identical", "one 10 % slower", "one 5 % slower")[number % 3]
+    found = (tally.found, tally.found_little)[number % 3 - 1]
+    verdict = "found" if found and found[-1] else "not found"
+    if number % 3 == 0:
         verdict = f"{tally.slower[-1]} wrong"
-    left_s = spent_s / (number + 1) * (2 * races - number - 1)
+    left_s = spent_s / (number + 1) * (3 * races - number - 1)
     say(
-        f"{number + 1:3}/{2 * races} {what} {verdict:14} {tally.rounds[-1]:2} rounds, "
+        f"{number + 1:3}/{3 * races} {what:15} {verdict:10} {tally.rounds[-1]:2} rounds, "
         f"{report.ended}, {format_seconds(winner.step_s)}, "
         f"noise {format_percent(tally.noise[-1]) if tally.noise else '?'}, "
         f"{format_wait(left_s)} left"

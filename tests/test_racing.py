@@ -399,7 +399,7 @@ def test_a_spread_that_all_show_is_known_after_few_rounds() -> None:
     true = 0.05 * math.sqrt(2 / 4)
     # Wider, since four rounds may be correlated; rarely far off.
     assert true < np.median(errors) < 2 * true
-    assert np.quantile(errors, 0.9) < 2.5 * np.quantile(errors, 0.1)
+    assert np.quantile(errors, 0.9) < 3 * np.quantile(errors, 0.1)
 
 
 def test_rounds_that_hang_together_widen_the_error() -> None:

@@ -8,11 +8,12 @@ import pytest
 from automesh.ladder.measure import RaceReport
 from automesh.ladder.racing import Race, RaceRules
 from automesh.mesh.axes import Plan
+from benchmarks import final_noise, race_errors
 from benchmarks.race_errors import EXTRA, FINALISTS, Tally, count, plan, summary
 from benchmarks.race_noise import METHODS, NOISES, noise
 
 EVERYONE = [plan(copy, 0) for copy in range(FINALISTS)]
-SLOW = plan(0, EXTRA)
+SLOW, LITTLE = plan(0, EXTRA), plan(0, race_errors.LITTLE)
 
 
 def report(step_s: dict[Plan, float]) -> RaceReport:
@@ -34,9 +35,12 @@ def test_errors_and_finds_are_counted() -> None:
     assert (found["comparisons"], found["wrongly_different"], found["races_wrong"]) == (10, 1, 1)
     assert found["false_positive_rate"] == 0.1
     assert found["detection_rate"] == 0.5
+    assert found["detection_rate_5_percent"] == 0.0
     assert found["slower_measured"] == 1.1
     assert found["rounds_until_found_mean"] == 6  # the first look of more than the hopeless
-    assert list(found)[-3:] == ["false_positive_upper", "false_positive_rate", "detection_rate"]
+    count(tally, report({**dict.fromkeys(EVERYONE[1:], 1.0), LITTLE: 1.05}), LITTLE)
+    assert summary(tally, 9.6)["detection_rate_5_percent"] == 1.0
+    assert summary(tally, 9.6)["detection_rate"] == 0.5
 
 
 @pytest.mark.parametrize(("wrong", "upper"), [(0, 0.0188), (3, 0.0432), (4, 0.0503)])
@@ -61,3 +65,25 @@ def test_noise_has_the_size_that_is_asked_for(kind: str) -> None:
     logs = noise(kind, np.random.default_rng(1), 50, 40, 0.05)
     assert logs.shape == (50, 40)
     assert 0.02 < np.std(np.diff(logs, axis=1)) < 0.2
+
+
+@pytest.mark.parametrize("method", final_noise.METHODS)
+def test_finals_without_noise_adopt_what_is_faster_alone(method: str) -> None:
+    run = final_noise.METHODS[method]
+    quiet = 1e-9 * np.random.default_rng(0).standard_normal((3, final_noise.MOST))
+    true = np.array([0.0, -0.1, 0.0])
+    ended = run(true[:, None] + quiet, true)
+    assert (ended.adopted, ended.settled) == (1, True)
+    assert ended.processes <= final_noise.FIXED
+    equal = run(quiet, np.zeros(3))
+    assert equal.settled
+
+
+def test_finals_err_as_seldom_and_hold_the_truth_as_often_as_they_say() -> None:
+    """The figures of the whole benchmark, of fewer finals: at least 94 % and at most 5 %."""
+    for kind in ("independent", "correlated", "bimodal", "one in twenty"):
+        found = final_noise.figures(
+            final_noise.sequential, kind, finals=30, size=0.05, faster=0.0, seed=2
+        )
+        assert found["covered"] >= 0.94
+        assert found["adopted"] <= 0.05

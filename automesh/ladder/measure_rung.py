@@ -209,8 +209,20 @@ class MeasureRung:
                 self._known_reference = reference
                 self.notebook.note_reference(reference.name)
         if self._known_reference is not None:
-            for plan, one in self._calibrations.items():
-                self._checks.note(plan, *check(self._known_reference, plan, one.first))
+            self._check_all(self._known_reference)
+
+    def _check_all(self, reference: Reference) -> None:
+        """Compares every first visit with the reference, and drops what computes something else."""
+        for plan, one in list(self._calibrations.items()):
+            self._checks.note(plan, *check(reference, plan, one.first))
+            self._drop_unless_agreeing(plan, one)
+
+    def _ensure_reference(self, plans: Sequence[Plan]) -> Reference:
+        """The reference; one for another baseline than before judges all first visits anew."""
+        if self._known_reference is None:
+            self._known_reference = self._reference(plans)
+            self._check_all(self._known_reference)
+        return self._known_reference
 
     def _note_visits(self) -> None:
         reference = self._known_reference
@@ -287,9 +299,7 @@ class MeasureRung:
 
         The best come first; when the time for it is over, those left wait for the next search.
         """
-        if any(plan not in self._calibrations for plan in entrants):
-            self._known_reference = self._known_reference or self._reference(entrants)
-        reference = self._known_reference
+        reference = self._ensure_reference(entrants)
         for number, plan in enumerate(entrants):
             is_due = sum(one in self._calibrations for one in entrants) < 2
             if not is_due and self.clock() > self._race_deadline_s(entrants):
@@ -297,7 +307,7 @@ class MeasureRung:
             if plan not in self._calibrations:
                 self._visit_first(plan)
             calibration = self._calibrations.get(plan)
-            if calibration is not None and reference is not None:
+            if calibration is not None:
                 self._checks.note(plan, *check(reference, plan, calibration.first))
                 self._drop_unless_agreeing(plan, calibration)
             self.progress.phase(
@@ -320,7 +330,8 @@ class MeasureRung:
     def _reference(self, entrants: Sequence[Plan]) -> Reference:
         baseline = [plan for plan in self.preparation.baseline if plan in entrants]
         for plan in baseline:
-            self._visit_first(plan)
+            if plan not in self._calibrations:
+                self._visit_first(plan)
         reference = find_reference(
             self.pool,
             self._subject,
@@ -371,7 +382,7 @@ class MeasureRung:
             race,
             self._calibrations,
             rules=self.rules,
-            deadline_s=self._race_deadline_s(entrants),
+            deadline_s=max(self._race_deadline_s(entrants), self._one_round_s(entrants)),
             clock=self.clock,
             on_round=lambda plan, number, value_s: self._on_round(race, plan, number, value_s),
             on_failure=self._finish,
@@ -386,6 +397,11 @@ class MeasureRung:
             if plan not in self._done:
                 self._close(record, plan)
         return True
+
+    def _one_round_s(self, entrants: Sequence[Plan]) -> float:
+        """When a single round should be over: without one, nobody ever gets to a fresh process."""
+        round_s = sum(self._calibrations[plan].visit_s for plan in entrants)
+        return min(self.clock() + 1.5 * round_s, self.deadline_s)
 
     def _close(self, race: RaceRecord, plan: Plan) -> None:
         """Finishes the trial of a plan with what a race has said of it."""
@@ -481,6 +497,7 @@ class MeasureRung:
         Returns:
           Whether all that was raced is decided.
         """
+        self._ensure_reference(self.preparation.baseline)
         while True:
             final = self._final()
             entrants = final.entrants(self._contenders(final))
