@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from automesh.cli_guard import guarded, interrupted, prepare_streams
+from automesh.cli_guard import guarded, interrupted, prepare_streams, typed
 from automesh.cli_help import (
     CALIBRATE_HELP,
     CHECK_SCRIPT_HELP,
@@ -190,8 +190,7 @@ def search(
     from automesh.units import parse_bytes, parse_duration
 
     targets, options = target or ["local"], xla or []
-    # What is repeated to go on must not begin anew.
-    typed = shlex.join(["automesh", *(word for word in sys.argv[1:] if word != "--new")])
+    command_typed = shlex.join(typed())
     api.check_subject(
         script,
         command,
@@ -218,7 +217,7 @@ def search(
             timed_steps=timed_steps,
             rules=rules,
             results=results,
-            command=typed,
+            command=command_typed,
             target=targets[0],
             space=space,
             budget_s=_read("--budget", parse_duration, budget),
@@ -258,7 +257,7 @@ def search(
         curated=CURATED in options,
         dry_run=dry_run,
         new=new,
-        command=typed,
+        command=command_typed,
         step=step,
         split=split or [],
     )
@@ -559,6 +558,6 @@ def options(
 
 
 def main() -> None:
-    """Runs the command line; exits with 0 found, 1 nothing feasible, 2 bad input, 130 stopped."""
+    """Runs the command line: 0 found, 1 nothing feasible, 2 bad input, 130 or 143 stopped."""
     prepare_streams()
     sys.exit(guarded(lambda: app(standalone_mode=False, prog_name="automesh"), _COMMANDS))

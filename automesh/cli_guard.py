@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError, of_system
+from automesh.ladder.interrupts import end_on_sigterm, exit_code
 
 _STOPPED = 130
 _STAND_INS = "automesh.stand-ins"
@@ -44,16 +45,17 @@ def _stand_in(error: UnicodeError) -> tuple[str, int]:
 
 def guarded(call: Callable[[], Any], commands: Sequence[str]) -> int:
     """Runs the command line and gives its exit code; `commands` are the names of all commands."""
+    end_on_sigterm()
     try:
         outcome = call()
         sys.stdout.flush()
         if outcome == _STOPPED:  # Typer has caught a KeyboardInterrupt.
-            return _complain(interrupted(), _STOPPED)
+            return _complain(interrupted(), exit_code())
         return outcome if isinstance(outcome, int) else 0
     except NoFeasibleMesh as error:
         return _complain(error, 1)
     except Interrupted as error:
-        return _complain(error, _STOPPED)
+        return _complain(error, exit_code())
     except AutomeshError as error:
         return _complain(error, 2)
     except BrokenPipeError:
@@ -78,11 +80,19 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def typed() -> list[str]:
+    """The command to go on with: what was typed, without what would begin anew."""
+    words = sys.argv[1:]
+    ours = words[: words.index("--")] if "--" in words else words
+    kept = [word for word in ours if word != "--new"]
+    return ["automesh", *kept, *words[len(ours) :]]
+
+
 def interrupted() -> Interrupted:
     """What to say when the user has stopped the program: how to go on."""
     from automesh.results.words import hide_password  # Only now: it loads half of the program.
 
-    command = hide_password(shlex.join(["automesh", *sys.argv[1:]]))
+    command = hide_password(shlex.join(typed()))
     return Interrupted(
         "interrupted; what is finished is kept", hint=f"the same command goes on: {command}"
     )

@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from automesh.ladder.interrupts import interrupts_at_rest
+from automesh.ladder.interrupts import exit_code, interrupts_at_rest
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +145,29 @@ def test_in_another_thread_nothing_is_touched() -> None:
     thread.start()
     thread.join()
     assert handlers == [signal.default_int_handler]
+
+
+def test_sigterm_is_left_alone_unless_the_command_line_asks() -> None:
+    """A program that calls the API and is told to end must end."""
+    with interrupts_at_rest():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert exit_code() == 130
+
+
+def test_sigterm_of_the_command_line_is_an_interrupt_with_a_code_of_its_own() -> None:
+    code = (
+        "import os, signal, selectors, socket, sys\n"
+        "from automesh.ladder.interrupts import *\n"
+        "end_on_sigterm()\n"
+        "a, b = socket.socketpair(); s = selectors.DefaultSelector()\n"
+        "s.register(a, selectors.EVENT_READ)\n"
+        "try:\n"
+        "    with interrupts_at_rest():\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); s.select(30)\n"
+        "except KeyboardInterrupt:\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); s.select(30)\n"
+        "    except KeyboardInterrupt:\n"
+        "        sys.exit(exit_code())\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 143

@@ -344,19 +344,37 @@ def compiled(folder: Path) -> int:
     return states(databases[0]).get("compile", Counter())["COMPLETE"] if databases else 0
 
 
-def stop(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Ctrl-C, and what it must do: an end within two seconds that leaves no process."""
+def stop(process: subprocess.Popen[str], by: signal.Signals = signal.SIGINT) -> tuple[str, str]:
+    """Ctrl-C or SIGTERM, and what it must do: a quick end that leaves no process."""
     parent = psutil.Process(process.pid)
     below = parent.children(recursive=True)
     assert below
     began = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(by)
     out, err = process.communicate(timeout=30)
     took_s = time.monotonic() - began
     assert not psutil.wait_procs(below, timeout=1)[1]
-    assert process.returncode == 130, err
+    assert process.returncode == 128 + by, err
     assert took_s < 2.0
     return out, err
+
+
+@pytest.mark.slow
+def test_sigterm_ends_like_ctrl_c_with_a_table_and_how_to_go_on(tmp_path: Path) -> None:
+    """As a cluster's scheduler ends a job; before, nothing was printed."""
+    folder = folder_for_search(tmp_path, GOOD_SPACE + "[knobs]\nwidth = [8, 16, 24, 32]\n")
+    process = started(f"{SEARCH} --budget 60s --new", folder)
+    deadline = time.monotonic() + 120
+    while compiled(folder) < 1:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    out, err = stop(process, signal.SIGTERM)
+    assert "train on cpu-4 (4 x cpu), interrupted" in out
+    assert "stopped   interrupted" in out
+    # How to go on, without what would begin anew.
+    assert " ".join(out.split()).endswith(f"next automesh {SEARCH} --budget 60s")
+    assert err.rstrip().endswith(f"automesh {SEARCH} --budget 60s")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment when nothing is half done."""
+"""Ctrl-C, and SIGTERM of the command line, at a moment when nothing is half done."""
 
 from __future__ import annotations
 
@@ -12,6 +12,28 @@ from types import FrameType
 
 _TICK_S = 0.02
 _PATIENCE_S = 0.5
+
+
+def end_on_sigterm() -> None:
+    """Lets SIGTERM end this process as Ctrl-C does: with what is known so far, and how to go on.
+
+    For the command line alone: a program that calls the API must still end when it is told to.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _on_sigterm)
+
+
+def exit_code() -> int:
+    """What a process that was interrupted exits with: 143 after SIGTERM, 130 after Ctrl-C."""
+    return 128 + (signal.SIGTERM if _TERMINATED else signal.SIGINT)
+
+
+_TERMINATED: list[int] = []
+
+
+def _on_sigterm(number: int, _: FrameType | None) -> None:
+    _TERMINATED.append(number)
+    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -30,11 +52,16 @@ def interrupts_at_rest() -> Generator[None]:
     press = _Press()
     alarm = signal.signal(signal.SIGALRM, press.on_signal)
     signal.signal(signal.SIGINT, press.on_signal)
+    hears_sigterm = signal.getsignal(signal.SIGTERM) is _on_sigterm
+    if hears_sigterm:
+        signal.signal(signal.SIGTERM, press.on_signal)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if hears_sigterm:
+            signal.signal(signal.SIGTERM, _on_sigterm)
         signal.signal(signal.SIGALRM, alarm)
 
 
@@ -46,7 +73,9 @@ class _Press:
         self._is_raised = False
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._is_raised:
+        if number == signal.SIGTERM:
+            _TERMINATED.append(number)
+        if number != signal.SIGALRM and self._is_raised:
             raise KeyboardInterrupt  # The clean-up takes too long for them.
         now_s = time.monotonic()
         if not self._pressed_s:
