@@ -1,11 +1,11 @@
 """How often a race is wrong: identical finalists called different, a slower one not found.
 
-First simulated races under six kinds of noise, by the race of the package, by the former one and by
-a fixed number of rounds; how often 95 % intervals of a ratio hold the truth; and simulated finals in
-fresh processes, which decide what is exported. Then real races of five, run by the package's own
-driver through a worker process on virtual CPU devices: a third of them have five identical
-finalists, in the others one does 10 % or 5 % more of the same work. The last line on stdout is JSON;
-progress goes to stderr.
+First simulated races under six kinds of noise, by the race of the package, by the former one and
+by a fixed number of rounds; how often 95 % intervals of a ratio hold the truth; and simulated
+finals in fresh processes, which decide what is exported. Then real races of five, run by the
+package's own driver through a worker process on virtual CPU devices: a third of them have five
+identical finalists, in the others one does 10 % or 5 % more of the same work. The last line on
+stdout is JSON; progress goes to stderr.
 """
 
 from __future__ import annotations

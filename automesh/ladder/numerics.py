@@ -1,4 +1,4 @@
-"""Do two meshes compute the same function: their losses compared."""
+"""Do two meshes compute the same function: their losses and the updates of their state compared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from automesh.program.nouns import LeafUpdate
 
 # What reordered sums may change, relative, by the coarsest type in the step. A loss that is itself
 # rounded to 16 bits may land on the neighbouring value: at least one unit in the last place, 2^-7
@@ -18,6 +20,18 @@ _NARROW_TOLERANCE = 5e-2  # float8 and narrower: half a unit in the last place o
 _SMALL = (
     1e-3  # a scalar below this share of the largest is compared at that size: zero has no scale
 )
+# How far the update of an array may be from the reference's, relative to its norm, by the coarsest
+# type in the step. Rounding of activations goes into gradients element by element and does not
+# average out: a hundredth to a tenth of the norm for bfloat16. A forgotten sum over devices leaves
+# a gradient of an eighth of the batch: the distance is then half of the norm or several times it.
+_UPDATE_TOLERANCE = {"float64": 1e-6, "float32": 2e-2, "bfloat16": 0.3, "float16": 0.1}
+_NARROW_UPDATE_TOLERANCE = 0.5
+# Where all elements move by the same, as in Adam's first step, signs alone are compared: elements
+# whose gradient is rounding turn round, and each turned share s is a distance of 2 sqrt(s).
+_EVEN_SPREAD = 0.5
+_EVEN_TOLERANCE = {"float64": 1e-2, "float32": 0.2, "bfloat16": 0.8, "float16": 0.5}
+_UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+_NARROW_UNIT = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +98,68 @@ def compare_losses(reference: Sequence[float], losses: Sequence[float], dtype: s
             f"{tolerance:.0e} allowed for {dtype}"
         ),
     )
+
+
+def compare_updates(
+    reference: Sequence[LeafUpdate], updates: Sequence[LeafUpdate], dtype: str
+) -> Agreement:
+    """Compares what the first step of a plan changes with what it changes on the reference.
+
+    The distance of two updates is estimated by their projections on the same random signs
+    (Johnson and Lindenstrauss, Contemporary Mathematics 26, 1984): eight of them give it to about a
+    quarter. What rounding in the type of the array itself may add is allowed for.
+
+    Args:
+      reference: one for each array that is carried on; those of `updates` with the same path are
+        compared with it.
+      dtype: the coarsest float type that takes part in either step.
+
+    Returns:
+      `agree` also where there is nothing to compare: losses alone then have to do.
+    """
+    known = {one.path: one for one in reference}
+    worst: tuple[float, str] = (0.0, "")
+    for here in updates:
+        there = known.get(here.path)
+        if there is None or there.count != here.count:
+            continue
+        share, sentence = _distance(there, here, dtype)
+        if share > worst[0]:
+            worst = share, sentence
+    if worst[0] <= 1.0:
+        return Agreement(verdict="agree")
+    return Agreement(verdict="differ", detail=worst[1])
+
+
+def _distance(there: LeafUpdate, here: LeafUpdate, dtype: str) -> tuple[float, str]:
+    """How far two updates are apart, as a share of what is allowed, and a sentence on it."""
+    name = f"the first update of `{here.path}`"
+    if there.is_finite != here.is_finite:
+        where = "the reference" if here.is_finite else "this mesh"
+        return math.inf, f"{name} is not a number on {where} alone"
+    scale = max(there.norm, here.norm)
+    rounding = _unit(here.dtype) * max(there.old_norm, here.old_norm)
+    if scale == 0.0:
+        return 0.0, ""
+    each = rounding / math.sqrt(here.count)
+    if here.apart > 8 * each + _tolerance(dtype) * scale / math.sqrt(here.count):
+        return math.inf, f"after one step, copies of `{here.path}` on several devices differ"
+    gaps = [a - b for a, b in zip(there.projections, here.projections, strict=True)]
+    apart = math.sqrt(sum(gap * gap for gap in gaps) / len(gaps))
+    is_even = max(there.spread, here.spread) < _EVEN_SPREAD
+    tolerance = _EVEN_TOLERANCE.get(dtype, 1.0) if is_even else _tolerance(dtype)
+    allowed = tolerance * scale + rounding
+    ratio = here.norm / there.norm if there.norm else math.inf
+    return apart / allowed, (
+        f"{name} differs: its norm is {ratio:.3g} times the reference's, and the two are "
+        f"{apart / scale:.2g} of it apart, {allowed / scale:.2g} allowed for {dtype}"
+    )
+
+
+def _tolerance(dtype: str) -> float:
+    return _UPDATE_TOLERANCE.get(dtype, _NARROW_UPDATE_TOLERANCE)
+
+
+def _unit(dtype: str) -> float:
+    """Distance of neighbouring numbers, relative to them."""
+    return _UNITS.get(dtype, _NARROW_UNIT)

@@ -1,15 +1,15 @@
-"""Whose losses the finalists must reproduce, and whether they do."""
+"""Whose losses and updates the finalists must reproduce, and whether they do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from automesh.ladder.numerics import Agreement, compare_losses
+from automesh.ladder.numerics import Agreement, compare_losses, compare_updates
 from automesh.ladder.visits import Calibration, Subject, VisitPool, VisitRules, record_losses
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Numerics
-from automesh.program.nouns import VisitAnswer
+from automesh.program.nouns import LeafUpdate, VisitAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +20,13 @@ class Reference:
       name: whose they are, in words.
       plan: the plan itself; nothing where none could be had.
       losses: scalar outputs of the first steps, in order.
+      updates: what the first step changes in the arrays that it carries on.
     """
 
     name: str
     plan: tuple[Plan, ...]
     losses: tuple[float, ...]
+    updates: tuple[LeafUpdate, ...] = ()
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ def find_reference(
             name=f"the baseline {calibration.plan}",
             plan=(calibration.plan,),
             losses=calibration.first.losses,
+            updates=calibration.first.updates,
         )
     single = replace(plans[0], axes=tuple(replace(axis, ici=1, dcn=1) for axis in plans[0].axes))
     candidates = [("the step on one device", single)]
@@ -77,15 +80,17 @@ def find_reference(
     for name, plan in candidates:
         answer = record_losses(pool, subject, plan, rules=rules)
         if isinstance(answer, VisitAnswer):
-            return Reference(name=name, plan=(plan,), losses=answer.losses)
+            return Reference(name=name, plan=(plan,), losses=answer.losses, updates=answer.updates)
     return Reference(
         name="none: neither one device nor data parallelism could run the step", plan=(), losses=()
     )
 
 
 def check(reference: Reference, plan: Plan, answer: VisitAnswer) -> tuple[Numerics, str]:
-    """How a plan's losses compare with the reference's, and a sentence if they do not agree."""
+    """How losses and updates compare with the reference's, and a sentence if they do not agree."""
     found: Agreement = compare_losses(reference.losses, answer.losses, answer.loss_dtype)
+    if found.verdict == "agree":
+        found = compare_updates(reference.updates, answer.updates, answer.loss_dtype)
     if found.verdict == "agree" and plan in reference.plan:
         return "reference", ""
     if not reference.plan:

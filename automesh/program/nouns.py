@@ -168,6 +168,35 @@ class CompileAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeafUpdate:
+    """What the first step changed in one array that it carries on, by elements read before and
+    after it; see `automesh.program.updates`.
+
+    Attributes:
+      path: where the array is among the arguments.
+      dtype: in which it is kept.
+      norm: Euclidean norm of new minus old.
+      old_norm: that of the old values: what rounding is measured by.
+      spread: standard deviation over mean of the sizes of the changes: near 0 where all elements
+        move by the same, as in the first step of Adam.
+      apart: largest difference of two copies of an element after the step.
+      count: elements that were read.
+      is_finite: False if a change is not a number; the figures are then 0.
+      projections: of the update on random signs, the same in every plan.
+    """
+
+    path: str
+    dtype: str
+    norm: float
+    old_norm: float
+    spread: float
+    apart: float
+    count: int
+    is_finite: bool
+    projections: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VisitAnswer:
     """What one visit to a finalist tells.
 
@@ -182,6 +211,7 @@ class VisitAnswer:
         up).
       peak_bytes: measured peak of one device, 0 where the backend does not report it.
       fingerprint: of the program that ran.
+      updates: of the arrays that the step carries on, where `losses` were asked for.
     """
 
     samples_s: tuple[float, ...]
@@ -191,6 +221,7 @@ class VisitAnswer:
     setup_s: float
     peak_bytes: int
     fingerprint: str
+    updates: tuple[LeafUpdate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,10 @@ import jax.numpy as jnp
 from automesh.errors import UsageError, kind_of
 from automesh.program.contexts import entered
 from automesh.program.leaf_forms import difference, forms_of, repacked
+from automesh.program.nouns import LeafUpdate
 from automesh.program.preparing import Ready, conform, duplicate, state
 from automesh.program.stepping import is_ref, leaf_shape
+from automesh.program.updates import sampled, updates_of
 from automesh.program.waiting import wait
 
 
@@ -28,12 +30,14 @@ class Visit:
       losses: scalar floats of the first steps, in order.
       setup_s: seconds before the first sample.
       peak_bytes: most bytes in use on one device, 0 where that cannot be told.
+      updates: what the first step changed, where losses are recorded.
     """
 
     samples_s: tuple[float, ...]
     losses: tuple[float, ...]
     setup_s: float
     peak_bytes: int
+    updates: tuple[LeafUpdate, ...]
 
 
 def visit(
@@ -64,7 +68,12 @@ def visit(
         with entered(ready.ambient, ready.workload.context):
             loop = _Loop(ready)
             started()
-            losses = [value for _ in range(loss_steps) for value in loop.losses_of_step()]
+            losses: list[float] = []
+            updates: tuple[LeafUpdate, ...] = ()
+            if loss_steps:
+                found, updates = loop.first_step()
+                losses += found
+            losses += [value for _ in range(loss_steps - 1) for value in loop.losses_of_step()]
             taken: list[float] = []
             setup_s = time.perf_counter() - since_s
             if steps > 0 and samples > 0:
@@ -82,6 +91,7 @@ def visit(
         setup_s=setup_s,
         # The device's mark is the highest since the process began: another plan's, unless it rose.
         peak_bytes=peak if peak > before else 0,
+        updates=updates,
     )
 
 
@@ -98,6 +108,12 @@ class _Loop:
         # keeps its thread: several steps in flight starve each other until XLA aborts after 40
         # seconds.
         self._one_at_a_time = jax.default_backend() == "cpu"
+
+    def first_step(self) -> tuple[list[float], tuple[LeafUpdate, ...]]:
+        """Runs one step: its scalar floats, and what it changes in the arrays that go on."""
+        before = sampled(self._args)
+        losses = self.losses_of_step()
+        return losses, updates_of(before, sampled(self._args))
 
     def losses_of_step(self) -> list[float]:
         """Runs one step and reads its scalar floats."""

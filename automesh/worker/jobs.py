@@ -432,6 +432,7 @@ def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
         setup_s=seen.setup_s,
         peak_bytes=seen.peak_bytes,
         fingerprint=ready.fingerprint,
+        updates=seen.updates,
     )
 
 
