@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from automesh.hardware import chip_for
 from automesh.ladder.command.results import assemble_command
+from automesh.ladder.freshness import changed_versions
 from automesh.ladder.notebook import Footer, Header, Notebook, batch_axes_of
 from automesh.ladder.ranking import rank
 from automesh.ladder.ranking_ahead import rank_ahead
 from automesh.ladder.rung import Rung
-from automesh.ladder.study import Study
+from automesh.ladder.study import Study, Trial
 from automesh.ladder.verdict import Decision
 from automesh.mesh.axes import Plan
 from automesh.outcomes import (
@@ -102,7 +103,7 @@ def _notices_of_stale(notebook: Notebook) -> tuple[str, ...]:
     """What is said of trials that are kept for searches other than this."""
     mine = (notebook.source_hash, notebook.versions)
     counts = Counter(
-        "an older script or other versions" if not trial.matches(*mine) else "other search spaces"
+        _other(trial, notebook) if not trial.matches(*mine) else "other search spaces"
         for trial in notebook.study.compile.trials()
         if not trial.matches(*mine) or not notebook.tells_of(trial.plan)
     )
@@ -110,6 +111,14 @@ def _notices_of_stale(notebook: Notebook) -> tuple[str, ...]:
         f"{count(number, 'trial', 'trials')} of {what} kept, not ranked"
         for what, number in sorted(counts.items())
     )
+
+
+def _other(trial: Trial, notebook: Notebook) -> str:
+    changed = changed_versions(trial.versions, notebook.versions)
+    if not changed:
+        return "an older script"
+    more = f" and {len(changed) - 1} more" if changed[1:] else ""
+    return f"other versions ({next(iter(changed))}{more})"
 
 
 def _made(decision: Decision | None, footer: Footer | None) -> str:

@@ -6,6 +6,7 @@ all estimates as a table of comma-separated values.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -17,6 +18,7 @@ from automesh.ladder.places import check_places, make_folder
 from automesh.ladder.preparation import Preparation
 from automesh.ladder.ranking import WIDE, estimated_candidates, hardly_fits
 from automesh.ladder.request import SearchRequest
+from automesh.ladder.settling import settled
 from automesh.ladder.study import open_study, parse_storage
 from automesh.results.estimates import ESTIMATES, Estimates
 from automesh.results.estimates_csv import write_estimates
@@ -43,9 +45,13 @@ def estimate_only(
         with open_study(
             parse_storage(request.storage, preparation.folder),
             preparation.name,
-            source_hash=preparation.inspection.source_hash,
+            source_hash=preparation.source_hash,
             versions=preparation.provenance,
         ) as study:
+            look = look.counting(
+                settled(request, target, preparation, study, progress, time.monotonic)
+            )
+            preparation = look.preparation
             estimates = look.estimate(share=1.0, pulse=study.heartbeat)
             preparation, estimates = look.rule_out(
                 estimates, share=BUILD_SHARE, pulse=study.heartbeat

@@ -108,7 +108,7 @@ def explain_script(
         estimates = look.estimate(share=1.0, choose=choose, terms_folder=Path(folder))
         kept = TermsCache(
             folder=Path(folder),
-            source_hash=preparation.inspection.source_hash,
+            source_hash=preparation.source_hash,
             versions=preparation.provenance,
         ).all()
     for plan, reason in estimates.missing.items():

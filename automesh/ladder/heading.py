@@ -48,7 +48,7 @@ def header_of(
         else as_seen(study.storage.location),
         results_dir=as_seen(preparation.folder),
         command=request.command,
-        source_hash=inspection.source_hash,
+        source_hash=preparation.source_hash,
         versions=preparation.provenance,
         speeds=estimates.origin,
         estimated=len(estimates.found),
@@ -64,7 +64,7 @@ def header_of(
 
 def _outside(preparation: Preparation, study: Study, *, is_ahead: bool) -> tuple[str, ...]:
     """Plans that were searched here before, for this script, and are not legal now."""
-    mine = (preparation.inspection.source_hash, preparation.provenance)
+    mine = (preparation.source_hash, preparation.provenance)
     legal = frozenset(preparation.plans)
     rungs = [study.compile, study.measure, *([study.screen] if is_ahead else [])]
     known = dict.fromkeys(

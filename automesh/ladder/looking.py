@@ -69,6 +69,10 @@ class Look:
     workers: int
     clock: Callable[[], float]
 
+    def counting(self, preparation: Preparation) -> Look:
+        """The same look, of a preparation of which more is known."""
+        return replace(self, preparation=preparation)
+
     def estimate(
         self,
         *,
@@ -259,7 +263,7 @@ def _cache(
     folder = preparation.folder
     return TermsCache(
         folder=terms_folder or (folder / TERMS if folder.is_dir() else None),
-        source_hash=preparation.inspection.source_hash,
+        source_hash=preparation.source_hash,
         versions=preparation.provenance,
         others=shared,
     )

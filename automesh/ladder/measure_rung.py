@@ -350,7 +350,7 @@ class MeasureRung:
             axis_types=inspection.axis_types,
             facts=inspection.facts,
             cache_dir=str(self.preparation.cache_dir),
-            sources=inspection.sources,
+            sources=(*inspection.sources, *inspection.reads.files),
         )
 
     def _drop_unless_agreeing(self, plan: Plan, calibration: Calibration) -> None:

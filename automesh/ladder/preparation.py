@@ -66,6 +66,7 @@ class Preparation:
       folder: of the study.
       device_memory_bytes: what one device can hold; 0 where nobody says (CPU).
       reserve: of these, what is kept free.
+      source_hash: what trials of the script as it is now are known by; see `ladder.freshness`.
       provenance: versions and environment; trials made with others are stale.
       promised: what a rule promises that was only compiled so far; see `ladder.promised`.
     """
@@ -85,6 +86,7 @@ class Preparation:
     timeout_s: float
     axis_types: tuple[str, ...]
     batch_axes: tuple[str, ...]
+    source_hash: str
     reserve: Reserve = NO_RESERVE
     promised: tuple[Plan, ...] = ()
 
@@ -256,6 +258,7 @@ def prepare(
         timeout_s=request.timeout_s,
         axis_types=as_axis_types(inspection.axis_types, space.names),
         batch_axes=space.batch_axes,
+        source_hash=inspection.source_hash,
         reserve=_reserve(request, target, aim),
     )
 

@@ -32,6 +32,7 @@ from automesh.ladder.promised import promised_plans
 from automesh.ladder.reading import reading
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.scope import Scope
+from automesh.ladder.settling import settled
 from automesh.ladder.study import Study, open_study, parse_storage
 from automesh.ladder.visits import VisitRules
 from automesh.mesh.axes import Plan
@@ -86,10 +87,12 @@ def run_search(
         with open_study(
             parse_storage(request.storage, preparation.folder),
             preparation.name,
-            source_hash=preparation.inspection.source_hash,
+            source_hash=preparation.source_hash,
             versions=preparation.provenance,
             scope=_scope_of(request, target, preparation),
         ) as study:
+            look = look.counting(settled(request, target, look.preparation, study, progress, clock))
+            preparation = replace(preparation, source_hash=look.preparation.source_hash)
             estimates = look.estimate(share=ESTIMATE_SHARE, pulse=study.heartbeat)
             legal, estimates = look.rule_out(estimates, share=BUILD_SHARE, pulse=study.heartbeat)
             # What was added to the preparation since the look stays.

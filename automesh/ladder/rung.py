@@ -64,7 +64,7 @@ class Rung:
         self._storage = backend.optuna
         self._owner = owner
         self._lease = lease
-        self._source_hash = source_hash
+        self.source_hash = source_hash
         self._versions = versions
         self._scope = scope
         self._prefix = f"{search}/{name}/"
@@ -116,7 +116,7 @@ class Rung:
                 template = new_trial(
                     plan,
                     choices,
-                    source_hash=self._source_hash,
+                    source_hash=self.source_hash,
                     versions=self._versions,
                     estimated=(estimates or {}).get(plan),
                     run=run,
@@ -329,7 +329,7 @@ class Rung:
 
     def _matches(self, trial: Trial) -> bool:
         """Whether a trial counts for the script, the versions and the limits as they are now."""
-        mine = trial.matches(self._source_hash, self._versions)
+        mine = trial.matches(self.source_hash, self._versions)
         return mine and not self._scope.overcomes(trial.outcome)
 
     def _is_mine(self, trial: Trial) -> bool:

@@ -133,7 +133,14 @@ class Study:
         if self._screen is None:
             with self._backend.explained():
                 self._screen = self._open_screen()
+                self._screen.source_hash = self.compile.source_hash
         return self._screen
+
+    def count_for(self, source_hash: str) -> None:
+        """From now on trials count for the script of this hash, and new ones are made for it."""
+        self.compile.source_hash = self.measure.source_hash = source_hash
+        if self._screen is not None:
+            self._screen.source_hash = source_hash
 
     def lead(self) -> bool:
         """Whether this process enqueues and measures: takes the lease if nobody else has it."""

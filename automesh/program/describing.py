@@ -16,7 +16,7 @@ import jax
 import jaxlib
 
 from automesh.program.nouns import Device, Entry
-from automesh.program.sources import Sources, hash_of_file
+from automesh.program.sources import Sources, hash_of_file, is_users
 
 _PACKAGES = ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _VARIABLES = ("XLA_", "LIBTPU_", "NCCL_")
@@ -43,7 +43,6 @@ _JAX_VARIABLES = frozenset(
         "XLA_PROFILE_VERSION",
     )
 )
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 def devices() -> tuple[Device, ...]:
@@ -122,32 +121,21 @@ def environment() -> tuple[tuple[str, str], ...]:
 
 
 def sources(entry: Entry) -> Sources:
-    """The user's own code: the script, and the modules beside it or in the working directory that
-    are imported now. Installed packages are left out: their versions stand for them."""
-    roots = {Path.cwd().resolve()}
-    files: set[Path] = set()
+    """The user's own code: the script, and the modules that are imported now, wherever they are.
+    Installed packages are left out: their versions stand for them."""
+    roots, files = roots_of(entry), set[Path]()
     if entry.kind != "module":
-        location = Path(entry.location).resolve()
-        files.add(location)
-        if entry.kind == "script":
-            roots.add(location.parent)
-    own = Path(__file__).resolve().parents[1]
-    prefixes = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
+        files.add(Path(entry.location).resolve())
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         path = Path(name).resolve() if isinstance(name, str) else None
-        if (
-            path is None
-            or path.is_relative_to(own)
-            or any(part in _INSTALLED for part in path.parts)
-        ):
-            continue
-        inside = [root for root in roots if path.is_relative_to(root)]
-        # A virtual environment inside the project is no part of it; a project inside the prefix is.
-        foreign = any(
-            path.is_relative_to(p) and not r.is_relative_to(p) for p in prefixes for r in inside
-        )
-        if inside and not foreign and path.is_file():
+        if path is not None and is_users(path, roots) and path.is_file():
             files.add(path)
     ordered = sorted(files, key=lambda file: (file.name, str(file)))
     return tuple((str(path), hash_of_file(path)) for path in ordered)
+
+
+def roots_of(entry: Entry) -> tuple[Path, ...]:
+    """Folders in which the user's own code is."""
+    cwd = Path.cwd().resolve()
+    return (Path(entry.location).resolve().parent, cwd) if entry.kind == "script" else (cwd,)

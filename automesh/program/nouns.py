@@ -12,6 +12,7 @@ from automesh.mesh.axes import Scalar
 from automesh.outcomes import CompiledPipeline, Counts, Effort, Memory
 from automesh.program.capture.nouns import Capture
 from automesh.program.sources import Sources
+from automesh.program.watching import NOTHING_READ, Reads
 from automesh.space.mapping import SplitArray, StepMapping
 
 
@@ -80,8 +81,9 @@ class Inspection:
       has_init: True if `init` gives real initial arguments.
       argument_bytes: bytes of all arguments, unsharded.
       fingerprint: of the program on the all-ones mesh at default knobs.
-      source_hash: hash of the script and of the modules beside it that it imported.
+      source_hash: hash of the script and of the user's modules that it imported.
       sources: these files, each with its own hash.
+      reads: what else they read while the step was built.
       versions: of python, automesh, jax, jaxlib, and libtpu or the CUDA plugin where installed.
       environment: XLA, LIBTPU and NCCL environment variables that are set.
       seen: (program without the sizes of its mesh, as a hash; meshes for which it was lowered, at
@@ -107,6 +109,7 @@ class Inspection:
     versions: tuple[tuple[str, str], ...]
     environment: tuple[tuple[str, str], ...]
     sources: Sources = ()
+    reads: Reads = NOTHING_READ
     seen: tuple[tuple[str, int], ...] = ()
     mapping: StepMapping | None = None
     made_up: tuple[str, ...] = ()

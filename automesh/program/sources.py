@@ -1,10 +1,15 @@
-"""The files of the user's own code, by what is in them (no jax)."""
+"""The files of the user's own code and of what it reads, by what is in them (no jax)."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
+
+_INSTALLED = ("site-packages", "dist-packages")
+_OWN = Path(__file__).resolve().parents[1]
+_HASHED_BYTES = 256 * 2**20
 
 Sources = tuple[tuple[str, str], ...]
 """(path, hash of what is in it) of each file."""
@@ -13,6 +18,17 @@ Sources = tuple[tuple[str, str], ...]
 def hash_of_file(path: Path) -> str:
     """SHA-256 of a file's bytes, as hexadecimal digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def hash_of_content(path: Path) -> str:
+    """Hash of what is in a file; of a very large one its size and time; empty if there is none."""
+    try:
+        status = path.stat()
+        if status.st_size <= _HASHED_BYTES:
+            return hash_of_file(path)
+    except OSError:
+        return ""
+    return hashlib.sha256(f"{status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
 
 
 def hash_of_sources(sources: Sources) -> str:
@@ -25,11 +41,22 @@ def hash_of_sources(sources: Sources) -> str:
 
 def edited_files(sources: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """The paths of the files that are no longer what they were, or are gone."""
-    return tuple(path for path, inside in sources if _hash_or_nothing(Path(path)) != inside)
+    return tuple(path for path, inside in sources if hash_of_content(Path(path)) != inside)
 
 
-def _hash_or_nothing(path: Path) -> str:
-    try:
-        return hash_of_file(path)
-    except OSError:
-        return ""
+def is_users(path: Path, roots: Collection[Path]) -> bool:
+    """Whether a file is the user's own: under none of Python's and automesh's folders.
+
+    Args:
+      path: resolved.
+      roots: folders of the user's. A virtual environment in one of them is no part of it; one that
+        lies in Python's own folder is.
+    """
+    if path.is_relative_to(_OWN) or any(part in _INSTALLED for part in path.parts):
+        return False
+    inside = [root for root in roots if path.is_relative_to(root)]
+    prefixes = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
+    return not any(
+        path.is_relative_to(prefix) and not any(root.is_relative_to(prefix) for root in inside)
+        for prefix in prefixes
+    )

@@ -59,6 +59,7 @@ from automesh.program.step_summary import StepSummary
 from automesh.program.stepping import leaf_shape
 from automesh.program.summarizing import summarize
 from automesh.program.visiting import visit
+from automesh.program.watching import watching
 from automesh.space.mapping import StepMapping
 from automesh.worker.ahead import compile_ahead
 from automesh.worker.failures import OutcomeError
@@ -175,7 +176,7 @@ def _look(job: InspectJob | DiscoverJob | ArraysJob | SummarizeJob, stages: Stag
 
 
 def _inspect(job: InspectJob, stages: Stages) -> Inspection:
-    with told_of(job.elsewhere, job.entry.function) as answers:
+    with watching() as watch, told_of(job.elsewhere, job.entry.function) as answers:
         script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
         devices, signature = attached(), script.signature
         stages.enter("build")
@@ -204,6 +205,7 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         fingerprint=program.fingerprint(()),
         source_hash=hash_of_sources(sources),
         sources=sources,
+        reads=watch.reads(describing.roots_of(job.entry), sources),
         versions=describing.versions(),
         environment=describing.environment(),
         seen=tuple(sorted(trials.seen.items())),
