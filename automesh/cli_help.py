@@ -89,7 +89,8 @@ A search space (my_space.toml) says what may vary:
 
 \b
 Exit codes:
-  0 found   1 nothing may become a rule   2 bad input   130 interrupted
+  0 found   1 nothing may become a rule   2 bad input
+  130 Ctrl-C   143 SIGTERM: the same command goes on
 """
 
 CHECK_SCRIPT_HELP = """Look at SCRIPT as a search would, in seconds and without searching.

@@ -64,7 +64,7 @@ tp = {}
 layers = [1, 2]
 """
 DEVICES = 4
-BUDGET = "25s"
+BUDGET = "45s"
 KILLS_PER_STUDY = 5  # More would all come near its end: what is done stays done.
 PHASES = ("", "enumerate", "estimate", "compile", "measure", "confirm")
 VICTIMS = {"search": 6, "worker": 3, "guardian": 2}

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from automesh.ladder import measure_rung
+from automesh.ladder.final import FEWEST
 from automesh.mesh.axes import DEFAULT_AXES, Plan, parse_mesh
 from automesh.program.nouns import Entry, Inspection
 from automesh.worker import jobs
@@ -68,6 +70,12 @@ class Worker:
 
     def stages(self):
         return [event["stage"] for event in self.events if event["event"] == "stage"]
+
+
+def few_processes(monkeypatch):
+    """Lets a search end with the fewest processes that become evidence: each starts jax anew."""
+    monkeypatch.setattr(measure_rung, "EARLY", FEWEST)
+    monkeypatch.setattr(measure_rung, "LOOKS", (FEWEST,))
 
 
 def forget_scripts(before_modules):

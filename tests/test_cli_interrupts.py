@@ -22,9 +22,12 @@ from automesh.ladder.interrupts import exit_code, interrupts_at_rest
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)]
+    # Another test's command line may have asked for it in this process.
+    on_term = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGTERM, on_term)
     assert signal.getsignal(signal.SIGALRM) == before[1]
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -97,7 +98,7 @@ class Searched:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     """A small search from its beginning to its end, without a terminal."""
     folder = folder_for_search(tmp_path_factory.mktemp("searched"))
-    done = call(f"{SEARCH} --budget 30s", folder)
+    done = call(f"{SEARCH} --budget 60s", folder)
     assert done.code == 0, done.stderr
     return Searched(folder=folder, done=done)
 
@@ -315,7 +316,8 @@ class TestAWholeSearch:
 def states(database: Path) -> dict[str, Counter[str]]:
     """How many trials are in which state, per rung; empty before there is a study."""
     try:
-        with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30) as connection:
+        uri = f"file:{database}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=30)) as connection:
             rows = connection.execute(
                 "SELECT study_name, state FROM trials JOIN studies USING (study_id)"
             ).fetchall()
@@ -401,7 +403,7 @@ def test_ctrl_c_while_compiling_and_then_the_same_command(tmp_path: Path) -> Non
     (database,) = folder.glob("results/*/study.db")
     before = states(database)["compile"]
     assert before["RUNNING"] == 0
-    done = call(f"{SEARCH} --budget 20s --json", folder)
+    done = call(f"{SEARCH} --budget 60s --json", folder)
     assert done.code == 0, done.stderr
     after = states(database)["compile"]
     assert after["COMPLETE"] > before["COMPLETE"]

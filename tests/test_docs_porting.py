@@ -60,7 +60,7 @@ def test_a_script_of_the_guide_is_searched_to_a_rule_that_it_can_use(
 ) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    words = [*words[: words.index("--budget") + 1], "15s"]  # A shorter race shows as much here.
+    words = [*words[: words.index("--budget") + 1], "1m"]  # A shorter race shows as much here.
     done = run([sys.executable, "-m", *words], tmp_path)
     assert done.returncode == 0, done.stderr
     written = tomllib.loads((tmp_path / "mesh_rules.toml").read_text())
@@ -84,7 +84,7 @@ def test_the_command_of_the_guide_is_searched_to_a_rule(source: str, tmp_path: P
     # The program's own Python, whatever `python` is here.
     command = words[3].replace("python ", f"{shlex.quote(sys.executable)} ", 1)
     words = [*words[:3], command, *words[4:], "--step-time", source]
-    words[words.index("--budget") + 1] = "25s"
+    words[words.index("--budget") + 1] = "1m"
     done = run([sys.executable, "-m", *words], tmp_path)
     assert done.returncode == 0, done.stderr
     (rule,) = tomllib.loads((tmp_path / "mesh_rules.toml").read_text())["rule"]

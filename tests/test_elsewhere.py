@@ -32,6 +32,7 @@ from automesh.outcomes import Failed, OutOfMemory
 from automesh.program import elsewhere
 from automesh.program.building import build_on
 from automesh.program.compiled import count_serialized, serialized
+from automesh.program.compiler_options import known, low_effort
 from automesh.program.load import load_entry
 from automesh.program.lowering import lower
 from automesh.program.nouns import Attachment, CompileAnswer
@@ -232,7 +233,8 @@ def test_a_libtpu_that_is_none(tmp_path: Path) -> None:
     [("v4:2x2x1", 30.75), ("v5e:2x2", 15.75), ("v5p:2x2x1", 95.74), ("v6e:2x2", 31.25)],
 )
 def test_the_limit_of_memory_is_probed(name: str, gib: float) -> None:
-    assert elsewhere.usable_bytes(target(name)) == int(gib * GIB)
+    # What the runtime keeps for itself differs between versions of libtpu by megabytes.
+    assert elsewhere.usable_bytes(target(name)) == pytest.approx(gib * GIB, rel=1e-3)
 
 
 def test_gpus_have_what_their_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +281,9 @@ def test_a_compiled_step_talks_across_slices_over_the_dcn_axis_alone() -> None:
 
     weights, batch = sharded((512, 512), None, "tp"), sharded((64, 512), "dp", None)
     lowered = jax.jit(step, out_shardings=(weights.sharding, None)).lower(weights, batch)
-    module = serialized(lowered.compile(compiler_options=dict(elsewhere.low_effort("tpu"))))
+    module = serialized(
+        lowered.compile(compiler_options=dict(known(low_effort("tpu"), mesh.devices.flat[0])))
+    )
     schedule = read_schedule(read_module(module), (("dp", 2), ("tp", 4)), dcn=(2, 1))
     transfers = list(transfers_in(schedule.body))
     across = [one for one in transfers if one.medium == "dcn"]
@@ -465,7 +469,8 @@ def test_state_without_shardings_gets_those_of_init_as_on_devices(own_process: P
 
 
 def efforts(calls: Any) -> list[str]:
-    low = dict(elsewhere.low_effort("tpu")).items()
+    device = elsewhere.devices_of(target("v5e:2x2"))[0]
+    low = dict(known(low_effort("tpu"), device)).items()
     return [
         "low" if low <= dict(call.args[1]).items() else "default" for call in calls.call_args_list
     ]

@@ -120,7 +120,9 @@ def test_an_estimate_that_the_clock_contradicts_explains_nothing() -> None:
 
 
 def test_times_inside_the_noise_are_a_tie() -> None:
-    assert verdict_sentence(sides(1.0, 1.01, half=0.02)).startswith("Measured, they are a tie.")
+    assert verdict_sentence(sides(1.0, 1.01, half=0.02)).startswith(
+        "Measured, they are not told apart"
+    )
 
 
 def test_a_mesh_against_itself_has_no_winner() -> None:

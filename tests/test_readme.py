@@ -56,7 +56,7 @@ def test_the_first_command_finds_a_measured_rule(tmp_path: Path) -> None:
     search = next(words for words in commands() if words[:2] == ["automesh", "search"])
     for name in ("examples", "search_spaces"):
         (tmp_path / name).symlink_to(ROOT / name)
-    search[search.index("2m")] = "40s"  # A shorter race shows as much here.
+    search[search.index("3m")] = "1m"  # A shorter race shows as much here.
     # Into a folder of its own: the clone's rules and results are the user's.
     search += ["--rules", str(tmp_path / "mesh_rules.toml")]
     done = run([sys.executable, "-m", *search], tmp_path, COLUMNS="80")
@@ -101,7 +101,15 @@ def test_the_rule_file_is_one(tmp_path: Path) -> None:
     rules = read_rules(path)
     assert rules.rules[0].match == "cpu-8"
     assert rules.rules[0].evidence.kind == "measured"
-    assert f"best      {_plan_of(rules)}" in " ".join(block("output").split("\n"))
+    shown = " ".join(block("output").split())
+    # One screen that convinces: a mesh that changes, by how much, how sure.
+    sentence = rf" best {re.escape(_plan_of(rules))} is (\S+)x faster than the script's (\S+)"
+    found = re.search(sentence + r" \((\S+)x to (\S+)x\)", shown)
+    assert found, shown
+    factor, baseline, low, high = found.groups()
+    assert 1.0 < float(low) < float(factor) < float(high)
+    script = next(words for words in commands() if "--baseline" in words)
+    assert script[script.index("--baseline") + 1] == baseline
 
 
 def _plan_of(rules) -> str:

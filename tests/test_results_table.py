@@ -88,7 +88,7 @@ def test_narrow_terminals_lose_the_least_important_columns_first() -> None:
     assert "tokens/s" in headers[120]
     assert "tokens/s" not in headers[80] and "bound by" in headers[80]
     assert "memory" not in headers[60] and "remat" in headers[60]
-    assert all("step time" in header and "vs best" in header for header in headers.values())
+    assert all("step time" in header and "vs new" in header for header in headers.values())
     narrow = results_golden.table(results_samples.measured_search, width=40)
     assert "±" not in narrow  # neither the column nor its footnote
     assert "step times without a mark are measured" in " ".join(narrow.split())

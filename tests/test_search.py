@@ -11,6 +11,7 @@ import automesh
 from automesh import api
 from automesh.outcomes import Measured
 from automesh.results.result import Candidate
+from tests.program_support import few_processes
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ def search(script: str, folder: Path, *, top: int = 2, baseline: str = "") -> au
         script,
         target="cpu:4",
         space=space,
-        budget="15s",
+        budget="1m",
         top=top,
         baseline=baseline,
         rules=folder / "mesh_rules.toml",
@@ -80,7 +81,11 @@ def test_a_forgotten_collective_is_flagged_and_not_exported(tmp_path: Path) -> N
     assert rules["rule"][0]["ici"] == {"dp": 4}
 
 
-def test_a_callable_is_searched_and_resumed(tmp_path: Path) -> None:
+def test_a_callable_is_searched_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_processes(monkeypatch)
+
     def build(mesh, scale=1):
         import jax
         import jax.numpy as jnp
@@ -100,11 +105,17 @@ def test_a_callable_is_searched_and_resumed(tmp_path: Path) -> None:
 
     def once() -> automesh.Result:
         return api.search(
-            build, target="cpu:4", space=space, budget="15s", top=1, results=tmp_path / "results"
+            build, target="cpu:4", space=space, budget="1m", top=1, results=tmp_path / "results"
         )
 
     first, again = once(), once()
-    assert again.found.candidates == first.found.candidates
+    assert again.found.study == first.found.study
+    kept = {one.plan: one.outcome for one in again.found.candidates}
+    for one in first.found.candidates:
+        here = kept[one.plan]
+        assert here == one.outcome or isinstance(here, Measured)  # Measured meanwhile.
+        if isinstance(one.outcome, Measured) and isinstance(here, Measured):
+            assert here.rounds_s[: len(one.outcome.rounds_s)] == one.outcome.rounds_s
     assert again.best == first.best
     assert len(first.dataframe()) == first.found.funnel.legal
     path = first.save_rules(tmp_path / "saved.toml")

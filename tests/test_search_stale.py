@@ -42,7 +42,7 @@ def run(folder: Path, *, stop: bool) -> SearchResult:
         folder / "train.py",
         target="cpu:2",
         space=folder / "space.toml",
-        budget="25s",
+        budget="1m",
         results=folder / "results",
         progress=StopBeforeMeasuring() if stop else Silent(),
     )

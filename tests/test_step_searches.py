@@ -9,9 +9,8 @@ import pytest
 
 import automesh
 from automesh import api
-from automesh.ladder import measure_rung
-from automesh.ladder.confirm import FEWEST
 from automesh.outcomes import Failed, Measured, OutOfMemory, TimedOut
+from tests.program_support import few_processes
 
 STEPS = Path(__file__).parent / "scripts" / "steps"
 SPACE = "[axes]\ndp = {}\ntp = {}\n"
@@ -30,8 +29,7 @@ def test_a_step_is_searched_from_its_script_to_its_rule(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    # As few as may become evidence: each starts Python and jax anew.
-    monkeypatch.setattr(measure_rung, "CONFIRMATIONS", FEWEST)
+    few_processes(monkeypatch)
     found = search(script, tmp_path).found
 
     ended_badly = {
@@ -67,7 +65,7 @@ def search(script: Path, folder: Path) -> automesh.Result:
         str(script),
         target="cpu:4",
         space=space,
-        budget="15s",
+        budget="1m",
         top=2,
         workers=1,
         rules=folder / "mesh_rules.toml",

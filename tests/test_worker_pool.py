@@ -225,7 +225,7 @@ def test_a_worker_that_dies_idle_is_dropped_while_waiting(make_pool: MakePool) -
                 )
             },
             "the worker was lost while starting",
-            "Python path configuration",
+            "No module named 'encodings'",
         ),
     ],
 )

@@ -210,8 +210,7 @@ def _open_rdb(storage: Storage, url: str, options: dict[str, Any]) -> Backend:
     attempts = 5
     for attempt in range(1, attempts + 1):
         try:
-            # Optuna fills `{SCHEMA_VERSION}` into the URL: other braces must be doubled.
-            rdb = RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
+            rdb = _new_rdb(url, options)
             return Backend(optuna=rdb, holds=SqlHolds(rdb.engine), storage=storage)
         except RuntimeError as error:
             raise _schema_mismatch(storage, error) from error
@@ -221,6 +220,19 @@ def _open_rdb(storage: Storage, url: str, options: dict[str, Any]) -> Backend:
                 raise
             time.sleep(0.2 * attempt)
     raise AssertionError("unreachable")
+
+
+def _new_rdb(url: str, options: dict[str, Any]) -> RDBStorage:
+    """As the constructor; but one that raises has opened connections that nobody could close."""
+    rdb = RDBStorage.__new__(RDBStorage)
+    try:
+        # Optuna fills `{SCHEMA_VERSION}` into the URL: other braces must be doubled.
+        rdb.__init__(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
+    except BaseException:
+        if hasattr(rdb, "engine"):
+            rdb.engine.dispose()
+        raise
+    return rdb
 
 
 def _schema_mismatch(storage: Storage, error: RuntimeError) -> UsageError:

@@ -13,6 +13,7 @@ from automesh.space.space import SearchSpace
 from automesh.units import format_wait
 
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+),?(?: in (?P<function>.+))?')
+_CODE = "    "  # how tracebacks indent code
 _UNDERLINE = re.compile(r"\s*[~^]+\s*")
 _TRACEBACK = "Traceback (most recent call last):"
 # What jax says of a PartitionSpec (jax/_src/named_sharding.py), and Python of `mesh.shape[...]`.
@@ -197,6 +198,7 @@ def _rest_of_message(tail: str) -> list[str]:
     lines = tail.partition(_JAX_NOTE)[0].rstrip(" -\n").splitlines()
     last = max((number for number, line in enumerate(lines) if _FRAME.fullmatch(line)), default=-1)
     message = [line for line in lines[last + 1 :] if not _UNDERLINE.fullmatch(line)]
-    # The frame's line of code, then the line that begins with the exception's name.
-    rest = [line.rstrip() for line in message[2:] if line.strip()]
+    # The frame's code, of several lines since Python 3.13, then the line with the exception's name.
+    first = next((at for at, line in enumerate(message) if not line.startswith(_CODE)), 0)
+    rest = [line.rstrip() for line in message[first + 1 :] if line.strip()]
     return [f"  {line}" for line in rest[:_MOST_LINES]]

@@ -11,7 +11,7 @@ from automesh.errors import AutomeshError, UsageError
 # What jax says when it is to put data on devices that can only be compiled for, or to run there;
 # and of what stands in for devices.
 _SAID = re.compile(
-    r"compile-only client|'Executable' object has no attribute"
+    r"compile-only client|\bExecutable' object has no attribute"
     r"|id=\d+, not here|a device that is not here"
 )
 

@@ -100,7 +100,7 @@ def _measured_sentence(sides: Sequence[Explained], measured: tuple[Measured, Mea
     order = 0 if measured[0].step_s <= measured[1].step_s else 1
     fast, slow = measured[order], measured[1 - order]
     if fast.interval_s[1] >= slow.interval_s[0]:
-        return "Measured, they are a tie."
+        return "Measured, they are not told apart: the intervals of their times overlap."
     factor = format_factor(slow.step_s / fast.step_s)
     text = f"Measured, {_names(sides)[order]} is {factor} faster"
     if order != _faster(sides):
@@ -118,7 +118,7 @@ def _replayed_sentence(sides: Sequence[Explained]) -> str:
     fast, slow = (first, second) if order == 0 else (second, first)
     winner, loser = _names(sides)[order], _names(sides)[1 - order]
     if slow.step_s - fast.step_s < _TIE * fast.step_s:
-        return "Replayed, they are a tie."
+        return "Replayed, they take the same time."
     known = dict(fast.causes)
     cause, slow_s = max(slow.causes, key=lambda one: one[1] - known.get(one[0], 0.0))
     text = (

@@ -278,7 +278,9 @@ def numerics_sentence(result: SearchResult) -> str:
         return f"no losses were compared: {clean(result.reference)}"
     differ = sum(outcome.numerics == "differ" for outcome in ran)
     unverified = sum(outcome.numerics == "unverified" for outcome in ran)
-    text = f"losses compared with those of {clean(result.reference) or 'no other plan'}"
+    # A command shows its losses alone.
+    what = "losses" if result.template else "losses and first updates"
+    text = f"{what} compared with those of {clean(result.reference) or 'no other plan'}"
     verdicts = [(differ, "differs" if differ == 1 else "differ"), (unverified, "unverified")]
     said = ", ".join(f"{number} {what}" for number, what in verdicts if number)
     return f"{text}: {said or 'all agree'}"
