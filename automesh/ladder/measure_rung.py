@@ -39,6 +39,7 @@ from automesh.units import format_seconds
 RACE = RaceRules(max_rounds=12, keep=FinalRules().entrants)
 EARLY = LOOKS[1]  # processes before other plans are compiled to challenge the best
 RESERVED = 5  # processes that a race leaves time for
+_LEAST_RACE = 1 / 3  # of the time that the fewest processes leave
 _GRACE = 0.1  # of the budget, or so many seconds, whichever is more: for the third process alone
 _GRACE_S = 8.0
 _NOTHING_YET = (
@@ -382,7 +383,7 @@ class MeasureRung:
             race,
             self._calibrations,
             rules=self.rules,
-            deadline_s=max(self._race_deadline_s(entrants), self._one_round_s(entrants)),
+            deadline_s=max(self._race_end_s(entrants), self._one_round_s(entrants)),
             clock=self.clock,
             on_round=lambda plan, number, value_s: self._on_round(race, plan, number, value_s),
             on_failure=self._finish,
@@ -422,6 +423,12 @@ class MeasureRung:
     def _race_deadline_s(self, entrants: Sequence[Plan]) -> float:
         """When a race must be over so that its best can be measured in fresh processes."""
         return self.deadline_s - FEWEST * self._process_s(entrants)
+
+    def _race_end_s(self, entrants: Sequence[Plan]) -> float:
+        """When a race should be over: fresh processes decide, it only chooses who gets there."""
+        now_s, latest_s = self.clock(), self._race_deadline_s(entrants)
+        early_s = self.deadline_s - RESERVED * self._process_s(entrants)
+        return max(early_s, now_s + _LEAST_RACE * (latest_s - now_s))
 
     def _start_race(
         self, entrants: Sequence[Plan], stored: Mapping[Plan, Sequence[float]]

@@ -50,7 +50,7 @@ from automesh.worker.pool import Pool
 
 # Of the budget, from its beginning; what is left over goes to the next rung.
 ESTIMATE_SHARE = 0.2
-COMPILE_SHARE = 0.5
+COMPILE_SHARE = 0.4
 MEASURE_S = 40.0  # a race and three fresh processes take as much: not the compiler's
 LEAST_COMPILE_SHARE = 0.25
 
