@@ -39,7 +39,17 @@ class Worker:
             CompileJob(plan=self.plan(mesh, knobs, options), **self._common()), self._emit
         )
 
-    def visit(self, mesh, knobs=(), options=(), steps=0, samples=0, loss_steps=3, warmup_s=0.0):
+    def visit(
+        self,
+        mesh,
+        knobs=(),
+        options=(),
+        steps=0,
+        samples=0,
+        loss_steps=3,
+        warmup_s=0.0,
+        sensitivity=False,
+    ):
         plan = self.plan(mesh, knobs, options)
         job = VisitJob(
             plan=plan,
@@ -47,6 +57,7 @@ class Worker:
             samples=samples,
             loss_steps=loss_steps,
             warmup_s=warmup_s,
+            sensitivity=sensitivity,
             **self._common(),
         )
         return jobs.handle(job, self._emit)

@@ -19,6 +19,7 @@ from automesh.ladder.verdict import Decision, Records
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, Measured
 from automesh.program.nouns import VisitAnswer
+from automesh.program.watching import NOTHING_READ
 from automesh.results.progress import Silent
 from automesh.worker.messages import VisitJob
 from tests.test_racing_measure import CRASH, RULES, FakePool, plan
@@ -81,7 +82,7 @@ class Scene:
                 plans=plans,
                 entry=None,
                 cache_dir="/cache",
-                inspection=SimpleNamespace(axis_types=(), facts=(), sources=()),
+                inspection=SimpleNamespace(axis_types=(), facts=(), sources=(), reads=NOTHING_READ),
             )
             rung = MeasureRung(
                 preparation=cast(Any, preparation),
@@ -154,7 +155,7 @@ def test_a_search_that_is_cut_goes_on_where_it_was_and_decides(
     raced = {one.plan for one in first.comparisons} | {first.winner}
     for _ in range(2):
         before = len(here.pool.jobs)
-        found = here.search(160.0)
+        found = here.search(300.0)
         assert found is not None
         seen.append(here.records())
         assert seen[-1].races == seen[-2].races

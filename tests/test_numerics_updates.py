@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +22,9 @@ from automesh.ladder.reference import Reference, check
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.nouns import LeafUpdate, VisitAnswer
 from automesh.program.updates import SAMPLED, sampled, updates_of
+from tests.program_support import SCRIPTS, Worker, own_process, script
+
+__all__ = ["own_process"]
 
 SHAPE = (96, 128)  # more elements than are read
 LEAF = LeafUpdate(
@@ -218,6 +222,29 @@ def test_a_missing_all_reduce_in_bfloat16_is_found_where_losses_agree(rate: floa
     assert check(reference, plan, right) == ("agree", "")
     assert compare_losses(single.losses, broken.losses, "bfloat16").verdict == "agree"
     assert check(reference, plan, broken)[0] == "differ"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gradient_that_is_rounding_alone_says_nothing(own_process: Path, dtype: str) -> None:
+    worker = Worker(script(SCRIPTS / "key_bias.py"), own_process / "cache", ("dp", "tp"))
+    knobs = (("dtype", dtype),)
+    first = worker.visit("dp:1", knobs=knobs, sensitivity=True)
+    bias = next(one for one in first.updates if one.path.endswith("['params']['key_bias']"))
+    matrix = next(one for one in first.updates if one.path.endswith("['params']['value']"))
+    assert bias.sensitivity > 0.3 > matrix.sensitivity
+    there = Reference(
+        name="one device",
+        plan=(worker.plan("dp:1", knobs),),
+        losses=first.losses,
+        updates=first.updates,
+    )
+    unaware = replace(there, updates=tuple(replace(one, sensitivity=0.0) for one in first.updates))
+    refused = 0
+    for mesh in ("dp:8", "tp:4", "dp:2,tp:2", "dp:4,tp:4"):
+        here = worker.visit(mesh, knobs=knobs)
+        assert check(there, worker.plan(mesh, knobs), here) == ("agree", "")
+        refused += check(unaware, worker.plan(mesh, knobs), here)[0] == "differ"
+    assert refused
 
 
 def test_answers_of_workers_of_before_have_no_updates() -> None:

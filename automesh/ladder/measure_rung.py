@@ -318,7 +318,14 @@ class MeasureRung:
 
     def _visit_first(self, plan: Plan) -> None:
         self.progress.now(f"{plan}, first visit")
-        found = calibrate(self.pool, self._subject, plan, rules=self.rules, clock=self.clock)
+        found = calibrate(
+            self.pool,
+            self._subject,
+            plan,
+            rules=self.rules,
+            clock=self.clock,
+            is_reference=plan in self.preparation.baseline,
+        )
         if not isinstance(found, Calibration):
             self._finish(plan, found)
             return

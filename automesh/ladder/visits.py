@@ -89,7 +89,14 @@ class Calibration:
 
 
 def visit_job(
-    subject: Subject, plan: Plan, *, steps: int, samples: int, loss_steps: int, warmup_s: float
+    subject: Subject,
+    plan: Plan,
+    *,
+    steps: int,
+    samples: int,
+    loss_steps: int,
+    warmup_s: float,
+    sensitivity: bool = False,
 ) -> VisitJob:
     """The message that asks a worker for one visit."""
     return VisitJob(
@@ -102,6 +109,7 @@ def visit_job(
         samples=samples,
         loss_steps=loss_steps,
         warmup_s=warmup_s,
+        sensitivity=sensitivity,
     )
 
 
@@ -121,8 +129,16 @@ def visit(pool: VisitPool, job: VisitJob, timeout_s: float) -> VisitAnswer | Fai
 def record_losses(
     pool: VisitPool, subject: Subject, plan: Plan, *, rules: VisitRules
 ) -> VisitAnswer | Failure:
-    """Runs only the first steps of a plan, for their losses: nothing is timed."""
-    job = visit_job(subject, plan, steps=0, samples=0, loss_steps=rules.loss_steps, warmup_s=0.0)
+    """Runs only the first steps of a reference, for its losses and updates: nothing is timed."""
+    job = visit_job(
+        subject,
+        plan,
+        steps=0,
+        samples=0,
+        loss_steps=rules.loss_steps,
+        warmup_s=0.0,
+        sensitivity=True,
+    )
     return visit(pool, job, rules.timeout_s)
 
 
@@ -133,11 +149,13 @@ def calibrate(
     *,
     rules: VisitRules,
     clock: Callable[[], float],
+    is_reference: bool = False,
 ) -> Calibration | Failure:
     """Visits a plan for the first time: records losses, and finds how many steps make a sample.
 
     Args:
       clock: monotonic seconds.
+      is_reference: others are compared with it.
     """
     answers: list[VisitAnswer] = []
     steps, visit_s, step_s = 1, 0.0, 0.0
@@ -149,6 +167,7 @@ def calibrate(
             samples=rules.samples,
             loss_steps=0 if answers else rules.loss_steps,
             warmup_s=rules.warmup_s,
+            sensitivity=is_reference and not answers,
         )
         started_s = clock()
         answer = visit(pool, job, rules.timeout_s)

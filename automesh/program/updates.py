@@ -9,7 +9,8 @@ loses nothing, and nothing is copied on the devices, so that donated arguments d
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from automesh.program.stepping import is_ref
 
 SAMPLED = 8192
 PROJECTIONS = 8
+_NARROW_UNIT = 0.25
 Floats = NDArray[np.float64]
 
 
@@ -67,6 +69,54 @@ def updates_of(before: dict[str, Sampled], after: dict[str, Sampled]) -> tuple[L
         and (after[path].leaf is not old.leaf or is_ref(old.leaf))
         and len(after[path].values) == len(old.values)
     )
+
+
+def disturbed(leaf: Any, dtype: str) -> Any:
+    """An array whose values are changed by a unit in the last place of a type, up or down.
+
+    Args:
+      leaf: what is no array of floats stays as it is.
+      dtype: name of a float type.
+    """
+    if not isinstance(leaf, jax.Array) or not _is_float(leaf) or leaf.size == 0:
+        return leaf
+    unit = max(_unit(dtype), float(jnp.finfo(leaf.dtype).eps))
+    return _changer(leaf.sharding)(leaf, unit)
+
+
+@cache
+def _changer(sharding: jax.sharding.Sharding) -> Any:
+    return jax.jit(_change, out_shardings=sharding)
+
+
+def _change(values: Any, unit: Any) -> Any:
+    up = jax.random.bernoulli(jax.random.key(values.size), shape=values.shape)
+    wide = values if values.dtype.itemsize >= 4 else values.astype(jnp.float32)
+    return (wide * jnp.where(up, 1 + unit, 1 - unit)).astype(values.dtype)
+
+
+def with_sensitivities(
+    updates: tuple[LeafUpdate, ...], disturbed: tuple[LeafUpdate, ...]
+) -> tuple[LeafUpdate, ...]:
+    """Updates with how far those from disturbed arguments are from them."""
+    others = {one.path: one for one in disturbed}
+    return tuple(
+        replace(one, sensitivity=_apart(one, others[one.path])) if one.path in others else one
+        for one in updates
+    )
+
+
+def _apart(one: LeafUpdate, other: LeafUpdate) -> float:
+    scale = max(one.norm, other.norm)
+    gaps = np.subtract(one.projections, other.projections)
+    return float(np.sqrt(np.mean(gaps**2)) / scale) if scale else 0.0
+
+
+def _unit(dtype: str) -> float:
+    try:
+        return float(jnp.finfo(dtype).eps)
+    except (TypeError, ValueError):  # A type that this jax does not know.
+        return _NARROW_UNIT
 
 
 def _update(old: Sampled, new: Sampled) -> LeafUpdate:

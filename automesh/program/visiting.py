@@ -17,7 +17,7 @@ from automesh.program.leaf_forms import difference, forms_of, repacked
 from automesh.program.nouns import LeafUpdate
 from automesh.program.preparing import Ready, conform, duplicate, state
 from automesh.program.stepping import is_ref, leaf_shape
-from automesh.program.updates import sampled, updates_of
+from automesh.program.updates import disturbed, sampled, updates_of, with_sensitivities
 from automesh.program.waiting import wait
 
 
@@ -49,6 +49,7 @@ def visit(
     warmup_s: float,
     since_s: float,
     started: Any,
+    sensitivity: bool = False,
 ) -> Visit:
     """Runs the step from its initial state; frees all of its arrays before it returns.
 
@@ -59,6 +60,7 @@ def visit(
       warmup_s: run for at least this long before the first sample.
       since_s: when the visit began, by `time.perf_counter`.
       started: called without arguments once the state is there.
+      sensitivity: run the first step from disturbed arguments, too: see `LeafUpdate`.
 
     Raises:
       UsageError: `advance` returns something else than the step's arguments.
@@ -66,6 +68,7 @@ def visit(
     before = _peak_bytes(ready)
     try:
         with entered(ready.ambient, ready.workload.context):
+            disturbed = _disturbed_updates(ready) if sensitivity and loss_steps else ()
             loop = _Loop(ready)
             started()
             losses: list[float] = []
@@ -73,6 +76,7 @@ def visit(
             if loss_steps:
                 found, updates = loop.first_step()
                 losses += found
+                updates = with_sensitivities(updates, disturbed)
             losses += [value for _ in range(loss_steps - 1) for value in loop.losses_of_step()]
             taken: list[float] = []
             setup_s = time.perf_counter() - since_s
@@ -95,6 +99,13 @@ def visit(
     )
 
 
+def _disturbed_updates(ready: Ready) -> tuple[LeafUpdate, ...]:
+    """What the first step changes if its arguments are a little others; frees them again."""
+    loop = _Loop(ready)
+    loop.disturb()
+    return loop.first_step()[1]
+
+
 class _Loop:
     """A training loop at some step, with its state."""
 
@@ -108,6 +119,15 @@ class _Loop:
         # keeps its thread: several steps in flight starve each other until XLA aborts after 40
         # seconds.
         self._one_at_a_time = jax.default_backend() == "cpu"
+
+    def disturb(self) -> None:
+        """Changes the float arguments by about a unit in the last place of the coarsest type."""
+        leaves, structure = jax.tree.flatten(self._args)
+        changed = [
+            leaf if is_ref(leaf) else conform(disturbed(leaf, self._ready.loss_dtype), to)
+            for leaf, to in zip(leaves, self._ready.shardings)
+        ]
+        self._args = structure.unflatten(changed)
 
     def first_step(self) -> tuple[list[float], tuple[LeafUpdate, ...]]:
         """Runs one step: its scalar floats, and what it changes in the arrays that go on."""

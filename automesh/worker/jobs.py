@@ -424,6 +424,7 @@ def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
         loss_steps=job.loss_steps,
         warmup_s=job.warmup_s,
         since_s=since_s,
+        sensitivity=job.sensitivity,
         started=lambda: stages.enter("run"),
     )
     return VisitAnswer(

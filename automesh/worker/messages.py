@@ -183,6 +183,7 @@ class VisitJob:
       samples: samples to take.
       loss_steps: how many first steps to record the losses of.
       warmup_s: run steps for at least this long before the first sample.
+      sensitivity: also try how rounding of the arguments changes the first update.
     """
 
     entry: Entry
@@ -194,6 +195,7 @@ class VisitJob:
     samples: int
     loss_steps: int
     warmup_s: float = 0.0
+    sensitivity: bool = False
     kind: Literal["visit"] = "visit"
 
 
