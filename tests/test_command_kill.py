@@ -109,7 +109,8 @@ def check_runs(place: Place) -> None:
     (study,) = (place.folder / "results").glob("train-cpu-8-*")
     with open_study(parse_storage("", study), study.name, create=False) as opened:
         trials = opened.measure.trials()
-    assert all(trial.state in ("done", "failed") for trial in trials)
+    # A run that a kill took, and that nothing rests on any more, may wait for ever.
+    assert all(trial.state in ("done", "failed") or trial.is_open for trial in trials)
     labels = Counter((trial.plan, trial.run) for trial in trials)
     assert set(labels.values()) == {1}
     measured = {
@@ -125,7 +126,10 @@ def check_runs(place: Place) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "seed"), [("printed", 1), ("shared file", 2)])
+@pytest.mark.parametrize(
+    ("source", "seed"),
+    [pytest.param("printed", 1, marks=pytest.mark.long), ("shared file", 2)],
+)
 def test_no_run_is_repeated_or_lost(tmp_path: Path, source: str, seed: int) -> None:
     (tmp_path / "train.py").write_text(FLAGS.read_text())
     place = Place(folder=tmp_path, source=source)

@@ -44,7 +44,7 @@ def run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 # The others take minutes more.
-IN_CI = ("train_state.py", "data_model.py")
+IN_CI = ("data_model.py",)
 
 
 @pytest.mark.slow

@@ -120,8 +120,10 @@ def test_rules_are_counted_and_the_rest_is_summed() -> None:
 
 def test_numerics() -> None:
     assert words.numerics_sentence(RESULT) == (
-        "losses compared with those of the script's dp:8: 1 differs, 1 unverified"
+        "losses and first updates compared with those of the script's dp:8: 1 differs, 1 unverified"
     )
+    command = replace(RESULT, template="python train.py --dp {dp}")
+    assert words.numerics_sentence(command).startswith("losses compared with those of")
     agreeing = replace(RESULT, candidates=RESULT.candidates[:4])
     assert words.numerics_sentence(agreeing).endswith("the script's dp:8: all agree")
     assert words.numerics_sentence(results_samples.compiled_search()) == ""

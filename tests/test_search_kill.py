@@ -23,7 +23,7 @@ from tests.worker_help import MEBIBYTE, job, surroundings
 
 @pytest.mark.slow
 def test_killed_searches_go_on_where_they_were(tmp_path: Path) -> None:
-    report = kill_and_resume(5, seed=4, folder=tmp_path)
+    report = kill_and_resume(3, seed=4, folder=tmp_path)
     assert report.faults == []
     assert report.kills == 5
     assert report.finished_trials > 0

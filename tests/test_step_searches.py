@@ -15,8 +15,8 @@ from tests.program_support import few_processes
 STEPS = Path(__file__).parent / "scripts" / "steps"
 SPACE = "[axes]\ndp = {}\ntp = {}\n"
 LEGAL = {"dp:4", "dp:2,tp:2", "tp:4"}
-# An object with state and a step that is traced already: these stay in CI, the others are long.
-IN_CI = {"nnx_split", "traced_stage"}
+# An object with state: it stays in CI, the others are long.
+IN_CI = {"nnx_split"}
 
 
 def _step(path: Path) -> object:

@@ -40,8 +40,8 @@ RACE = RaceRules(max_rounds=12, keep=FinalRules().entrants)
 EARLY = LOOKS[1]  # processes before other plans are compiled to challenge the best
 RESERVED = 5  # processes that a race leaves time for
 _LEAST_RACE = 1 / 3  # of the time that the fewest processes leave
-_GRACE = 0.1  # of the budget, or so many seconds, whichever is more: for the third process alone
-_GRACE_S = 8.0
+_GRACE = 0.05  # of the budget, or so many seconds, whichever is more: for the third process alone
+_GRACE_S = 12.0
 _NOTHING_YET = (
     "the time did not suffice to measure the best in three fresh processes; "
     "run the same command to go on"
