@@ -91,13 +91,13 @@ def test_a_search_from_its_beginning_to_its_rule(place: Place) -> None:
     # Every run has its log, and nothing else is left of it.
     logs = sorted(path.name for path in (place.study / "logs").iterdir())
     assert logs == [f"run-{number:04d}.log" for number in range(sum(place.runs().values()))]
-    # What was explored, raced and confirmed, each in a process of its own.
+    # What was explored and confirmed, each in a process of its own; three need no race before.
     with open_study(parse_storage("", place.study), place.study.name, create=False) as study:
         labels = Counter(one.run.partition("-")[0] for one in study.measure.trials())
         assert all(one.state == "done" for one in study.measure.trials())
     # In five fresh turns the baseline and the best are told apart.
     assert labels["first"] == 4 and labels["fresh"] in (10, 15)  # One more where it may be faster.
-    assert labels["race"] >= 4 * 3 and set(labels) == {"first", "race", "fresh"}
+    assert set(labels) == {"first", "fresh"}
 
 
 def test_the_same_again_runs_nothing_and_says_the_same(place: Place) -> None:

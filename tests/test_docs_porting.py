@@ -60,7 +60,8 @@ def test_a_script_of_the_guide_is_searched_to_a_rule_that_it_can_use(
 ) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    words = [*words[: words.index("--budget") + 1], "1m"]  # A shorter race shows as much here.
+    # On a slow machine whose other core is busy, 40 s do not suffice for three fresh processes.
+    words = [*words[: words.index("--budget") + 1], "2m"]
     done = run([sys.executable, "-m", *words], tmp_path)
     assert done.returncode == 0, done.stderr
     written = tomllib.loads((tmp_path / "mesh_rules.toml").read_text())
@@ -84,7 +85,6 @@ def test_the_command_of_the_guide_is_searched_to_a_rule(source: str, tmp_path: P
     # The program's own Python, whatever `python` is here.
     command = words[3].replace("python ", f"{shlex.quote(sys.executable)} ", 1)
     words = [*words[:3], command, *words[4:], "--step-time", source]
-    words[words.index("--budget") + 1] = "1m"
     done = run([sys.executable, "-m", *words], tmp_path)
     assert done.returncode == 0, done.stderr
     (rule,) = tomllib.loads((tmp_path / "mesh_rules.toml").read_text())["rule"]

@@ -105,7 +105,7 @@ def test_a_callable_is_searched_and_resumed(
 
     def once() -> automesh.Result:
         return api.search(
-            build, target="cpu:4", space=space, budget="1m", top=1, results=tmp_path / "results"
+            build, target="cpu:4", space=space, budget="2m", top=1, results=tmp_path / "results"
         )
 
     first, again = once(), once()
@@ -114,8 +114,11 @@ def test_a_callable_is_searched_and_resumed(
     for one in first.found.candidates:
         here = kept[one.plan]
         assert here == one.outcome or isinstance(here, Measured)  # Measured meanwhile.
-    assert again.best == first.best
-    assert len(first.dataframe()) == first.found.funnel.legal
+    # Nothing that was measured is lost; which of three near ones wins may change as more is.
+    measured = {one.plan for one in first.found.candidates if isinstance(one.outcome, Measured)}
+    assert measured and all(isinstance(kept[plan], Measured) for plan in measured)
+    assert again.best.mesh_axis_names == first.best.mesh_axis_names
+    assert len(first.dataframe()) == first.found.funnel.legal - first.found.funnel.waiting
     path = first.save_rules(tmp_path / "saved.toml")
     assert automesh.load(path).select("cpu-4").mesh_shape == first.best.mesh_shape
 
