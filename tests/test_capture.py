@@ -31,6 +31,7 @@ FOUND = {
     "trainer_class.py": ("replica:2,shard:2", "train_step", 2, ["replica", "shard"]),
     "lm1b/main.py": ("data:1,fsdp:4,tensor:1", "train_step", 17, ["data", "fsdp"]),
 }
+IN_MINUTES = ("haliax_loop.py", "lm1b/main.py")
 
 
 def environment() -> dict[str, str]:
@@ -54,7 +55,10 @@ def captured(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", FOUND)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(name, marks=pytest.mark.long) if name in IN_MINUTES else name for name in FOUND],
+)
 def test_the_step_of_a_script_gives_the_same_losses_on_every_mesh(script: str) -> None:
     mesh, step, carried, batch_axes = FOUND[script]
     first, last = mesh.partition(":")[0], mesh.rpartition(",")[2].partition(":")[0]

@@ -154,7 +154,10 @@ def test_a_model_that_no_machine_here_holds_is_estimated(tmp_path: Path) -> None
 
 @pytest.mark.slow
 # Of two nodes, the batch alone spans both.
-@pytest.mark.parametrize(("target", "meshes"), [("tpu-v5e-16", 5), ("gpu-h100-16", 4)])
+@pytest.mark.parametrize(
+    ("target", "meshes"),
+    [("tpu-v5e-16", 5), pytest.param("gpu-h100-16", 4, marks=pytest.mark.long)],
+)
 def test_a_script_is_estimated_for_devices_that_are_not_here(
     target: str, meshes: int, tmp_path: Path
 ) -> None:

@@ -125,10 +125,10 @@ def check_runs(place: Place) -> None:
     assert all(path.suffix == ".log" for path in (study / "logs").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "seed"),
-    [pytest.param("printed", 1, marks=pytest.mark.long), ("shared file", 2)],
+    [("printed", 1), ("shared file", 2)],
 )
 def test_no_run_is_repeated_or_lost(tmp_path: Path, source: str, seed: int) -> None:
     (tmp_path / "train.py").write_text(FLAGS.read_text())

@@ -43,18 +43,8 @@ def run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-# The others take minutes more.
-IN_CI = ("data_model.py",)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(words, id=words[2], marks=[] if words[2] in IN_CI else [pytest.mark.long])
-        for words in SEARCHES
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("words", SEARCHES, ids=[words[2] for words in SEARCHES])
 def test_a_script_of_the_guide_is_searched_to_a_rule_that_it_can_use(
     words: list[str], tmp_path: Path
 ) -> None:

@@ -68,7 +68,9 @@ def test_the_first_command_finds_a_measured_rule(tmp_path: Path) -> None:
     labels = re.findall(r"^[a-z]+(?: out)?(?= {2,}| )", shown, re.MULTILINE)
     for label in {"best", "tried", "numerics", "stopped", "saved", "next"}:
         assert label in labels
-        assert re.search(rf"^{label} ", done.stdout, re.MULTILINE), done.stdout
+        # Beside other work the script's own mesh may be kept.
+        here = "(best|keep)" if label == "best" else label
+        assert re.search(rf"^{here} ", done.stdout, re.MULTILINE), done.stdout
 
 
 # What needs no devices is the same everywhere, to the letter.
@@ -89,7 +91,7 @@ def without_hash(text: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", [pytest.param("estimates", marks=pytest.mark.long), "explanation"])
 def test_estimates_and_explanations_are_those_that_are_shown(name: str) -> None:
     assert exact_output(name) == without_hash(block(name))
 

@@ -21,7 +21,7 @@ from tests.storage_cases import compiled, plans
 from tests.worker_help import MEBIBYTE, job, surroundings
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_searches_go_on_where_they_were(tmp_path: Path) -> None:
     report = kill_and_resume(3, seed=4, folder=tmp_path)
     assert report.faults == []

@@ -15,16 +15,10 @@ from tests.program_support import few_processes
 STEPS = Path(__file__).parent / "scripts" / "steps"
 SPACE = "[axes]\ndp = {}\ntp = {}\n"
 LEGAL = {"dp:4", "dp:2,tp:2", "tp:4"}
-# An object with state: it stays in CI, the others are long.
-IN_CI = {"nnx_split"}
 
 
-def _step(path: Path) -> object:
-    marks = pytest.mark.slow if path.stem in IN_CI else pytest.mark.long
-    return pytest.param(path, id=path.stem, marks=marks)
-
-
-@pytest.mark.parametrize("script", [_step(path) for path in sorted(STEPS.glob("*.py"))])
+@pytest.mark.long
+@pytest.mark.parametrize("script", sorted(STEPS.glob("*.py")), ids=lambda path: path.stem)
 def test_a_step_is_searched_from_its_script_to_its_rule(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,9 +144,10 @@ def test_even_without_anybody_the_worker_itself_dies(tmp_path: Path) -> None:
     assert not psutil.wait_procs(roles["worker"], timeout=3)[1]
 
 
-def test_twenty_kills_at_random_moments_leave_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.long)])
+def test_kills_at_random_moments_leave_nothing(tmp_path: Path, kills: int) -> None:
     chance = random.Random(2)
-    for _ in range(20):
+    for _ in range(kills):
         parent = start_parent(tmp_path)
         await_events(parent, chance.randrange(5))
         time.sleep(chance.random() * 0.1)
