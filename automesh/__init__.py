@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     )
     from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError
     from automesh.mesh.axes import MeshAxis, Plan
-    from automesh.mesh.batches import (
+    from automesh.mesh.config import MeshConfig, Rules
+    from automesh.mesh.evidence import Evidence
+    from automesh.mesh.infer import infer_mesh_shape
+    from automesh.mesh.layout.batches import (
         DataPartitionType,
         global_to_host_array,
         host_to_global_device_array,
         input_partition_spec,
     )
-    from automesh.mesh.config import MeshConfig, Rules
-    from automesh.mesh.constraining import with_sharding_constraint
-    from automesh.mesh.cpu import cpu_context, create_cpu_mesh, force_cpu
-    from automesh.mesh.creating import create_mesh
-    from automesh.mesh.evidence import Evidence
-    from automesh.mesh.hosts import calculate_host_mesh_shape
-    from automesh.mesh.infer import infer_mesh_shape
-    from automesh.mesh.parsing import parse_mesh_from_string
+    from automesh.mesh.layout.constraint import with_sharding_constraint
+    from automesh.mesh.layout.cpu import cpu_context, create_cpu_mesh, force_cpu
+    from automesh.mesh.layout.create import create_mesh
+    from automesh.mesh.layout.hosts import calculate_host_mesh_shape
+    from automesh.mesh.layout.parse import parse_mesh_from_string
     from automesh.mesh.presets import make_ddp_mesh_config, make_fsdp_mesh_config
-    from automesh.mesh.rules import MeshRule
+    from automesh.mesh.rules.rule import MeshRule
     from automesh.mesh.shape import HybridMeshShape
     from automesh.program.workload import Workload
 
@@ -56,25 +56,25 @@ _HOMES = {
     "automesh.errors": ("AutomeshError", "NoFeasibleMesh", "UsageError"),
     "automesh.mesh.axes": ("MeshAxis", "Plan"),
     "automesh.mesh.config": ("MeshConfig", "Rules"),
-    "automesh.mesh.batches": (
+    "automesh.mesh.layout.batches": (
         "DataPartitionType",
         "global_to_host_array",
         "host_to_global_device_array",
         "input_partition_spec",
     ),
-    "automesh.mesh.constraining": ("with_sharding_constraint",),
-    "automesh.mesh.cpu": (
+    "automesh.mesh.layout.constraint": ("with_sharding_constraint",),
+    "automesh.mesh.layout.cpu": (
         "cpu_context",
         "create_cpu_mesh",
         "force_cpu",
     ),
-    "automesh.mesh.creating": ("create_mesh",),
-    "automesh.mesh.hosts": ("calculate_host_mesh_shape",),
-    "automesh.mesh.parsing": ("parse_mesh_from_string",),
+    "automesh.mesh.layout.create": ("create_mesh",),
+    "automesh.mesh.layout.hosts": ("calculate_host_mesh_shape",),
+    "automesh.mesh.layout.parse": ("parse_mesh_from_string",),
     "automesh.mesh.evidence": ("Evidence",),
     "automesh.mesh.infer": ("infer_mesh_shape",),
     "automesh.mesh.presets": ("make_ddp_mesh_config", "make_fsdp_mesh_config"),
-    "automesh.mesh.rules": ("MeshRule",),
+    "automesh.mesh.rules.rule": ("MeshRule",),
     "automesh.mesh.shape": ("HybridMeshShape",),
     "automesh.program.workload": ("Workload",),
 }

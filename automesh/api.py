@@ -15,7 +15,7 @@ from automesh.ladder.command.request import CommandRequest, check_subject, make_
 from automesh.ladder.request import SearchRequest
 from automesh.mesh.axes import Scalar
 from automesh.mesh.config import Rules
-from automesh.mesh.rules_file import read_rules
+from automesh.mesh.rules.file import read_rules
 from automesh.space.options import knobs_of
 from automesh.units import parse_duration
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from automesh.errors import UsageError
 from automesh.hardware import Absent, parse_target
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, format_mesh
-from automesh.mesh.strict import parse_tree, read_text
+from automesh.mesh.strict_files import parse_tree, read_text
 from benchmarks.experts_models import (
     DENSE,
     LONG,

@@ -23,7 +23,7 @@ from scipy import stats
 from automesh.errors import UsageError
 from automesh.hardware import Absent, parse_target
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.mesh.strict import parse_tree, read_text
+from automesh.mesh.strict_files import parse_tree, read_text
 from benchmarks.experts_models import MOE, Model, Unlike, arguments_of, chunk_of, model_called
 from benchmarks.experts_presets import split_over_granules
 from benchmarks.spaces import with_usual_axes

@@ -22,7 +22,7 @@ from automesh.hardware.clusters_file import read_clusters
 from automesh.hardware.datasheet import datasheet_speeds
 from automesh.hardware.fabric import Layouts
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 from automesh.program.nouns import Propagation
 from benchmarks.published_layouts import Layout, LayoutGroup
 

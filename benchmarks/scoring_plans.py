@@ -22,7 +22,7 @@ from automesh.hardware.speeds import Speeds
 from automesh.ladder.looking import looking
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.terms_cache import TermsCache
-from automesh.mesh.batch import Batch, Sizes
+from automesh.mesh.plan_arrays import Batch, Sizes
 from automesh.program.nouns import Entry
 from automesh.results.progress import Progress
 from automesh.space.spec import read_space

@@ -20,7 +20,7 @@ from automesh.cost.terms import (
 )
 from automesh.hardware.fabric import Floats, Route
 from automesh.hardware.speeds import CollectiveSeconds
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 
 PASSES = {
     "all-reduce": 2.0,

@@ -15,7 +15,7 @@ from automesh.ladder.estimate_rung import EstimateRung
 from automesh.ladder.propagator import Propagator, Step
 from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Plan, parse_mesh
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated, Failure
 from automesh.program.nouns import Entry, Propagation
 from automesh.results.progress import Silent

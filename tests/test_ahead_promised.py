@@ -9,8 +9,8 @@ import pytest
 import automesh
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.evidence import Evidence
-from automesh.mesh.rules import rule_for
-from automesh.mesh.rules_file import merge_rule
+from automesh.mesh.rules.file import merge_rule
+from automesh.mesh.rules.rule import rule_for
 from automesh.results.progress import Silent
 from tests.ahead_fakes import folder_for_search
 

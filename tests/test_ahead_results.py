@@ -11,7 +11,7 @@ import pytest
 
 from automesh.errors import NoFeasibleMesh
 from automesh.mesh.evidence import Evidence
-from automesh.mesh.rules_file import read_rules
+from automesh.mesh.rules.file import read_rules
 from automesh.outcomes import Compiled, OutOfMemory
 from automesh.results import words
 from automesh.results.csv_export import dataframe

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import parse_mesh
-from automesh.mesh.devices import create_mesh_for
+from automesh.mesh.layout.devices import create_mesh_for
 from automesh.program.building import build_on
 from automesh.program.carrying import default_carry
 from automesh.program.initial import initial_args

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
-from automesh.mesh.batches import (
+from automesh.mesh.layout.batches import (
     DataPartitionType,
     global_to_host_array,
     host_to_global_device_array,
     input_partition_spec,
 )
-from automesh.mesh.creating import mesh_on
+from automesh.mesh.layout.create import mesh_on
 
 AXES = ("data", "fsdp", "model")
 

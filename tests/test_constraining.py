@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
-from automesh.mesh.constraining import with_sharding_constraint
-from automesh.mesh.context import mesh_in_force
-from automesh.mesh.creating import mesh_on
+from automesh.mesh.layout.constraint import with_sharding_constraint
+from automesh.mesh.layout.context import mesh_in_force
+from automesh.mesh.layout.create import mesh_on
 
 P = PartitionSpec
 

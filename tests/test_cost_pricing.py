@@ -30,7 +30,7 @@ from automesh.cost.terms import (
 from automesh.hardware import parse_target
 from automesh.hardware.datasheet import datasheet_speeds
 from automesh.hardware.fabric import Layouts
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 from tests.cost_reference import reference
 from tests.cost_samples import (
     PlainSpeeds,

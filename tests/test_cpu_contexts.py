@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from automesh.errors import UsageError
-from automesh.mesh.cpu import cpu_context, create_cpu_mesh, force_cpu
+from automesh.mesh.layout.cpu import cpu_context, create_cpu_mesh, force_cpu
 from tests.conformance_worlds import cpu_world, cpus, gpus, world
 
 

@@ -16,8 +16,8 @@ from jax.sharding import AxisType
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis
-from automesh.mesh.creating import create_mesh, mesh_on
-from automesh.mesh.devices import create_mesh_for
+from automesh.mesh.layout.create import create_mesh, mesh_on
+from automesh.mesh.layout.devices import create_mesh_for
 from tests.conformance_worlds import cpu_world, gpus, granule_grid, ids, tpus, world
 
 NAMES = ("a", "b", "c")

@@ -27,7 +27,7 @@ from automesh.hlo.schedule import read_schedule
 from automesh.hlo.schedule_nouns import Block, Branch, Loop, Start, Transfer
 from automesh.hlo.store import ModuleStore
 from automesh.mesh.axes import parse_mesh
-from automesh.mesh.devices import create_mesh_for
+from automesh.mesh.layout.devices import create_mesh_for
 from automesh.outcomes import Failed, OutOfMemory
 from automesh.program import elsewhere
 from automesh.program.building import build_on

@@ -19,7 +19,7 @@ from automesh.hardware.chips import chip_for
 from automesh.hardware.datasheet import datasheet_speeds
 from automesh.hardware.fabric import Fabric, Layouts, Route
 from automesh.hardware.routes import routes
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 from automesh.program.laying_out import lay_out
 from automesh.worker.messages import LayoutJob
 

@@ -21,8 +21,8 @@ from automesh.hardware.walks import reach_of_rings
 from automesh.hardware.ways import both_ways, ring_along
 from automesh.hardware.wiring import attached_fabric, fabric_of
 from automesh.mesh.axes import MeshAxis
-from automesh.mesh.batch import Batch
-from automesh.mesh.devices import create_mesh_for
+from automesh.mesh.layout.devices import create_mesh_for
+from automesh.mesh.plan_arrays import Batch
 from automesh.program.laying_out import lay_out, spans_of, stand_ins
 from automesh.program.nouns import Device
 from automesh.worker.jobs import handle

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automesh.errors import UsageError
-from automesh.mesh.hosts import calculate_host_mesh_shape
+from automesh.mesh.layout.hosts import calculate_host_mesh_shape
 from tests.conformance_worlds import gpus, world
 
 

@@ -18,8 +18,8 @@ from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.evidence import Evidence
 from automesh.mesh.mapping import LogicalMapping, format_axes, parse_axes
-from automesh.mesh.rules import MeshRule, rule_for
-from automesh.mesh.rules_file import merge_rule, read_rules
+from automesh.mesh.rules.file import merge_rule, read_rules
+from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.mesh.shape import HybridMeshShape
 from automesh.results.columns import knob_cells, settings_of
 from automesh.results.csv_export import plan_cells

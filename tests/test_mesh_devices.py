@@ -12,8 +12,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from automesh.errors import UsageError, WrongType
 from automesh.mesh.axes import MeshAxis, parse_mesh
 from automesh.mesh.config import MeshConfig
-from automesh.mesh.devices import create_mesh_for
 from automesh.mesh.granules import granules_of
+from automesh.mesh.layout.devices import create_mesh_for
 from automesh.mesh.shape import HybridMeshShape
 
 NAMES = ("dp", "fsdp", "tp")

@@ -15,9 +15,9 @@ from automesh.hardware.placement import Placement
 from automesh.hardware.wiring import attached_fabric
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.config import MeshConfig
-from automesh.mesh.devices import create_mesh_for
 from automesh.mesh.granules import by_slice, granules_of
-from automesh.mesh.rings import ring_of
+from automesh.mesh.layout.devices import create_mesh_for
+from automesh.mesh.layout.rings import ring_of
 from automesh.mesh.shape import HybridMeshShape
 from automesh.program.building import build_on
 from automesh.program.laying_out import lay_out
@@ -146,7 +146,7 @@ def test_run_time_ahead_of_time_and_cost_model_agree(platform, number, granules)
     ("sizes", "kind"), [((64, 4), "TPU v5 lite"), ((1, 32, 8), "TPU v6 lite"), ((64, 4), "TPU v4")]
 )
 def test_pods_agree_too(sizes, kind):
-    """With the rings of `automesh.mesh.rings`, on two slices, and without on another chip."""
+    """With the rings of `automesh.mesh.layout.rings`, on two slices, and without on another chip."""
     torus = (16, 16) if "lite" in kind else (4, 8, 8)
     devices = slices(kind, torus, 2)
     axes = tuple(

@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 import automesh
 from automesh import HybridMeshShape, MeshConfig, MeshRule, Rules, UsageError
 from automesh.errors import WrongType
-from automesh.mesh.devices import SpreadGranulesWarning
+from automesh.mesh.layout.devices import SpreadGranulesWarning
 from automesh.mesh.settings import Settings
 from tests.mesh_stand_ins import nodes, slices
 

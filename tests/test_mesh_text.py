@@ -12,7 +12,7 @@ from automesh.errors import UsageError
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, Plan, format_mesh, parse_mesh
 from automesh.mesh.config import MeshConfig
 from automesh.mesh.infer import infer_sizes, resolve_shape
-from automesh.mesh.rules import MeshRule
+from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.settings import Settings
 from automesh.mesh.shape import HybridMeshShape
 

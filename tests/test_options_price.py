@@ -15,7 +15,7 @@ from automesh.cost.windowed import THRESHOLDS, under_options
 from automesh.hardware.fabric import Layouts
 from automesh.ladder.priced_options import price_with_options, unpriced_notice
 from automesh.mesh.axes import MeshAxis, Plan, Scalar
-from automesh.mesh.batch import Batch, batch_of
+from automesh.mesh.plan_arrays import Batch, batch_of
 from tests.cost_samples import PlainSpeeds, simple_routes
 
 OPTION = THRESHOLDS["tpu"]

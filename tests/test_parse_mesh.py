@@ -11,9 +11,9 @@ from jax.sharding import AxisType
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, format_mesh
-from automesh.mesh.creating import create_mesh
-from automesh.mesh.devices import create_mesh_for
-from automesh.mesh.parsing import parse_mesh_from_string
+from automesh.mesh.layout.create import create_mesh
+from automesh.mesh.layout.devices import create_mesh_for
+from automesh.mesh.layout.parse import parse_mesh_from_string
 from tests.conformance_worlds import cpu_world, cpus, gpus, granule_grid, world
 
 NAMES = ("dp", "fsdp", "tp")

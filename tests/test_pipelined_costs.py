@@ -31,7 +31,7 @@ from automesh.hardware import parse_target
 from automesh.hardware.datasheet import datasheet_speeds
 from automesh.hardware.fabric import Layouts
 from automesh.mesh.axes import MeshAxis
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 from automesh.pipeline import StageCost, make_schedule, parse_schedule, simulate
 from automesh.pipeline.actions import ActionKind
 from automesh.pipeline.schedule import Schedule

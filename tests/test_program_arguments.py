@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from automesh.mesh.axes import parse_mesh
-from automesh.mesh.devices import create_mesh_for
+from automesh.mesh.layout.devices import create_mesh_for
 from automesh.program.arguments import maker, plan_leaves, values
 from automesh.program.signs import Domain, domains
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from automesh.mesh.rules_file import read_rules
+from automesh.mesh.rules.file import read_rules
 from automesh.space.spec import read_space
 
 ROOT = Path(__file__).parent.parent

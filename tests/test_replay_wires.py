@@ -18,8 +18,8 @@ from automesh.hardware.routes import routes
 from automesh.hardware.ways import way
 from automesh.hardware.wires import Wires, Wiring
 from automesh.mesh.axes import MeshAxis
-from automesh.mesh.batch import Batch
-from automesh.mesh.devices import create_mesh_for
+from automesh.mesh.layout.devices import create_mesh_for
+from automesh.mesh.plan_arrays import Batch
 from automesh.program.laying_out import stand_ins
 from tests.replay_samples import collective, layouts_of, mesh, node_fabric, ring, slice_fabric
 

@@ -21,12 +21,12 @@ from automesh.mesh.axes import DEFAULT_AXES, Plan, parse_mesh
 from automesh.mesh.axis_types import AXIS_TYPES
 from automesh.mesh.config import Rules
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence, RunnerUp
-from automesh.mesh.rules import MeshRule, escape, rule_for
-from automesh.mesh.rules_file import check_mergeable, format_rules, merge_rule, read_rules
-from automesh.mesh.rules_tree import rules_from_tree
+from automesh.mesh.rules.file import check_mergeable, format_rules, merge_rule, read_rules
+from automesh.mesh.rules.rule import MeshRule, escape, rule_for
+from automesh.mesh.rules.tree import rules_from_tree
 from automesh.mesh.settings import Settings
 from automesh.mesh.shape import HybridMeshShape
-from automesh.mesh.strict import parse_tree
+from automesh.mesh.strict_files import parse_tree
 
 AXES = ("dp", "fsdp", "tp")
 
@@ -428,8 +428,8 @@ import sys
 from pathlib import Path
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.evidence import Evidence
-from automesh.mesh.rules import rule_for
-from automesh.mesh.rules_file import merge_rule
+from automesh.mesh.rules.rule import rule_for
+from automesh.mesh.rules.file import merge_rule
 
 path, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 plan = Plan(axes=parse_mesh("dp:8"))

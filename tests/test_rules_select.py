@@ -20,7 +20,7 @@ from automesh.mesh.evidence import (
     differences,
     relevant_environment,
 )
-from automesh.mesh.rules import MeshRule, escape, rule_for
+from automesh.mesh.rules.rule import MeshRule, escape, rule_for
 from automesh.mesh.shape import HybridMeshShape
 
 

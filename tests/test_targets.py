@@ -296,7 +296,7 @@ def test_several_processes_are_noticed(environ, reason):
 def test_nothing_here_imports_jax():
     modules = [
         "automesh.hardware", "automesh.space.legal", "automesh.space.spec",
-        "automesh.mesh.config", "automesh.mesh.rules_file",
+        "automesh.mesh.config", "automesh.mesh.rules.file",
     ]  # fmt: skip
     code = f"import sys, {', '.join(modules)}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

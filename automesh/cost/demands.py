@@ -13,7 +13,7 @@ from automesh.cost.kernels import product_of, total
 from automesh.cost.terms import CollectiveTerm, Sum, Terms
 from automesh.cost.windowed import SMALLEST_RING, windows
 from automesh.hardware.fabric import Floats
-from automesh.mesh.batch import Sizes
+from automesh.mesh.plan_arrays import Sizes
 
 Flags = NDArray[np.bool_]
 # A sum over every device of the mesh is never scattered on TPU: each has it whole and keeps a part.

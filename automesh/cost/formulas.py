@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from automesh.cost.terms import Monomial, Sum
 from automesh.hardware.fabric import Floats
-from automesh.mesh.batch import Sizes
+from automesh.mesh.plan_arrays import Sizes
 
 Indices = NDArray[np.intp]
 Powers = tuple[tuple[str, int], ...]

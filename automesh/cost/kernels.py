@@ -13,7 +13,7 @@ from automesh.cost.terms import Kernel, Matmul, Monomial, Near, Sum, Terms, Wind
 from automesh.cost.windowed import repeats, windows
 from automesh.hardware.fabric import Floats
 from automesh.hardware.speeds import Speeds
-from automesh.mesh.batch import Sizes
+from automesh.mesh.plan_arrays import Sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

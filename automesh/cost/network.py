@@ -13,7 +13,7 @@ from automesh.cost.roads import Road, Roads, joined
 from automesh.cost.windowed import ring_seconds
 from automesh.hardware.fabric import Floats
 from automesh.hardware.speeds import Speeds
-from automesh.mesh.batch import Sizes
+from automesh.mesh.plan_arrays import Sizes
 
 _SMALL = 1024  # pairs of route and demand that are priced without asking which of them occur
 

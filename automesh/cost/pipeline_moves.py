@@ -13,7 +13,7 @@ from automesh.hardware.fabric import Fabric, Floats, Layouts, Route
 from automesh.hardware.routes import routes
 from automesh.hardware.speeds import Speeds
 from automesh.mesh.axes import MeshAxis
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 
 
 def moves(

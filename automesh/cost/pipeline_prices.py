@@ -26,7 +26,7 @@ from automesh.cost.terms import Terms, value_of
 from automesh.hardware.fabric import Fabric, Floats, Layouts
 from automesh.hardware.routes import routes
 from automesh.hardware.speeds import Speeds
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.pipeline.actions import ActionKind
 

@@ -26,7 +26,7 @@ from automesh.cost.roads import Roads, RoutesOf
 from automesh.cost.terms import Terms, Uncounted
 from automesh.hardware.fabric import Floats
 from automesh.hardware.speeds import Speeds
-from automesh.mesh.batch import Batch, Sizes
+from automesh.mesh.plan_arrays import Batch, Sizes
 
 _CHUNK = 512  # sizes at a time: 100 kernels on them stay in the processor's cache
 

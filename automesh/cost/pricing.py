@@ -10,7 +10,7 @@ from automesh.cost.terms import Terms
 from automesh.hardware.fabric import Fabric, Layouts, Route
 from automesh.hardware.routes import routes
 from automesh.hardware.speeds import Speeds
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 
 
 def price(

@@ -9,7 +9,7 @@ import numpy as np
 
 from automesh.cost.distinct import Codes, distinct, products, ranked
 from automesh.hardware.fabric import Route
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 
 # How a set of axes lies on the wires for each mesh of a batch.
 RoutesOf = Callable[[Batch, tuple[str, ...]], Route]

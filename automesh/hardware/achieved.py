@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from automesh.hardware.chips import Chip
-from automesh.mesh.strict import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 
 _TABLE = Path(__file__).parent / "data" / "achieved.json"
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from automesh.errors import UsageError
-from automesh.mesh.strict import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 
 _TABLE = Path(__file__).parent / "data" / "chips.json"
 

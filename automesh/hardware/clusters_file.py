@@ -60,7 +60,7 @@ from automesh.hardware.configurations import usable_bytes_of
 from automesh.hardware.machines import MAX_GPUS, Machine
 from automesh.hardware.slices import MAX_SLICES, Generation, generation_called, wraps_of
 from automesh.hardware.targets import parse_target
-from automesh.mesh.strict import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 
 _NAME = re.compile(r"[a-z][a-z0-9._-]*")
 _KEYS = {

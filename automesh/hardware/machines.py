@@ -13,7 +13,7 @@ from automesh.hardware.absent import Absent
 from automesh.hardware.chips import Chip, chip_called
 from automesh.hardware.configurations import configuration_of, usable_bytes_of
 from automesh.hardware.fabric import Fabric
-from automesh.mesh.strict import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 
 _TABLE = Path(__file__).parent / "data" / "machines.json"
 _NAME = re.compile(r"(?P<gpu>gpu-)?(?P<machine>.+)-(?P<count>[0-9]+)")

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from automesh.errors import UsageError
 from automesh.hardware.profile import SCHEMA, Profile, identity, merge
-from automesh.mesh.strict import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 
 FOLDER_VARIABLE = "AUTOMESH_PROFILES"
 _LOCK_S = 30.0

@@ -18,7 +18,7 @@ from automesh.hardware.profile_points import (
     StreamProbe,
 )
 from automesh.hardware.routes import routes
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 
 # Devices beside a group on the outside, the group itself, devices between its members.
 PROBE_AXES = ("outside", "group", "inside")

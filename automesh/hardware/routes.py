@@ -12,7 +12,7 @@ from automesh.errors import AutomeshError
 from automesh.hardware.fabric import Fabric, Floats, Layouts, Reach, Route
 from automesh.hardware.links import reach
 from automesh.hardware.walks import Ints, ring_loads
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 
 # Between the two cores of a chip, in links of one direction: an assumption, no source was found.
 # As long as it is several, a mesh waits for other links.

@@ -13,7 +13,7 @@ from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import chip_for
 from automesh.hardware.fabric import Fabric
-from automesh.mesh.strict import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 
 _TABLE = Path(__file__).parent / "data" / "topologies.json"
 _NAME = re.compile(r"(?P<tpu>tpu-?)?(?P<kind>[a-z0-9]+)-(?P<count>[0-9]+)([*-](?P<slices>[0-9]+))?")

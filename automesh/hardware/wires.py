@@ -28,7 +28,7 @@ from automesh.hardware.walks import (
     ring_loads,
 )
 from automesh.hardware.ways import Link, way
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 
 DCN, HOST, CHIP = "dcn", "host", "chip"
 _DIMENSIONS = "xyz"

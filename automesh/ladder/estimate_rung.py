@@ -27,7 +27,7 @@ from automesh.ladder.propagations import (
 from automesh.ladder.propagator import NO_TIME, Propagator
 from automesh.ladder.shared_schedules import under_schedule, without_schedule
 from automesh.mesh.axes import Call, Plan
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.program.nouns import Propagation
 from automesh.results.estimates import Estimates

@@ -22,7 +22,7 @@ from automesh.hardware.speeds import Speeds
 from automesh.ladder.explaining_pipelines import break_down_pipeline
 from automesh.ladder.terms_cache import Kept
 from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, parse_mesh
-from automesh.mesh.batch import batch_of
+from automesh.mesh.plan_arrays import batch_of
 from automesh.outcomes import Compiled, Measured
 from automesh.program.nouns import Propagation
 from automesh.results.explanation import Explained

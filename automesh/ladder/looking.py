@@ -39,7 +39,7 @@ from automesh.ladder.ranking import estimated_candidates
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.terms_cache import TERMS, TermsCache
 from automesh.mesh.axes import Plan
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 from automesh.results.estimates import Estimates
 from automesh.results.progress import Progress
 from automesh.results.words import uncounted_notices

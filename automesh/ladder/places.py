@@ -8,7 +8,7 @@ from typing import Protocol
 
 from automesh.errors import UsageError
 from automesh.ladder.study import parse_storage
-from automesh.mesh.rules_file import check_mergeable
+from automesh.mesh.rules.file import check_mergeable
 
 
 class Places(Protocol):

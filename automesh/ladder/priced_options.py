@@ -14,7 +14,7 @@ from automesh.cost.windowed import THRESHOLDS, under_options
 from automesh.hardware.fabric import Layouts
 from automesh.ladder.propagations import Active
 from automesh.mesh.axes import Plan, Scalar
-from automesh.mesh.batch import Batch
+from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 
 

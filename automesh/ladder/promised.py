@@ -9,8 +9,8 @@ from automesh.ladder.preparation import Preparation
 from automesh.ladder.request import SearchRequest
 from automesh.mesh.axes import Plan, format_setting
 from automesh.mesh.config import Rules
-from automesh.mesh.rules import MeshRule, first_match
-from automesh.mesh.rules_file import read_rules
+from automesh.mesh.rules.file import read_rules
+from automesh.mesh.rules.rule import MeshRule, first_match
 from automesh.units import format_seconds
 
 

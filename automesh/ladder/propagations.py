@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from automesh.cost.terms import Terms
 from automesh.mesh.axes import PIPELINE, Call, Plan
-from automesh.mesh.batch import Batch, batch_of
+from automesh.mesh.plan_arrays import Batch, batch_of
 
 Sizes = tuple[tuple[str, int], ...]
 Active = tuple[str, ...]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 from automesh.errors import UsageError, WrongType, kind_of
 from automesh.mesh.axis_types import AUTO, as_axis_types
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence, StaleEvidenceWarning, differences
-from automesh.mesh.explain import explain_mesh, explain_rules, explain_settings
-from automesh.mesh.jax_half import attached_selector, jax_half
+from automesh.mesh.lazy_jax import attached_selector, jax_half
 from automesh.mesh.mapping import NO_MAPPING, LogicalMapping, check_mapped_axes
 from automesh.mesh.names import as_names, check_names
-from automesh.mesh.rules import MeshRule, check_selector, explain_match, first_match
+from automesh.mesh.rules.explain import explain_mesh, explain_rules, explain_settings
+from automesh.mesh.rules.rule import MeshRule, check_selector, explain_match, first_match
 from automesh.mesh.settings import NO_SETTINGS, Settings, as_settings
 from automesh.mesh.shape import AnyShape, MeshShape, as_shape
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from automesh.mesh.axes import Scalar
-    from automesh.mesh.devices import AxisTypes
+    from automesh.mesh.layout.devices import AxisTypes
     from automesh.mesh.mapping import Spelled
-    from automesh.mesh.rules import OwnRules
+    from automesh.mesh.rules.rule import OwnRules
 
 SEED_BATCH = ("data",)
 """Loadax's default, which a mesh without such an axis need not know: told by its identity."""

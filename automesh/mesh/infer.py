@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from automesh.errors import UsageError
-from automesh.mesh.jax_half import jax_half
+from automesh.mesh.lazy_jax import jax_half
 from automesh.mesh.shape import AnyShape, HybridMeshShape, MeshShape, as_integer, as_shape, as_sizes
 
 _GRANULES = "granules (slices or nodes)"

@@ -8,9 +8,9 @@ from typing import Any
 from automesh.errors import UsageError
 from automesh.mesh.config import SEED_BATCH, MeshConfig
 from automesh.mesh.granules import as_devices, granules_of
-from automesh.mesh.jax_half import jax_half
+from automesh.mesh.lazy_jax import jax_half
 from automesh.mesh.names import as_names
-from automesh.mesh.rules import OwnRules, check_selector, first_match
+from automesh.mesh.rules.rule import OwnRules, check_selector, first_match
 from automesh.mesh.shape import HybridMeshShape
 
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey, keystr
 
 from automesh.errors import UsageError, WrongType, kind_of
-from automesh.mesh.placing import array_label
+from automesh.mesh.layout.place import array_label
 from automesh.partition.specs import DimName, NamedShape
 
 

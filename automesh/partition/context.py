@@ -9,7 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from automesh.errors import UsageError, check_type
-from automesh.mesh.context import find_mesh
+from automesh.mesh.layout.context import find_mesh
 from automesh.partition.nouns import MeshLike
 
 MESH_HINT = "enter `jax.set_mesh(mesh)`, or pass `mesh=`"

@@ -13,8 +13,8 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from automesh.mesh.context import is_tracing
-from automesh.mesh.placing import place
+from automesh.mesh.layout.context import is_tracing
+from automesh.mesh.layout.place import place
 from automesh.partition.calls import Parts, check_hashable, donated_leaves, take_apart
 from automesh.partition.carriers import Leaf, map_leaves
 from automesh.partition.context import require_mesh

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from jax.sharding import NamedSharding
 
 from automesh.errors import UsageError
-from automesh.mesh.context import find_mesh, is_tracing
-from automesh.mesh.placing import place
+from automesh.mesh.layout.context import find_mesh, is_tracing
+from automesh.mesh.layout.place import place
 from automesh.partition.carriers import Leaf, map_leaves
 from automesh.partition.context import MESH_HINT
 from automesh.partition.mapping import current_thread_local_mapping, mapping_or_current

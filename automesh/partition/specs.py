@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jax.sharding import AxisType, PartitionSpec
 
 from automesh.errors import IllegalMapping, UnknownMeshAxis, did_you_mean
-from automesh.mesh.placing import array_label
+from automesh.mesh.layout.place import array_label
 from automesh.partition.nouns import MeshLike, ResourceMapping
 
 DimName = str | tuple[str, ...] | None

@@ -11,8 +11,8 @@ from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, kind_of
 from automesh.mesh.axes import Knobs, MeshAxis, parse_mesh
-from automesh.mesh.devices import axis_types_for, create_mesh_for
 from automesh.mesh.granules import Located
+from automesh.mesh.layout.devices import axis_types_for, create_mesh_for
 from automesh.mesh.mapping import LogicalAxes, LogicalMapping
 from automesh.program.contexts import Ambient, ambient_mesh, no_ambient_mesh, traces_of
 from automesh.program.pure_step import pure

@@ -23,8 +23,8 @@ from jax.sharding import PartitionSpec as P
 from automesh.hardware.profile_plan import PROBE_AXES
 from automesh.hardware.profile_points import Point, Probe
 from automesh.mesh.axes import MeshAxis
-from automesh.mesh.devices import create_mesh_for
 from automesh.mesh.granules import granules_of
+from automesh.mesh.layout.devices import create_mesh_for
 from automesh.program.calibrating_work import Work, work_of
 
 _MOST_LOOPS = 1_000_000

@@ -15,7 +15,7 @@ from automesh.hardware.fabric import Crooked, Layouts, Span, Wound
 from automesh.hardware.placement import places_along
 from automesh.hardware.slices import wraps_of
 from automesh.hardware.walks import box_of, reach_of_box_or_rings
-from automesh.mesh.devices import arrange_granule
+from automesh.mesh.layout.devices import arrange_granule
 
 if TYPE_CHECKING:
     from automesh.worker.messages import LayoutJob

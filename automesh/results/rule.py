@@ -8,8 +8,8 @@ from automesh.errors import NoFeasibleMesh
 from automesh.hardware import chip_for
 from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, Evidence, RunnerUp
-from automesh.mesh.rules import MeshRule, rule_for
-from automesh.mesh.rules_file import merge_rule
+from automesh.mesh.rules.file import merge_rule
+from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.outcomes import Compiled, Measured, OutOfMemory, Replayed
 from automesh.results.pipelines import stage_bytes
 from automesh.results.predicted import exposed_s

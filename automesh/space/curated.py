@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from automesh.mesh.axes import Scalar
-from automesh.mesh.strict import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 from automesh.space.space import Knob
 
 CURATED = "curated"

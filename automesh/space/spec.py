@@ -15,7 +15,7 @@ from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis, Scalar, usual_batch_axes
 from automesh.mesh.mapping import check_mapped_axes, format_axes, read_mapped
 from automesh.mesh.names import check_names
-from automesh.mesh.strict import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 from automesh.space.space import PLATFORMS, AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

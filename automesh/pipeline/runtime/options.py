@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 from jax.sharding import Mesh
 
 from automesh.errors import UsageError, WrongType, check_type, kind_of
-from automesh.mesh.context import need_mesh
+from automesh.mesh.layout.context import need_mesh
 from automesh.pipeline.catalogue import SCHEDULES, make_schedule
 from automesh.pipeline.runtime.marks import TaskRules, rules_in_force
 from automesh.pipeline.runtime.mesh import MpmdMesh

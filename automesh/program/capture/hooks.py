@@ -19,7 +19,7 @@ import jax
 from jax.sharding import Mesh, Sharding
 
 from automesh.errors import UsageError
-from automesh.mesh.context import is_tracing
+from automesh.mesh.layout.context import is_tracing
 from automesh.program.capture.abstract import described, is_without_arrays
 
 MakeMesh = Callable[[Any, tuple[str, ...], Any], Mesh]

@@ -8,12 +8,12 @@ from typing import Any
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, format_mesh
-from automesh.mesh.explain_grid import draw_grid, in_words
 from automesh.mesh.granules import as_devices, by_slice, granule_key, granules_of
 from automesh.mesh.infer import resolve_shape, spread_over_granules
-from automesh.mesh.jax_half import jax_half
+from automesh.mesh.lazy_jax import jax_half
 from automesh.mesh.mapping import LogicalMapping
-from automesh.mesh.rules import MeshRule, check_selector, explain_match, first_match
+from automesh.mesh.rules.explain_grid import draw_grid, in_words
+from automesh.mesh.rules.rule import MeshRule, check_selector, explain_match, first_match
 from automesh.mesh.settings import Settings
 from automesh.mesh.shape import HybridMeshShape, MeshShape
 

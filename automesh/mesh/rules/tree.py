@@ -15,10 +15,10 @@ from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.config import Rules
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence, RunnerUp
 from automesh.mesh.mapping import NONE, LogicalMapping, MappedAxes, check_mapped_axes
-from automesh.mesh.rules import MeshRule
+from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.settings import Settings
 from automesh.mesh.shape import HybridMeshShape
-from automesh.mesh.strict import check_tree
+from automesh.mesh.strict_files import check_tree
 
 SCHEMA = 1
 _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -17,7 +17,7 @@ from automesh.mesh.axes import MeshAxis, format_mesh
 from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.granules import Located, as_devices, granules_of
 from automesh.mesh.infer import resolve_shape, spread_over_granules
-from automesh.mesh.rings import ring_of, rings_on
+from automesh.mesh.layout.rings import ring_of, rings_on
 from automesh.mesh.shape import MeshShape
 
 AxisTypes = AxisType | str | Sequence[AxisType | str] | None
@@ -44,7 +44,7 @@ def create_mesh_for(
     """Lays axes out on devices: the one layout of run time, ahead-of-time compiles and cost model.
 
     Inside a granule it is that of `jax.experimental.mesh_utils`, but for the rings of
-    `automesh.mesh.rings`. Granule g is the block at `unravel_index(g, dcn sizes)`, as in jax's
+    `automesh.mesh.layout.rings`. Granule g is the block at `unravel_index(g, dcn sizes)`, as in jax's
     hybrid meshes. A mesh without a `dcn.` part may be smaller than the devices: it takes the first
     ones of the first granule.
 

@@ -7,8 +7,8 @@ from typing import Any
 
 
 def jax_half() -> Any:
-    """`automesh.mesh.devices`, imported when it is needed."""
-    return _beyond_the_wall("automesh.mesh.devices")
+    """`automesh.mesh.layout.devices`, imported when it is needed."""
+    return _beyond_the_wall("automesh.mesh.layout.devices")
 
 
 def attached_selector() -> str:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import DEFAULT_AXES
-from automesh.mesh.creating import DEFAULT_DIMS, mesh_on
+from automesh.mesh.layout.create import DEFAULT_DIMS, mesh_on
 
 
 def create_cpu_mesh(

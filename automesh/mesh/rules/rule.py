@@ -18,7 +18,7 @@ from automesh.mesh.shape import AnyShape, HybridMeshShape, MeshShape, as_shape
 
 if TYPE_CHECKING:
     from automesh.mesh.axes import Scalar
-    from automesh.mesh.devices import AxisTypes
+    from automesh.mesh.layout.devices import AxisTypes
     from automesh.mesh.mapping import Spelled
 
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()]")

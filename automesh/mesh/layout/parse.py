@@ -9,9 +9,9 @@ from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, check_type, did_you_mean
 from automesh.mesh.axes import parse_mesh
-from automesh.mesh.creating import devices_of, mesh_on
-from automesh.mesh.devices import AxisTypes, axis_types_for, create_mesh_for
 from automesh.mesh.granules import granules_of
+from automesh.mesh.layout.create import devices_of, mesh_on
+from automesh.mesh.layout.devices import AxisTypes, axis_types_for, create_mesh_for
 from automesh.mesh.names import as_names, check_names
 
 AxisOrder = Literal["string", "names"]

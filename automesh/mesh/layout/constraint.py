@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
-from automesh.mesh.context import find_mesh, is_staging
-from automesh.mesh.placing import constrain, keep_unconstrained
+from automesh.mesh.layout.context import find_mesh, is_staging
+from automesh.mesh.layout.place import constrain, keep_unconstrained
 
 
 def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None) -> Any:

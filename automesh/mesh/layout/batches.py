@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
-from automesh.mesh.context import need_mesh
+from automesh.mesh.layout.context import need_mesh
 from automesh.mesh.names import as_names
 
 Index = tuple[slice, ...]

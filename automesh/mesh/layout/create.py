@@ -1,7 +1,7 @@
 """`create_mesh`: sizes and names to a `jax.sharding.Mesh`, on one host or many (jax).
 
 The parameters and their defaults are those of eformer's `create_mesh` (eformer 0.0.101,
-`escale.mesh.creation`); how axes lie on devices is `automesh.mesh.devices`' business.
+`escale.mesh.creation`); how axes lie on devices is `automesh.mesh.layout.devices`' business.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, WrongType, check_type
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, format_mesh
-from automesh.mesh.devices import AxisTypes, axis_types_for, create_mesh_for
 from automesh.mesh.granules import Located, by_slice, granules_of
-from automesh.mesh.hosts import calculate_host_mesh_shape
 from automesh.mesh.infer import infer_sizes
+from automesh.mesh.layout.devices import AxisTypes, axis_types_for, create_mesh_for
+from automesh.mesh.layout.hosts import calculate_host_mesh_shape
 from automesh.mesh.names import as_names, check_names
 from automesh.mesh.shape import as_sizes
 

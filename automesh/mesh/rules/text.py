@@ -10,8 +10,8 @@ import tomlkit
 from tomlkit.items import Item, Table
 
 from automesh.mesh.config import Rules
-from automesh.mesh.rules import MeshRule
-from automesh.mesh.rules_tree import tree_of_rule, tree_of_rules
+from automesh.mesh.rules.rule import MeshRule
+from automesh.mesh.rules.tree import tree_of_rule, tree_of_rules
 
 _TITLE = "Written by `automesh search`. `match` is a regular expression for the whole name of a\n"
 _TITLE_2 = "# target; the first rule that matches wins.\n"

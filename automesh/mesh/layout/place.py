@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import IllegalMapping, UsageError
-from automesh.mesh.context import is_staging, is_tracing
+from automesh.mesh.layout.context import is_staging, is_tracing
 
 
 def place(array: Any, sharding: NamedSharding, *, path: str = "") -> Any:

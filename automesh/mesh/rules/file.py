@@ -13,10 +13,10 @@ from tomlkit.exceptions import TOMLKitError
 
 from automesh.errors import UsageError
 from automesh.mesh.config import Rules
-from automesh.mesh.rules import MeshRule, escape, first_match
-from automesh.mesh.rules_text import count_rules, merged_text, new_text
-from automesh.mesh.rules_tree import rules_from_tree, tree_of_rules
-from automesh.mesh.strict import parse_tree, read_text
+from automesh.mesh.rules.rule import MeshRule, escape, first_match
+from automesh.mesh.rules.text import count_rules, merged_text, new_text
+from automesh.mesh.rules.tree import rules_from_tree, tree_of_rules
+from automesh.mesh.strict_files import parse_tree, read_text
 
 LOCK_WAIT_S = 60.0
 

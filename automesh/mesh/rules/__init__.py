@@ -1,0 +1,1 @@
+"""Rules files: from a selector to the mesh of a device kind."""
