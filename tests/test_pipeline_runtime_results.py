@@ -15,7 +15,7 @@ from automesh import pipeline
 from automesh.errors import UsageError, WrongType
 from automesh.partition import axis_mapping, shard
 from automesh.pipeline import SCHEDULES, MpmdMesh, make_schedule, parse_schedule, simulate
-from automesh.pipeline.runtime.steps import Run, Send
+from automesh.pipeline.runtime.dispatch_plan import Run, Send
 from tests.pipeline_models import mesh_on, perceptron, single_step, worst
 
 SEVERAL = ("interleaved", "kimi_k2", "wavefront", "dualpipe_v")

@@ -10,9 +10,9 @@ from jax.extend import core
 
 from automesh import pipeline
 from automesh.errors import UsageError, WrongType
-from automesh.pipeline.runtime.marks import rules_in_force
-from automesh.pipeline.runtime.splitting import Split, split_program
-from automesh.pipeline.runtime.tracing import trace_loss
+from automesh.pipeline.runtime.split.cut import Split, split_program
+from automesh.pipeline.runtime.split.marks import rules_in_force
+from automesh.pipeline.runtime.split.trace import trace_loss
 from tests.pipeline_models import mesh_on
 
 WIDTH = 4

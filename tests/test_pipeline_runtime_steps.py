@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automesh.pipeline import SCHEDULES, Schedule, make_schedule
-from automesh.pipeline.runtime.steps import (
+from automesh.pipeline.runtime.dispatch_plan import (
     Drop,
     Load,
     Run,

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from automesh import pipeline
 from automesh.cost.terms import Terms, value_of
 from automesh.mesh.axes import MeshAxis
-from automesh.pipeline.runtime.programs import Residuals
+from automesh.pipeline.runtime.split.programs import Residuals
 from automesh.pipeline.runtime.trained import TrainState
 from automesh.program.building import build_on
 from automesh.program.nouns import Propagation

@@ -26,13 +26,13 @@ from automesh.pipeline.simulate import (
 )
 
 if TYPE_CHECKING:
-    from automesh.pipeline.runtime.chain import chain, repeat_layer, split_layers
     from automesh.pipeline.runtime.compiled import CompiledPipeline
-    from automesh.pipeline.runtime.marks import register_task, stage_boundary, task
-    from automesh.pipeline.runtime.measuring import measure_costs
     from automesh.pipeline.runtime.mesh import MpmdMesh
     from automesh.pipeline.runtime.microbatching import Microbatched, accumulate, microbatch
     from automesh.pipeline.runtime.parallel import Parallelized, parallelize
+    from automesh.pipeline.runtime.split.chain import chain, repeat_layer, split_layers
+    from automesh.pipeline.runtime.split.marks import register_task, stage_boundary, task
+    from automesh.pipeline.runtime.stage_costs import measure_costs
     from automesh.pipeline.runtime.training import Optimizer, TrainState, TrainStep, train_step
 
 _RUNTIME = {

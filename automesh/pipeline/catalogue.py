@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
-from automesh.pipeline import flat, interleaved, zero_bubble
 from automesh.pipeline.actions import Ranks
 from automesh.pipeline.costs import StageCost
-from automesh.pipeline.dualpipe import dualpipe_v
+from automesh.pipeline.orders import flat, interleaved, zero_bubble
+from automesh.pipeline.orders.dualpipe import dualpipe_v
+from automesh.pipeline.orders.wavefront import wavefront
 from automesh.pipeline.schedule import Schedule
 from automesh.pipeline.simulate import simulate
-from automesh.pipeline.wavefront import wavefront
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

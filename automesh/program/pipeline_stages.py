@@ -16,10 +16,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from automesh.cost.terms import Monomial, Sum
 from automesh.pipeline.actions import ActionKind
-from automesh.pipeline.runtime.arguments import Struct, Structs
-from automesh.pipeline.runtime.parts import Parts
+from automesh.pipeline.runtime.split.arguments import Struct, Structs
+from automesh.pipeline.runtime.split.parts import Parts
+from automesh.pipeline.runtime.stages.optimizer import StageUpdate
 from automesh.pipeline.runtime.training import TrainStep
-from automesh.pipeline.runtime.updates import StageUpdate
 from automesh.program.building import Built
 from automesh.program.contexts import Ambient
 from automesh.program.workload import Workload

@@ -15,7 +15,7 @@ from automesh.cost.pipeline_terms import PipelineTerms, StageTerms, text_of_sche
 from automesh.cost.terms import Monomial, Terms
 from automesh.mesh.axes import MeshAxis
 from automesh.pipeline.actions import KIND_WORDS, ActionKind
-from automesh.pipeline.runtime.parts import Parts
+from automesh.pipeline.runtime.split.parts import Parts
 from automesh.pipeline.runtime.training import TrainStep
 from automesh.program.building import Built
 from automesh.program.contexts import entered

@@ -13,14 +13,14 @@ from jax.sharding import NamedSharding
 
 from automesh.errors import UsageError
 from automesh.pipeline.actions import ActionKind
-from automesh.pipeline.runtime.arguments import bytes_per_device
-from automesh.pipeline.runtime.compiling import CompiledStages, lower_forward
-from automesh.pipeline.runtime.executables import CompileOne
-from automesh.pipeline.runtime.finishing import Finisher
-from automesh.pipeline.runtime.parts import Parts
-from automesh.pipeline.runtime.running import Ran, Runner, Watch
-from automesh.pipeline.runtime.steps import Run, Step, plan_steps
-from automesh.pipeline.runtime.transfers import StageTransfer, find_transfers
+from automesh.pipeline.runtime.dispatch import Ran, Runner, Watch
+from automesh.pipeline.runtime.dispatch_plan import Run, Step, plan_steps
+from automesh.pipeline.runtime.split.arguments import bytes_per_device
+from automesh.pipeline.runtime.split.parts import Parts
+from automesh.pipeline.runtime.stages.compile import CompiledStages, lower_forward
+from automesh.pipeline.runtime.stages.executables import CompileOne
+from automesh.pipeline.runtime.stages.gradients import Finisher
+from automesh.pipeline.runtime.stages.stage_transfer import StageTransfer, find_transfers
 from automesh.pipeline.schedule import Schedule
 
 

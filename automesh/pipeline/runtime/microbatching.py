@@ -10,12 +10,12 @@ import jax
 from jax.sharding import Mesh
 
 from automesh.errors import UsageError, WrongType, check_type, kind_of
-from automesh.pipeline.runtime.arguments import cut_rows
 from automesh.pipeline.runtime.compiled import CompiledPipeline
 from automesh.pipeline.runtime.mesh import MpmdMesh
 from automesh.pipeline.runtime.options import PipelineOptions, Reduce, check_options
-from automesh.pipeline.runtime.parts import Loss, Parts, shapes_key, split_pipeline
-from automesh.pipeline.runtime.programs import Residuals
+from automesh.pipeline.runtime.split.arguments import cut_rows
+from automesh.pipeline.runtime.split.parts import Loss, Parts, shapes_key, split_pipeline
+from automesh.pipeline.runtime.split.programs import Residuals
 from automesh.pipeline.schedule import Schedule
 
 

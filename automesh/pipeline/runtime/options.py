@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from automesh.errors import UsageError, WrongType, check_type, kind_of
 from automesh.mesh.layout.context import need_mesh
 from automesh.pipeline.catalogue import SCHEDULES, make_schedule
-from automesh.pipeline.runtime.marks import TaskRules, rules_in_force
 from automesh.pipeline.runtime.mesh import MpmdMesh
-from automesh.pipeline.runtime.programs import Residuals
+from automesh.pipeline.runtime.split.marks import TaskRules, rules_in_force
+from automesh.pipeline.runtime.split.programs import Residuals
 from automesh.pipeline.schedule import Schedule
 
 Reduce = Literal["mean", "sum"]

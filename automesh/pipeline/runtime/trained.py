@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 
 from automesh.errors import UsageError
 from automesh.pipeline.runtime.compiled import CompiledPipeline
-from automesh.pipeline.runtime.compiling import lower_forward
-from automesh.pipeline.runtime.executables import CompileOne
-from automesh.pipeline.runtime.parts import Parts
-from automesh.pipeline.runtime.updates import Optimizer, StageUpdate, Updates, plan_updates
+from automesh.pipeline.runtime.split.parts import Parts
+from automesh.pipeline.runtime.stages.compile import lower_forward
+from automesh.pipeline.runtime.stages.executables import CompileOne
+from automesh.pipeline.runtime.stages.optimizer import Optimizer, StageUpdate, Updates, plan_updates
 from automesh.pipeline.schedule import Schedule
 
 

@@ -12,16 +12,16 @@ from automesh.errors import UsageError, WrongType, kind_of
 from automesh.pipeline.runtime.compiled import CompiledPipeline
 from automesh.pipeline.runtime.mesh import MpmdMesh
 from automesh.pipeline.runtime.microbatching import Microbatched, microbatch
-from automesh.pipeline.runtime.parts import Loss, Parts, shapes_key
-from automesh.pipeline.runtime.programs import Residuals
+from automesh.pipeline.runtime.split.parts import Loss, Parts, shapes_key
+from automesh.pipeline.runtime.split.programs import Residuals
+from automesh.pipeline.runtime.stages.optimizer import Optimizer
 from automesh.pipeline.runtime.trained import (
     CompiledTraining,
     LoweredPipeline,
     TrainState,
     abstract_state,
 )
-from automesh.pipeline.runtime.updates import Optimizer
-from automesh.pipeline.runtime.watching import run_in_time
+from automesh.pipeline.runtime.watchdog import run_in_time
 from automesh.pipeline.schedule import Schedule
 
 __all__ = ["Optimizer", "TrainState", "TrainStep", "train_step"]

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from automesh.pipeline.runtime.arguments import Struct, Structs
-from automesh.pipeline.runtime.compiling import CompiledStages
-from automesh.pipeline.runtime.executables import CompileOne, Job, compile_jobs
+from automesh.pipeline.runtime.split.arguments import Struct, Structs
+from automesh.pipeline.runtime.stages.compile import CompiledStages
+from automesh.pipeline.runtime.stages.executables import CompileOne, Job, compile_jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

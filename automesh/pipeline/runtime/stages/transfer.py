@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from automesh.errors import UsageError
-from automesh.pipeline.runtime.arguments import Struct, bytes_per_device, is_same_layout
+from automesh.pipeline.runtime.split.arguments import Struct, bytes_per_device, is_same_layout
 
 _SOCKET = "jax_cross_host_transfer_socket_address"
 

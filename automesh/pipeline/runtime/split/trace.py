@@ -12,7 +12,7 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding
 
 from automesh.errors import UsageError
-from automesh.pipeline.runtime.marks import TaskRules, find_task, read_mark
+from automesh.pipeline.runtime.split.marks import TaskRules, find_task, read_mark
 
 # Calls that are nothing but their body. Other equations with a body (loops, branches,
 # rematerialization, custom derivatives) are indivisible.

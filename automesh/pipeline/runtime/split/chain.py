@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from automesh.errors import UsageError, WrongType, kind_of
-from automesh.pipeline.runtime.marks import stage_boundary
+from automesh.pipeline.runtime.split.marks import stage_boundary
 
 Stage = Callable[[Any, Any], Any]
 Loss = Callable[[Any, Any], Any]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from automesh.pipeline.actions import ActionKind
-from automesh.pipeline.runtime.splitting import Split, StagePart
+from automesh.pipeline.runtime.split.cut import Split, StagePart
 
 Residuals = Literal["recompute", "save"]
 Arrays = tuple[Any, ...]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from automesh.pipeline.runtime.arguments import is_same_layout
+from automesh.pipeline.runtime.split.arguments import is_same_layout
 
 
 def name_sharding(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> Sharding:

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from automesh.pipeline.runtime.arguments import Struct, Structs
 from automesh.pipeline.runtime.compiled import CompiledPipeline
-from automesh.pipeline.runtime.executables import CompileOne, Job, compile_jobs
-from automesh.pipeline.runtime.parts import Parts
+from automesh.pipeline.runtime.split.arguments import Struct, Structs
+from automesh.pipeline.runtime.split.parts import Parts
+from automesh.pipeline.runtime.stages.executables import CompileOne, Job, compile_jobs
 
 
 class Optimizer(Protocol):

@@ -14,7 +14,7 @@ def wavefront_order(num_ranks: int, num_microbatches: int, num_stages: int) -> t
     """All actions in the one order in which MultiMesh dispatches them.
 
     Example:
-      >>> from automesh.pipeline.wavefront import wavefront_order
+      >>> from automesh.pipeline.orders.wavefront import wavefront_order
       >>> " ".join(str(action) for action in wavefront_order(2, 2, 2))
       'F0@0 F0@1 F1@0 B0@1 F1@1 B0@0 B1@1 B1@0'
     """

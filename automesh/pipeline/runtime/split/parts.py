@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError
-from automesh.pipeline.runtime.arguments import (
+from automesh.pipeline.runtime.options import PipelineOptions
+from automesh.pipeline.runtime.split.arguments import (
     Arguments,
     Given,
     Struct,
@@ -19,10 +20,9 @@ from automesh.pipeline.runtime.arguments import (
     cut_rows,
     describe,
 )
-from automesh.pipeline.runtime.options import PipelineOptions
-from automesh.pipeline.runtime.programs import StageFunctions, stage_functions
-from automesh.pipeline.runtime.splitting import Split, split_program
-from automesh.pipeline.runtime.tracing import trace_loss
+from automesh.pipeline.runtime.split.cut import Split, split_program
+from automesh.pipeline.runtime.split.programs import StageFunctions, stage_functions
+from automesh.pipeline.runtime.split.trace import trace_loss
 from automesh.pipeline.schedule import Schedule
 
 Loss = Callable[[Any, Any], Any]

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from automesh.pipeline.actions import ActionKind
-from automesh.pipeline.runtime.arguments import Struct, Structs, divides
-from automesh.pipeline.runtime.executables import CompileOne, Job, compile_jobs
-from automesh.pipeline.runtime.moving import Mover
-from automesh.pipeline.runtime.naming import name_sharding
-from automesh.pipeline.runtime.parts import Parts
-from automesh.pipeline.runtime.steps import StageWiring, Wiring
+from automesh.pipeline.runtime.dispatch_plan import StageWiring, Wiring
+from automesh.pipeline.runtime.split.arguments import Struct, Structs, divides
+from automesh.pipeline.runtime.split.parts import Parts
+from automesh.pipeline.runtime.stages.executables import CompileOne, Job, compile_jobs
+from automesh.pipeline.runtime.stages.naming import name_sharding
+from automesh.pipeline.runtime.stages.transfer import Mover
 
 Shardings = tuple[Sharding, ...]
 

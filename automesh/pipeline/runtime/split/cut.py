@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from automesh.errors import UsageError
-from automesh.pipeline.runtime.tracing import Program
+from automesh.pipeline.runtime.split.trace import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from automesh.pipeline.runtime.arguments import Struct
-from automesh.pipeline.runtime.compiling import CompiledStages
-from automesh.pipeline.runtime.moving import on_host
-from automesh.pipeline.runtime.steps import Drop, Load, Run, Send, Slot, Step
+from automesh.pipeline.runtime.dispatch_plan import Drop, Load, Run, Send, Slot, Step
+from automesh.pipeline.runtime.split.arguments import Struct
+from automesh.pipeline.runtime.stages.compile import CompiledStages
+from automesh.pipeline.runtime.stages.transfer import on_host
 
 # Called after each step with it and with every array that is held, by slot.
 Watch = Callable[[Step, dict[Slot, Any]], None]

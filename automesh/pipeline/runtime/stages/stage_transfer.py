@@ -8,8 +8,8 @@ from typing import Literal, cast
 
 from jax.sharding import Sharding
 
-from automesh.pipeline.runtime.arguments import Struct, bytes_per_device, is_same_layout
-from automesh.pipeline.runtime.compiling import CompiledStages
+from automesh.pipeline.runtime.split.arguments import Struct, bytes_per_device, is_same_layout
+from automesh.pipeline.runtime.stages.compile import CompiledStages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

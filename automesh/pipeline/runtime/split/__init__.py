@@ -1,0 +1,1 @@
+"""A loss cut into the functions of its stages (jax)."""

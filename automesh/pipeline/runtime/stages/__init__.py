@@ -1,0 +1,1 @@
+"""The compiled programs of the stages, and what moves between them (jax)."""
