@@ -25,8 +25,8 @@ from automesh.hardware import (
     parse_target,
     running_under_several_processes,
 )
+from automesh.hardware.compiler_versions import fits, wanted_by_jax
 from automesh.hardware.compilers import compiler_for
-from automesh.hardware.fitting import fits, wanted_by_jax
 from automesh.hlo.store import default_store
 from automesh.ladder.preparation import memory_share_bytes, surroundings_of
 from automesh.outcomes import Failed

@@ -18,9 +18,9 @@ from automesh.cost.pipelined import PipelineCost
 from automesh.cost.terms import CollectiveKind, CollectiveTerm, Kernel, Monomial, Sum, Terms
 from automesh.hardware import parse_target
 from automesh.hardware.absent import Absent
+from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.clusters_file import read_clusters
-from automesh.hardware.datasheet import datasheet_speeds
-from automesh.hardware.fabric import Layouts
+from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis
 from automesh.mesh.plan_arrays import Batch
 from automesh.program.nouns import Propagation

@@ -20,7 +20,7 @@ import typer
 
 from automesh import api
 from automesh.hardware import parse_target
-from automesh.hardware.profile_files import FOLDER_VARIABLE
+from automesh.hardware.calibration.profile_files import FOLDER_VARIABLE
 from automesh.ladder.looking import looking
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated

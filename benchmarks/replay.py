@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from automesh.cost.replay import replay
-from automesh.hardware.datasheet import datasheet_speeds
+from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hlo.schedule_nouns import Block, Branch, Loop
 from tests.replay_golden import ALL, Recorded
 from tests.replay_samples import layouts_of

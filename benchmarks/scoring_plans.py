@@ -16,9 +16,9 @@ from automesh.cost.prices import Prices
 from automesh.cost.pricing import price
 from automesh.cost.terms import Terms
 from automesh.hardware import parse_target
-from automesh.hardware.datasheet import datasheet_speeds
-from automesh.hardware.fabric import Fabric, Layouts
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.ladder.looking import looking
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.terms_cache import TermsCache

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from automesh.hardware import parse_target
-from automesh.hardware.datasheet import datasheet_speeds
-from automesh.hardware.elsewhere import elsewhere_of
+from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.compile_client import elsewhere_of
 from automesh.hlo.store import ModuleStore
 from automesh.jsonio import from_json, to_json
 from automesh.ladder.compiling_ahead import CompilingAhead

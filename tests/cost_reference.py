@@ -10,7 +10,7 @@ import numpy as np
 
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Terms, value_of
 from automesh.cost.windowed import SMALLEST_RING
-from automesh.hardware.speeds import CollectiveSeconds
+from automesh.hardware.calibration.speeds import CollectiveSeconds
 from automesh.mesh.plan_arrays import Batch
 from tests.cost_samples import PlainSpeeds, simple_routes
 

@@ -18,8 +18,8 @@ from automesh.cost.terms import (
     Terms,
     Windowed,
 )
-from automesh.hardware.fabric import Floats, Route
-from automesh.hardware.speeds import CollectiveSeconds
+from automesh.hardware.calibration.speeds import CollectiveSeconds
+from automesh.hardware.fabric.fabric import Floats, Route
 from automesh.mesh.plan_arrays import Batch
 
 PASSES = {

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from automesh.cost.pipeline_terms import PipelineTerms
 from automesh.cost.terms import Guard, Region, Terms
-from automesh.hardware.fabric import Layouts
+from automesh.hardware.fabric.fabric import Layouts
 from automesh.ladder.estimate_rung import EstimateRung
 from automesh.ladder.propagator import Propagator, Step
 from automesh.ladder.terms_cache import TermsCache

@@ -19,8 +19,8 @@ from automesh.cost.terms import (
     Uncounted,
 )
 from automesh.hardware import chip_for
-from automesh.hardware.fabric import Fabric, Floats, Layouts, Route
-from automesh.hardware.speeds import CollectiveSeconds
+from automesh.hardware.calibration.speeds import CollectiveSeconds
+from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
 from automesh.ladder.explaining import Ground
 from automesh.ladder.explaining import explained as explain_plan
 from automesh.ladder.terms_cache import Kept

@@ -11,9 +11,9 @@ from pathlib import Path
 from automesh.cost.replay import replay
 from automesh.cost.replay_timeline import Timeline
 from automesh.hardware import parse_target
+from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.chips import chip_called
-from automesh.hardware.datasheet import datasheet_speeds
-from automesh.hardware.fabric import Fabric
+from automesh.hardware.fabric.fabric import Fabric
 from automesh.hlo.read import read_module
 from automesh.hlo.schedule import read_schedule
 from automesh.hlo.schedule_nouns import Schedule

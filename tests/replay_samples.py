@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from automesh.hardware import parse_target
+from automesh.hardware.calibration.speeds import CollectiveSeconds
 from automesh.hardware.chips import chip_called
-from automesh.hardware.fabric import Fabric, Floats, Layouts, Route
-from automesh.hardware.speeds import CollectiveSeconds
+from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
 from automesh.hlo.schedule_nouns import (
     Block,
     Compute,

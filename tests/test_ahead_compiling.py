@@ -10,7 +10,7 @@ import pytest
 
 from automesh.errors import UsageError
 from automesh.hardware.chips import chip_called
-from automesh.hardware.fabric import Fabric, Layouts
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hlo.store import ModuleStore, Stored
 from automesh.ladder.compiling_ahead import CompilingAhead
 from automesh.ladder.replaying import Player

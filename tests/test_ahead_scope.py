@@ -81,7 +81,7 @@ def test_other_speeds_replay_again_what_is_compiled(
 ) -> None:
     first = place.search().found
     done = place.compiles
-    from automesh.hardware.datasheet import DataSheet
+    from automesh.hardware.calibration.datasheet import DataSheet
 
     monkeypatch.setattr(DataSheet, "origin", property(lambda _: "calibrated here"))
     again = place.search().found

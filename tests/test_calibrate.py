@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 
 from automesh.errors import Interrupted, UsageError
-from automesh.hardware.calibrated import find_speeds
-from automesh.hardware.fabric import Fabric, Layouts
-from automesh.hardware.profile_files import find_profile, host_of, read_profile
-from automesh.hardware.profile_plan import Lot, plan_lots
-from automesh.hardware.profile_points import (
+from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.hardware.calibration.points import (
     COLLECTIVES,
     STREAM_FORMS,
     CollectiveProbe,
@@ -25,6 +22,9 @@ from automesh.hardware.profile_points import (
     Probe,
     StreamProbe,
 )
+from automesh.hardware.calibration.probes import Lot, plan_lots
+from automesh.hardware.calibration.profile_files import find_profile, host_of, read_profile
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.ladder import calibration
 from automesh.ladder.calibration import CalibrationRequest, run_calibration
 from automesh.outcomes import Failed, TimedOut

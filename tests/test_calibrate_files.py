@@ -12,8 +12,9 @@ import pytest
 
 from automesh.cost.terms import CollectiveKind
 from automesh.errors import UsageError
-from automesh.hardware.profile import Profile
-from automesh.hardware.profile_files import (
+from automesh.hardware.calibration.points import COLLECTIVES, CollectiveProbe, KernelProbe
+from automesh.hardware.calibration.profile import Profile
+from automesh.hardware.calibration.profile_files import (
     NoProfile,
     check_place,
     find_profile,
@@ -23,7 +24,6 @@ from automesh.hardware.profile_files import (
     profile_path,
     read_profile,
 )
-from automesh.hardware.profile_points import COLLECTIVES, CollectiveProbe, KernelProbe
 from tests.test_calibrate_fit import PROBES, point, profile_of
 
 FULL = profile_of([point(one, 1e-6 * (1 + place)) for place, one in enumerate(PROBES)])

@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.hardware.chips import chip_for
-from automesh.hardware.fabric import Fabric, Layouts
-from automesh.hardware.profile import Profile, make_profile, merge
-from automesh.hardware.profile_fit import fit_law, held_out_error, matmul_row
-from automesh.hardware.profile_plan import Lot, plan_lots, probe_shapes
-from automesh.hardware.profile_points import (
+from automesh.hardware.calibration.fit import fit_law, held_out_error, matmul_row
+from automesh.hardware.calibration.points import (
     COLLECTIVES,
     CollectiveProbe,
     KernelProbe,
@@ -23,6 +19,10 @@ from automesh.hardware.profile_points import (
     Probe,
     StreamProbe,
 )
+from automesh.hardware.calibration.probes import Lot, plan_lots, probe_shapes
+from automesh.hardware.calibration.profile import Profile, make_profile, merge
+from automesh.hardware.chips import chip_for
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 
 CPU_8 = Fabric(kind="shared", chip=chip_for("cpu", "cpu"), num_granules=1, granule_devices=8)
 GPU_8 = Fabric(

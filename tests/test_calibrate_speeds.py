@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.hardware.calibrated import Calibrated, find_speeds, speeds_for
-from automesh.hardware.datasheet import datasheet_speeds
-from automesh.hardware.fabric import Route
-from automesh.hardware.profile import (
+from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.calibration.measured_speeds import Calibrated, find_speeds, speeds_for
+from automesh.hardware.calibration.points import COLLECTIVES
+from automesh.hardware.calibration.probes import link_seconds
+from automesh.hardware.calibration.profile import (
     SCHEMA,
     CollectiveFit,
     FitError,
@@ -20,9 +21,13 @@ from automesh.hardware.profile import (
     Profile,
     StreamFit,
 )
-from automesh.hardware.profile_files import host_of, merge_profile, profile_folder, profile_path
-from automesh.hardware.profile_plan import link_seconds
-from automesh.hardware.profile_points import COLLECTIVES
+from automesh.hardware.calibration.profile_files import (
+    host_of,
+    merge_profile,
+    profile_folder,
+    profile_path,
+)
+from automesh.hardware.fabric.fabric import Route
 from tests.test_calibrate_fit import CPU_8
 
 ERROR = FitError(median=0.1, worst=0.2, points=3)

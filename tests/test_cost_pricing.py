@@ -28,8 +28,8 @@ from automesh.cost.terms import (
     Windowed,
 )
 from automesh.hardware import parse_target
-from automesh.hardware.datasheet import datasheet_speeds
-from automesh.hardware.fabric import Layouts
+from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.plan_arrays import Batch
 from tests.cost_reference import reference
 from tests.cost_samples import (

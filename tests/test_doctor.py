@@ -6,9 +6,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from automesh import diagnosis
-from automesh.hardware import fitting
+from automesh.hardware import compiler_versions
+from automesh.hardware.compiler_versions import fits, is_too_old, wanted_by_jax
 from automesh.hardware.compilers import Compiler
-from automesh.hardware.fitting import fits, is_too_old, wanted_by_jax
 
 INSTALL = "run `pip install 'jax-automesh[tpu]'`"
 
@@ -73,7 +73,9 @@ def test_versions_are_read_from_what_jax_asks_for(
     fitting_version: bool,
     old: bool,
 ) -> None:
-    monkeypatch.setattr(fitting.importlib.metadata, "requires", lambda package: requirements)
+    monkeypatch.setattr(
+        compiler_versions.importlib.metadata, "requires", lambda package: requirements
+    )
     wanted = wanted_by_jax(platform)
     assert (fits(version, wanted), is_too_old(version, wanted)) == (fitting_version, old)
 

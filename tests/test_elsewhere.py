@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from automesh.errors import UsageError
 from automesh.hardware.absent import Elsewhere
-from automesh.hardware.elsewhere import elsewhere_of
+from automesh.hardware.compile_client import elsewhere_of
 from automesh.hardware.targets import parse_target
 from automesh.hlo.read import read_module
 from automesh.hlo.schedule import read_schedule
@@ -195,7 +195,7 @@ def test_topologies_that_libtpu_does_not_know() -> None:
 
 BROKEN = """
 import sys
-from automesh.hardware.elsewhere import elsewhere_of
+from automesh.hardware.compile_client import elsewhere_of
 from automesh.hardware.targets import parse_target
 from automesh.program.elsewhere import devices_of
 from automesh.program.refused import Refused

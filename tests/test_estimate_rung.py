@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automesh.cost.terms import Guard
-from automesh.hardware.fabric import Layouts
+from automesh.hardware.fabric.fabric import Layouts
 from automesh.ladder.propagations import groups_of
 from automesh.ladder.propagator import NO_TIME, Lanes
 from automesh.ladder.terms_cache import TermsCache

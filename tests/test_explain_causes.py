@@ -7,8 +7,8 @@ from pathlib import Path
 from automesh.cost.comparison import shares_of
 from automesh.cost.terms import Terms
 from automesh.hardware import chip_for
-from automesh.hardware.datasheet import datasheet_speeds
-from automesh.hardware.fabric import Fabric
+from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.fabric.fabric import Fabric
 from automesh.ladder.explaining import Ground
 from automesh.ladder.explaining import explained as explain_plan
 from automesh.program.nouns import Entry, Propagation

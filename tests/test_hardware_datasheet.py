@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.hardware import parse_target
+from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.chips import chip_for
-from automesh.hardware.datasheet import datasheet_speeds
-from automesh.hardware.fabric import Fabric, Layouts, Route
-from automesh.hardware.routes import routes
+from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
+from automesh.hardware.fabric.routes import routes
 from automesh.mesh.plan_arrays import Batch
 from automesh.program.laying_out import lay_out
 from automesh.worker.messages import LayoutJob

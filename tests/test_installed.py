@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from automesh.hardware.configurations import known_configurations
+from automesh.hardware.gpu_configurations import known_configurations
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = """

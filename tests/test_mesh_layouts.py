@@ -10,9 +10,9 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
 from automesh.errors import UsageError
-from automesh.hardware.fabric import Fabric, Layouts
-from automesh.hardware.placement import Placement
-from automesh.hardware.wiring import attached_fabric
+from automesh.hardware.fabric.discover import attached_fabric
+from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.fabric.placement import Placement
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.config import MeshConfig
 from automesh.mesh.granules import by_slice, granules_of

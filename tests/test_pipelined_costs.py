@@ -28,8 +28,8 @@ from automesh.cost.pipelined import (
 )
 from automesh.cost.terms import Kernel, Matmul, Monomial, Region, Terms
 from automesh.hardware import parse_target
-from automesh.hardware.datasheet import datasheet_speeds
-from automesh.hardware.fabric import Layouts
+from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.plan_arrays import Batch
 from automesh.pipeline import StageCost, make_schedule, parse_schedule, simulate

@@ -17,7 +17,7 @@ from jax.experimental import mesh_utils
 
 from automesh.cost.terms import value_of
 from automesh.hardware.absent import Elsewhere
-from automesh.hardware.elsewhere import elsewhere_of
+from automesh.hardware.compile_client import elsewhere_of
 from automesh.hardware.targets import parse_target
 from automesh.mesh.axes import MeshAxis
 from automesh.program.building import build_on

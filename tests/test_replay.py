@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automesh.cost.replay import replay
+from automesh.hardware.calibration.engines import engines_of
+from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.chips import chip_called
-from automesh.hardware.engines import engines_of
-from automesh.hardware.fabric import Fabric
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric
 from automesh.hlo.schedule_nouns import (
     Block,
     Branch,

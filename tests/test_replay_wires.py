@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automesh.errors import AutomeshError
-from automesh.hardware.fabric import Fabric, Layouts
-from automesh.hardware.placement import Placement
-from automesh.hardware.routes import routes
-from automesh.hardware.ways import way
-from automesh.hardware.wires import Wires, Wiring
+from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.fabric.links import Wires, Wiring
+from automesh.hardware.fabric.placement import Placement
+from automesh.hardware.fabric.routes import routes
+from automesh.hardware.fabric.torus_paths import way
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.layout.devices import create_mesh_for
 from automesh.mesh.plan_arrays import Batch

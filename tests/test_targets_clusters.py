@@ -11,10 +11,10 @@ import pytest
 from automesh.cli_help import TARGETS_HELP
 from automesh.errors import UsageError
 from automesh.hardware import check_compilable, clusters_file, elsewhere_of, parse_target
+from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.clusters import Clusters
 from automesh.hardware.clusters_file import clusters_in, read_clusters
 from automesh.hardware.compilers import has_compiler
-from automesh.hardware.datasheet import datasheet_speeds
 from automesh.program.laying_out import lay_out
 from automesh.worker.messages import LayoutJob
 from tests import bad_inputs_run

@@ -14,7 +14,7 @@ import pytest
 
 from automesh.hardware import elsewhere_of, parse_target
 from automesh.hardware.chips import known_chips
-from automesh.hardware.configurations import (
+from automesh.hardware.gpu_configurations import (
     configuration_of,
     configured_memory_bytes,
     known_configurations,

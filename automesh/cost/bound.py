@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from automesh.hardware.fabric import Floats
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Floats
 
 
 def bound_s(peak_s: Floats, argument_bytes: Floats, kernel_bytes: Floats, speeds: Speeds) -> Floats:

@@ -26,8 +26,8 @@ from automesh.cost.terms import (
     value_of,
 )
 from automesh.cost.windowed import repeats, ring_seconds, windows
-from automesh.hardware.fabric import Floats, Route
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Floats, Route
 
 # A multiplication that keeps any known device busy: what smaller ones are compared with.
 _LARGE = 8192.0

@@ -12,7 +12,7 @@ from automesh.cost.formulas import Formulas, Powers, Sums, added
 from automesh.cost.kernels import product_of, total
 from automesh.cost.terms import CollectiveTerm, Sum, Terms
 from automesh.cost.windowed import SMALLEST_RING, windows
-from automesh.hardware.fabric import Floats
+from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Sizes
 
 Flags = NDArray[np.bool_]

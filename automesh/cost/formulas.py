@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.terms import Monomial, Sum
-from automesh.hardware.fabric import Floats
+from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Sizes
 
 Indices = NDArray[np.intp]

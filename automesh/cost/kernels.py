@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from automesh.cost.formulas import Formulas, Indices, Sums, added
 from automesh.cost.terms import Kernel, Matmul, Monomial, Near, Sum, Terms, Windowed
 from automesh.cost.windowed import repeats, windows
-from automesh.hardware.fabric import Floats
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Sizes
 
 

@@ -11,8 +11,8 @@ from automesh.cost.demands import Collectives, Demand, Group
 from automesh.cost.distinct import Codes, distinct
 from automesh.cost.roads import Road, Roads, joined
 from automesh.cost.windowed import ring_seconds
-from automesh.hardware.fabric import Floats
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Sizes
 
 _SMALL = 1024  # pairs of route and demand that are priced without asking which of them occur

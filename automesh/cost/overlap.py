@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from automesh.cost.kernels import KernelSeconds
 from automesh.cost.network import Priced, Ways
-from automesh.hardware.fabric import Floats
+from automesh.hardware.fabric.fabric import Floats
 
 _CHUNK = 16384  # plans at a time: all that is computed for them stays in the processor's cache
 

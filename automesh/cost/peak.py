@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from automesh.cost.formulas import Formulas
 from automesh.cost.terms import Terms
-from automesh.hardware.fabric import Floats
+from automesh.hardware.fabric.fabric import Floats
 
 _MOST_COMPARED = 512  # memory points: more are not searched for those that never count
 

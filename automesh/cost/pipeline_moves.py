@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.pipelined import STAYS, Move
-from automesh.hardware.fabric import Fabric, Floats, Layouts, Route
-from automesh.hardware.routes import routes
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
+from automesh.hardware.fabric.routes import routes
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.plan_arrays import Batch
 

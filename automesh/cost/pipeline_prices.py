@@ -23,9 +23,9 @@ from automesh.cost.plans import holds
 from automesh.cost.prices import Prices
 from automesh.cost.pricing import price
 from automesh.cost.terms import Terms, value_of
-from automesh.hardware.fabric import Fabric, Floats, Layouts
-from automesh.hardware.routes import routes
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts
+from automesh.hardware.fabric.routes import routes
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.pipeline.actions import ActionKind

@@ -24,8 +24,8 @@ from automesh.cost.peak import Peak
 from automesh.cost.prices import Block, Prices
 from automesh.cost.roads import Roads, RoutesOf
 from automesh.cost.terms import Terms, Uncounted
-from automesh.hardware.fabric import Floats
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Batch, Sizes
 
 _CHUNK = 512  # sizes at a time: 100 kernels on them stay in the processor's cache

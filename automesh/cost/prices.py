@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.distinct import Codes
-from automesh.hardware.fabric import Floats
+from automesh.hardware.fabric.fabric import Floats
 from automesh.outcomes import Estimated
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from automesh.cost.plans import price_on
 from automesh.cost.prices import Prices
 from automesh.cost.terms import Terms
-from automesh.hardware.fabric import Fabric, Layouts, Route
-from automesh.hardware.routes import routes
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
+from automesh.hardware.fabric.routes import routes
 from automesh.mesh.plan_arrays import Batch
 
 

@@ -15,9 +15,9 @@ from automesh.cost.replay_flights import Flights
 from automesh.cost.replay_kernels import Kernels
 from automesh.cost.replay_program import TICKS_PER_S, Await, Depart, Repeat, Step
 from automesh.cost.replay_timeline import Timeline
-from automesh.hardware.fabric import Fabric, Layouts
-from automesh.hardware.speeds import Speeds
-from automesh.hardware.wires import Pairs
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.fabric.links import Pairs
 from automesh.hlo.schedule_nouns import (
     Block,
     Branch,

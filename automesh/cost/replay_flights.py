@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from automesh.cost.replay_program import Flight, Use, ticks
-from automesh.hardware.engines import engines_of
-from automesh.hardware.fabric import Fabric, Layouts, Route
-from automesh.hardware.placement import Placement
-from automesh.hardware.speeds import Speeds
-from automesh.hardware.wires import DCN, HOST, Pairs, Wires, Wiring
+from automesh.hardware.calibration.engines import engines_of
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
+from automesh.hardware.fabric.links import DCN, HOST, Pairs, Wires, Wiring
+from automesh.hardware.fabric.placement import Placement
 from automesh.hlo.schedule_nouns import Transfer
 from automesh.mesh.axes import MeshAxis
 

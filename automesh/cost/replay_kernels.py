@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from automesh.cost.replay_program import LATENCY, MEMORY_CAUSE, Work, ticks
+from automesh.hardware.calibration.engines import engines_of
+from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.chips import Chip
-from automesh.hardware.engines import engines_of
-from automesh.hardware.speeds import Speeds
 from automesh.hlo.schedule_nouns import Block, Branch, Compute, Loop, Matmul, Schedule
 
 # Half of a program's multiply-adds stand in operations with at most this many times the cycles that

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from automesh.cost.distinct import Codes, distinct, products, ranked
-from automesh.hardware.fabric import Route
+from automesh.hardware.fabric.fabric import Route
 from automesh.mesh.plan_arrays import Batch
 
 # How a set of axes lies on the wires for each mesh of a batch.

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.terms import Terms
-from automesh.hardware.fabric import Floats, Route
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Floats, Route
 from automesh.mesh.axes import Scalar
 
 # From ahead-of-time schedules of libtpu 0.0.42 for 16 chips of v5e (45 programs of three models).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from automesh.hardware.fabric import Fabric
+from automesh.hardware.fabric.fabric import Fabric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import Chip
-from automesh.hardware.configurations import configuration_of
-from automesh.hardware.fabric import Fabric
+from automesh.hardware.fabric.fabric import Fabric
+from automesh.hardware.gpu_configurations import configuration_of
 from automesh.hardware.machines import Machine, check_filled, cluster_of
 from automesh.hardware.slices import Dims, Generation
 

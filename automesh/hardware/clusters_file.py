@@ -56,7 +56,7 @@ from automesh.hardware.cluster_chips import (
     read_chip,
 )
 from automesh.hardware.clusters import Cluster, Clusters, Nodes, Slices
-from automesh.hardware.configurations import usable_bytes_of
+from automesh.hardware.gpu_configurations import usable_bytes_of
 from automesh.hardware.machines import MAX_GPUS, Machine
 from automesh.hardware.slices import MAX_SLICES, Generation, generation_called, wraps_of
 from automesh.hardware.targets import parse_target

@@ -11,8 +11,8 @@ from pathlib import Path
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import Chip, chip_called
-from automesh.hardware.configurations import configuration_of, usable_bytes_of
-from automesh.hardware.fabric import Fabric
+from automesh.hardware.fabric.fabric import Fabric
+from automesh.hardware.gpu_configurations import configuration_of, usable_bytes_of
 from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 
 _TABLE = Path(__file__).parent / "data" / "machines.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import chip_for
-from automesh.hardware.fabric import Fabric
+from automesh.hardware.fabric.fabric import Fabric
 from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 
 _TABLE = Path(__file__).parent / "data" / "topologies.json"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from automesh.errors import NoFeasibleMesh
 from automesh.hardware import Absent, Target
-from automesh.hardware.calibrated import find_speeds
-from automesh.hardware.elsewhere import elsewhere_of
+from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.hardware.compile_client import elsewhere_of
 from automesh.hlo.store import ModuleStore, default_store
 from automesh.ladder.ahead_choice import (
     challengers,

@@ -13,18 +13,18 @@ from typing import TypeVar
 
 from automesh.errors import Interrupted, UsageError
 from automesh.hardware import Target, parse_target, running_under_several_processes
-from automesh.hardware.fabric import Fabric, Layouts
-from automesh.hardware.profile import Profile, make_profile
-from automesh.hardware.profile_files import (
+from automesh.hardware.calibration.points import Point
+from automesh.hardware.calibration.probes import Lot, plan_lots, probe_shapes
+from automesh.hardware.calibration.profile import Profile, make_profile
+from automesh.hardware.calibration.profile_files import (
     check_place,
     host_of,
     merge_profile,
     profile_folder,
     profile_path,
 )
-from automesh.hardware.profile_plan import Lot, plan_lots, probe_shapes
-from automesh.hardware.profile_points import Point
-from automesh.hardware.wiring import fabric_of
+from automesh.hardware.fabric.discover import fabric_of
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.ladder.preparation import memory_share_bytes, surroundings_of
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Attachment, Calibration

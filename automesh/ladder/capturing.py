@@ -8,7 +8,7 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.hardware import Target
-from automesh.hardware.elsewhere import elsewhere_of
+from automesh.hardware.compile_client import elsewhere_of
 from automesh.ladder.entry import UNMODIFIED
 from automesh.ladder.preparation import memory_share_bytes, surroundings_of
 from automesh.ladder.refusal import inspection_error

@@ -13,7 +13,7 @@ import numpy as np
 from automesh.cost.pipeline_terms import PipelineTerms
 from automesh.cost.plans import holds
 from automesh.cost.terms import Terms
-from automesh.hardware.fabric import Layouts
+from automesh.hardware.fabric.fabric import Layouts
 from automesh.ladder.priced_options import Price, Prices, price_with_options, unpriced_notice
 from automesh.ladder.propagations import (
     Active,

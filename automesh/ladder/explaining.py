@@ -16,9 +16,9 @@ from automesh.cost.pricing import price
 from automesh.cost.terms import Terms
 from automesh.cost.windowed import under_options
 from automesh.errors import UsageError
-from automesh.hardware.fabric import Fabric, Layouts, Route
-from automesh.hardware.routes import routes
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
+from automesh.hardware.fabric.routes import routes
 from automesh.ladder.explaining_pipelines import break_down_pipeline
 from automesh.ladder.terms_cache import Kept
 from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, parse_mesh

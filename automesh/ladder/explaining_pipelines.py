@@ -10,7 +10,7 @@ from dataclasses import replace
 from automesh.cost.breakdown import MeshCost, RouteOf, break_down
 from automesh.cost.pipeline_terms import PipelineTerms
 from automesh.cost.terms import Terms
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
 from automesh.outcomes import Estimated
 
 _Run = tuple[int, MeshCost]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.hardware import clusters_in, parse_target
-from automesh.hardware.calibrated import find_speeds
-from automesh.hardware.fabric import Fabric, Layouts
+from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.ladder.assemble import assemble
 from automesh.ladder.capturing import space_for
 from automesh.ladder.explaining import Ground, explained, find_plan

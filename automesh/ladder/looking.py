@@ -18,10 +18,10 @@ from automesh.cost.pricing import price
 from automesh.cost.terms import Terms
 from automesh.errors import UsageError
 from automesh.hardware import Target
-from automesh.hardware.calibrated import find_speeds
-from automesh.hardware.elsewhere import elsewhere_of
-from automesh.hardware.fabric import Fabric, Layouts
-from automesh.hardware.wiring import fabric_of
+from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.hardware.compile_client import elsewhere_of
+from automesh.hardware.fabric.discover import fabric_of
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.ladder.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
 from automesh.ladder.estimate_rung import EstimateRung
 from automesh.ladder.preparation import (

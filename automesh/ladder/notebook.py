@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from automesh.hardware.fabric import Fabric
+from automesh.hardware.fabric.fabric import Fabric
 from automesh.jsonio import from_json, to_json
 from automesh.ladder.room import NO_LIMIT, Room
 from automesh.ladder.study import Study, Trial

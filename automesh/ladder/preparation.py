@@ -10,7 +10,7 @@ import psutil
 
 from automesh.errors import UsageError
 from automesh.hardware import Chip, Target, chip_for, selector_of
-from automesh.hardware.elsewhere import elsewhere_of
+from automesh.hardware.compile_client import elsewhere_of
 from automesh.hardware.reserve import NO_RESERVE, Reserve, default_reserve, parse_reserve
 from automesh.ladder.baseline import parse_plan
 from automesh.ladder.identity import study_name

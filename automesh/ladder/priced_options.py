@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from automesh.cost.terms import Terms
 from automesh.cost.windowed import THRESHOLDS, under_options
-from automesh.hardware.fabric import Layouts
+from automesh.hardware.fabric.fabric import Layouts
 from automesh.ladder.propagations import Active
 from automesh.mesh.axes import Plan, Scalar
 from automesh.mesh.plan_arrays import Batch

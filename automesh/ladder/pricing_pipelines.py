@@ -21,8 +21,8 @@ from automesh.cost.pipelined_outcome import UPDATE, neighbours, schedule_of, wor
 from automesh.cost.replay_timeline import Timeline
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
-from automesh.hardware.fabric import Fabric, Layouts
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, CompiledPipeline, Replayed, StageProgram
 

@@ -11,8 +11,8 @@ import numpy as np
 from automesh.cost.replay import replay
 from automesh.cost.replay_timeline import Timeline
 from automesh.errors import AutomeshError, UsageError
-from automesh.hardware.fabric import Fabric, Layouts
-from automesh.hardware.speeds import Speeds
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hlo import read_module
 from automesh.hlo.renumbered import renumbered
 from automesh.hlo.schedule import read_schedule

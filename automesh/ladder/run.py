@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from automesh.hardware import Target
-from automesh.hardware.calibrated import find_speeds
+from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.ladder.ahead import AheadSearch, ready_for
 from automesh.ladder.assemble import assemble, outcomes_of
 from automesh.ladder.compile_rung import CompileRung

@@ -13,7 +13,7 @@ from typing import Any
 
 from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError
 from automesh.hardware import Target, parse_target
-from automesh.hardware.elsewhere import elsewhere_of
+from automesh.hardware.compile_client import elsewhere_of
 from automesh.ladder.mapped_knobs import with_knobs
 from automesh.ladder.preparation import (
     Preparation,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from automesh.cost.replay_trace import trace_json
 from automesh.errors import UsageError
-from automesh.hardware.calibrated import find_speeds
+from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.hlo.store import default_store
 from automesh.ladder.assemble import assemble
 from automesh.ladder.explaining import find_plan

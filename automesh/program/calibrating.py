@@ -20,8 +20,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from automesh.hardware.profile_plan import PROBE_AXES
-from automesh.hardware.profile_points import Point, Probe
+from automesh.hardware.calibration.points import Point, Probe
+from automesh.hardware.calibration.probes import PROBE_AXES
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.granules import granules_of
 from automesh.mesh.layout.devices import create_mesh_for

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from automesh.hardware.profile_plan import PROBE_AXES
-from automesh.hardware.profile_points import (
+from automesh.hardware.calibration.points import (
     CollectiveProbe,
     KernelProbe,
     MatmulProbe,
     Probe,
     StreamProbe,
 )
+from automesh.hardware.calibration.probes import PROBE_AXES
 
 _GROUP = PROBE_AXES[1]
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}

@@ -20,12 +20,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.hardware.absent import Elsewhere
-from automesh.hardware.configurations import (
+from automesh.hardware.compiler_versions import is_too_old, wanted_by_jax
+from automesh.hardware.gpu_configurations import (
     configured_memory_bytes,
     known_configurations,
     read_configuration,
 )
-from automesh.hardware.fitting import is_too_old, wanted_by_jax
 from automesh.outcomes import Failed
 from automesh.program.compiled import is_out_of_memory, out_of_memory
 from automesh.program.describing import other_libtpu

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.errors import UsageError
-from automesh.hardware.fabric import Crooked, Layouts, Span, Wound
-from automesh.hardware.placement import places_along
+from automesh.hardware.fabric.fabric import Crooked, Layouts, Span, Wound
+from automesh.hardware.fabric.placement import places_along
+from automesh.hardware.fabric.torus_groups import box_of, reach_of_box_or_rings
 from automesh.hardware.slices import wraps_of
-from automesh.hardware.walks import box_of, reach_of_box_or_rings
 from automesh.mesh.layout.devices import arrange_granule
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from automesh.cost.pipeline_terms import PipelineTerms
 from automesh.cost.terms import Monomial, Terms
-from automesh.hardware.profile_points import Point
+from automesh.hardware.calibration.points import Point
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import CompiledPipeline, Counts, Effort, Memory
 from automesh.program.capture.nouns import Capture

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from automesh.hardware.absent import Elsewhere
-from automesh.hardware.configurations import known_configurations, read_configuration
+from automesh.hardware.gpu_configurations import known_configurations, read_configuration
 from automesh.program import laying_out
 from automesh.program.pretending_kernels import cores_of
 

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from automesh.hardware.profile import FitError, Profile
-from automesh.hardware.profile_points import CollectiveProbe, MatmulProbe, StreamProbe
+from automesh.hardware.calibration.points import CollectiveProbe, MatmulProbe, StreamProbe
+from automesh.hardware.calibration.profile import FitError, Profile
 from automesh.results.columns import Column
 from automesh.results.drawing import MIN_WIDTH, draw, glued, labelled, tabulated
 from automesh.results.words import clean

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from automesh.hardware.fabric import Fabric, Layouts
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, RuledOut
 from automesh.results.words import count

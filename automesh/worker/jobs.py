@@ -13,7 +13,7 @@ import jax
 
 from automesh.cost.pipelined_outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import Elsewhere
-from automesh.hardware.fabric import Layouts
+from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program import cache, describing, elsewhere
 from automesh.program.build_check import check_build

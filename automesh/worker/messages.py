@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from automesh.hardware.absent import Elsewhere
-from automesh.hardware.profile_points import Probe
+from automesh.hardware.calibration.points import Probe
 from automesh.mesh.axes import Plan, Scalar
 from automesh.mesh.mapping import LogicalAxes
 from automesh.outcomes import Effort

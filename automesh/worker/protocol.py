@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from automesh.errors import AutomeshError
-from automesh.hardware.fabric import Layouts
+from automesh.hardware.fabric.fabric import Layouts
 from automesh.jsonio import from_json, to_json
 from automesh.outcomes import Failure
 from automesh.program.capture.nouns import Discovery

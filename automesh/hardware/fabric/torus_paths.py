@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from automesh.hardware.fabric import Span
+from automesh.hardware.fabric.fabric import Span
 
 Point = tuple[int, ...]
 # (chip that it leaves, dimension, direction: 1 or -1)

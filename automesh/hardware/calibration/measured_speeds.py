@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.calibration.probes import link_seconds
+from automesh.hardware.calibration.profile import CollectiveFit, MatmulFit, Profile
+from automesh.hardware.calibration.profile_files import find_profile
+from automesh.hardware.calibration.speeds import CollectiveSeconds, Speeds
 from automesh.hardware.chips import Chip
-from automesh.hardware.datasheet import datasheet_speeds
-from automesh.hardware.fabric import Fabric, Floats, Route
-from automesh.hardware.profile import CollectiveFit, MatmulFit, Profile
-from automesh.hardware.profile_files import find_profile
-from automesh.hardware.profile_plan import link_seconds
-from automesh.hardware.speeds import CollectiveSeconds, Speeds
+from automesh.hardware.fabric.fabric import Fabric, Floats, Route
 
 _TURN = "transpose"
 

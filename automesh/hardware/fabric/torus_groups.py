@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.hardware.fabric import Fabric, Reach, Span
-from automesh.hardware.links import reach
-from automesh.hardware.ways import Link, Point, both_ways, way
+from automesh.hardware.fabric.fabric import Fabric, Reach, Span
+from automesh.hardware.fabric.torus_links import reach
+from automesh.hardware.fabric.torus_paths import Link, Point, both_ways, way
 
 Ints = NDArray[np.int64]
 CORE = 3  # Place of the core on its chip among the coordinates x, y, z, core.

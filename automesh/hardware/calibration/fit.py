@@ -8,13 +8,13 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from automesh.hardware.profile import CollectiveFit, FitError, MatmulFit, StreamFit
-from automesh.hardware.profile_points import (
+from automesh.hardware.calibration.points import (
     CollectiveProbe,
     MatmulProbe,
     Point,
     StreamProbe,
 )
+from automesh.hardware.calibration.profile import CollectiveFit, FitError, MatmulFit, StreamFit
 
 Row = tuple[float, ...]
 

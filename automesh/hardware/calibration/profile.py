@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from automesh.hardware.profile_points import (
+from automesh.hardware.calibration.points import (
     CollectiveProbe,
     KernelProbe,
     MatmulProbe,
@@ -118,7 +118,7 @@ def make_profile(
     versions: Versions,
 ) -> Profile:
     """Fits laws to the points."""
-    from automesh.hardware.profile_fit import fit_collectives, fit_matmuls, fit_streams
+    from automesh.hardware.calibration.fit import fit_collectives, fit_matmuls, fit_streams
 
     ordered = tuple(sorted(points, key=lambda point: _order(point)))
     kernels = [point.seconds for point in ordered if isinstance(point.probe, KernelProbe)]

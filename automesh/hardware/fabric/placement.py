@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.errors import AutomeshError
-from automesh.hardware.fabric import Fabric, Layouts, Span
+from automesh.hardware.fabric.fabric import Fabric, Layouts, Span
 from automesh.mesh.axes import MeshAxis
 
 Ints = NDArray[np.int64]

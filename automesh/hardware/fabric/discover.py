@@ -8,7 +8,7 @@ from typing import Protocol
 
 from automesh.errors import UsageError
 from automesh.hardware.chips import chip_for
-from automesh.hardware.fabric import Fabric
+from automesh.hardware.fabric.fabric import Fabric
 from automesh.hardware.slices import is_flat, wraps_of
 from automesh.hardware.targets import Target
 from automesh.mesh.granules import Located, granules_of

@@ -9,11 +9,11 @@ from functools import reduce
 
 import numpy as np
 
-from automesh.hardware.achieved import Achieved, achieved_by
+from automesh.hardware.calibration.achieved import Achieved, achieved_by
+from automesh.hardware.calibration.engines import engines_of
+from automesh.hardware.calibration.speeds import CollectiveSeconds
 from automesh.hardware.chips import Chip
-from automesh.hardware.engines import engines_of
-from automesh.hardware.fabric import Fabric, Floats, Route
-from automesh.hardware.speeds import CollectiveSeconds
+from automesh.hardware.fabric.fabric import Fabric, Floats, Route
 
 # What `half_size` in achieved.json was measured at: one device of TPU 7x.
 _CURVE_FLOPS_PER_S = 1153.5e12

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from automesh.hardware.fabric import Reach, Span
-from automesh.hardware.ways import both_ways, ring_along
+from automesh.hardware.fabric.fabric import Reach, Span
+from automesh.hardware.fabric.torus_paths import both_ways, ring_along
 
 _ENOUGH = 4
 _BETWEEN = 2

@@ -15,7 +15,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from automesh.errors import UsageError
-from automesh.hardware.profile import SCHEMA, Profile, identity, merge
+from automesh.hardware.calibration.profile import SCHEMA, Profile, identity, merge
 from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 
 FOLDER_VARIABLE = "AUTOMESH_PROFILES"

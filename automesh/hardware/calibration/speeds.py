@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from automesh.hardware.fabric import Floats, Route
+from automesh.hardware.fabric.fabric import Floats, Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from automesh.hardware.fabric import Fabric, Layouts, Reach, Route, Span
-from automesh.hardware.links import reach
-from automesh.hardware.placement import Ints, Placement
-from automesh.hardware.routes import CORE_LINKS, device_links, routes
-from automesh.hardware.walks import (
+from automesh.hardware.fabric.fabric import Fabric, Layouts, Reach, Route, Span
+from automesh.hardware.fabric.placement import Ints, Placement
+from automesh.hardware.fabric.routes import CORE_LINKS, device_links, routes
+from automesh.hardware.fabric.torus_groups import (
     box_of,
     busiest,
     reach_of_box_or_rings,
     ring_loads,
 )
-from automesh.hardware.ways import Link, way
+from automesh.hardware.fabric.torus_links import reach
+from automesh.hardware.fabric.torus_paths import Link, way
 from automesh.mesh.plan_arrays import Batch
 
 DCN, HOST, CHIP = "dcn", "host", "chip"
@@ -340,7 +340,7 @@ def _span_shares(spans: Sequence[Span], fabric: Fabric, spreads: bool) -> Shares
     """Dimensions serve at the same time and equally long, but for an all-to-all.
 
     An all-to-all loads the middle of every dimension with a quarter of what its members hold, see
-    `automesh.hardware.links.reach`.
+    `automesh.hardware.fabric.torus_links.reach`.
     """
     weights: dict[int, float] = {}
     for dimension, size in enumerate(fabric.torus):

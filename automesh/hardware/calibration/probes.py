@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from automesh.hardware.fabric import Fabric, Floats, Layouts, Route
-from automesh.hardware.profile_points import (
+from automesh.hardware.calibration.points import (
     COLLECTIVES,
     STREAM_FORMS,
     CollectiveProbe,
@@ -17,7 +16,8 @@ from automesh.hardware.profile_points import (
     Probe,
     StreamProbe,
 )
-from automesh.hardware.routes import routes
+from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
+from automesh.hardware.fabric.routes import routes
 from automesh.mesh.plan_arrays import Batch
 
 # Devices beside a group on the outside, the group itself, devices between its members.

@@ -1,0 +1,1 @@
+"""How fast devices are: data sheets, measured profiles, and the laws between (no jax)."""
