@@ -15,7 +15,7 @@ import os
 from typing import Any
 
 from automesh.hlo import read_module, read_schedule
-from automesh.hlo.schedule_nouns import Compute
+from automesh.hlo.schedule.nouns import Compute
 
 # A jax device of v4 has two cores unless the topology says otherwise: its figure is that of one.
 TOPOLOGIES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")

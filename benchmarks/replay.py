@@ -19,7 +19,7 @@ import typer
 
 from automesh.cost.replay import replay
 from automesh.hardware.calibration.datasheet import datasheet_speeds
-from automesh.hlo.schedule_nouns import Block, Branch, Loop
+from automesh.hlo.schedule.nouns import Block, Branch, Loop
 from tests.replay_golden import ALL, Recorded
 from tests.replay_samples import layouts_of
 

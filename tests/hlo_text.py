@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from automesh.hlo import Module, read_module
-from automesh.hlo.schedule import read_schedule
-from automesh.hlo.schedule_nouns import Block, Compute, Done, Loop, Operation, Schedule, Start
+from automesh.hlo.schedule.nouns import Block, Compute, Done, Loop, Operation, Schedule, Start
+from automesh.hlo.schedule.read import read_schedule
 from tests.hlo_oracle import from_text
 
 ADD = "add {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}"

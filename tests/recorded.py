@@ -8,8 +8,8 @@ from pathlib import Path
 
 from automesh.hlo import Module, read_module
 from automesh.hlo.count import count_schedule
-from automesh.hlo.schedule import read_schedule
-from automesh.hlo.schedule_nouns import Compute, Operation, Schedule, Start, Transfer
+from automesh.hlo.schedule.nouns import Compute, Operation, Schedule, Start, Transfer
+from automesh.hlo.schedule.read import read_schedule
 from automesh.outcomes import Counts
 from tests.hlo_text import flattened
 

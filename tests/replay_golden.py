@@ -15,8 +15,8 @@ from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.hlo.read import read_module
-from automesh.hlo.schedule import read_schedule
-from automesh.hlo.schedule_nouns import Schedule
+from automesh.hlo.schedule.nouns import Schedule
+from automesh.hlo.schedule.read import read_schedule
 from automesh.mesh.axes import MeshAxis, format_mesh
 from automesh.outcomes import Replayed
 from tests.replay_samples import layouts_of, mesh

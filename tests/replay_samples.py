@@ -11,7 +11,7 @@ from automesh.hardware import parse_target
 from automesh.hardware.calibration.speeds import CollectiveSeconds
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
-from automesh.hlo.schedule_nouns import (
+from automesh.hlo.schedule.nouns import (
     Block,
     Compute,
     Done,

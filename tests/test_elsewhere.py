@@ -23,8 +23,8 @@ from automesh.hardware.absent import Elsewhere
 from automesh.hardware.compile_client import elsewhere_of
 from automesh.hardware.targets import parse_target
 from automesh.hlo.read import read_module
-from automesh.hlo.schedule import read_schedule
-from automesh.hlo.schedule_nouns import Block, Branch, Loop, Start, Transfer
+from automesh.hlo.schedule.nouns import Block, Branch, Loop, Start, Transfer
+from automesh.hlo.schedule.read import read_schedule
 from automesh.hlo.store import ModuleStore
 from automesh.mesh.axes import parse_mesh
 from automesh.mesh.layout.devices import create_mesh_for

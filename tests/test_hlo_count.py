@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.hlo import count, read_module
 from automesh.hlo.collectives import wire_bytes
-from automesh.hlo.flops import window_positions
 from automesh.hlo.nouns import WindowDimension
+from automesh.hlo.schedule.trip_counts import trip_count
 from automesh.hlo.spans import Span, span_of_groups, span_of_pairs
-from automesh.hlo.trips import trip_count
+from automesh.hlo.work.flops import window_positions
 from automesh.outcomes import Collective, Counts
 from tests.hlo_oracle import from_text, module_class, serialized
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from automesh.hlo.schedule_nouns import Compute, Done, Loop, Start
+from automesh.hlo.schedule.nouns import Compute, Done, Loop, Start
 from tests import recorded
 from tests.recorded import (
     LAYERS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from automesh.hlo.schedule_nouns import Compute, Start
-from automesh.hlo.tally import tally_of
+from automesh.hlo.schedule.nouns import Compute, Start
+from automesh.hlo.schedule.totals import tally_of
 from tests.hlo_text import ADD, EIGHT, GPU, WHOLE, schedule, spelled
 
 EXCHANGE = """  p = f32[64]{0} parameter(0)

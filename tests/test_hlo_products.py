@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.hlo import Computation, Instruction, Shape
-from automesh.hlo.flops import flops_of, matmul_of
 from automesh.hlo.nouns import ConvolutionDimensions, DotDimensions, WindowDimension
-from automesh.hlo.schedule_nouns import Compute, Matmul
+from automesh.hlo.schedule.nouns import Compute, Matmul
+from automesh.hlo.work.flops import flops_of, matmul_of
 from tests.hlo_text import schedule
 
 SIZES = st.lists(st.integers(1, 5), min_size=0, max_size=2)

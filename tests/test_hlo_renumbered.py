@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.cost.replay import replay
-from automesh.hlo.renumbered import renumbered
-from automesh.hlo.schedule_nouns import Loop, Schedule, Start
+from automesh.hlo.schedule.nouns import Loop, Schedule, Start
+from automesh.hlo.schedule.renumber import renumbered
 from automesh.ladder.replaying import numbers_of
 from automesh.mesh.axes import MeshAxis
 from tests.replay_samples import (

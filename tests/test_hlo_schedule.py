@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.hlo.count import count_schedule
-from automesh.hlo.schedule_nouns import (
+from automesh.hlo.schedule.nouns import (
     Block,
     Branch,
     Compute,
@@ -20,7 +20,7 @@ from automesh.hlo.schedule_nouns import (
     Start,
     Transfer,
 )
-from automesh.hlo.tally import tally_of
+from automesh.hlo.schedule.totals import tally_of
 from tests.hlo_text import ADD, EIGHT, GPU, WHOLE, flattened, schedule, spelled
 
 GATHER_WITH_WORK = """  p = f32[64]{0} parameter(0)

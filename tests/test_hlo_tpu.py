@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from automesh.hlo import count
-from automesh.hlo.schedule_nouns import Compute, Done, Loop, Start
+from automesh.hlo.schedule.nouns import Compute, Done, Loop, Start
 from tests import recorded
 from tests.hlo_oracle import assert_agrees
 from tests.recorded import (

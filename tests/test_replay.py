@@ -14,7 +14,7 @@ from automesh.hardware.calibration.engines import engines_of
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric
-from automesh.hlo.schedule_nouns import (
+from automesh.hlo.schedule.nouns import (
     Block,
     Branch,
     Compute,

@@ -18,7 +18,7 @@ from automesh.cost.replay_timeline import Timeline
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hardware.fabric.links import Pairs
-from automesh.hlo.schedule_nouns import (
+from automesh.hlo.schedule.nouns import (
     Block,
     Branch,
     Compute,
@@ -28,7 +28,7 @@ from automesh.hlo.schedule_nouns import (
     Start,
     Transfer,
 )
-from automesh.hlo.tally import tally_of
+from automesh.hlo.schedule.totals import tally_of
 from automesh.mesh.axes import MeshAxis, format_mesh
 from automesh.outcomes import Replayed
 

@@ -13,7 +13,7 @@ from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
 from automesh.hardware.fabric.links import DCN, HOST, Pairs, Wires, Wiring
 from automesh.hardware.fabric.placement import Placement
-from automesh.hlo.schedule_nouns import Transfer
+from automesh.hlo.schedule.nouns import Transfer
 from automesh.mesh.axes import MeshAxis
 
 # What has no formula of its own moves as these do: the same bytes the same way.

@@ -10,7 +10,7 @@ from automesh.cost.replay_program import LATENCY, MEMORY_CAUSE, Work, ticks
 from automesh.hardware.calibration.engines import engines_of
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.chips import Chip
-from automesh.hlo.schedule_nouns import Block, Branch, Compute, Loop, Matmul, Schedule
+from automesh.hlo.schedule.nouns import Block, Branch, Compute, Loop, Matmul, Schedule
 
 # Half of a program's multiply-adds stand in operations with at most this many times the cycles that
 # they take at best, or its compiler has not tuned its tiles. libtpu 0.0.42.1: an 8192 cube takes

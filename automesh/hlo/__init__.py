@@ -4,7 +4,7 @@ from automesh.hlo.count import count
 from automesh.hlo.fingerprint import module_fingerprint
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
 from automesh.hlo.read import read_module
-from automesh.hlo.schedule import read_schedule
+from automesh.hlo.schedule.read import read_schedule
 
 __all__ = [
     "Computation",

@@ -6,10 +6,10 @@ import math
 from pathlib import PurePath
 
 from automesh.hlo.kinds import SHARDED_BEFORE, kind_of
-from automesh.hlo.narrow import narrowed_bits
 from automesh.hlo.nouns import Computation, Groups, Instruction, Module
 from automesh.hlo.partitions import Partitions
-from automesh.hlo.schedule_nouns import Platform, Transfer
+from automesh.hlo.schedule.cpu_promotion import narrowed_bits
+from automesh.hlo.schedule.nouns import Platform, Transfer
 from automesh.hlo.spans import span_of_groups, span_of_pairs
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from automesh.hlo.nouns import Module
-from automesh.hlo.schedule import read_schedule
-from automesh.hlo.schedule_nouns import Schedule
-from automesh.hlo.tally import tally_of
+from automesh.hlo.schedule.nouns import Schedule
+from automesh.hlo.schedule.read import read_schedule
+from automesh.hlo.schedule.totals import tally_of
 from automesh.outcomes import Collective, Counts
 
 

@@ -14,8 +14,8 @@ from automesh.errors import AutomeshError, UsageError
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hlo import read_module
-from automesh.hlo.renumbered import renumbered
-from automesh.hlo.schedule import read_schedule
+from automesh.hlo.schedule.read import read_schedule
+from automesh.hlo.schedule.renumber import renumbered
 from automesh.hlo.store import LIMIT_VARIABLE, ModuleStore
 from automesh.ladder.pricing_pipelines import replay_pipeline
 from automesh.mesh.axes import MeshAxis, Plan

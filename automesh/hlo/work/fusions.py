@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from automesh.hlo.flops import flops_of, matmul_of
-from automesh.hlo.fused_traffic import users_of
 from automesh.hlo.kinds import ASYNC_DONE, ASYNC_START, kind_of
 from automesh.hlo.nouns import Computation, Instruction, Module
-from automesh.hlo.schedule_nouns import Matmul
+from automesh.hlo.schedule.nouns import Matmul
+from automesh.hlo.work.flops import flops_of, matmul_of
+from automesh.hlo.work.fusion_traffic import users_of
 
 _MOVES = frozenset({"bitcast", "copy", "reshape", "transpose", "convert", "get-tuple-element"})
 

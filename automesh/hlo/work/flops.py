@@ -19,7 +19,7 @@ from automesh.hlo.nouns import (
     Shape,
     WindowDimension,
 )
-from automesh.hlo.schedule_nouns import Matmul
+from automesh.hlo.schedule.nouns import Matmul
 
 _CUBLAS = "__cublas$"
 _REAL_PART = {"c64": "f32", "c128": "f64"}

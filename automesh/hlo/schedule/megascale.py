@@ -13,7 +13,7 @@ from automesh.hlo.collectives import source_of, wire_bytes
 from automesh.hlo.kinds import SHARDED_BEFORE
 from automesh.hlo.nouns import Computation, Groups, Instruction
 from automesh.hlo.partitions import Pairs, Partitions
-from automesh.hlo.schedule_nouns import Transfer
+from automesh.hlo.schedule.nouns import Transfer
 from automesh.hlo.spans import span_of_groups, span_of_pairs
 
 _HANDLER = "xla_megascale_runtime"

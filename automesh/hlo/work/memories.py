@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from automesh.hlo.nouns import Module, Shape
-from automesh.hlo.schedule_nouns import Platform
+from automesh.hlo.schedule.nouns import Platform
 
 Memory = Literal["main", "chip", "host"]
 Touch = tuple[int, int]  # Memory space, bytes.

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from automesh.hlo.collectives import source_of, transfer_of
-from automesh.hlo.computes import compute_of
-from automesh.hlo.exchanges import is_exchange, join_pairs, transfer_in_pairs
-from automesh.hlo.fused import Held, amounts_to, contents_of
 from automesh.hlo.kinds import kind_of
-from automesh.hlo.lanes import Lanes
-from automesh.hlo.megascale import is_megascale, transfer_between_slices
-from automesh.hlo.memories import Touched, platform_of
 from automesh.hlo.nouns import Computation, Instruction, Module
 from automesh.hlo.partitions import Partitions
-from automesh.hlo.schedule_nouns import Done, Medium, Operation, Platform, Start, Transfer
-from automesh.hlo.tally import COPIES
-from automesh.hlo.traffic import traffic_of, traffic_of_fused_collective
+from automesh.hlo.schedule.async_pairs import Lanes
+from automesh.hlo.schedule.core_work import compute_of
+from automesh.hlo.schedule.megascale import is_megascale, transfer_between_slices
+from automesh.hlo.schedule.nouns import Done, Medium, Operation, Platform, Start, Transfer
+from automesh.hlo.schedule.send_recv import is_exchange, join_pairs, transfer_in_pairs
+from automesh.hlo.schedule.totals import COPIES
+from automesh.hlo.work.fusions import Held, amounts_to, contents_of
+from automesh.hlo.work.memories import Touched, platform_of
+from automesh.hlo.work.traffic import traffic_of, traffic_of_fused_collective
 
 _HOST_THREAD = "host"  # What `compute_on("device_host")` becomes on TPUs.
 _HOST = frozenset({"send", "recv", "infeed", "outfeed"})

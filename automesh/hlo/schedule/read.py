@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from automesh.hlo.collectives import source_of
-from automesh.hlo.moving import Mover
 from automesh.hlo.nouns import Computation, Instruction, Module
 from automesh.hlo.partitions import Partitions
-from automesh.hlo.schedule_nouns import Block, Branch, Loop, Operation, Schedule
-from automesh.hlo.tally import costliest, tally_of
-from automesh.hlo.trips import trip_count
+from automesh.hlo.schedule.nouns import Block, Branch, Loop, Operation, Schedule
+from automesh.hlo.schedule.totals import costliest, tally_of
+from automesh.hlo.schedule.transfers import Mover
+from automesh.hlo.schedule.trip_counts import trip_count
 
 
 def read_schedule(

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from automesh.hlo.collectives import source_of
-from automesh.hlo.flops import flops_of, matmul_of
-from automesh.hlo.fused import Contents
-from automesh.hlo.kernels import is_plain, remark_on, stated_cost, widest_dtype
-from automesh.hlo.memories import Touched
 from automesh.hlo.nouns import Computation, Instruction
-from automesh.hlo.schedule_nouns import Compute, Matmul
+from automesh.hlo.schedule.nouns import Compute, Matmul
+from automesh.hlo.work.custom_calls import is_plain, remark_on, stated_cost, widest_dtype
+from automesh.hlo.work.flops import flops_of, matmul_of
+from automesh.hlo.work.fusions import Contents
+from automesh.hlo.work.memories import Touched
 
 _OTHER_MATH = frozenset({"fft", "triangular-solve", "cholesky"})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from automesh.hlo.nouns import Computation, Instruction
-from automesh.hlo.traffic import FREE_TARGETS
+from automesh.hlo.work.traffic import FREE_TARGETS
 
 # Custom calls that multiply no matrices and move only their operands and results, if anything.
 _PLAIN_TARGETS = frozenset({"TopK", "PartialReduce", *FREE_TARGETS})

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from automesh.hlo.fused_traffic import SLICES, fusion_touches
-from automesh.hlo.memories import Touch, Touched, by_memory, leaves_of, touch_all
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
-from automesh.hlo.schedule_nouns import Platform
+from automesh.hlo.schedule.nouns import Platform
+from automesh.hlo.work.fusion_traffic import SLICES, fusion_touches
+from automesh.hlo.work.memories import Touch, Touched, by_memory, leaves_of, touch_all
 
 _FREE = frozenset(
     {

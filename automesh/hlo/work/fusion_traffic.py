@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from automesh.hlo.kinds import ASYNC_DONE, ASYNC_START, kind_of
-from automesh.hlo.memories import Touch, leaves_of, touch_all
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
+from automesh.hlo.work.memories import Touch, leaves_of, touch_all
 
 SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _UPDATE = "dynamic-update-slice"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 
 from automesh.hlo.collectives import source_of
-from automesh.hlo.lanes import Lanes
-from automesh.hlo.megascale import is_megascale
 from automesh.hlo.nouns import Computation, Instruction, Module
 from automesh.hlo.partitions import Partitions
-from automesh.hlo.schedule_nouns import Transfer
+from automesh.hlo.schedule.async_pairs import Lanes
+from automesh.hlo.schedule.megascale import is_megascale
+from automesh.hlo.schedule.nouns import Transfer
 from automesh.hlo.spans import span_of_pairs
 
 _PAIRS = "_xla_send_recv_source_target_pairs"

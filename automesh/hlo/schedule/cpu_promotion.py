@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from automesh.hlo.fused_traffic import users_of
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
-from automesh.hlo.schedule_nouns import Platform
+from automesh.hlo.schedule.nouns import Platform
 from automesh.hlo.trace import Place, origin
+from automesh.hlo.work.fusion_traffic import users_of
 
 _MOVES = frozenset(
     {

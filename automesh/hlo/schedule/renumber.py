@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from automesh.hlo.schedule_nouns import Block, Branch, Loop, Operation, Schedule, Start, Transfer
+from automesh.hlo.schedule.nouns import Block, Branch, Loop, Operation, Schedule, Start, Transfer
 from automesh.hlo.spans import Axes
 
 

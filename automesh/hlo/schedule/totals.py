@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from automesh.hlo.schedule_nouns import Block, Branch, Compute, Done, Loop, Operation, Transfer
+from automesh.hlo.schedule.nouns import Block, Branch, Compute, Done, Loop, Operation, Transfer
 
 CollectiveKey = tuple[str, tuple[str, ...], int]
 # Kinds of transfers that are no collectives.

@@ -1,0 +1,1 @@
+"""A compiled module as the ordered operations of one device (no jax)."""

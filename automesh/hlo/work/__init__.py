@@ -1,0 +1,1 @@
+"""What single instructions compute and move: FLOPs, bytes, fusions (no jax)."""
