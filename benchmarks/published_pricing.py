@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from automesh.cost.pipeline_prices import price_pipeline_terms
-from automesh.cost.pipeline_terms import PipelineTerms, ScheduleText, StageTerms
-from automesh.cost.pipelined import PipelineCost
+from automesh.cost.pipeline.prices import price_pipeline_terms
+from automesh.cost.pipeline.step import PipelineCost
+from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText, StageTerms
 from automesh.cost.terms import CollectiveKind, CollectiveTerm, Kernel, Monomial, Sum, Terms
 from automesh.hardware import parse_target
 from automesh.hardware.absent import Absent

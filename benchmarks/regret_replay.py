@@ -16,7 +16,7 @@ import numpy as np
 import optuna
 from scipy import stats
 
-from automesh.cost.residual import Subject, refine
+from automesh.cost.correction import Subject, refine
 from automesh.hardware import chip_for
 from automesh.ladder.contest import COMPILES_PER_FINALIST, Contest
 from automesh.mesh.axes import Plan

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from automesh.cost.replay import replay
+from automesh.cost.replay.replay import replay
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hlo.schedule.nouns import Block, Branch, Loop
 from tests.replay_golden import ALL, Recorded

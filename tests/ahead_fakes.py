@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from automesh.cost.replay_timeline import Slice, Timeline
+from automesh.cost.replay.timeline import Slice, Timeline
 from automesh.ladder import ahead, looking, several, starting
 from automesh.ladder.replaying import Player
 from automesh.mesh.axes import Plan

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.cost.pipeline_terms import PipelineTerms
+from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.terms import Guard, Region, Terms
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.ladder.estimate_rung import EstimateRung

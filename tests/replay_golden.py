@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from automesh.cost.replay import replay
-from automesh.cost.replay_timeline import Timeline
+from automesh.cost.replay.replay import replay
+from automesh.cost.replay.timeline import Timeline
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.chips import chip_called

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from automesh.cost.pipeline_terms import PipelineTerms, ScheduleText, StageTerms
+from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText, StageTerms
 from automesh.cost.terms import (
     CollectiveTerm,
     Kernel,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.cost.distinct import distinct, products, ranked
 from automesh.cost.formulas import Formulas, Sums, added
 from automesh.cost.kernels import total
 from automesh.cost.terms import Sum, value_of
+from automesh.cost.unique_rows import distinct, products, ranked
 from tests.cost_samples import mono
 
 AXES = ("a", "b", "c")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from automesh.cost.distinct import distinct
+from automesh.cost.unique_rows import distinct
 from automesh.hardware import parse_target
 from automesh.space.spec import read_space
 from benchmarks import scoring, scoring_plans

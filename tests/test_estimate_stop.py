@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.cost.residual import Refinement
+from automesh.cost.correction import Refinement
 from automesh.hardware import chip_for
 from automesh.ladder.contest import Contest
 from automesh.ladder.stopping import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from automesh.cost.pipeline_terms import PipelineTerms, ScheduleText, StageTerms
+from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText, StageTerms
 from automesh.cost.terms import Terms
 from automesh.ladder.propagations import groups_of
 from automesh.ladder.terms_cache import TermsCache

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.cost.replay import replay
+from automesh.cost.replay.replay import replay
 from automesh.hlo.schedule.nouns import Loop, Schedule, Start
 from automesh.hlo.schedule.renumber import renumbered
 from automesh.ladder.replaying import numbers_of

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.cost.pipeline_timeline import draw_pipeline
-from automesh.cost.pipelined import (
+from automesh.cost.pipeline.step import (
     BUBBLE,
     STAYS,
     Move,
@@ -19,7 +18,8 @@ from automesh.cost.pipelined import (
     StageMemory,
     price_pipeline,
 )
-from automesh.cost.replay_trace import trace_json
+from automesh.cost.pipeline.timeline import draw_pipeline
+from automesh.cost.replay.trace import trace_json
 from automesh.pipeline import make_schedule
 from automesh.pipeline.actions import KIND_WORDS, ActionKind
 

@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.cost.pipeline_moves import moves
-from automesh.cost.pipeline_prices import price_pipeline_terms
-from automesh.cost.pipeline_terms import (
-    PipelineTerms,
-    ScheduleText,
-    StageTerms,
-    text_of_schedule,
-)
-from automesh.cost.pipelined import (
+from automesh.cost.pipeline.prices import price_pipeline_terms
+from automesh.cost.pipeline.step import (
     STAYS,
     Move,
     PipelineWork,
@@ -26,6 +19,13 @@ from automesh.cost.pipelined import (
     price_pipeline,
     price_pipelines,
 )
+from automesh.cost.pipeline.terms import (
+    PipelineTerms,
+    ScheduleText,
+    StageTerms,
+    text_of_schedule,
+)
+from automesh.cost.pipeline.transfers import moves
 from automesh.cost.terms import Kernel, Matmul, Monomial, Region, Terms
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds

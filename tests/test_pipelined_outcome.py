@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from automesh.cost.pipelined import STAYS, Move, Spent, price_pipeline
-from automesh.cost.pipelined_outcome import (
+from automesh.cost.pipeline.outcome import (
     UPDATE,
     busiest_counts,
     neighbours,
@@ -15,6 +14,7 @@ from automesh.cost.pipelined_outcome import (
     work_of,
     worst_memory,
 )
+from automesh.cost.pipeline.step import STAYS, Move, Spent, price_pipeline
 from automesh.hardware import chip_for
 from automesh.ladder.pricing_pipelines import predict_pipeline
 from automesh.outcomes import (

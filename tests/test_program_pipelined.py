@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from automesh.cost.pipelined_outcome import busiest_counts, schedule_of, worst_memory
+from automesh.cost.pipeline.outcome import busiest_counts, schedule_of, worst_memory
 from automesh.errors import UsageError
 from automesh.hardware.absent import Elsewhere
 from automesh.mesh.axes import MeshAxis, Scalar

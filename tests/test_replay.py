@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.cost.replay import replay
+from automesh.cost.replay.replay import replay
 from automesh.hardware.calibration.engines import engines_of
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.chips import chip_called

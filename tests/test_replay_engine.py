@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.cost import replay_engine
-from automesh.cost.replay_engine import Played, play
-from automesh.cost.replay_program import Await, Depart, Flight, Repeat, Step, Use, Work, ticks
+from automesh.cost.replay.engine import Played, play
+from automesh.cost.replay.program import Await, Depart, Flight, Repeat, Step, Use, Work, ticks
+from automesh.cost.replay.replay import engine
 
 
 def work(spent: int, *, memory: int = 0, name: str = "work") -> Work:
@@ -172,13 +172,13 @@ def test_loops_within_loops_multiply() -> None:
 
 def test_a_loop_of_many_trips_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[Sequence[Step]] = []
-    usual: Callable[..., None] = replay_engine._Player.play
+    usual: Callable[..., None] = engine._Player.play
 
     def counted(self: object, program: Sequence[Step]) -> None:
         played.append(program)
         usual(self, program)
 
-    monkeypatch.setattr(replay_engine._Player, "play", counted)
+    monkeypatch.setattr(engine._Player, "play", counted)
     result = play([repeat(1_000_000, go(over("x+", 4)), work(3), wait())])
     assert result.step == 4_000_000
     assert len(played) < 10

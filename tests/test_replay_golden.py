@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from automesh.cost.replay_trace import trace_json
+from automesh.cost.replay.trace import trace_json
 from tests.replay_golden import ALL, CASES, FOLDER, Recorded, replayed
 from tests.test_replay_trace import check
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from automesh.cost.replay import replay
-from automesh.cost.replay_trace import trace_json
+from automesh.cost.replay.replay import replay
+from automesh.cost.replay.trace import trace_json
 from tests.replay_samples import (
     Nominal,
     begin,

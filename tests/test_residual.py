@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.cost.residual import Subject, refine
+from automesh.cost.correction import Subject, refine
 
 
 def subjects(count: int, seed: int) -> list[Subject]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automesh.cost.demands import whole_sum_cost
+from automesh.cost.collective_demand import whole_sum_cost
 from automesh.cost.kernels import stays
 from automesh.cost.terms import (
     Kernel,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from automesh.cost.collective_prices import Priced, Ways
 from automesh.cost.kernels import KernelSeconds
-from automesh.cost.network import Priced, Ways
 from automesh.hardware.fabric.fabric import Floats
 
 _CHUNK = 16384  # plans at a time: all that is computed for them stays in the processor's cache

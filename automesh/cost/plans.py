@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.bound import bound_s
-from automesh.cost.demands import Collectives
-from automesh.cost.distinct import Codes, distinct
+from automesh.cost.collective_demand import Collectives
+from automesh.cost.collective_prices import Ways, priced_groups
 from automesh.cost.formulas import Formulas
 from automesh.cost.kernels import Kernels, KernelSeconds, product_of
-from automesh.cost.network import Ways, priced_groups
 from automesh.cost.overlap import overlapped
 from automesh.cost.peak import Peak
 from automesh.cost.prices import Block, Prices
-from automesh.cost.roads import Roads, RoutesOf
+from automesh.cost.route_table import Roads, RoutesOf
 from automesh.cost.terms import Terms, Uncounted
+from automesh.cost.unique_rows import Codes, distinct
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Batch, Sizes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.cost.distinct import Codes
+from automesh.cost.unique_rows import Codes
 from automesh.hardware.fabric.fabric import Floats
 from automesh.outcomes import Estimated
 

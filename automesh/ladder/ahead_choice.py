@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from automesh.cost.residual import Subject, refine
+from automesh.cost.correction import Subject, refine
 from automesh.ladder.room import Room
 from automesh.ladder.stopping import MARGIN, MAY_WIN, Chance, chances_of
 from automesh.ladder.view import View

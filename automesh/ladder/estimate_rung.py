@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from automesh.cost.pipeline_terms import PipelineTerms
+from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.plans import holds
 from automesh.cost.terms import Terms
 from automesh.hardware.fabric.fabric import Layouts

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from automesh.cost.breakdown import RouteOf, break_down
-from automesh.cost.pipeline_prices import price_pipeline_terms
-from automesh.cost.pipeline_terms import PipelineTerms
+from automesh.cost.pipeline.prices import price_pipeline_terms
+from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.plans import holds
 from automesh.cost.pricing import price
 from automesh.cost.terms import Terms

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from automesh.cost.breakdown import MeshCost, RouteOf, break_down
-from automesh.cost.pipeline_terms import PipelineTerms
+from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.terms import Terms
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.outcomes import Estimated

@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from automesh.cost.pipeline_prices import PipelinePrices, price_pipeline_terms
-from automesh.cost.pipeline_terms import PipelineTerms
+from automesh.cost.pipeline.prices import PipelinePrices, price_pipeline_terms
+from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.prices import Prices
 from automesh.cost.pricing import price
 from automesh.cost.terms import Terms

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from automesh.cost.pipeline_moves import moves
-from automesh.cost.pipeline_timeline import draw_pipeline
-from automesh.cost.pipelined import (
+from automesh.cost.pipeline.outcome import UPDATE, neighbours, schedule_of, work_of
+from automesh.cost.pipeline.step import (
     STAYS,
     Move,
     PipelineCost,
@@ -17,8 +16,9 @@ from automesh.cost.pipelined import (
     price_pipeline,
     spent_of,
 )
-from automesh.cost.pipelined_outcome import UPDATE, neighbours, schedule_of, work_of
-from automesh.cost.replay_timeline import Timeline
+from automesh.cost.pipeline.timeline import draw_pipeline
+from automesh.cost.pipeline.transfers import moves
+from automesh.cost.replay.timeline import Timeline
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.hardware.calibration.speeds import Speeds

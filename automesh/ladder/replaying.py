@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automesh.cost.replay import replay
-from automesh.cost.replay_timeline import Timeline
+from automesh.cost.replay.replay import replay
+from automesh.cost.replay.timeline import Timeline
 from automesh.errors import AutomeshError, UsageError
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Fabric, Layouts

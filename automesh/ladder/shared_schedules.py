@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 
-from automesh.cost.pipeline_terms import ScheduleText
+from automesh.cost.pipeline.terms import ScheduleText
 from automesh.errors import UsageError
 from automesh.ladder.propagations import Need
 from automesh.mesh.axes import PIPELINE

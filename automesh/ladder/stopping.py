@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from automesh.cost.residual import Refinement
+from automesh.cost.correction import Refinement
 from automesh.ladder.ranking import may_be_exported
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Measured, Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from automesh.cost.replay_trace import trace_json
+from automesh.cost.replay.trace import trace_json
 from automesh.errors import UsageError
 from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.hlo.store import default_store

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from automesh.cost.residual import Refinement, Subject, refine
+from automesh.cost.correction import Refinement, Subject, refine
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.ladder.ranking import best_first, hardly_fits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from automesh.cost.pipeline_terms import PipelineTerms
+from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.terms import Monomial, Terms
 from automesh.hardware.calibration.points import Point
 from automesh.mesh.axes import Scalar

@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
-from automesh.cost.pipelined import STAYS, PipelineWork, StageMemory, price_pipeline
-from automesh.cost.pipelined_outcome import UPDATE
+from automesh.cost.pipeline.outcome import UPDATE
+from automesh.cost.pipeline.step import STAYS, PipelineWork, StageMemory, price_pipeline
 from automesh.outcomes import CompiledPipeline, Stage, StageProgram
 from automesh.pipeline import Schedule
 from automesh.program.pipelined import device_bytes

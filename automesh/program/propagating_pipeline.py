@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import jax
 
-from automesh.cost.pipeline_terms import PipelineTerms, StageTerms, text_of_schedule
+from automesh.cost.pipeline.terms import PipelineTerms, StageTerms, text_of_schedule
 from automesh.cost.terms import Monomial, Terms
 from automesh.mesh.axes import MeshAxis
 from automesh.pipeline.actions import KIND_WORDS, ActionKind

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from automesh.cost.pipelined_outcome import busiest_counts, worst_memory
+from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import Elsewhere
 from automesh.hlo.store import ModuleStore, store_in
 from automesh.program import cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from automesh.cost.pipelined_outcome import busiest_counts, worst_memory
+from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import Elsewhere
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.cost.pipeline_moves import batch_moves
-from automesh.cost.pipeline_terms import PipelineTerms, StageTerms
-from automesh.cost.pipelined import (
+from automesh.cost.pipeline.step import (
     Move,
     PipelineCost,
     PipelineWork,
@@ -19,6 +17,8 @@ from automesh.cost.pipelined import (
     price_pipelines,
     spent_of,
 )
+from automesh.cost.pipeline.terms import PipelineTerms, StageTerms
+from automesh.cost.pipeline.transfers import batch_moves
 from automesh.cost.plans import holds
 from automesh.cost.prices import Prices
 from automesh.cost.pricing import price

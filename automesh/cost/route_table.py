@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from automesh.cost.distinct import Codes, distinct, products, ranked
+from automesh.cost.unique_rows import Codes, distinct, products, ranked
 from automesh.hardware.fabric.fabric import Route
 from automesh.mesh.plan_arrays import Batch
 

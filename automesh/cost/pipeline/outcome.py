@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from automesh.cost.pipelined import (
+from automesh.cost.pipeline.step import (
     Move,
     PipelineWork,
     Spent,

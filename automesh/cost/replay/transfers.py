@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from automesh.cost.replay_program import Flight, Use, ticks
+from automesh.cost.replay.program import Flight, Use, ticks
 from automesh.hardware.calibration.engines import engines_of
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Fabric, Layouts, Route

@@ -34,7 +34,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from automesh.cost.replay_program import (
+from automesh.cost.replay.program import (
     CORE,
     LATENCY,
     MEMORY,
@@ -48,7 +48,7 @@ from automesh.cost.replay_program import (
     Use,
     Work,
 )
-from automesh.cost.replay_timeline import Slice, SliceKind, Timeline
+from automesh.cost.replay.timeline import Slice, SliceKind, Timeline
 
 # Trips of a loop that are drawn: the first has nothing carried into it, the second has.
 DRAWN_TRIPS = 3

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.cost.pipelined import STAYS, Move
+from automesh.cost.pipeline.step import STAYS, Move
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
 from automesh.hardware.fabric.routes import routes

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.cost.distinct import Distinct, distinct
 from automesh.cost.formulas import Formulas, Powers, Sums, added
 from automesh.cost.kernels import product_of, total
 from automesh.cost.terms import CollectiveTerm, Sum, Terms
+from automesh.cost.unique_rows import Distinct, distinct
 from automesh.cost.windowed import SMALLEST_RING, windows
 from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Sizes

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from automesh.cost.pipelined import BUBBLE, Move, PipelineWork, Spent, after_schedule, stage_costs
-from automesh.cost.pipelined_outcome import UPDATE
-from automesh.cost.replay_timeline import Slice, Timeline
+from automesh.cost.pipeline.outcome import UPDATE
+from automesh.cost.pipeline.step import (
+    BUBBLE,
+    Move,
+    PipelineWork,
+    Spent,
+    after_schedule,
+    stage_costs,
+)
+from automesh.cost.replay.timeline import Slice, Timeline
 from automesh.pipeline.actions import KIND_WORDS, Action
 from automesh.pipeline.schedule import Schedule
 from automesh.pipeline.simulate import Simulated, Span, Transfer, simulate

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from automesh.cost.replay_program import LATENCY, MEMORY_CAUSE, Work, ticks
+from automesh.cost.replay.program import LATENCY, MEMORY_CAUSE, Work, ticks
 from automesh.hardware.calibration.engines import engines_of
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.chips import Chip

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from automesh.cost.replay_timeline import Slice, Timeline
+from automesh.cost.replay.timeline import Slice, Timeline
 
 _PID = 1
 _MICROS = 1e6

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from automesh.cost.replay_engine import Played, play
-from automesh.cost.replay_flights import Flights
-from automesh.cost.replay_kernels import Kernels
-from automesh.cost.replay_program import TICKS_PER_S, Await, Depart, Repeat, Step
-from automesh.cost.replay_timeline import Timeline
+from automesh.cost.replay.engine import Played, play
+from automesh.cost.replay.kernels import Kernels
+from automesh.cost.replay.program import TICKS_PER_S, Await, Depart, Repeat, Step
+from automesh.cost.replay.timeline import Timeline
+from automesh.cost.replay.transfers import Flights
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hardware.fabric.links import Pairs

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from automesh.cost.demands import Collectives, Demand, Group
-from automesh.cost.distinct import Codes, distinct
-from automesh.cost.roads import Road, Roads, joined
+from automesh.cost.collective_demand import Collectives, Demand, Group
+from automesh.cost.route_table import Road, Roads, joined
+from automesh.cost.unique_rows import Codes, distinct
 from automesh.cost.windowed import ring_seconds
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats

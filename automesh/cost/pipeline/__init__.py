@@ -1,0 +1,1 @@
+"""Time and memory of steps that are pipelines (no jax)."""

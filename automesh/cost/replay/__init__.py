@@ -1,0 +1,1 @@
+"""Discrete-event replay of scheduled programs on hardware (no jax)."""
