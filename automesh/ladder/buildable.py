@@ -27,8 +27,8 @@ from automesh.outcomes import Failed, RuledOut
 from automesh.program.nouns import BuildAnswer, Entry
 from automesh.results.progress import Progress
 from automesh.results.words import clean
+from automesh.space.conditions import Rule
 from automesh.space.mapping import SplitArray
-from automesh.space.rules import Rule
 from automesh.worker.messages import BuildJob
 from automesh.worker.tasks import Finished
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import Scalar
-from automesh.space.rules import Rule
+from automesh.space.conditions import Rule
 from automesh.space.settings import StepFacts
 from automesh.space.space import Constraint, Knob, SearchSpace
 

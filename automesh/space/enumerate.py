@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from automesh.errors import UsageError
-from automesh.space.rules import Sizes
+from automesh.space.conditions import Sizes
 from automesh.space.space import AxisRange
 
 MAX_MESHES = 4_000_000

@@ -13,6 +13,7 @@ from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.mesh.axes import Knobs, MeshAxis, Plan, Scalar
 from automesh.mesh.mapping import LogicalAxes
 from automesh.outcomes import RuledOut
+from automesh.space.conditions import Rule, Sizes, rules_of_axes
 from automesh.space.constraints import rules_of_constraints
 from automesh.space.enumerate import MeshTable, enumerate_meshes
 from automesh.space.mapping import (
@@ -24,7 +25,6 @@ from automesh.space.mapping import (
     used_axes_of,
 )
 from automesh.space.pipelines import OnePipeline, Runnable, numbers_of, rules_of_pipelines
-from automesh.space.rules import Rule, Sizes, rules_of_axes
 from automesh.space.settings import Setting, StepFacts, combine_settings, known_knobs
 from automesh.space.space import AxisRange, Knob, LogicalAxis, SearchSpace
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from automesh.mesh.axes import PIPELINE, Scalar
 from automesh.pipeline import SCHEDULES, find_refusal
-from automesh.space.rules import Sizes
+from automesh.space.conditions import Sizes
 from automesh.space.settings import integers_of
 
 SCHEDULE = "schedule"
