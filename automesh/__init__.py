@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from automesh.mesh.presets import make_ddp_mesh_config, make_fsdp_mesh_config
     from automesh.mesh.rules.rule import MeshRule
     from automesh.mesh.shape import HybridMeshShape
-    from automesh.program.workload import Workload
+    from automesh.program.script.workload import Workload
 
 _HOMES = {
     "automesh.api": (
@@ -76,7 +76,7 @@ _HOMES = {
     "automesh.mesh.presets": ("make_ddp_mesh_config", "make_fsdp_mesh_config"),
     "automesh.mesh.rules.rule": ("MeshRule",),
     "automesh.mesh.shape": ("HybridMeshShape",),
-    "automesh.program.workload": ("Workload",),
+    "automesh.program.script.workload": ("Workload",),
 }
 
 # Public libraries of their own.

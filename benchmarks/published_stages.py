@@ -26,10 +26,10 @@ from automesh import pipeline
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis
 from automesh.pipeline.runtime.training import TrainState
-from automesh.program.building import Built, build_on
 from automesh.program.nouns import Propagation
-from automesh.program.propagating_pipeline import Stages, propagate_pipeline
-from automesh.program.workload import Workload
+from automesh.program.script.build import Built, build_on
+from automesh.program.script.workload import Workload
+from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
 from benchmarks.published_layouts import Shape
 
 ROOT = Path(__file__).resolve().parents[1]

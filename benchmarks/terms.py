@@ -14,7 +14,7 @@ XLA:
 
 * Elementwise operations: Shardy computes them with the sharding that moves least, XLA with that of
   the result. A weight that is converted and then constrained is gathered in f32, not in bf16:
-  twice the bytes (`program.resharding`).
+  twice the bytes (`sharding.reshard`).
 * Reductions over axes that split several dimensions: one all-reduce for Shardy, one per dimension
   for XLA, each of the whole array (`reduce_by_dimension`).
 * All-reduce and slice over the same axes: a reduce-scatter for Shardy. XLA's partitioner never
@@ -24,7 +24,7 @@ XLA:
 * Collectives of constants: Shardy states them, XLA makes each part in its place.
 * Functions: Shardy settles one sharding for each argument of a function that is called, and may
   gather a whole stack in front of the call; XLA inlines all calls first, and so do we
-  (`program.inlining`).
+  (`sharding.inline`).
 
 What stays different: a loop of one trip is unrolled by the CPU compiler, and what it shares with
 the code around is then done once (`long_context` at its size `tiny` without `sp`: 4 % fewer FLOPs);
@@ -50,12 +50,12 @@ from scipy import stats
 
 from automesh.cost.terms import Terms, value_of
 from automesh.hlo.collectives import wire_bytes
+from automesh.ir.kernel_cost import flops
 from automesh.outcomes import Counts
-from automesh.program.building import build_on
-from automesh.program.kernels import flops
-from automesh.program.load import load_entry
-from automesh.program.propagating import propagate
-from automesh.program.propagating_programs import Programs
+from automesh.program.script.build import build_on
+from automesh.program.script.load import load_entry
+from automesh.sharding.programs import Programs
+from automesh.sharding.propagate import propagate
 from benchmarks.truth import AXES, CHOSEN, DEVICES, Case, Truth, cases, truths
 
 # Sizes of the active axes that are propagated, and at which that is checked.

@@ -21,10 +21,10 @@ from automesh.errors import AutomeshError
 from automesh.hlo import count, read_module
 from automesh.mesh.axes import MeshAxis
 from automesh.outcomes import Counts
-from automesh.program.building import build_on
-from automesh.program.compiled import count_serialized, read_memory, serialized
-from automesh.program.load import load_entry
-from automesh.program.lowering import lower
+from automesh.program.lower.compiled import count_serialized, read_memory, serialized
+from automesh.program.lower.lowering import lower
+from automesh.program.script.build import build_on
+from automesh.program.script.load import load_entry
 from benchmarks.truth import Case
 
 _DUMP = {"xla_dump_hlo_pass_re": "spmd-partitioning", "xla_dump_hlo_as_proto": True}

@@ -19,13 +19,13 @@ import jax
 from automesh.errors import AutomeshError
 from automesh.mesh.axes import parse_mesh
 from automesh.partition.haliax_support import restore_removed_names
-from automesh.program.building import build_on
-from automesh.program.capture.abstract import seen
-from automesh.program.capture.building import captured_build
-from automesh.program.capture.discovering import discover
+from automesh.program.capture.abstract_arrays import seen
+from automesh.program.capture.build import captured_build
+from automesh.program.capture.discover import discover
 from automesh.program.capture.nouns import parse_splits
-from automesh.program.lowering import lower
+from automesh.program.lower.lowering import lower
 from automesh.program.nouns import Entry
+from automesh.program.script.build import build_on
 
 
 def most_resident_bytes() -> int:

@@ -1,6 +1,6 @@
 """Small programs written by hand, for tests of what works on a `Graph`."""
 
-from automesh.program.graph import Block, Graph, Operation, Value
+from automesh.ir.graph import Block, Graph, Operation, Value
 
 SIZES = {"dp": 2, "fsdp": 4, "tp": 2}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from automesh.program.laying_out import StandIn, stand_ins
+from automesh.program.absent.layout import StandIn, stand_ins
 
 
 @dataclass(frozen=True)

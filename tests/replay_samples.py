@@ -23,7 +23,7 @@ from automesh.hlo.schedule.nouns import (
     Transfer,
 )
 from automesh.mesh.axes import MeshAxis
-from automesh.program.laying_out import lay_out
+from automesh.program.absent.layout import lay_out
 from automesh.worker.messages import LayoutJob
 
 

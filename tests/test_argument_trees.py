@@ -21,10 +21,11 @@ from jax.sharding import PartitionSpec as P
 from automesh.errors import UsageError
 from automesh.mesh.axes import parse_mesh
 from automesh.mesh.layout.devices import create_mesh_for
-from automesh.program.building import build_on
-from automesh.program.carrying import default_carry
-from automesh.program.initial import initial_args
-from automesh.program.leaf_forms import (
+from automesh.program.execute.initial import initial_args
+from automesh.program.lower.carry_state import default_carry
+from automesh.program.lower.lowering import lower
+from automesh.program.script.build import build_on
+from automesh.program.script.leaf_forms import (
     difference,
     forms_of,
     repacked,
@@ -32,9 +33,8 @@ from automesh.program.leaf_forms import (
     same_treedef,
     same_types,
 )
-from automesh.program.lowering import lower
-from automesh.program.pure_step import Held, StepOutputs, pure
-from automesh.program.workload import Workload
+from automesh.program.script.pure_step import Held, StepOutputs, pure
+from automesh.program.script.workload import Workload
 from automesh.worker import jobs
 from tests.program_support import SCRIPTS, Worker, own_process, script  # noqa: F401
 

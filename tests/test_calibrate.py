@@ -28,8 +28,8 @@ from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.ladder import calibration
 from automesh.ladder.calibration import CalibrationRequest, run_calibration
 from automesh.outcomes import Failed, TimedOut
-from automesh.program import calibrating
-from automesh.program.calibrating_work import work_of
+from automesh.program.execute import calibrate
+from automesh.program.execute.calibrate_work import work_of
 from automesh.program.nouns import Attachment, Calibration, Device
 from automesh.results.progress import PlainProgress, Silent
 from automesh.worker.messages import CalibrateJob
@@ -134,7 +134,7 @@ def probes_of_every_kind() -> list[Probe]:
 
 @pytest.mark.parametrize("probe", probes_of_every_kind(), ids=str)
 def test_the_loop_does_what_the_probe_says(probe: Probe) -> None:
-    text = calibrating.compile_work(work_of(probe)).compiled.as_text()
+    text = calibrate.compile_work(work_of(probe)).compiled.as_text()
     body = _body_of_the_loop(text)
     name = probe.collective if isinstance(probe, CollectiveProbe) else probe.kind
     assert re.search(_OPCODES[name], body), body
@@ -145,7 +145,7 @@ def test_the_loop_does_what_the_probe_says(probe: Probe) -> None:
 
 def test_a_chain_of_tiny_kernels_is_not_fused() -> None:
     work = work_of(KernelProbe())
-    body = _body_of_the_loop(calibrating.compile_work(work).compiled.as_text())
+    body = _body_of_the_loop(calibrate.compile_work(work).compiled.as_text())
     # One or two more: the last sum, and the count of the loop.
     assert work.times <= len(re.findall(r"= .*\b(fusion|reduce)\(", body)) <= work.times + 2
 
@@ -161,18 +161,18 @@ def test_samples_are_shuffled_and_their_middle_is_told(monkeypatch) -> None:
     probes = [StreamProbe(form="copy", bytes=size) for size in (1024, 2048, 4096)]
     runs: list[int] = []
 
-    def trial(probe: StreamProbe, _: float) -> calibrating.Trial:
+    def trial(probe: StreamProbe, _: float) -> calibrate.Trial:
         def run(loops: int) -> float:
             runs.append(probe.bytes)
             # The third round is disturbed: the middle of the rounds is not.
             slow = 100.0 if loops and len(runs) > 12 else 1.0
             return 0.5 + slow * loops * probe.bytes * 1e-9
 
-        return calibrating.Trial(probe=probe, run=run, loops=10, each=2)
+        return calibrate.Trial(probe=probe, run=run, loops=10, each=2)
 
-    monkeypatch.setattr(calibrating, "ready", trial)
+    monkeypatch.setattr(calibrate, "ready", trial)
     parts: list[int] = []
-    points = calibrating.calibrate(probes, rounds=3, sample_s=0.01, done=parts.append)
+    points = calibrate.calibrate(probes, rounds=3, sample_s=0.01, done=parts.append)
     assert [one.probe for one in points] == probes
     assert [one.seconds for one in points] == pytest.approx([512e-9, 1024e-9, 2048e-9])
     assert all(one.spread > 0 for one in points)

@@ -10,7 +10,8 @@ from unittest import mock
 
 import pytest
 
-from automesh.program import describing, elsewhere
+from automesh.program import surroundings
+from automesh.program.absent import client
 
 
 def test_settings_of_jax_that_change_programs_are_recorded() -> None:
@@ -23,7 +24,7 @@ def test_settings_of_jax_that_change_programs_are_recorded() -> None:
         "HOME": "/root",
     }
     with mock.patch.dict(os.environ, variables, clear=True):
-        assert dict(describing.environment()) == {
+        assert dict(surroundings.environment()) == {
             name: variables[name]
             for name in (
                 "JAX_DISABLE_MOST_OPTIMIZATIONS",
@@ -35,7 +36,7 @@ def test_settings_of_jax_that_change_programs_are_recorded() -> None:
 
 
 def test_what_jax_leaves_out_is_part_of_the_key_of_a_program() -> None:
-    assert "jax_disable_most_optimizations" in dict(elsewhere.settings())
+    assert "jax_disable_most_optimizations" in dict(client.settings())
 
 
 def test_another_libtpu_than_the_package_is_told_apart(
@@ -52,14 +53,14 @@ def test_another_libtpu_than_the_package_is_told_apart(
         "find_spec",
         lambda name, *rest: spec if name == "libtpu" else find_spec(name, *rest),
     )
-    assert describing.other_libtpu({}) == ""
+    assert surroundings.other_libtpu({}) == ""
     # The package names itself when it is imported.
-    assert describing.other_libtpu({"TPU_LIBRARY_PATH": str(package / "libtpu.so")}) == ""
+    assert surroundings.other_libtpu({"TPU_LIBRARY_PATH": str(package / "libtpu.so")}) == ""
     os.utime(own, (0, 0))
     named = {"TPU_LIBRARY_PATH": str(own)}
-    assert describing.other_libtpu(named) == "libtpu.so of 7 bytes, 1970-01-01T00:00:00+00:00"
+    assert surroundings.other_libtpu(named) == "libtpu.so of 7 bytes, 1970-01-01T00:00:00+00:00"
     monkeypatch.setenv("TPU_LIBRARY_PATH", str(own))
-    for found in (describing.versions(), elsewhere.versions_for("tpu")):
+    for found in (surroundings.versions(), client.versions_for("tpu")):
         assert dict(found)["libtpu"] == "libtpu.so of 7 bytes, 1970-01-01T00:00:00+00:00"
     own.write_bytes(b"another library")
-    assert dict(elsewhere.versions_for("tpu"))["libtpu"].startswith("libtpu.so of 15 bytes")
+    assert dict(client.versions_for("tpu"))["libtpu"].startswith("libtpu.so of 15 bytes")

@@ -29,15 +29,15 @@ from automesh.hlo.store import ModuleStore
 from automesh.mesh.axes import parse_mesh
 from automesh.mesh.layout.devices import create_mesh_for
 from automesh.outcomes import Failed, OutOfMemory
-from automesh.program import elsewhere
-from automesh.program.building import build_on
-from automesh.program.compiled import count_serialized, serialized
-from automesh.program.compiler_options import known, low_effort
-from automesh.program.load import load_entry
-from automesh.program.lowering import lower
+from automesh.program.absent import client
+from automesh.program.absent.fake_devices import stand_ins
+from automesh.program.lower.compiled import count_serialized, serialized
+from automesh.program.lower.compiler_options import known, low_effort
+from automesh.program.lower.lowering import lower
 from automesh.program.nouns import Attachment, CompileAnswer
 from automesh.program.refused import Refused
-from automesh.program.stand_ins import stand_ins
+from automesh.program.script.build import build_on
+from automesh.program.script.load import load_entry
 from automesh.worker import jobs
 from automesh.worker.environment import surroundings_for
 from automesh.worker.failures import OutcomeError
@@ -64,7 +64,7 @@ def changed(one: Elsewhere, **fields: Any) -> Elsewhere:
 
 def refusal(one: Elsewhere) -> Failed:
     with pytest.raises(Refused) as caught:
-        elsewhere.devices_of(one)
+        client.devices_of(one)
     failed = caught.value.outcome
     assert isinstance(failed, Failed)
     assert failed.stage == "start"
@@ -81,9 +81,9 @@ def refusal(one: Elsewhere) -> Failed:
 def test_the_extra_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, name: str, missing: str
 ) -> None:
-    monkeypatch.setattr(elsewhere, "_is_there", lambda module: False)
+    monkeypatch.setattr(client, "_is_there", lambda module: False)
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    elsewhere._devices.cache_clear()
+    client._devices.cache_clear()
     one = target(name)
     failed = refusal(one)
     assert missing in failed.reason
@@ -91,14 +91,14 @@ def test_the_extra_is_not_installed(
 
 
 def pretend_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "_is_there", lambda module: True)
-    monkeypatch.setattr(elsewhere, "_installed", lambda platform: None)
-    elsewhere._devices.cache_clear()
+    monkeypatch.setattr(client, "_is_there", lambda module: True)
+    monkeypatch.setattr(client, "_installed", lambda platform: None)
+    client._devices.cache_clear()
 
 
 def raises(text: str) -> Any:
     return mock.patch.object(
-        elsewhere.topologies,
+        client.topologies,
         "get_topology_desc",
         side_effect=jax.errors.JaxRuntimeError(text),
     )
@@ -144,11 +144,11 @@ def test_a_compiler_that_is_too_old_is_not_even_tried(
     monkeypatch: pytest.MonkeyPatch, name: str, package: str, wanted: str
 ) -> None:
     one = target(name)
-    monkeypatch.setattr(elsewhere, "_is_there", lambda module: True)
-    monkeypatch.setattr(elsewhere, "wanted_by_jax", lambda platform: SpecifierSet(wanted))
-    monkeypatch.setattr(elsewhere, "_installed", lambda platform: (package, "0.0.21"))
+    monkeypatch.setattr(client, "_is_there", lambda module: True)
+    monkeypatch.setattr(client, "wanted_by_jax", lambda platform: SpecifierSet(wanted))
+    monkeypatch.setattr(client, "_installed", lambda platform: (package, "0.0.21"))
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    elsewhere._devices.cache_clear()
+    client._devices.cache_clear()
     failed = refusal(one)
     assert failed.reason.startswith(f"{package} 0.0.21 is too old for jax")
     assert f"pip install 'jax-automesh[{one.platform}]'" in failed.hint
@@ -166,15 +166,15 @@ def test_a_gpu_without_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_topology_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_installed(monkeypatch)
     description = mock.Mock(devices=jax.devices()[:3])
-    with mock.patch.object(elsewhere.topologies, "get_topology_desc", return_value=description):
+    with mock.patch.object(client.topologies, "get_topology_desc", return_value=description):
         assert "makes 3 devices of `v5e:2x2`" in refusal(target("v5e:2x2")).reason
-    elsewhere._devices.cache_clear()
+    client._devices.cache_clear()
 
 
 def test_an_executable_for_the_devices_that_are_here_is_refused() -> None:
     compiled = jax.jit(lambda x: x + 1).lower(jnp.ones(2)).compile()
     with pytest.raises(Refused) as caught:
-        elsewhere.check_compiled_for(target("v5e:2x2"), compiled)
+        client.check_compiled_for(target("v5e:2x2"), compiled)
     failed = caught.value.outcome
     assert isinstance(failed, Failed)
     assert "not for TPU v5 lite" in failed.reason
@@ -197,9 +197,9 @@ BROKEN = """
 import sys
 from automesh.hardware.compile_client import elsewhere_of
 from automesh.hardware.targets import parse_target
-from automesh.program.elsewhere import devices_of
+from automesh.program.absent.client import devices_of
 from automesh.program.refused import Refused
-from automesh.program.stand_ins import stand_ins
+from automesh.program.absent.fake_devices import stand_ins
 try:
     devices_of(elsewhere_of(parse_target("v5e:2x2", {}).absent))
 except Refused as refused:
@@ -234,11 +234,11 @@ def test_a_libtpu_that_is_none(tmp_path: Path) -> None:
 )
 def test_the_limit_of_memory_is_probed(name: str, gib: float) -> None:
     # What the runtime keeps for itself differs between versions of libtpu by megabytes.
-    assert elsewhere.usable_bytes(target(name)) == pytest.approx(gib * GIB, rel=1e-3)
+    assert client.usable_bytes(target(name)) == pytest.approx(gib * GIB, rel=1e-3)
 
 
 def test_gpus_have_what_their_configuration_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert elsewhere.usable_bytes(target("gpu-h100-8")) == 84929347584
+    assert client.usable_bytes(target("gpu-h100-8")) == 84929347584
 
 
 @pytest.mark.tpu
@@ -246,7 +246,7 @@ def test_only_the_dcn_axis_crosses_slices() -> None:
     one = target("v5e:4x4*2")
     names = ("dp", "fsdp", "tp")
     mesh = create_mesh_for(
-        parse_mesh("dcn.dp:2,fsdp:4,tp:4", names), devices=elsewhere.devices_of(one)
+        parse_mesh("dcn.dp:2,fsdp:4,tp:4", names), devices=client.devices_of(one)
     )
     slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
     assert mesh.axis_names == names
@@ -254,7 +254,7 @@ def test_only_the_dcn_axis_crosses_slices() -> None:
     assert (slices[0] == 0).all()
     assert (slices[1] == 1).all()
     inside = create_mesh_for(
-        parse_mesh("dp:4,dcn.fsdp:2,tp:4", names), devices=elsewhere.devices_of(one)
+        parse_mesh("dp:4,dcn.fsdp:2,tp:4", names), devices=client.devices_of(one)
     )
     slices = np.vectorize(lambda device: device.slice_index)(inside.devices)
     assert (np.diff(slices, axis=0) == 0).all()
@@ -267,7 +267,7 @@ def test_only_the_dcn_axis_crosses_slices() -> None:
 def test_a_compiled_step_talks_across_slices_over_the_dcn_axis_alone() -> None:
     one = target("v5e:2x2*2")
     mesh = create_mesh_for(
-        parse_mesh("dcn.dp:2,tp:4", ("dp", "tp")), devices=elsewhere.devices_of(one)
+        parse_mesh("dcn.dp:2,tp:4", ("dp", "tp")), devices=client.devices_of(one)
     )
 
     def sharded(shape: tuple[int, ...], *spec: str | None) -> jax.ShapeDtypeStruct:
@@ -352,7 +352,7 @@ def ahead(own_process: Path) -> Any:
 
 def compiles() -> Any:
     """Counts calls of the compiler."""
-    from automesh.program import ahead as module
+    from automesh.program.absent import compile as module
 
     return mock.patch.object(module, "compile_lowered", wraps=module.compile_lowered)
 
@@ -383,9 +383,9 @@ def test_a_step_that_asks_is_compiled_for_what_it_was_told(ahead: Any) -> None:
 @pytest.mark.tpu
 def test_what_is_estimated_is_what_is_compiled(ahead: Any) -> None:
     """The inspection and the compile lower the same program, but for the devices of its mesh."""
-    from automesh.program import lowering
-    from automesh.program.propagating_programs import text_of
-    from automesh.program.shardy import plain
+    from automesh.program.lower import lowering
+    from automesh.sharding.passes import plain
+    from automesh.sharding.programs import text_of
 
     texts = []
 
@@ -459,7 +459,7 @@ def test_state_that_comes_back_as_it_went_is_compiled_once(ahead: Any) -> None:
 def test_state_without_shardings_gets_those_of_init_as_on_devices(own_process: Path) -> None:
     build = load_entry(script(SCRIPTS / "unsharded_state.py"))
     axes = parse_mesh("fsdp:2,tp:2", ("dp", "fsdp", "tp"))
-    there = elsewhere.devices_of(target("v5e:2x2"))
+    there = client.devices_of(target("v5e:2x2"))
     placed = [
         [leaf.sharding for leaf in jax.tree.leaves(lower(build_on(build, axes, devices=on)).args)]
         for on in (jax.devices(), there)
@@ -469,7 +469,7 @@ def test_state_without_shardings_gets_those_of_init_as_on_devices(own_process: P
 
 
 def efforts(calls: Any) -> list[str]:
-    device = elsewhere.devices_of(target("v5e:2x2"))[0]
+    device = client.devices_of(target("v5e:2x2"))[0]
     low = dict(known(low_effort("tpu"), device)).items()
     return [
         "low" if low <= dict(call.args[1]).items() else "default" for call in calls.call_args_list
@@ -515,7 +515,7 @@ def test_real_arrays_on_absent_devices_are_refused_with_a_sentence(
 
 
 @pytest.mark.parametrize(
-    "shown", [pytest.param(elsewhere.devices_of, marks=pytest.mark.tpu, id="libtpu"), stand_ins]
+    "shown", [pytest.param(client.devices_of, marks=pytest.mark.tpu, id="libtpu"), stand_ins]
 )
 def test_an_array_on_a_device_that_was_asked_for_ends_the_inspection_with_a_sentence(
     ahead: Any, monkeypatch: pytest.MonkeyPatch, shown: Any
@@ -543,7 +543,7 @@ def test_an_over_sized_plan_is_out_of_memory_and_stays_so(ahead: Any) -> None:
     first, second = verdicts
     assert isinstance(first, OutOfMemory)
     assert first == second
-    assert first.limit_bytes == elsewhere.usable_bytes(target("v5e:2x2"))
+    assert first.limit_bytes == client.usable_bytes(target("v5e:2x2"))
     assert first.needed_bytes > 2 * 2**34
 
 
@@ -610,7 +610,7 @@ def test_absent_devices_are_described(name: str, devices: int, hosts: int) -> No
     assert len(answer.devices) == devices
     assert answer.process_count == hosts
     assert len({device.process_index for device in answer.devices}) == hosts
-    assert answer.device_memory_bytes == elsewhere.usable_bytes(one)
+    assert answer.device_memory_bytes == client.usable_bytes(one)
 
 
 @pytest.mark.tpu
@@ -631,9 +631,9 @@ def test_several_workers_compile_side_by_side(tmp_path: Path) -> None:
 
 
 def test_the_environment_of_a_compile_changes_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = elsewhere.settings()
+    before = client.settings()
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_something=1")
-    assert elsewhere.settings() != before
-    assert dict(elsewhere.versions_for("tpu"))["jaxlib"]
-    told = elsewhere.told(target("gpu-h100-8"))
+    assert client.settings() != before
+    assert dict(client.versions_for("tpu"))["jaxlib"]
+    told = client.told(target("gpu-h100-8"))
     assert "memory_bandwidth" in told[1]

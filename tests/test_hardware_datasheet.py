@@ -20,7 +20,7 @@ from automesh.hardware.chips import chip_for
 from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
 from automesh.hardware.fabric.routes import routes
 from automesh.mesh.plan_arrays import Batch
-from automesh.program.laying_out import lay_out
+from automesh.program.absent.layout import lay_out
 from automesh.worker.messages import LayoutJob
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")

@@ -23,7 +23,7 @@ from automesh.hardware.fabric.torus_paths import both_ways, ring_along
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.layout.devices import create_mesh_for
 from automesh.mesh.plan_arrays import Batch
-from automesh.program.laying_out import lay_out, spans_of, stand_ins
+from automesh.program.absent.layout import lay_out, spans_of, stand_ins
 from automesh.program.nouns import Device
 from automesh.worker.jobs import handle
 from automesh.worker.messages import LayoutJob

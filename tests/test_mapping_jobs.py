@@ -10,7 +10,7 @@ from automesh.errors import UsageError
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import MAPPING, Plan, parse_mesh
 from automesh.program.nouns import Inspection, Propagation
-from automesh.program.signature import read_signature
+from automesh.program.script.signature import read_signature
 from automesh.space.legal import REPEATED, find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space

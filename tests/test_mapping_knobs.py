@@ -13,9 +13,9 @@ from automesh.ladder import mapped_knobs
 from automesh.ladder.mapped_knobs import with_knobs
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
-from automesh.program.building import build_on
-from automesh.program.lowering import lower
+from automesh.program.lower.lowering import lower
 from automesh.program.nouns import Inspection
+from automesh.program.script.build import build_on
 from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space

@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from automesh.mesh.axes import Plan, parse_mesh
-from automesh.program import contexts
-from automesh.program.building import build_on
+from automesh.program.script import contexts
+from automesh.program.script.build import build_on
 from automesh.worker import jobs
 from automesh.worker.messages import CompileJob, InspectJob, PropagateJob, VisitJob
 from tests.program_support import own_process, script

@@ -19,7 +19,7 @@ from automesh.ladder.verdict import Decision, Records
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, Measured
 from automesh.program.nouns import VisitAnswer
-from automesh.program.watching import NOTHING_READ
+from automesh.program.script.reads import NOTHING_READ
 from automesh.results.progress import Silent
 from automesh.worker.messages import VisitJob
 from tests.test_racing_measure import CRASH, RULES, FakePool, plan

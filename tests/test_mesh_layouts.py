@@ -19,9 +19,9 @@ from automesh.mesh.granules import by_slice, granules_of
 from automesh.mesh.layout.devices import create_mesh_for
 from automesh.mesh.layout.rings import ring_of
 from automesh.mesh.shape import HybridMeshShape
-from automesh.program.building import build_on
-from automesh.program.laying_out import lay_out
+from automesh.program.absent.layout import lay_out
 from automesh.program.nouns import Device
+from automesh.program.script.build import build_on
 from automesh.worker.messages import LayoutJob
 from tests.mesh_stand_ins import nodes, slices
 from tests.test_hardware_layouts import route

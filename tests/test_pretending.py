@@ -20,13 +20,13 @@ from automesh.hardware.absent import Elsewhere
 from automesh.hardware.compile_client import elsewhere_of
 from automesh.hardware.targets import parse_target
 from automesh.mesh.axes import MeshAxis
-from automesh.program.building import build_on
-from automesh.program.elsewhere import devices_of
-from automesh.program.load import load_entry
-from automesh.program.lowered import canonical_text
-from automesh.program.lowering import lower
-from automesh.program.pretending import answering, attached, install
-from automesh.program.stand_ins import stand_ins
+from automesh.program.absent.client import devices_of
+from automesh.program.absent.device_queries import answering, attached, install
+from automesh.program.absent.fake_devices import stand_ins
+from automesh.program.lower.lowered import canonical_text
+from automesh.program.lower.lowering import lower
+from automesh.program.script.build import build_on
+from automesh.program.script.load import load_entry
 from automesh.worker import jobs
 from automesh.worker.loading import Scripts, told_of
 from automesh.worker.messages import InspectJob, PropagateJob
@@ -265,7 +265,7 @@ def test_stand_ins_look_like_what_the_cuda_plugin_gives(name: str) -> None:
 
 
 FRESH = """
-from automesh.program.pretending import install
+from automesh.program.absent.device_queries import install
 before = __import__("jax").devices
 install()
 install()

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.mesh.axes import parse_mesh
 from automesh.mesh.layout.devices import create_mesh_for
-from automesh.program.arguments import maker, plan_leaves, values
-from automesh.program.signs import Domain, domains
+from automesh.program.execute.arguments import maker, plan_leaves, values
+from automesh.program.execute.value_domains import Domain, domains
 
 NAMES = ("dp", "tp")
 FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "complex64")

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 from automesh import Workload
 from automesh.errors import UsageError
 from automesh.mesh.axes import parse_mesh
-from automesh.program.building import build_on, check_facts
-from automesh.program.contexts import Ambient, ambient_mesh, entered, no_ambient_mesh
-from automesh.program.lowering import lower
+from automesh.program.lower.lowering import lower
+from automesh.program.script.build import build_on, check_facts
+from automesh.program.script.contexts import Ambient, ambient_mesh, entered, no_ambient_mesh
 
 NAMES = ("dp", "tp")
 

@@ -15,7 +15,7 @@ import pytest
 from automesh.errors import UsageError
 from automesh.jsonio import from_json, to_json
 from automesh.outcomes import Failed, OutOfMemory
-from automesh.program.compiled import out_of_memory
+from automesh.program.lower.compiled import out_of_memory
 from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
 from automesh.worker import jobs
 from automesh.worker.failures import OutcomeError
@@ -554,7 +554,7 @@ def build(mesh):
 KILLED = """
 import sys
 from tests.program_support import Worker, script
-import automesh.program.cache as cache
+import automesh.program.lower.compilation_cache as cache
 worker = Worker(script(sys.argv[1]), sys.argv[2])
 worker.inspect()
 print("ready", flush=True)

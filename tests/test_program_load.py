@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from automesh.errors import UsageError
-from automesh.program.load import load_entry
 from automesh.program.nouns import Entry
-from automesh.program.payload import pickle_entry
-from automesh.program.signature import check_knobs, read_signature
+from automesh.program.script.load import load_entry
+from automesh.program.script.payload import pickle_entry
+from automesh.program.script.signature import check_knobs, read_signature
 from tests.program_support import own_process, script
 
 __all__ = ["own_process"]
@@ -235,7 +235,7 @@ def test_torn_pickle_is_told(tmp_path):
 
 def test_loading_does_not_import_jax():
     code = (
-        "import sys, automesh, automesh.program.load, automesh.program.workload, "
-        "automesh.program.signature, automesh.program.payload; sys.exit('jax' in sys.modules)"
+        "import sys, automesh, automesh.program.script.load, automesh.program.script.workload, "
+        "automesh.program.script.signature, automesh.program.script.payload; sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

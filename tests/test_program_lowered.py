@@ -11,11 +11,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from automesh.mesh.axes import DEFAULT_AXES, parse_mesh
-from automesh.program import lowered as adapter
-from automesh.program.building import build_on
-from automesh.program.lowered import loss_dtype, sharded_axes
-from automesh.program.lowering import lower
-from automesh.program.manual import axes_talked_over
+from automesh.program.lower import lowered as adapter
+from automesh.program.lower.lowered import loss_dtype, sharded_axes
+from automesh.program.lower.lowering import lower
+from automesh.program.script.build import build_on
+from automesh.sharding.manual_axes import axes_talked_over
 
 
 def data_parallel(mesh):

@@ -18,20 +18,20 @@ from automesh.hardware.absent import Elsewhere
 from automesh.mesh.axes import MeshAxis, Scalar
 from automesh.outcomes import CompiledPipeline
 from automesh.pipeline import simulate
-from automesh.program.ahead import Order
-from automesh.program.building import Built, build_on
-from automesh.program.load import load_entry
+from automesh.program.absent.compile import Order
+from automesh.program.execute.timed_loop import visit
 from automesh.program.nouns import Entry
-from automesh.program.pipelined import PipelineProgram, device_bytes, lower_pipeline
-from automesh.program.pipelined_ahead import (
+from automesh.program.pipeline.absent import (
     fingerprint_of_part,
     first_devices,
     first_granules,
     moved_to,
 )
-from automesh.program.pipelined_here import compile_here, count_here, prepare_pipeline
-from automesh.program.pipelines import lower_any, pipeline_of
-from automesh.program.visiting import visit
+from automesh.program.pipeline.attached import compile_here, count_here, prepare_pipeline
+from automesh.program.pipeline.lower import PipelineProgram, device_bytes, lower_pipeline
+from automesh.program.pipeline.recognize import lower_any, pipeline_of
+from automesh.program.script.build import Built, build_on
+from automesh.program.script.load import load_entry
 
 SCRIPT = Path(__file__).parent / "scripts" / "pipelined.py"
 WIDTH, LAYERS, ROWS = 16, 4, 32

@@ -15,11 +15,11 @@ from automesh.cost.terms import Terms, value_of
 from automesh.mesh.axes import MeshAxis
 from automesh.pipeline.runtime.split.programs import Residuals
 from automesh.pipeline.runtime.trained import TrainState
-from automesh.program.building import build_on
 from automesh.program.nouns import Propagation
-from automesh.program.pipelines import pipeline_of
-from automesh.program.propagating_pipeline import Stages, propagate_pipeline
-from automesh.program.workload import Workload
+from automesh.program.pipeline.recognize import pipeline_of
+from automesh.program.script.build import build_on
+from automesh.program.script.workload import Workload
+from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
 
 NAMES = ("pp", "dp", "tp")
 ROWS, WIDE, LAYERS = 32, 64, 4

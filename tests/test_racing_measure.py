@@ -27,7 +27,7 @@ from automesh.ladder.visits import (
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry, VisitAnswer
-from automesh.program.sources import hash_of_file
+from automesh.program.script.sources import hash_of_file
 from automesh.worker.messages import VisitJob
 
 SUBJECT = Subject(

@@ -20,7 +20,7 @@ from automesh.hardware.fabric.torus_paths import way
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.layout.devices import create_mesh_for
 from automesh.mesh.plan_arrays import Batch
-from automesh.program.laying_out import stand_ins
+from automesh.program.absent.layout import stand_ins
 from tests.replay_samples import collective, layouts_of, mesh, node_fabric, ring, slice_fabric
 
 

@@ -19,8 +19,7 @@ from automesh.ladder.retracing import OTHER_PROGRAM, explain_programs, other_pro
 from automesh.ladder.visits import Subject
 from automesh.mesh.axes import MeshAxis, Plan, Scalar
 from automesh.outcomes import Failed, Failure
-from automesh.program.nouns import Entry, Traced
-from automesh.program.program_text import (
+from automesh.program.lower.program_text import (
     Difference,
     TextLine,
     first_difference,
@@ -28,7 +27,8 @@ from automesh.program.program_text import (
     read_text,
     write_text,
 )
-from automesh.program.sources import edited_files, hash_of_file, hash_of_sources
+from automesh.program.nouns import Entry, Traced
+from automesh.program.script.sources import edited_files, hash_of_file, hash_of_sources
 from automesh.worker.messages import Surroundings, TraceJob
 from automesh.worker.pool import Pool
 from benchmarks.search_process import SearchProcess

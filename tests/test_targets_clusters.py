@@ -15,7 +15,7 @@ from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.clusters import Clusters
 from automesh.hardware.clusters_file import clusters_in, read_clusters
 from automesh.hardware.compilers import has_compiler
-from automesh.program.laying_out import lay_out
+from automesh.program.absent.layout import lay_out
 from automesh.worker.messages import LayoutJob
 from tests import bad_inputs_run
 from tests.bad_inputs import GOOD

@@ -119,7 +119,7 @@ def test_the_compile_only_client_agrees(name: str, clients: dict[str, list]) -> 
 def test_devices_come_in_the_order_that_layouts_are_worked_out_with(
     name: str, clients: dict[str, list]
 ) -> None:
-    from automesh.program.laying_out import stand_ins
+    from automesh.program.absent.layout import stand_ins
 
     one = elsewhere_of(parse_target(name, {}).absent)
     ours = stand_ins(one.device_kind, one.torus, one.devices_per_chip)

@@ -13,11 +13,11 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.cost.terms import Monomial, value_of
 from automesh.hlo import count, read_module
-from automesh.program import shardy
-from automesh.program.collecting import collect
-from automesh.program.graph import Block, Operation
-from automesh.program.importing import read_graph
-from automesh.program.kernels import flops
+from automesh.ir.graph import Block, Operation
+from automesh.ir.kernel_cost import flops
+from automesh.ir.terms.collect import collect
+from automesh.sharding import passes as shardy
+from automesh.sharding.mlir.module import read_graph
 from tests.graphs import SIZES, Program, array
 
 ROWS = ("dp", "fsdp")

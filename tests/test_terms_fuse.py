@@ -1,6 +1,6 @@
 """Which values get a buffer, and what a kernel reads."""
 
-from automesh.program.fusing import fuse
+from automesh.ir.fusion import fuse
 from tests.graphs import SIZES, Program
 
 

@@ -14,11 +14,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from automesh.cost.terms import Monomial
-from automesh.program import importing_trips, shardy
-from automesh.program.importing import read_graph
-from automesh.program.importing_axes import MeshReader
-from automesh.program.propagating import same_program
 from automesh.program.refused import Refused
+from automesh.sharding import passes as shardy
+from automesh.sharding.mlir import trip_counts
+from automesh.sharding.mlir.axes import MeshReader
+from automesh.sharding.mlir.module import read_graph
+from automesh.sharding.propagate import same_program
 
 
 def mesh_of(**sizes):
@@ -283,12 +284,12 @@ def test_trips_are_those_of_a_loop_in_python(begin, limit, step, direction):
     counter, count = begin, 0
     while holds(counter) and count < 200:
         counter, count = counter + step, count + 1
-    found = importing_trips._count(begin, limit, step, direction)
+    found = trip_counts._count(begin, limit, step, direction)
     assert found == (count if count < 200 else None)
 
 
 def test_frames_of_libraries_are_passed_over():
-    from automesh.program.importing_source import SourceReader
+    from automesh.sharding.mlir.locations import SourceReader
 
     ir = shardy.bindings().ir
     with ir.Context():

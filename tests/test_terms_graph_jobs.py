@@ -8,9 +8,9 @@ import pytest
 
 from automesh.cost.terms import value_of
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis
-from automesh.program.building import build_on, read_facts
-from automesh.program.load import load_entry
 from automesh.program.nouns import Propagation
+from automesh.program.script.build import build_on, read_facts
+from automesh.program.script.load import load_entry
 from automesh.worker import jobs, protocol
 from automesh.worker.messages import InspectJob, PropagateJob
 from tests.program_support import own_process as own_process

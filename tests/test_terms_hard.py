@@ -7,10 +7,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from automesh.cost.terms import Guard, value_of
-from automesh.program.building import build_on
-from automesh.program.propagating import propagate
-from automesh.program.propagating_programs import Programs
-from automesh.program.workload import Workload
+from automesh.program.script.build import build_on
+from automesh.program.script.workload import Workload
+from automesh.sharding.programs import Programs
+from automesh.sharding.propagate import propagate
 
 AXES = ("dp", "tp")
 BYTES = 4

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.cost.terms import MemoryPoint, Monomial, value_of
-from automesh.program.graph import Block, Graph, Operation, Value
-from automesh.program.liveness import Footprint, memory_points
-from automesh.program.liveness_peaks import undominated
-from automesh.program.liveness_steps import Compiler
+from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.ir.memory.liveness import Footprint, memory_points
+from automesh.ir.memory.order import Compiler
+from automesh.ir.memory.peaks import undominated
 
 MESH = (("x", 2), ("y", 2))
 

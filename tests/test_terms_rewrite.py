@@ -2,8 +2,8 @@
 
 import pytest
 
-from automesh.program.rewriting import RULES, rewrite
-from automesh.program.rewriting_windowed import IN_RING, WINDOWED
+from automesh.ir.passes.run import RULES, rewrite
+from automesh.ir.passes.windowed import IN_RING, WINDOWED
 from tests.graphs import Program, names
 
 ROWS, COLUMNS = ("dp", "fsdp"), ("tp",)

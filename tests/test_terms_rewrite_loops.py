@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from automesh.program.graph import Block, Graph, Operation, Value
-from automesh.program.rewriting_loops import simplify_loops
+from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.ir.passes.loops import simplify_loops
 
 
 def value(*shape: int) -> Value:

@@ -3,7 +3,7 @@
 import pytest
 
 from automesh.cost.terms import value_of
-from automesh.program.collecting import collect
+from automesh.ir.terms.collect import collect
 from tests.graphs import SIZES, Program
 
 ROWS = ("dp", "fsdp")

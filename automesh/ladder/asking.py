@@ -15,7 +15,7 @@ from automesh.ladder.entry import parse_entry
 from automesh.ladder.request import SearchRequest
 from automesh.program.capture.nouns import parse_splits
 from automesh.program.nouns import Entry
-from automesh.program.payload import pickle_entry
+from automesh.program.script.payload import pickle_entry
 from automesh.space.space import Knob
 
 

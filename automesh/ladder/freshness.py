@@ -20,7 +20,7 @@ from automesh.ladder.places import as_seen
 from automesh.ladder.study import Study
 from automesh.mesh.axes import Plan
 from automesh.program.nouns import Inspection
-from automesh.program.sources import Sources
+from automesh.program.script.sources import Sources
 
 NOTE = "grounds"
 MOST_NOTED = 20

@@ -12,7 +12,7 @@ from pathlib import Path
 from automesh.errors import UsageError, did_you_mean
 from automesh.outcomes import Failed
 
-# What `automesh.program.compiled` says of a compile option.
+# What `automesh.program.lower.compiled` says of a compile option.
 _UNKNOWN = re.compile(r"this compiler has no option `([^`]+)`")
 _WRONG = re.compile(r"the compiler option `([^`]+)` is wrong: ")
 # Compilers do not list their options, but the names stand in their binaries.

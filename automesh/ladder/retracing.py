@@ -12,9 +12,9 @@ from typing import Protocol
 from automesh.errors import UsageError
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure
+from automesh.program.lower.program_text import first_difference, read_text
 from automesh.program.nouns import Entry, Traced
-from automesh.program.program_text import first_difference, read_text
-from automesh.program.sources import Sources, edited_files
+from automesh.program.script.sources import Sources, edited_files
 from automesh.worker.messages import TraceJob
 
 CURE = (

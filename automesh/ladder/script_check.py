@@ -29,8 +29,8 @@ from automesh.ladder.retracing import CURE
 from automesh.ladder.starting import read_aim
 from automesh.mesh.axes import MAPPING, MeshAxis, Plan, Scalar
 from automesh.outcomes import Failure
+from automesh.program.lower.program_text import first_difference, read_text
 from automesh.program.nouns import Inspection, Traced
-from automesh.program.program_text import first_difference, read_text
 from automesh.program.step_summary import StepSummary
 from automesh.results.progress import Progress, Silent
 from automesh.results.script_check import (

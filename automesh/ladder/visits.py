@@ -12,7 +12,7 @@ from automesh.ladder.retracing import other_program
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.program.nouns import Entry, VisitAnswer
-from automesh.program.sources import Sources
+from automesh.program.script.sources import Sources
 from automesh.worker.messages import VisitJob
 
 _REFUSALS = ("load", "build", "lower", "compile")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from automesh.hardware import selector_of
 from automesh.mesh.layout.create import devices_of
-from automesh.program.describing import described
+from automesh.program.surroundings import described
 
 
 def attached_selector() -> str:

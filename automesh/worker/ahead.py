@@ -10,16 +10,16 @@ from pathlib import Path
 from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import Elsewhere
 from automesh.hlo.store import ModuleStore, store_in
-from automesh.program import cache
-from automesh.program.ahead import Order, obtain
-from automesh.program.elsewhere import devices_of
-from automesh.program.lowering import Program, lower
+from automesh.program.absent.array_errors import explaining_real_arrays
+from automesh.program.absent.client import devices_of
+from automesh.program.absent.compile import Order, obtain
+from automesh.program.absent.device_queries import answering
+from automesh.program.lower import compilation_cache
+from automesh.program.lower.lowering import Program, lower
 from automesh.program.nouns import CompileAnswer, Lowered
-from automesh.program.pipelined import PipelineProgram
-from automesh.program.pipelined_ahead import lower_for_absent, obtain_pipeline
-from automesh.program.pipelines import pipeline_of
-from automesh.program.pretending import answering
-from automesh.program.unplaced import explaining_real_arrays
+from automesh.program.pipeline.absent import lower_for_absent, obtain_pipeline
+from automesh.program.pipeline.lower import PipelineProgram
+from automesh.program.pipeline.recognize import pipeline_of
 from automesh.worker.loading import Scripts, build_plan
 from automesh.worker.messages import CompileJob
 from automesh.worker.stages import Emit, Stages
@@ -44,7 +44,7 @@ def compile_ahead(
     ):
         script = scripts.load(job.entry, stages, one, answers)
         # jax cannot read what it would keep of these executables.
-        cache.leave()
+        compilation_cache.leave()
         stages.enter("build")
         built = build_plan(job, job.plan, script, devices)
         stages.enter("lower")

@@ -9,14 +9,14 @@ from typing import Any
 
 from automesh.mesh.axes import Knobs, MeshAxis
 from automesh.mesh.mapping import LogicalAxes
-from automesh.program.building import build_on
-from automesh.program.lowered import sharded_axes
-from automesh.program.manual import axes_talked_over
+from automesh.program.lower.lowered import sharded_axes
 from automesh.program.notes import in_one_line, note
-from automesh.program.pipelined import PipelineProgram
-from automesh.program.pipelines import lower_any
-from automesh.program.propagating_programs import PLATFORMS, text_of
-from automesh.program.shardy import plain
+from automesh.program.pipeline.lower import PipelineProgram
+from automesh.program.pipeline.recognize import lower_any
+from automesh.program.script.build import build_on
+from automesh.sharding.manual_axes import axes_talked_over
+from automesh.sharding.passes import plain
+from automesh.sharding.programs import PLATFORMS, text_of
 from automesh.worker.messages import ArraysJob, InspectJob
 
 

@@ -15,23 +15,29 @@ from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import Elsewhere
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.program import cache, describing, elsewhere
-from automesh.program.build_check import check_build
-from automesh.program.building import Built, build_on, read_facts
-from automesh.program.calibrating import calibrate
-from automesh.program.capture.discovering import discover_for_absent, discover_here
+from automesh.program import surroundings
+from automesh.program.absent import client
+from automesh.program.absent.device_queries import attached
+from automesh.program.absent.layout import lay_out
+from automesh.program.capture.discover import discover_for_absent, discover_here
 from automesh.program.capture.nouns import Discovery
-from automesh.program.compiled import (
+from automesh.program.execute.calibrate import calibrate
+from automesh.program.execute.made_up import made_up_arguments
+from automesh.program.execute.prepare import Ready, prepare
+from automesh.program.execute.timed_loop import visit
+from automesh.program.execute.value_domains import Domain, domains
+from automesh.program.lower import compilation_cache
+from automesh.program.lower.compiled import (
     count_serialized,
     is_out_of_memory,
     out_of_memory,
     read_memory,
     serialized,
 )
-from automesh.program.laying_out import lay_out
-from automesh.program.lowered import loss_dtype
-from automesh.program.lowering import Program, compile_program, lower
-from automesh.program.made_up import made_up_arguments
+from automesh.program.lower.lowered import loss_dtype
+from automesh.program.lower.lowering import Program, compile_program, lower
+from automesh.program.lower.program_text import write_text
+from automesh.program.lower.static_args import leaf_shape
 from automesh.program.nouns import (
     Attachment,
     BuildAnswer,
@@ -44,22 +50,18 @@ from automesh.program.nouns import (
     Traced,
     VisitAnswer,
 )
-from automesh.program.pipelined import PipelineProgram
-from automesh.program.pipelined_here import compile_here, count_here, prepare_pipeline
-from automesh.program.pipelines import lines_of, lower_any
-from automesh.program.preparing import Ready, prepare
-from automesh.program.pretending import attached
-from automesh.program.program_text import write_text
-from automesh.program.propagating_programs import PLATFORMS
+from automesh.program.pipeline.attached import compile_here, count_here, prepare_pipeline
+from automesh.program.pipeline.lower import PipelineProgram
+from automesh.program.pipeline.recognize import lines_of, lower_any
 from automesh.program.refused import Refused
-from automesh.program.signature import check_knobs, check_mapping
-from automesh.program.signs import Domain, domains
-from automesh.program.sources import hash_of_sources
+from automesh.program.script.build import Built, build_on, read_facts
+from automesh.program.script.build_check import check_build
+from automesh.program.script.reads import watching
+from automesh.program.script.signature import check_knobs, check_mapping
+from automesh.program.script.sources import hash_of_sources
 from automesh.program.step_summary import StepSummary
-from automesh.program.stepping import leaf_shape
-from automesh.program.summarizing import summarize
-from automesh.program.visiting import visit
-from automesh.program.watching import watching
+from automesh.program.summarize import summarize
+from automesh.sharding.programs import PLATFORMS
 from automesh.space.mapping import StepMapping
 from automesh.worker.ahead import compile_ahead
 from automesh.worker.failures import OutcomeError
@@ -188,11 +190,11 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         used = used_axes(trials, job.axis_names, mapping)
         defaults = signature.mapping
         logical = None if defaults is None else seen_mapping(trials, defaults, mapping)
-    workload, sources = built.workload, describing.sources(job.entry)
+    workload, sources = built.workload, surroundings.sources(job.entry)
     return Inspection(
-        devices=describing.devices(),
+        devices=surroundings.devices(),
         process_count=jax.process_count(),
-        device_memory_bytes=describing.device_memory_bytes(),
+        device_memory_bytes=surroundings.device_memory_bytes(),
         knobs=signature.knobs,
         takes_any_knob=signature.takes_any_knob,
         facts=read_facts(workload),
@@ -205,9 +207,9 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         fingerprint=program.fingerprint(()),
         source_hash=hash_of_sources(sources),
         sources=sources,
-        reads=watch.reads(describing.roots_of(job.entry), sources),
-        versions=describing.versions(),
-        environment=describing.environment(),
+        reads=watch.reads(surroundings.roots_of(job.entry), sources),
+        versions=surroundings.versions(),
+        environment=surroundings.environment(),
         seen=tuple(sorted(trials.seen.items())),
         mapping=logical,
         made_up=made_up_arguments(workload),
@@ -220,7 +222,7 @@ def _discover(job: DiscoverJob, stages: Stages) -> Discovery:
     with told_of(job.elsewhere, Path(job.entry.location).name):
         if job.elsewhere is not None:
             return discover_for_absent(job.entry, step=job.step)
-        memory = describing.device_memory_bytes()
+        memory = surroundings.device_memory_bytes()
         return discover_here(job.entry, step=job.step, device_memory_bytes=memory)
 
 
@@ -246,18 +248,18 @@ def _devices(job: DevicesJob, stages: Stages) -> Attachment:
     start_jax(stages)
     if job.elsewhere is not None:
         return Attachment(
-            devices=describing.described(elsewhere.devices_of(job.elsewhere)),
+            devices=surroundings.described(client.devices_of(job.elsewhere)),
             process_count=job.elsewhere.num_hosts,
-            device_memory_bytes=elsewhere.usable_bytes(job.elsewhere),
-            versions=describing.versions(),
-            environment=describing.environment(),
+            device_memory_bytes=client.usable_bytes(job.elsewhere),
+            versions=surroundings.versions(),
+            environment=surroundings.environment(),
         )
     return Attachment(
-        devices=describing.devices(),
+        devices=surroundings.devices(),
         process_count=jax.process_count(),
-        device_memory_bytes=describing.device_memory_bytes(),
-        versions=describing.versions(),
-        environment=describing.environment(),
+        device_memory_bytes=surroundings.device_memory_bytes(),
+        versions=surroundings.versions(),
+        environment=surroundings.environment(),
     )
 
 
@@ -322,7 +324,7 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
     if job.elsewhere is not None:
         return compile_ahead(job, job.elsewhere, _MEMORY.scripts, stages, emit)
     begin = time.perf_counter()
-    cache.use(job.cache_dir)
+    compilation_cache.use(job.cache_dir)
     script = _MEMORY.scripts.load(job.entry, stages)
     stages.enter("build")
     built = build_plan(job, job.plan, script)
@@ -402,7 +404,7 @@ def _build(job: BuildJob, stages: Stages) -> BuildAnswer:
 
 def _platforms(elsewhere: Elsewhere | None) -> tuple[str, ...] | None:
     """What to lower for: kernels may exist for the platform of the target alone."""
-    return PLATFORMS[elsewhere.platform] if elsewhere else None
+    return PLATFORMS[client.platform] if client else None
 
 
 def _platform(built: Built) -> str:
@@ -411,7 +413,7 @@ def _platform(built: Built) -> str:
 
 def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
     since_s = time.perf_counter()
-    cache.use(job.cache_dir)
+    compilation_cache.use(job.cache_dir)
     if job.entry.capture is not None and job.entry.capture.without_arrays:
         capture = replace(job.entry.capture, without_arrays=False)
         job = replace(job, entry=replace(job.entry, capture=capture))

@@ -16,16 +16,16 @@ from automesh.hardware.absent import Elsewhere
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
 from automesh.partition.haliax_support import restore_removed_names
-from automesh.program.building import Built, build_on, check_facts, read_facts
-from automesh.program.elsewhere import devices_of
-from automesh.program.load import load_entry
+from automesh.program.absent.array_errors import explaining_real_arrays
+from automesh.program.absent.client import devices_of
+from automesh.program.absent.device_queries import Answers, answering, attached
+from automesh.program.absent.fake_devices import stand_ins
 from automesh.program.notes import in_one_line, note
 from automesh.program.nouns import Entry
-from automesh.program.pretending import Answers, answering, attached
 from automesh.program.refused import Refused
-from automesh.program.signature import Signature, check_knobs, check_mapping, read_signature
-from automesh.program.stand_ins import stand_ins
-from automesh.program.unplaced import explaining_real_arrays
+from automesh.program.script.build import Built, build_on, check_facts, read_facts
+from automesh.program.script.load import load_entry
+from automesh.program.script.signature import Signature, check_knobs, check_mapping, read_signature
 from automesh.worker.failures import OutcomeError
 from automesh.worker.messages import (
     BuildJob,

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from automesh.mesh.axes import MAPPING, MeshAxis
 from automesh.mesh.mapping import LogicalAxes
-from automesh.program.building import build_on
-from automesh.program.lowering import lower
+from automesh.program.lower.lowering import lower
 from automesh.program.notes import in_one_line, note
-from automesh.program.propagating_programs import PLATFORMS
-from automesh.program.splitting import split_arrays
+from automesh.program.script.build import build_on
+from automesh.sharding.logical_splits import split_arrays
+from automesh.sharding.programs import PLATFORMS
 from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
 from automesh.worker.inspecting import Trials
 

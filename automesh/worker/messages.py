@@ -158,7 +158,7 @@ class TraceJob:
     """Answer: `Traced`. The program of a plan is written to a file, line by line.
 
     Attributes:
-      text_file: path of that file; see `automesh.program.program_text`.
+      text_file: path of that file; see `automesh.program.lower.program_text`.
       elsewhere: the devices that user code is told of, if they are not here.
     """
 

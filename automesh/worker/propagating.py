@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from automesh.mesh.axes import PIPELINE, MeshAxis
-from automesh.program.building import Built
 from automesh.program.nouns import Propagation
-from automesh.program.pipelines import pipeline_of
-from automesh.program.propagating import propagate
-from automesh.program.propagating_pipeline import Stages, propagate_pipeline
-from automesh.program.propagating_programs import Programs
+from automesh.program.pipeline.recognize import pipeline_of
+from automesh.program.script.build import Built
+from automesh.sharding.programs import Programs
+from automesh.sharding.propagate import propagate
+from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
 from automesh.worker.messages import PropagateJob
 
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from automesh.program import propagating
+from automesh.sharding import propagate
 
 
 def build(mesh):
     # As a pass that crashes does: no exception, no message.
-    propagating.partitioned = lambda *_, **__: os.abort()
+    propagate.partitioned = lambda *_, **__: os.abort()
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("dp", "tp")))
     return jax.jit(lambda x: jnp.tanh(x @ x).mean()), (x,)

@@ -33,7 +33,7 @@ from automesh.ladder.command.sources import (
 )
 from automesh.ladder.command.template import RUN_DIR
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
-from automesh.program.memory_text import needed_and_limit
+from automesh.program.lower.memory_text import needed_and_limit
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
 from automesh.worker.process import Ending, Guarded, log_tail, read_ending

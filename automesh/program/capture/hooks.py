@@ -20,7 +20,7 @@ from jax.sharding import Mesh, Sharding
 
 from automesh.errors import UsageError
 from automesh.mesh.layout.context import is_tracing
-from automesh.program.capture.abstract import described, is_without_arrays
+from automesh.program.capture.abstract_arrays import described, is_without_arrays
 
 MakeMesh = Callable[[Any, tuple[str, ...], Any], Mesh]
 

@@ -1,0 +1,1 @@
+"""The partitioned step as a graph, without jax."""

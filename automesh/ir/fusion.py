@@ -1,0 +1,269 @@
+"""Which values of a program get a buffer, and what each kernel reads.
+
+What all of XLA's backends do, roughly: elementwise operations, broadcasts, slices and views are
+computed where they are read. Such a value gets a buffer of its own only where something needs it in
+memory (a collective, a loop, a gather, a returned value), or where computing it again for each of
+its k readers moves more bytes than writing it once and reading it k times. The result of a matrix
+product is written after the elementwise operations behind it, where it is smallest.
+
+    fusion = fuse(graph)
+    fusion.stored           # values with a buffer; liveness needs no more than these
+    fusion.reads(values)    # the buffers behind some values, and how much of each is read
+    fusion.written(dot)     # where the result of a product is stored, and what else that reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from automesh.cost.terms import Monomial
+from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.ir.op_kinds import PRODUCTS, SLICES, VIEWS, VIRTUAL, WANT_BUFFERS
+
+# Buffers, and the bytes that one reader reads of each.
+Reads = dict[Value, Monomial]
+# Constants below are part of the program's text.
+_SMALL_CONSTANT_BYTES = 100_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """What `fuse` decided.
+
+    Attributes:
+      stored: every value that gets a buffer, arguments of the program and of loops included.
+      sources: of each value, what must be read to compute it: itself if it is stored.
+      inputs: of a stored elementwise value, what the kernel that writes it reads.
+      ends: of a product, the value that is written in the place of its result.
+    """
+
+    stored: set[Value] = field(default_factory=set[Value])
+    sources: dict[Value, Reads] = field(default_factory=dict[Value, Reads])
+    inputs: dict[Value, Reads] = field(default_factory=dict[Value, Reads])
+    ends: dict[Operation, Value] = field(default_factory=dict[Operation, Value])
+
+    def reads(self, values: Iterable[Value]) -> Reads:
+        """Buffers that one kernel reads to have all `values`."""
+        total: Reads = {}
+        for value in values:
+            _add(total, self.sources.get(value, {}))
+        return total
+
+    def written(self, product: Operation) -> tuple[Value, Reads]:
+        """Where the result of a product is stored, and what is read besides its operands."""
+        end = self.ends.get(product, product.results[0])
+        beside = {
+            value: size
+            for value, size in self.inputs.get(end, {}).items()
+            if value is not product.results[0]
+        }
+        return end, beside if end is not product.results[0] else {}
+
+
+def fuse(graph: Graph) -> Fusion:
+    """Decides at the sizes that the graph was made with."""
+    fuser = _Fuser(graph)
+    fuser.block(graph.top)
+    return fuser.fusion
+
+
+def settled(graph: Graph, fusion: Fusion) -> set[Value]:
+    """Buffers that lie in device memory however small they are.
+
+    Arguments and results of the program, and what loops read but do not change: all their weights.
+    """
+    found = {*graph.top.arguments, *fusion.reads(graph.top.returned)}
+    pending = [graph.top]
+    while pending:
+        for operation in pending.pop().operations:
+            pending += operation.bodies
+            if operation.name == "while":
+                body = operation.bodies[0]
+                found.update(
+                    argument
+                    for number, argument in enumerate(body.arguments)
+                    if is_passed_on(operation, number)
+                )
+    return found
+
+
+class _Fuser:
+    def __init__(self, graph: Graph) -> None:
+        self.fusion = Fusion()
+        self._sizes = dict(graph.mesh)
+        self._needed: set[Value] = set()
+        self._ends: set[Value] = set()
+
+    def block(self, block: Block) -> None:
+        self._needed |= _needed_in_memory(block)
+        for argument in block.arguments:
+            self._store(argument)
+        for operation in block.operations:
+            if operation.bodies:
+                self._with_bodies(operation)
+            elif operation.name in VIRTUAL:
+                self._virtual(operation)
+            elif operation.name in PRODUCTS:
+                self._product(operation)
+            else:
+                for result in operation.results:
+                    self._store(result)
+
+    def _store(self, value: Value) -> None:
+        self.fusion.stored.add(value)
+        self.fusion.sources[value] = {value: value.bytes}
+
+    def _with_bodies(self, operation: Operation) -> None:
+        for body in operation.bodies:
+            self.block(body)
+        for number, result in enumerate(operation.results):
+            if is_passed_on(operation, number):
+                self.fusion.sources[result] = self.fusion.reads([operation.operands[number]])
+            else:
+                self._store(result)
+
+    def _product(self, operation: Operation) -> None:
+        result = operation.results[0]
+        end = self._smallest_behind(result)
+        if end is result:
+            self._store(result)
+            return
+        self.fusion.ends[operation] = end
+        self._ends.add(end)
+        # Never in memory itself; what reads it before `end` is part of the product's kernel.
+        self.fusion.sources[result] = {result: result.bytes}
+
+    def _smallest_behind(self, result: Value) -> Value:
+        best = current = result
+        while current not in self._needed and len(current.users) == 1:
+            user = current.users[0]
+            if user.name not in VIRTUAL or user.name in SLICES or len(user.results) != 1:
+                break
+            current = user.results[0]
+            if user.name not in VIEWS and self._local(current.bytes) < self._local(best.bytes):
+                best = current
+        return best
+
+    def _virtual(self, operation: Operation) -> None:
+        if operation.name in VIEWS and len(operation.results) == len(operation.operands):
+            for operand, result in zip(operation.operands, operation.results, strict=True):
+                self.fusion.sources[result] = self.fusion.reads([operand])
+            return
+        result = operation.results[0]
+        inputs = self._inputs(operation)
+        if self._is_stored(operation, result, inputs):
+            self._store(result)
+            self.fusion.inputs[result] = inputs
+        else:
+            self.fusion.sources[result] = inputs
+
+    def _is_stored(self, operation: Operation, result: Value, inputs: Reads) -> bool:
+        if result in self._ends:
+            return True
+        if result.is_constant or operation.name in ("constant", "iota"):
+            return result in self._needed and self._local(result.bytes) > _SMALL_CONSTANT_BYTES
+        if result in self._needed:
+            return True
+        readers = _readers(result)
+        again = sum(self._local(size) for size in inputs.values())
+        own = self._local(result.bytes)
+        return readers > 1 and readers * again > again + (1 + readers) * own
+
+    def _inputs(self, operation: Operation) -> Reads:
+        result = operation.results[0]
+        if operation.name not in SLICES:
+            return self.fusion.reads(operation.operands)
+        whole = operation.operands[0]
+        part = _ratio(result.bytes, whole.bytes)
+        total: Reads = {}
+        for value, size in self.fusion.reads([whole]).items():
+            # A small buffer that is broadcast is not cut.
+            is_cut = self._local(size) * 2 > self._local(whole.bytes)
+            total[value] = times(size, part) if is_cut else size
+        _add(total, self.fusion.reads(operation.operands[1:]))
+        return total
+
+    def _local(self, size: Monomial) -> float:
+        return size.at(self._sizes)
+
+
+def is_passed_on(operation: Operation, number: int) -> bool:
+    """True if a loop carries this operand without changing it."""
+    if operation.name != "while":
+        return False
+    body = operation.bodies[0]
+    return body.returned[number] is body.arguments[number]
+
+
+def times(one: Monomial, other: Monomial) -> Monomial:
+    """The product."""
+    powers = dict(one.powers)
+    for axis, power in other.powers:
+        powers[axis] = powers.get(axis, 0) + power
+    return Monomial(
+        coefficient=one.coefficient * other.coefficient,
+        powers=tuple(sorted((axis, power) for axis, power in powers.items() if power)),
+    )
+
+
+def _ratio(part: Monomial, whole: Monomial) -> Monomial:
+    inverse = Monomial(
+        coefficient=1.0 / whole.coefficient if whole.coefficient else 0.0,
+        powers=tuple((axis, -power) for axis, power in whole.powers),
+    )
+    return times(part, inverse)
+
+
+def _add(total: Reads, more: Mapping[Value, Monomial]) -> None:
+    """Of a buffer that is read twice in one kernel, the larger part counts."""
+    for value, size in more.items():
+        known = total.get(value)
+        if known is None or known.coefficient < size.coefficient:
+            total[value] = size
+
+
+def _readers(value: Value) -> int:
+    """Operations that read a value, views of it followed."""
+    return len(set(_reading(value)))
+
+
+def _reading(value: Value) -> Iterator[Operation]:
+    for user in value.users:
+        if user.name in VIEWS and len(user.results) == len(user.operands):
+            yield from _reading(user.results[user.operands.index(value)])
+        else:
+            yield user
+
+
+def _needed_in_memory(block: Block) -> set[Value]:
+    """Values that something in `block` needs in a buffer; behind a view, what is viewed."""
+    needed = set(block.returned)
+    for operation in block.operations:
+        needed.update(_wanted(operation))
+        for body in operation.bodies:
+            needed.update(_captured(body))
+    for operation in reversed(block.operations):
+        if operation.name not in VIEWS or len(operation.results) != len(operation.operands):
+            continue
+        for operand, result in zip(operation.operands, operation.results, strict=True):
+            if result in needed:
+                needed.add(operand)
+    return needed
+
+
+def _wanted(operation: Operation) -> Sequence[Value]:
+    if operation.name in WANT_BUFFERS:
+        return operation.operands
+    return operation.operands[:1] if operation.name == "dynamic_update_slice" else ()
+
+
+def _captured(body: Block) -> Iterator[Value]:
+    """Values that a body takes from outside without being handed them."""
+    own = set(body.arguments)
+    for operation in body.operations:
+        yield from (operand for operand in operation.operands if operand not in own)
+        for inner in operation.bodies:
+            yield from (value for value in _captured(inner) if value not in own)
+        own.update(operation.results)
+    yield from (value for value in body.returned if value not in own)

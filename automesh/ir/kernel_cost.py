@@ -1,0 +1,213 @@
+"""What one operation costs as one kernel: its multiplications and the bytes it moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from automesh.cost.terms import Matmul, Monomial, Near, Sum
+from automesh.ir.fusion import Fusion, Reads, times
+from automesh.ir.graph import Operation, Value, element_bytes
+from automesh.ir.op_kinds import PRODUCTS, VIRTUAL
+
+ONE = Monomial(coefficient=1.0)
+# FLOPs that a custom call states are priced as multiplications of this size: neither so small that
+# the device would idle, nor of a shape that is known.
+_TILE = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What one kernel reads and writes.
+
+    Attributes:
+      buffers: the value behind each part, and the bytes of the part.
+      epilogue: of a product, what it writes, or reads beside its operands.
+      stated: what a custom call says of itself, wherever it lies.
+    """
+
+    buffers: tuple[tuple[Value, Monomial], ...] = ()
+    stated: Sum = ()
+    epilogue: Sum = ()
+
+    @property
+    def bytes(self) -> Sum:
+        """All of it."""
+        return added(*(size for _, size in self.buffers), *self.stated)
+
+    def near(self, settled: Collection[Value]) -> tuple[Near, ...]:
+        """What may stay on the chip: the parts of buffers that are not `settled` in memory."""
+        parts: dict[Monomial, list[Monomial]] = {}
+        for value, size in self.buffers:
+            if value not in settled:
+                parts.setdefault(value.bytes, []).append(size)
+        return tuple(
+            Near(buffer_bytes=whole, bytes=added(*sizes)) for whole, sizes in parts.items()
+        )
+
+
+def moved(operation: Operation, fusion: Fusion) -> Moved | None:
+    """What the operation's kernel reads and writes; None if it has no kernel of its own.
+
+    As in xla/service/hlo_cost_analysis.cc: slices read what they take, and an update in place
+    touches only the part that it replaces.
+    """
+    name, operands, results = operation.name, operation.operands, operation.results
+    if name in VIRTUAL:
+        kept = [result for result in results if result in fusion.inputs]
+        if not kept or kept[0] in fusion.ends.values():
+            return None
+        return _through(fusion.inputs[kept[0]], kept[:1])
+    if name in PRODUCTS:
+        end, beside = fusion.written(operation)
+        every = _through({**beside, **fusion.reads(operands)}, [end])
+        return replace(every, epilogue=added(*beside.values(), end.bytes))
+    if name == "dynamic_update_slice":
+        read = _through(fusion.reads(operands[1:2]), [])
+        return Moved(buffers=(*read.buffers, (results[0], operands[1].bytes)))
+    if name == "gather":
+        size = results[0].bytes
+        buffers = ((operands[0], size), (results[0], size), (operands[1], operands[1].bytes))
+        return Moved(buffers=buffers)
+    if name == "scatter":
+        return _scattered(operation)
+    if name == "custom_call" and "bytes_accessed" in cost_of(operation):
+        return Moved(stated=cost_of(operation)["bytes_accessed"])
+    return _through(fusion.reads(operands), results)
+
+
+def _through(reads: Reads, results: Sequence[Value]) -> Moved:
+    return Moved(buffers=(*reads.items(), *((value, value.bytes) for value in results)))
+
+
+def _scattered(operation: Operation) -> Moved:
+    """Updates are read, and the places that they change read and written."""
+    arrays = len(operation.operands) // 2
+    updates = operation.operands[arrays + 1 :]
+    changed = [*operation.operands[:arrays], *operation.results]
+    places = [(value, update.bytes) for value, update in zip(changed, updates * 2)]
+    indices = operation.operands[arrays]
+    read = [(value, value.bytes) for value in (*updates, indices)]
+    return Moved(buffers=(*read, *places))
+
+
+def matmuls_of(operation: Operation) -> tuple[Matmul, ...]:
+    """The matrix multiplications of one operation as one device does them."""
+    if operation.name == "dot_general":
+        return (_dot(operation),)
+    if operation.name == "ragged_dot":
+        return (_ragged_dot(operation),)
+    if operation.name == "convolution":
+        return (_convolution(operation),)
+    if operation.name == "custom_call" and cost_of(operation).get("flops"):
+        side = Monomial(coefficient=float(_TILE))
+        values = operation.operands or operation.results
+        return tuple(
+            Matmul(
+                batch=replace(one, coefficient=one.coefficient / (2.0 * _TILE**3)),
+                m=side,
+                n=side,
+                k=side,
+                dtype=_coarsest(values),
+            )
+            for one in cost_of(operation)["flops"]
+        )
+    return ()
+
+
+def cost_of(operation: Operation) -> dict[str, Sum]:
+    """What a custom call states of its own cost."""
+    return operation.attributes.get("cost_terms") or {}
+
+
+def added(*sizes: Monomial) -> Sum:
+    """Their sum, one monomial for each distinct product of powers."""
+    total: dict[tuple[tuple[str, int], ...], float] = {}
+    for one in sizes:
+        total[one.powers] = total.get(one.powers, 0.0) + one.coefficient
+    return tuple(
+        Monomial(coefficient=value, powers=powers)
+        for powers, value in sorted(total.items())
+        if value
+    )
+
+
+def multiplied(one: Sum, other: Sum) -> Sum:
+    """The product of two sums."""
+    return added(*(times(left, right) for left in one for right in other))
+
+
+def extent(value: Value, dimensions: Iterable[int]) -> Monomial:
+    """Product of some dimensions of a value on one device."""
+    total = ONE
+    for dimension in dimensions:
+        total = times(total, value.dimension(dimension))
+    return total
+
+
+def _rest(value: Value, *taken: Sequence[int]) -> list[int]:
+    gone = {dimension for one in taken for dimension in one}
+    return [dimension for dimension in range(len(value.shape)) if dimension not in gone]
+
+
+def _coarsest(values: Iterable[Value]) -> str:
+    return max((value.dtype for value in values), key=element_bytes, default="f32")
+
+
+def _complex_factor(values: Sequence[Value]) -> Monomial:
+    """A complex multiply-add is four real ones."""
+    both = all(value.dtype.startswith("complex") for value in values[:2])
+    return Monomial(coefficient=4.0) if both else ONE
+
+
+def _dot(operation: Operation) -> Matmul:
+    left, right = operation.operands[:2]
+    found = operation.attributes
+    return Matmul(
+        batch=times(extent(left, found["lhs_batch"]), _complex_factor(operation.operands)),
+        m=extent(left, _rest(left, found["lhs_batch"], found["lhs_contracting"])),
+        n=extent(right, _rest(right, found["rhs_batch"], found["rhs_contracting"])),
+        k=extent(left, found["lhs_contracting"]),
+        dtype=_coarsest(operation.operands[:2]),
+    )
+
+
+def _ragged_dot(operation: Operation) -> Matmul:
+    """Every row of the left side meets one group of the right side, whichever it is.
+
+    If the groups share the contracted dimension, each has its own part of it.
+    """
+    left, right = operation.operands[:2]
+    found = operation.attributes
+    groups = found["rhs_group"]
+    return Matmul(
+        batch=extent(left, found["lhs_batch"]),
+        m=extent(left, _rest(left, found["lhs_batch"], found["lhs_contracting"])),
+        n=extent(right, _rest(right, found["rhs_batch"], found["rhs_contracting"], groups)),
+        k=extent(left, found["lhs_contracting"]),
+        dtype=_coarsest(operation.operands[:2]),
+    )
+
+
+def _convolution(operation: Operation) -> Matmul:
+    """As a multiplication of patches: padding counts, which makes it an upper bound there."""
+    image, kernel = operation.operands[:2]
+    result, found = operation.results[0], operation.attributes
+    groups = float(found["feature_groups"] * found["batch_groups"])
+    window = extent(kernel, found["rhs_spatial"])
+    return Matmul(
+        batch=times(Monomial(coefficient=groups), _complex_factor(operation.operands)),
+        m=extent(result, (found["out_batch"], *found["out_spatial"])),
+        n=times(extent(result, (found["out_feature"],)), Monomial(coefficient=1.0 / groups)),
+        k=times(extent(kernel, (found["rhs_input"],)), window),
+        dtype=_coarsest((image, kernel)),
+    )
+
+
+def flops(matmuls: Iterable[Matmul], sizes: dict[str, int]) -> float:
+    """Floating-point operations of one execution, two per multiply-add."""
+    return sum(
+        2.0 * math.prod(side.at(sizes) for side in (one.batch, one.m, one.n, one.k))
+        for one in matmuls
+    )

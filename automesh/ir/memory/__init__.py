@@ -1,0 +1,1 @@
+"""Which buffers live at which point of a step."""

@@ -1,0 +1,135 @@
+"""In which order a block's operations run, and what a platform's compiler adds to them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from automesh.cost.terms import Monomial
+from automesh.ir.fusion import is_passed_on
+from automesh.ir.graph import Block, Operation, Value
+
+Order = Literal["trace", "late", "early"]
+# Name of a step that no operation of the program stands for.
+COPY = "compiler's copy"
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Step:
+    """One thing that runs: an operation, or a copy that a compiler makes for it.
+
+    Attributes:
+      name: of the operation, or `COPY`.
+      operation: that it belongs to.
+    """
+
+    name: str
+    operands: list[Value]
+    results: list[Value]
+    operation: Operation
+
+    @property
+    def bodies(self) -> list[Block]:
+        return self.operation.bodies if self.name == self.operation.name else []
+
+    def passes_on(self, number: int) -> bool:
+        """True if it is a loop that carries this operand without changing it."""
+        return bool(self.bodies) and is_passed_on(self.operation, number)
+
+
+class Compiler:
+    """A compiler that stores what it is told to store, as it is.
+
+    Attributes:
+      stored: values that get a buffer of their own; all others are computed where they are read.
+      orders: in which a program may run: what needs most memory in either counts.
+      packing: memory taken for temporaries, as a multiple of what lives together at the peak.
+    """
+
+    orders: tuple[Order, ...] = ("trace", "late")
+    packing: float = 1.0
+
+    def __init__(self, stored: Collection[Value]) -> None:
+        self.stored = set(stored)
+
+    def kept_bytes(self, value: Value) -> Monomial:
+        """Bytes of a value's buffer on one device."""
+        return value.bytes
+
+    def steps(self, block: Block, order: Order) -> list[Step]:
+        """What runs in a block, in this order."""
+        steps = self._added(block)
+        if order == "trace":
+            return steps
+        return late(steps) if order == "late" else early(steps, self._is_virtual)
+
+    def _added(self, block: Block) -> list[Step]:
+        return [as_step(operation) for operation in block.operations]
+
+    def _is_virtual(self, step: Step) -> bool:
+        return not step.bodies and not any(result in self.stored for result in step.results)
+
+
+def as_step(operation: Operation) -> Step:
+    return Step(
+        name=operation.name,
+        operands=operation.operands,
+        results=operation.results,
+        operation=operation,
+    )
+
+
+def used_in(bodies: Iterable[Block]) -> Iterator[Value]:
+    """Everything that bodies read or return, their own values included."""
+    for body in bodies:
+        for operation in body.operations:
+            yield from operation.operands
+            yield from used_in(operation.bodies)
+        yield from body.returned
+
+
+def late(steps: Sequence[Step]) -> list[Step]:
+    """Every step just before the first one that needs it, otherwise in the given order."""
+    users = _users(steps)
+    due: dict[Step, float] = {}
+    for step in reversed(steps):
+        due[step] = min((due[user] for user in users[step]), default=float(len(steps))) - 1e-4
+    place = {step: number for number, step in enumerate(steps)}
+    return sorted(steps, key=lambda step: (due[step], place[step]))
+
+
+def early(steps: Sequence[Step], is_virtual: Callable[[Step], bool]) -> list[Step]:
+    """First come, first served: a step queues once all that it needs has run.
+
+    Those that are computed where they are read do not queue.
+    """
+    users = _users(steps)
+    missing = dict.fromkeys(steps, 0)
+    for step in steps:
+        for user in users[step]:
+            missing[user] += 1
+    waiting = deque(step for step in steps if not missing[step])
+    ran: list[Step] = []
+    while waiting:
+        step = waiting.popleft()
+        ran.append(step)
+        for user in users[step]:
+            missing[user] -= 1
+            if not missing[user] and is_virtual(user):
+                waiting.appendleft(user)
+            elif not missing[user]:
+                waiting.append(user)
+    return ran
+
+
+def _users(steps: Sequence[Step]) -> dict[Step, list[Step]]:
+    """Of every step, those that need one of its results, in order."""
+    maker = {result: step for step in steps for result in step.results}
+    users: dict[Step, list[Step]] = {step: [] for step in steps}
+    for step in steps:
+        read = (value for value in (*step.operands, *used_in(step.bodies)) if value in maker)
+        for one in dict.fromkeys(maker[value] for value in read):
+            users[one].append(step)
+    return users

@@ -1,0 +1,1 @@
+"""Rewrites of the graph, as the partitioner and the platforms' compilers do them."""

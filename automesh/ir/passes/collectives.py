@@ -1,0 +1,344 @@
+"""Rewrites of collectives; `rewriting.RULES` says who does them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from automesh.ir.graph import Block, Graph, Operation, Value, element_bytes
+from automesh.ir.op_kinds import COLLECTIVES
+from automesh.ir.passes.edits import (
+    blocks,
+    drop,
+    like,
+    only_user,
+    replace_value,
+    returned_values,
+    set_operands,
+    take_result,
+)
+
+_MOVES = frozenset(("reshape", "transpose", "copy"))
+
+
+def is_manual(operation: Operation) -> bool:
+    """True for a collective that the program itself states."""
+    return bool(operation.attributes.get("manual"))
+
+
+def drop_collectives_of_constants(graph: Graph) -> None:
+    """Makes each device's part of a constant without communication."""
+    for block in blocks(graph):
+        for operation in block.operations:
+            is_made = operation.name in COLLECTIVES and not is_manual(operation)
+            if is_made and operation.operands[0].is_constant:
+                set_operands(operation, ())
+                operation.name = "constant"
+                operation.attributes = {"splat": None}
+
+
+def separate_reductions_from_slices(graph: Graph) -> None:
+    """reduce_scatter(x) -> all_slice(all_reduce(x)), where the program does not state it."""
+    for block in blocks(graph):
+        for place, operation in reversed(list(enumerate(block.operations))):
+            if operation.name != "reduce_scatter" or is_manual(operation):
+                continue
+            whole = like(operation.operands[0])
+            reduction = Operation(
+                name="all_reduce",
+                operands=list(operation.operands),
+                results=[whole],
+                attributes={
+                    key: value for key, value in operation.attributes.items() if key != _BY_DIM
+                },
+                source=operation.source,
+            )
+            operation.name = "all_slice"
+            set_operands(operation, [whole])
+            block.operations.insert(place, reduction)
+
+
+_BY_DIM = "per_dimension"
+
+
+def reduce_by_dimension(graph: Graph) -> None:
+    """all_reduce over axes that split different dimensions -> one all_reduce for each of these."""
+    sizes = dict(graph.mesh)
+    for block in blocks(graph):
+        for place, operation in reversed(list(enumerate(block.operations))):
+            if operation.name != "all_reduce" or is_manual(operation):
+                continue
+            groups = _by_dimension(operation)
+            if len(groups) < 2:
+                continue
+            value = operation.operands[0]
+            for axes in groups[:-1]:
+                partly = like(value)
+                block.operations.insert(
+                    place, _over(operation, axes, sizes, operands=[value], results=[partly])
+                )
+                place, value = place + 1, partly
+            last = _over(operation, groups[-1], sizes, operands=[value], results=[])
+            take_result(last, operation.results[0])
+            set_operands(operation, ())
+            block.operations[place] = last
+
+
+def _by_dimension(reduction: Operation) -> list[tuple[str, ...]]:
+    """The axes of a reduction, apart where the operation before it reduces different dimensions."""
+    axes: tuple[str, ...] = reduction.attributes["axes"]
+    producer = reduction.operands[0].producer
+    for operand in producer.operands if producer else ():
+        split = [tuple(a for a in axes if a in dimension) for dimension in operand.axes]
+        found = [group for group in split if group]
+        if sum(map(len, found)) == len(axes):
+            return found
+    return [axes]
+
+
+def _over(
+    reduction: Operation,
+    axes: tuple[str, ...],
+    sizes: dict[str, int],
+    *,
+    operands: list[Value],
+    results: list[Value],
+) -> Operation:
+    group = math.prod(sizes.get(axis, 1) for axis in axes)
+    return Operation(
+        name="all_reduce",
+        operands=operands,
+        results=results,
+        attributes={**reduction.attributes, "axes": axes, "group": group, "exact": True},
+        source=reduction.source,
+    )
+
+
+def gather_what_is_narrow(graph: Graph) -> None:
+    """convert(all_gather(x)) -> all_gather(convert(x)), where that makes fewer bytes.
+
+    The same for all_reduce, all_to_all and collective_permute.
+    """
+    returned = returned_values(graph)
+    for block in blocks(graph):
+        for place, operation in reversed(list(enumerate(block.operations))):
+            if operation.name not in COLLECTIVES or len(operation.results) != 1:
+                continue
+            conversion = only_user(operation.results[0], returned)
+            if conversion is None or not _narrows(conversion) or conversion not in block.operations:
+                continue
+            before = like(operation.operands[0], dtype=conversion.results[0].dtype)
+            first = Operation(
+                name="convert",
+                operands=list(operation.operands),
+                results=[before],
+                source=conversion.source,
+            )
+            set_operands(operation, [before])
+            take_result(operation, conversion.results[0])
+            conversion.results = []
+            drop(block, {conversion})
+            block.operations.insert(place, first)
+
+
+def _narrows(operation: Operation) -> bool:
+    if operation.name != "convert":
+        return False
+    before, after = operation.operands[0].dtype, operation.results[0].dtype
+    is_float = "f" in before and "f" in after
+    return is_float and element_bytes(after) < element_bytes(before)
+
+
+def reassociate_reductions(graph: Graph) -> None:
+    """all_reduce(x) + all_reduce(y) -> all_reduce(x + y)."""
+    returned = returned_values(graph)
+    for block in blocks(graph):
+        place = 0
+        while place < len(block.operations):
+            total = block.operations[place]
+            pair = _summands(total, block, returned)
+            if pair is None:
+                place += 1
+                continue
+            left, right = pair
+            both = [left.operands[0], right.operands[0]]
+            result = total.results[0]
+            partial = like(result)
+            take_result(total, partial)
+            reduction = Operation(
+                name="all_reduce",
+                operands=[partial],
+                results=[],
+                attributes=dict(left.attributes),
+                source=left.source,
+            )
+            take_result(reduction, result)
+            set_operands(total, both)
+            block.operations.insert(place + 1, reduction)
+            drop(block, {left, right})
+            place -= 1
+
+
+def _summands(
+    total: Operation, block: Block, returned: set[Value]
+) -> tuple[Operation, Operation] | None:
+    if total.name != "add" or len(total.operands) != 2:
+        return None
+    found = [value.producer for value in total.operands]
+    left, right = found
+    if left is None or right is None or left is right:
+        return None
+    for one in (left, right):
+        is_sum = one.name == "all_reduce" and one.attributes.get("reducer", "add") == "add"
+        if not is_sum or only_user(one.results[0], returned) is not total:
+            return None
+        if one not in block.operations:
+            return None
+    same = left.attributes["axes"] == right.attributes["axes"]
+    return (left, right) if same else None
+
+
+def scatter_reductions(graph: Graph) -> None:
+    """all_slice(all_reduce(x)) -> reduce_scatter(x), and an all_reduce over what is left.
+
+    Transpositions and conversions in between then work on the part of one device.
+    """
+    returned = returned_values(graph)
+    sizes = dict(graph.mesh)
+    for block in blocks(graph):
+        inside = set(block.operations)
+        for operation in list(block.operations):
+            if operation.name != "all_reduce" or is_manual(operation):
+                continue
+            path = _path_to_slice(operation, returned)
+            producer = operation.operands[0].producer
+            if not path or path[-1] not in inside or (producer and producer.name == "scatter"):
+                continue
+            reduced, sliced = operation.attributes["axes"], path[-1].attributes["axes"]
+            if sliced and set(sliced) <= set(reduced):
+                rest = tuple(axis for axis in reduced if axis not in sliced)
+                _scatter(block, operation, path, rest, sizes)
+
+
+def _path_to_slice(reduction: Operation, returned: set[Value]) -> list[Operation]:
+    """What stands between a reduction and the slice that alone needs it, the slice included."""
+    path: list[Operation] = []
+    value = reduction.results[0]
+    while (user := only_user(value, returned)) is not None:
+        path.append(user)
+        if user.name == "all_slice":
+            return path
+        if user.name not in ("transpose", "convert", "copy"):
+            return []
+        value = user.results[0]
+    return []
+
+
+def _scatter(
+    block: Block,
+    reduction: Operation,
+    path: list[Operation],
+    rest: tuple[str, ...],
+    sizes: dict[str, int],
+) -> None:
+    per_dimension: tuple[tuple[str, ...], ...] = path[-1].attributes[_BY_DIM]
+    for operation in reversed(path[:-1]):
+        _split_further(operation.results[0], per_dimension)
+        if operation.name == "transpose":
+            permutation: tuple[int, ...] = operation.attributes["perm"]
+            before: list[tuple[str, ...]] = [()] * len(permutation)
+            for after, source in enumerate(permutation):
+                before[source] = per_dimension[after]
+            per_dimension = tuple(before)
+    result = reduction.results[0]
+    _split_further(result, per_dimension)
+    part = like(result) if rest else result
+    scattered = Operation(
+        name="reduce_scatter",
+        operands=list(reduction.operands),
+        results=[],
+        attributes={**reduction.attributes, **path[-1].attributes, _BY_DIM: per_dimension},
+        source=reduction.source,
+    )
+    take_result(scattered, part)
+    set_operands(reduction, ())
+    place = block.operations.index(reduction)
+    block.operations[place] = scattered
+    if rest:
+        last = _over(reduction, rest, sizes, operands=[part], results=[])
+        take_result(last, result)
+        block.operations.insert(place + 1, last)
+    end = path[-1].results[0]
+    path[-1].results = []
+    before_slice = path[-1].operands[0]
+    drop(block, {path[-1]})
+    assert before_slice.producer is not None
+    take_result(before_slice.producer, end)
+
+
+def _split_further(value: Value, per_dimension: tuple[tuple[str, ...], ...]) -> None:
+    value.axes = tuple(
+        (*present, *more) for present, more in zip(value.axes, per_dimension, strict=True)
+    )
+
+
+def hoist_conversions(graph: Graph) -> None:
+    """convert(slice(xs)) in a loop over a constant xs -> a slice of one converted copy of xs."""
+    for block in blocks(graph):
+        copies: dict[tuple[Value, str], Value] = {}
+        for loop in [one for one in block.operations if one.name == "while"]:
+            for number, argument in enumerate(list(loop.bodies[0].arguments)):
+                body = loop.bodies[0]
+                if body.returned[number] is argument:
+                    _hoist(graph, block, loop, number, copies)
+
+
+def _hoist(
+    graph: Graph,
+    block: Block,
+    loop: Operation,
+    number: int,
+    copies: dict[tuple[Value, str], Value],
+) -> None:
+    body = loop.bodies[0]
+    argument, start = body.arguments[number], loop.operands[number]
+    paths = _converted_slices(argument)
+    if not paths:
+        return
+    dtype = paths[0][-1].results[0].dtype
+    if (start, dtype) not in copies:
+        copies[start, dtype] = like(start, dtype=dtype)
+        made = Operation(name="convert", operands=[start], results=[copies[start, dtype]])
+        block.operations.insert(block.operations.index(loop), made)
+    copy = copies[start, dtype]
+    inner = like(argument, dtype=dtype)
+    body.arguments.append(inner)
+    body.returned.append(inner)
+    set_operands(loop, [*loop.operands, copy])
+    outer = like(copy)
+    outer.producer = loop
+    loop.results.append(outer)
+    for path in paths:
+        set_operands(path[0], [inner, *path[0].operands[1:]])
+        for operation in path[:-1]:
+            operation.results[0].dtype = dtype
+        replace_value(graph, path[-1].results[0], path[-1].operands[0])
+        drop(body, {path[-1]})
+
+
+def _converted_slices(argument: Value) -> list[list[Operation]]:
+    """From each slice of a loop's array to the conversion behind it; empty if not all have one."""
+    paths: list[list[Operation]] = []
+    for user in argument.users:
+        path = [user]
+        if user.name != "dynamic_slice" or user.operands[0] is not argument:
+            return []
+        while len(path[-1].results[0].users) == 1:
+            path.append(path[-1].results[0].users[0])
+            if path[-1].name not in _MOVES:
+                break
+        if not _narrows(path[-1]):
+            return []
+        paths.append(path)
+    kinds: Iterable[str] = {path[-1].results[0].dtype for path in paths}
+    return paths if len(set(kinds)) == 1 else []

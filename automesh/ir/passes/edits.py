@@ -1,0 +1,73 @@
+"""Small changes of a `Graph`: what every rewrite is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from automesh.ir.graph import Block, Graph, Operation, Value
+
+
+def blocks(graph: Graph) -> Iterator[Block]:
+    """All blocks, outer ones first."""
+    yield from _within(graph.top)
+
+
+def _within(block: Block) -> Iterator[Block]:
+    yield block
+    for operation in block.operations:
+        for body in operation.bodies:
+            yield from _within(body)
+
+
+def returned_values(graph: Graph) -> set[Value]:
+    """Values that some block returns."""
+    return {value for block in blocks(graph) for value in block.returned}
+
+
+def only_user(value: Value, returned: set[Value]) -> Operation | None:
+    """The operation that alone reads a value; None if there are more, or a block returns it."""
+    return value.users[0] if len(value.users) == 1 and value not in returned else None
+
+
+def set_operands(operation: Operation, operands: Iterable[Value]) -> None:
+    """Gives an operation other operands."""
+    for operand in operation.operands:
+        operand.users.remove(operation)
+    operation.operands = list(operands)
+    for operand in operation.operands:
+        operand.users.append(operation)
+
+
+def take_result(operation: Operation, value: Value) -> None:
+    """Lets an operation produce an existing value as its only result."""
+    operation.results = [value]
+    value.producer = operation
+
+
+def like(
+    value: Value, *, dtype: str | None = None, axes: tuple[tuple[str, ...], ...] | None = None
+) -> Value:
+    """A new value that differs in what is given."""
+    return Value(
+        shape=value.shape,
+        dtype=dtype or value.dtype,
+        axes=value.axes if axes is None else axes,
+        manual=value.manual,
+        grown=value.grown,
+        is_constant=value.is_constant,
+    )
+
+
+def replace_value(graph: Graph, old: Value, new: Value) -> None:
+    """Lets everything read `new` instead of `old`."""
+    for user in set(old.users):
+        set_operands(user, [new if one is old else one for one in user.operands])
+    for block in blocks(graph):
+        block.returned = [new if one is old else one for one in block.returned]
+
+
+def drop(block: Block, gone: set[Operation]) -> None:
+    """Takes operations out of a block; nothing may read their results any more."""
+    for operation in gone:
+        set_operands(operation, ())
+    block.operations = [one for one in block.operations if one not in gone]

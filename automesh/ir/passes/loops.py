@@ -1,0 +1,112 @@
+"""Rewrites of loops: those that never run go, and so does what they carry for nobody."""
+
+from __future__ import annotations
+
+from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.ir.passes.common import EFFECTS, drop_unused
+from automesh.ir.passes.edits import (
+    blocks,
+    drop,
+    replace_value,
+    returned_values,
+    set_operands,
+)
+
+
+def simplify_loops(graph: Graph) -> None:
+    """Drops loops that never run or whose results nothing reads, and carries that feed nothing.
+
+    Residuals that a traced backward pass stacks and never reads are such carries. Loops of one
+    trip stay: at other axis sizes they may run more often.
+    """
+    _drop_loops_without_trips(graph)
+    while True:
+        drop_unused(graph)
+        returned = returned_values(graph)
+        if not sum(_prune(block, returned) for block in blocks(graph)):
+            return
+
+
+def _drop_loops_without_trips(graph: Graph) -> None:
+    for block in list(blocks(graph)):
+        for operation in list(block.operations):
+            if operation.name == "while" and operation.trips == 0 and not operation.times:
+                for before, after in zip(operation.operands, operation.results, strict=True):
+                    replace_value(graph, after, before)
+                _drop_loop(block, operation)
+
+
+def _drop_loop(block: Block, loop: Operation) -> None:
+    for inner in _all_operations(loop.bodies[0]):
+        set_operands(inner, ())
+    drop(block, {loop})
+
+
+def _prune(block: Block, returned: set[Value]) -> int:
+    """Takes out of the loops of one block what nothing reads; says of how many."""
+    pruned = 0
+    for loop in list(block.operations):
+        if loop.name != "while" or _has_effects(loop):
+            continue
+        if not any(result.users or result in returned for result in loop.results):
+            _drop_loop(block, loop)
+            pruned += 1
+        elif dead := set(range(len(loop.results))) - _needed(loop, returned):
+            _remove(loop, dead)
+            pruned += 1
+    return pruned
+
+
+def _has_effects(loop: Operation) -> bool:
+    return any(one.name in EFFECTS for body in loop.bodies for one in _all_operations(body))
+
+
+def _needed(loop: Operation, returned: set[Value]) -> set[int]:
+    """Positions of the carries that something reads, behind the loop or on the way there."""
+    (body,) = loop.bodies
+    position = {argument: number for number, argument in enumerate(body.arguments)}
+    needed = {
+        number
+        for number, result in enumerate(loop.results)
+        # The loop's condition is not at hand: what may count its trips stays.
+        if result.users or result in returned or not result.shape
+    }
+    seen: set[Value] = set()
+    waiting = [body.returned[number] for number in needed]
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        number = position.get(value)
+        if number is not None and number not in needed:
+            needed.add(number)
+            waiting.append(body.returned[number])
+        if value.producer is not None:
+            waiting.extend(_read_by(value.producer))
+    return needed
+
+
+def _read_by(operation: Operation) -> list[Value]:
+    inner = [one for body in operation.bodies for one in _all_operations(body)]
+    captured = [value for one in inner for value in one.operands]
+    captured.extend(value for body in operation.bodies for value in body.returned)
+    return [*operation.operands, *captured]
+
+
+def _all_operations(body: Block) -> list[Operation]:
+    found: list[Operation] = []
+    for operation in body.operations:
+        found.append(operation)
+        for inner in operation.bodies:
+            found.extend(_all_operations(inner))
+    return found
+
+
+def _remove(loop: Operation, dead: set[int]) -> None:
+    (body,) = loop.bodies
+    kept = [number for number in range(len(loop.results)) if number not in dead]
+    set_operands(loop, [loop.operands[number] for number in kept])
+    loop.results = [loop.results[number] for number in kept]
+    body.arguments = [body.arguments[number] for number in kept]
+    body.returned = [body.returned[number] for number in kept]

@@ -1,0 +1,119 @@
+"""Rewrites that make the program what the partitioner and a platform's compiler make of it.
+
+Shardy says which values are split how and where that changes; what then runs is decided by XLA's
+partitioner and by the passes of each backend. `RULES` lists what is followed here, for whom, and
+how it is known. Platform `none` is the module as XLA's partitioner leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from automesh.ir.graph import Graph
+from automesh.ir.passes.collectives import (
+    drop_collectives_of_constants,
+    gather_what_is_narrow,
+    hoist_conversions,
+    reassociate_reductions,
+    reduce_by_dimension,
+    scatter_reductions,
+    separate_reductions_from_slices,
+)
+from automesh.ir.passes.common import drop_unused, share_equal
+from automesh.ir.passes.loops import simplify_loops
+from automesh.ir.passes.windowed import mark_windowed
+
+ALL = frozenset(("none", "cpu", "gpu", "tpu"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rewrite.
+
+    Attributes:
+      apply: changes a graph in place.
+      platforms: for which it is done.
+      source: where the platforms' compilers do it, or where it was seen.
+    """
+
+    apply: Callable[[Graph], None]
+    platforms: Collection[str]
+    source: str
+
+
+# In this order.
+RULES: tuple[Rule, ...] = (
+    Rule(
+        apply=simplify_loops,
+        platforms=ALL,
+        source="WhileLoopSimplifier: loops of no trips, and what loops carry for nobody",
+    ),
+    Rule(
+        apply=drop_collectives_of_constants,
+        platforms=ALL,
+        source="the partitioner makes each device's part of a constant where it is used",
+    ),
+    Rule(
+        apply=separate_reductions_from_slices,
+        platforms=ALL,
+        source="Shardy's canonicalization fuses all-reduce and slice; XLA's partitioner does not, "
+        "and each backend has a rule of its own",
+    ),
+    Rule(
+        apply=share_equal,
+        platforms=ALL,
+        source="HloCSE, run by the partitioner on what it made",
+    ),
+    Rule(
+        apply=reduce_by_dimension,
+        platforms=frozenset(("none", "cpu")),
+        source="AllReduceAlongShardingDims in spmd_partitioner_util.cc makes one all-reduce for "
+        "each reduced dimension; the GPU's AllReduceFolder makes one again, and the TPU has one",
+    ),
+    Rule(
+        apply=mark_windowed,
+        platforms=frozenset(("tpu",)),
+        source="spmd/dot_handler.cc with the TPU's threshold; seen in programs of libtpu 0.0.42",
+    ),
+    Rule(
+        apply=gather_what_is_narrow,
+        platforms=frozenset(("gpu", "tpu")),
+        source="GPU: CollectiveQuantizer (xla/service/gpu/transforms); TPU: all gathers of weights "
+        "that are converted afterwards move bf16 in programs of libtpu 0.0.42",
+    ),
+    Rule(
+        apply=hoist_conversions,
+        platforms=frozenset(("tpu",)),
+        source="converted copies of the stacked weights in programs of libtpu 0.0.42; not through "
+        "optimization barriers",
+    ),
+    Rule(
+        apply=reassociate_reductions,
+        platforms=frozenset(("gpu", "tpu")),
+        source="GPU: AllReduceReassociate (gpu_compiler.cc, collective optimizations); TPU: three "
+        "partial gradients share one all-reduce in programs of libtpu 0.0.42",
+    ),
+    Rule(
+        apply=scatter_reductions,
+        platforms=frozenset(("gpu", "tpu")),
+        source="GPU: AllReduceSplitter and ReduceScatterCreator; TPU: `all-reduce-scatter` fusions "
+        "in programs of libtpu 0.0.42, not behind scatters. The CPU compiler has neither",
+    ),
+    Rule(
+        apply=drop_unused,
+        platforms=ALL,
+        source="HloDCE",
+    ),
+)
+
+
+def rewrite(graph: Graph, platform: str) -> None:
+    """Changes the graph in place into what `platform`'s compiler is expected to run.
+
+    Args:
+      platform: cpu, gpu or tpu; `none` for the module as partitioned.
+    """
+    for rule in RULES:
+        if platform in rule.platforms:
+            rule.apply(graph)

@@ -1,0 +1,1 @@
+"""From the graph to terms: kernels, collectives and memory as formulas."""

@@ -1,0 +1,188 @@
+"""A partitioned program becomes `Terms`: kernels, collectives and memory as formulas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from automesh.cost.terms import (
+    CollectiveTerm,
+    Kernel,
+    Monomial,
+    Region,
+    Sum,
+    Terms,
+    Uncounted,
+    value_of,
+)
+from automesh.ir.fusion import Fusion, fuse, settled
+from automesh.ir.graph import Block, Graph, Operation
+from automesh.ir.kernel_cost import flops, matmuls_of, moved, multiplied
+from automesh.ir.memory.liveness import memory_points
+from automesh.ir.op_kinds import COLLECTIVES, NO_WORK
+from automesh.ir.overlap import slots_of
+from automesh.ir.passes.run import rewrite
+from automesh.ir.passes.windowed import WINDOWED
+from automesh.ir.terms.collectives import Places, collective_term, combined, has_slots
+from automesh.ir.terms.uncounted import uncounted_in
+
+# Only to choose the costliest branch of a conditional: bytes that one FLOP is worth, and one byte
+# over a link against one in memory. Of the order of every accelerator of the chip table.
+_BYTES_PER_FLOP = 1.0 / 200.0
+_LINK_BYTES_PER_BYTE = 20.0
+_ONCE: Sum = (Monomial(coefficient=1.0),)
+
+
+def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
+    """Says what one device does in a step; where that holds (guards) is left to the caller.
+
+    Args:
+      graph: as imported; changed in place by the platform's rewrites.
+      active: axes larger than 1, in the order of the mesh.
+      platform: whose compiler's rewrites are applied: cpu, gpu or tpu; `none` for the module as
+        partitioned.
+    """
+    rewrite(graph, platform)
+    fusion = fuse(graph)
+    part = _Collector(graph, fusion, platform).block(graph.top, region=0, count=_ONCE)
+    memory = memory_points(graph, stored=fusion.stored, platform=platform)
+    return Terms(
+        active=active,
+        sampled=tuple((axis, size) for axis, size in graph.mesh if axis in active),
+        platform=platform,
+        regions=(Region(name="step", trips=_ONCE), *part.regions),
+        kernels=tuple(part.kernels),
+        collectives=tuple(part.collectives),
+        points=memory.points,
+        argument_bytes=memory.argument_bytes,
+        output_bytes=memory.output_bytes,
+        alias_bytes=memory.alias_bytes,
+        uncounted=tuple(dict.fromkeys(part.uncounted)),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    """What some operations do."""
+
+    kernels: list[Kernel] = field(default_factory=list[Kernel])
+    collectives: list[CollectiveTerm] = field(default_factory=list[CollectiveTerm])
+    regions: list[Region] = field(default_factory=list[Region])
+    uncounted: list[Uncounted] = field(default_factory=list[Uncounted])
+
+    def add(self, other: _Part) -> None:
+        self.kernels += other.kernels
+        self.collectives += other.collectives
+        self.regions += other.regions
+        self.uncounted += other.uncounted
+
+
+class _Collector:
+    def __init__(self, graph: Graph, fusion: Fusion, platform: str) -> None:
+        self._fusion, self._platform = fusion, platform
+        self._settled = settled(graph, fusion)
+        self._sizes = dict(graph.mesh)
+        self._next_region = 1
+        self._names = {0: "step"}
+
+    def block(self, block: Block, *, region: int, count: Sum) -> _Part:
+        part = _Part()
+        moved: list[tuple[Operation, CollectiveTerm]] = []
+        places = self._places(block, region, count, part)
+        for operation in block.operations:
+            region = places.at(operation)
+            part.uncounted += uncounted_in(operation)
+            if operation.name == "while":
+                part.add(self._loop(operation, count))
+            elif operation.name == "case":
+                part.add(self._branches(operation, region, count))
+            elif operation.name in COLLECTIVES:
+                term = collective_term(
+                    operation, count=count, platform=self._platform, places=places
+                )
+                if term is not None:
+                    moved.append((operation, term))
+            elif kernel := self._kernel(operation, region, count):
+                part.kernels.append(kernel)
+        part.collectives += combined(block, moved, self._platform, self._sizes)
+        return part
+
+    def _places(self, block: Block, region: int, count: Sum, part: _Part) -> Places:
+        """Where the operations of a block stand; makes the regions that it takes."""
+        if not has_slots(self._platform):
+            return Places(regions=(region,))
+        slots = slots_of(block)
+        more = range(self._next_region, self._next_region + slots.count - 1)
+        self._next_region += len(more)
+        part.regions += [Region(name=self._names[region], trips=count) for _ in more]
+        for number in more:
+            self._names[number] = self._names[region]
+        return Places(regions=(region, *more), slots=slots)
+
+    def _kernel(self, operation: Operation, region: int, count: Sum) -> Kernel | None:
+        if operation.name in NO_WORK:
+            return None
+        traffic = moved(operation, self._fusion)
+        matmuls = matmuls_of(operation)
+        if traffic is None or not (traffic.bytes or matmuls):
+            return None
+        return Kernel(
+            region=region,
+            count=count,
+            bytes=traffic.bytes,
+            matmuls=matmuls,
+            windowed=operation.attributes.get(WINDOWED, ()),
+            near=traffic.near(self._settled),
+            epilogue=traffic.epilogue,
+            operation=_words(operation, self._fusion),
+            source=operation.source,
+        )
+
+    def _loop(self, loop: Operation, count: Sum) -> _Part:
+        trips = loop.times
+        inside = count if trips is None else multiplied(count, trips)
+        number = self._next_region
+        self._next_region += 1
+        place = loop.source or loop.attributes.get("condition_source", "")
+        name = f"loop at {place}" if place else "loop"
+        self._names[number] = name
+        part = _Part(regions=[Region(name=name, trips=inside)])
+        part.add(self.block(loop.bodies[0], region=number, count=inside))
+        return part
+
+    def _branches(self, case: Operation, region: int, count: Sum) -> _Part:
+        before = self._next_region
+        parts: list[_Part] = []
+        for body in case.bodies:
+            self._next_region = before
+            parts.append(self.block(body, region=region, count=count))
+        worst = max(parts, key=self._weight, default=_Part())
+        self._next_region = before + len(worst.regions)
+        if any(self._weight(one) != self._weight(worst) for one in parts):
+            worst.uncounted.append(
+                Uncounted(
+                    what="conditional",
+                    why="which branch runs depends on the data: the most expensive one is counted",
+                    source=case.source,
+                )
+            )
+        return worst
+
+    def _weight(self, part: _Part) -> float:
+        sizes = self._sizes
+        kernels = sum(
+            value_of(one.count, sizes)
+            * (flops(one.matmuls, sizes) * _BYTES_PER_FLOP + value_of(one.bytes, sizes))
+            for one in part.kernels
+        )
+        links = sum(
+            value_of(one.count, sizes) * value_of(one.payload_bytes, sizes)
+            for one in part.collectives
+        )
+        return kernels + links * _LINK_BYTES_PER_BYTE
+
+
+def _words(operation: Operation, fusion: Fusion) -> str:
+    if operation.name == "custom_call":
+        return f"custom_call {operation.attributes.get('target', '')}".strip()
+    is_fusion = operation.results and operation.results[0] in fusion.inputs
+    return "fusion" if is_fusion else operation.name

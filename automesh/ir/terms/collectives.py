@@ -1,0 +1,243 @@
+"""Collectives of a program as `CollectiveTerm`s: what each moves, where, and what hides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from automesh.cost.terms import CollectiveKind, CollectiveTerm, Monomial, Sum, value_of
+from automesh.ir.fusion import times
+from automesh.ir.graph import Block, Operation, Value, element_bytes
+from automesh.ir.kernel_cost import added
+from automesh.ir.overlap import Slots
+from automesh.ir.passes.windowed import IN_RING, RING_OF
+from automesh.ir.source_lines import nearby_source
+
+_KINDS: dict[str, CollectiveKind] = {
+    "all_gather": "all-gather",
+    "all_reduce": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "collective_permute": "collective-permute",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Backend:
+    """What a compiler does with collectives.
+
+    Attributes:
+      hides: kinds that it runs beside compute.
+      has_slots: True if a collective runs beside one slot of its block, see `slots`, rather than
+        beside all of it.
+      combines: bytes, at most, of several collectives of these kinds that it makes one; 0: none.
+      widens: True if 16-bit floats travel in 32 bits.
+      source: where that is known from.
+    """
+
+    hides: frozenset[CollectiveKind] = frozenset()
+    has_slots: bool = False
+    combined_kinds: frozenset[CollectiveKind] = frozenset()
+    combined_bytes: float = 0.0
+    widens: bool = False
+    source: str
+
+
+_BACKENDS = {
+    "none": _Backend(source="the module as partitioned: nothing is scheduled yet"),
+    "cpu": _Backend(
+        combined_kinds=frozenset(("all-reduce",)),
+        combined_bytes=30.0 * 2**20,
+        widens=True,
+        source="passes of jaxlib 0.10.2's CPU compiler: float-normalization-bf16, "
+        "all-reduce-promotion, cpu-all-reduce-combiner; no reduce-scatter is made, thunks of "
+        "collectives wait",
+    ),
+    "gpu": _Backend(
+        hides=frozenset(_KINDS.values()),
+        combined_kinds=frozenset(("all-reduce", "all-gather", "reduce-scatter")),
+        combined_bytes=30.0 * 2**20,
+        source="xla/service/gpu/gpu_compiler.cc: asynchronous collectives for all kinds, combiners "
+        "with thresholds of 30 MiB",
+    ),
+    "tpu": _Backend(
+        hides=frozenset(("all-gather", "collective-permute")),
+        has_slots=True,
+        combined_kinds=frozenset(("all-reduce",)),
+        combined_bytes=30.0 * 2**20,
+        source="54 schedules of libtpu 0.0.42 for v5e: gathers are asynchronous where a product "
+        "stands before their first use, reductions never",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Regions of the operations of one block.
+
+    Attributes:
+      regions: by slot; one alone where all that hides runs beside all of the block.
+    """
+
+    regions: tuple[int, ...]
+    slots: Slots | None = None
+
+    def at(self, operation: Operation) -> int:
+        """The region that an operation stands in."""
+        return self.regions[0 if self.slots is None else self.slots.of[operation]]
+
+    def beside(self, collective: Operation) -> int | None:
+        """The region that a collective may hide in; None if it is waited for."""
+        if self.slots is None:
+            return self.regions[0]
+        slot = self.slots.before(collective)
+        return None if slot is None else self.regions[slot]
+
+
+def has_slots(platform: str) -> bool:
+    """Whether the platform's compiler hides a collective beside a part of its block."""
+    return _BACKENDS[platform].has_slots
+
+
+def collective_term(
+    operation: Operation, *, count: Sum, platform: str, places: Places
+) -> CollectiveTerm | None:
+    """One collective of the program; None if it moves nothing."""
+    axes: tuple[str, ...] = operation.attributes["axes"]
+    if not axes or operation.attributes.get("group", 2) == 1:
+        return None
+    backend, kind = _BACKENDS[platform], _KINDS[operation.name]
+    whole: Sum = operation.attributes.get(IN_RING, ())
+    windowed = bool(whole)
+    beside = places.beside(operation) if kind in backend.hides else None
+    here = places.at(operation)
+    product = operation.attributes.get(RING_OF)
+    return CollectiveTerm(
+        region=here if beside is None else beside,
+        count=count,
+        kind=kind,
+        axes=axes,
+        payload_bytes=_payload(operation, widens=backend.widens),
+        hides=beside is not None,
+        windowed=windowed,
+        ring_region=None if product is None else places.at(product),
+        whole_bytes=whole,
+        source=nearby_source(operation),
+        operand=", ".join(map(_words, operation.operands)),
+    )
+
+
+def _payload(operation: Operation, *, widens: bool) -> Sum:
+    """The full array of one group; of collective-permute what one device sends."""
+    is_gather = operation.name == "all_gather"
+    moved = operation.results if is_gather else operation.operands
+    group = Monomial(coefficient=1.0)
+    if operation.name == "all_to_all":
+        group = _group(operation)
+    return added(*(times(times(one.bytes, group), _widening(one, widens)) for one in moved))
+
+
+def _group(operation: Operation) -> Monomial:
+    if operation.attributes.get("exact", True):
+        axes: Sequence[str] = operation.attributes["axes"]
+        return Monomial(coefficient=1.0, powers=tuple((axis, 1) for axis in sorted(axes)))
+    return Monomial(coefficient=float(operation.attributes["group"]))
+
+
+def _widening(value: Value, widens: bool) -> Monomial:
+    is_narrow = "f" in value.dtype and element_bytes(value.dtype) < 4
+    return Monomial(coefficient=4.0 / element_bytes(value.dtype) if widens and is_narrow else 1.0)
+
+
+def _words(value: Value) -> str:
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def combined(
+    block: Block,
+    found: Sequence[tuple[Operation, CollectiveTerm]],
+    platform: str,
+    sizes: dict[str, int],
+) -> list[CollectiveTerm]:
+    """Makes one collective of several that do not depend on each other, as the compiler does.
+
+    Bytes stay what they are; fewer are started. Whether they are small enough is asked at `sizes`.
+
+    Args:
+      block: the block that they stand in.
+      found: its collectives in their order.
+    """
+    backend = _BACKENDS[platform]
+    if not backend.combined_bytes:
+        return [term for _, term in found]
+    after = _Dependence(block)
+    groups: list[list[tuple[Operation, CollectiveTerm]]] = []
+    for operation, term in found:
+        for group in groups:
+            if _fits(group, operation, term, backend, after, sizes):
+                group.append((operation, term))
+                break
+        else:
+            groups.append([(operation, term)])
+    return [_one([term for _, term in group]) for group in groups]
+
+
+def _fits(
+    group: list[tuple[Operation, CollectiveTerm]],
+    operation: Operation,
+    term: CollectiveTerm,
+    backend: _Backend,
+    after: _Dependence,
+    sizes: dict[str, int],
+) -> bool:
+    first = group[0][1]
+    if term.kind not in backend.combined_kinds or term.windowed or first.windowed:
+        return False
+    if (first.kind, first.axes, first.hides) != (term.kind, term.axes, term.hides):
+        return False
+    dtypes = {one.operands[0].dtype for one, _ in (*group, (operation, term))}
+    if len(dtypes) > 1 and not backend.widens:
+        return False
+    total = sum(value_of(one.payload_bytes, sizes) for _, one in group)
+    if total + value_of(term.payload_bytes, sizes) > backend.combined_bytes:
+        return False
+    return not any(after.depends(operation, one) for one, _ in group)
+
+
+def _one(terms: Sequence[CollectiveTerm]) -> CollectiveTerm:
+    if len(terms) == 1:
+        return terms[0]
+    largest = max(terms, key=lambda term: sum(one.coefficient for one in term.payload_bytes))
+    return replace(
+        largest,
+        payload_bytes=added(*(one for term in terms for one in term.payload_bytes)),
+        operand=f"{largest.operand} and {len(terms) - 1} more",
+    )
+
+
+class _Dependence:
+    """Which operations of a block need the results of which collectives."""
+
+    def __init__(self, block: Block) -> None:
+        self._needs: dict[Operation, set[Operation]] = {}
+        made = {result: one for one in block.operations for result in one.results}
+        for operation in block.operations:
+            needs: set[Operation] = set()
+            for value in _all_operands(operation):
+                before = made.get(value)
+                if before is not None:
+                    needs |= self._needs.get(before, set())
+                    if before.name in _KINDS:
+                        needs.add(before)
+            self._needs[operation] = needs
+
+    def depends(self, later: Operation, earlier: Operation) -> bool:
+        return earlier in self._needs.get(later, ())
+
+
+def _all_operands(operation: Operation) -> Iterable[Value]:
+    yield from operation.operands
+    for body in operation.bodies:
+        for inner in body.operations:
+            yield from _all_operands(inner)
+        yield from body.returned

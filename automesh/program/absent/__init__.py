@@ -1,0 +1,1 @@
+"""Programs for devices that are not here (jax)."""

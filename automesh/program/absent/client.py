@@ -1,0 +1,288 @@
+"""Devices that are not here, as a compile-only client of jax gives them (jax).
+
+All that touches such clients is here: `jax.experimental.topologies`, libtpu, the CUDA plugin.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from automesh.hardware.absent import Elsewhere
+from automesh.hardware.compiler_versions import is_too_old, wanted_by_jax
+from automesh.hardware.gpu_configurations import (
+    configured_memory_bytes,
+    known_configurations,
+    read_configuration,
+)
+from automesh.outcomes import Failed
+from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
+from automesh.program.refused import Refused
+from automesh.program.surroundings import other_libtpu
+
+Versions = tuple[tuple[str, str], ...]
+
+_CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+_CUDA_PACKAGES = (
+    "jax-cuda13-plugin",
+    "jax-cuda13-pjrt",
+    "jax-cuda12-plugin",
+    "jax-cuda12-pjrt",
+)
+# What a user may set in jax that changes what gets compiled.
+_SETTINGS = (
+    "jax_optimization_level",
+    "jax_memory_fitting_level",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_enable_remat_opt_pass",
+    "jax_disable_most_optimizations",
+    "jax_use_shardy_partitioner",
+    "jax_xla_profile_version",
+)
+_VARIABLES = ("XLA_", "LIBTPU_")
+# A float32 array that no device holds: 512 GiB. Over the size of a larger one some libtpu trip, and
+# do not come to say what there is.
+_IMPOSSIBLE = (2**19, 2**18)
+_LONGEST = 200
+_INSTALL = {
+    "tpu": "run `pip install 'jax-automesh[tpu]'`",
+    "gpu": "run `pip install 'jax-automesh[gpu]'`",
+}
+_NAMES = {"tpu": "TPUs", "gpu": "GPUs"}
+
+
+def devices_of(one: Elsewhere) -> list[Any]:
+    """The devices of a topology, in jax's order; the same objects at every call.
+
+    Raises:
+      Refused: the compile-only client is not installed, does not fit this jax, or does not know
+        the devices.
+    """
+    return list(_devices(one))
+
+
+@cache
+def usable_bytes(one: Elsewhere) -> int:
+    """What a program may take of one device's memory.
+
+    For TPUs the compiler's own limit, read from its refusal of a program that fits nowhere; for
+    GPUs all the memory that the target or its configuration states, since their compiler refuses
+    nothing.
+
+    Raises:
+      Refused: as `devices_of`; or the compiler does not state its limit.
+    """
+    if one.platform == "gpu":
+        _check_configured(one)
+        return one.memory_bytes or configured_memory_bytes(one.gpu)
+    everywhere = NamedSharding(Mesh(np.array(devices_of(one)), ("all",)), PartitionSpec())
+    array = jax.ShapeDtypeStruct(_IMPOSSIBLE, np.float32, sharding=everywhere)
+    said = "it accepts a program of 512 GiB"
+    try:
+        jax.jit(lambda x: x + 1, out_shardings=everywhere).lower(array).compile()
+    except jax.errors.JaxRuntimeError as error:
+        said = _first_line(error)
+        if is_out_of_memory(error):
+            limit = out_of_memory(error, stage="start").limit_bytes
+            if limit > 0:
+                return limit
+    raise _refused(
+        f"{_client(one.platform)} does not state the memory of a {one.device_kind}: {said}",
+        f"{_INSTALL[one.platform]}, which takes the version that this jax wants",
+    )
+
+
+def versions_for(platform: str) -> Versions:
+    """Of jax, jaxlib and what compiles for a platform."""
+    packages = ("libtpu",) if platform == "tpu" else _CUDA_PACKAGES
+    found = [(name, version) for name in packages if (version := _version(name))]
+    if platform == "tpu" and (other := other_libtpu(os.environ)):
+        found = [("libtpu", other)]
+    return (("jax", jax.__version__), ("jaxlib", jaxlib.__version__), *found)
+
+
+def settings() -> Versions:
+    """Variables and settings of jax that change what gets compiled."""
+    variables = [(k, v) for k, v in os.environ.items() if k.startswith(_VARIABLES)]
+    known = [(name, value) for name in _SETTINGS if (value := _setting(name)) is not None]
+    return tuple(sorted((*variables, *known)))
+
+
+def _setting(name: str) -> str | None:
+    """The value of a setting; None if this jax has none of that name."""
+    config: Any = jax.config
+    if hasattr(config, name):
+        return str(getattr(config, name))
+    try:
+        return str(config.read(name))  # Those that no context manager changes.
+    except (AttributeError, KeyError):
+        return None
+
+
+def told(one: Elsewhere) -> list[str]:
+    """Everything that the compiler is told about the devices, as plain values."""
+    configuration = read_configuration(one.gpu) if one.gpu else ""
+    return [f"{one!r}", configuration]
+
+
+def is_absent(device: Any) -> bool:
+    """True for a device that can only be compiled for."""
+    return type(device.client).__name__ == "CompileOnlyPyClient"
+
+
+def check_compiled_for(one: Elsewhere, compiled: jax.stages.Compiled) -> None:
+    """Refuses an executable that jax has made for the devices that are here instead.
+
+    Raises:
+      Refused: it is one.
+    """
+    executable: Any = compiled.runtime_executable()
+    # What can run has devices of its own; what was compiled for others has none.
+    if executable is None or hasattr(executable, "local_devices"):
+        raise _refused(
+            f"jax has compiled for the devices of this machine, not for {one.device_kind}",
+            "let `build` put nothing on devices: arguments as `jax.ShapeDtypeStruct`, "
+            "shardings on the mesh that it is given",
+        )
+
+
+@cache
+def _devices(one: Elsewhere) -> tuple[Any, ...]:
+    _check_installed(one.platform)
+    if one.platform == "gpu":
+        _check_configured(one)
+    try:
+        topology = _tpu_topology(one) if one.platform == "tpu" else _gpu_topology(one)
+    # Plugins raise what they like.
+    except Exception as error:
+        raise _not_given(one, error) from error
+    devices = tuple(topology.devices)
+    if len(devices) != one.num_devices:
+        raise _refused(
+            f"{_client(one.platform)} makes {len(devices)} devices of `{one.topology}`, "
+            f"but the target has {one.num_devices}",
+            _INSTALL[one.platform],
+        )
+    return devices
+
+
+def _tpu_topology(one: Elsewhere) -> Any:
+    bounds: dict[str, Any] = {"chips_per_host_bounds": one.host} if one.host else {}
+    config = {"chip_config_name": one.chip_config} if one.chip_config else {}
+    wraps = {"wrap": (*one.wraps, False, False)[:3]} if one.wraps else {}
+    return topologies.get_topology_desc(
+        platform="tpu",
+        topology_name=one.topology,
+        num_slices=one.num_granules,
+        **bounds,
+        **config,
+        **wraps,
+    )
+
+
+def _gpu_topology(one: Elsewhere) -> Any:
+    return topologies.get_topology_desc(
+        platform="cuda",
+        topology_name=one.gpu,
+        target_config=read_configuration(one.gpu),
+        topology=one.topology,
+    )
+
+
+def _check_installed(platform: str) -> None:
+    if platform == "tpu":
+        # jax looks at this variable first.
+        if os.environ.get("TPU_LIBRARY_PATH"):
+            return
+        missing, is_there = "libtpu", _is_there("libtpu")
+    else:
+        missing, is_there = "jax's CUDA plugin", any(map(_is_there, _CUDA_PLUGINS))
+    if not is_there:
+        raise _refused(
+            f"compiling for {_NAMES[platform]} that are not here needs {missing}, "
+            "which is not installed",
+            _INSTALL[platform],
+        )
+    wanted, found = wanted_by_jax(platform), _installed(platform)
+    if found is not None and is_too_old(found[1], wanted):
+        raise _refused(
+            f"{' '.join(found)} is too old for jax {jax.__version__}, which wants {wanted}",
+            _INSTALL[platform],
+        )
+
+
+def _check_configured(one: Elsewhere) -> None:
+    if one.gpu not in known_configurations():
+        raise _refused(
+            f"there is no target configuration for {one.device_kind or 'these GPUs'}; "
+            f"there are {', '.join(known_configurations())}",
+            "name another target, or rank the meshes by estimate with `--dry-run`",
+        )
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # Not even the package that it is a part of.
+        return False
+
+
+def _not_given(one: Elsewhere, error: Exception) -> Refused:
+    """One sentence for what a plugin raised instead of giving devices."""
+    text = str(error)
+    client = _client(one.platform)
+    if "lockfile" in text:
+        return _refused(
+            "another process uses libtpu, and its lock file keeps this one out",
+            "set ALLOW_MULTIPLE_LIBTPU_LOAD=1 where no TPU is attached, else wait for that process",
+        )
+    if re.search(r"PJRT API|api version|undefined symbol|cannot open|file too short", text, re.I):
+        return _refused(
+            f"{client} does not fit jaxlib {jaxlib.__version__}: {_first_line(error)}",
+            f"{_INSTALL[one.platform]}, which takes the version that this jax wants",
+        )
+    return _refused(
+        f"{client} does not know `{one.topology}` of {one.device_kind}: {_first_line(error)}",
+        "name a target that `automesh targets` lists, or rank its meshes by estimate "
+        "with `--dry-run`",
+    )
+
+
+def _client(platform: str) -> str:
+    found = _installed(platform)
+    return " ".join(found) if found else "libtpu" if platform == "tpu" else "jax's CUDA plugin"
+
+
+def _installed(platform: str) -> tuple[str, str] | None:
+    """The package that compiles for a platform, and its version; None if pip knows of none."""
+    packages: Sequence[str] = ("libtpu",) if platform == "tpu" else _CUDA_PACKAGES
+    return next(((name, found) for name in packages if (found := _version(name))), None)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip().rstrip(".") if lines else type(error).__name__
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _refused(reason: str, hint: str) -> Refused:
+    return Refused(Failed(stage="start", reason=reason, hint=hint))

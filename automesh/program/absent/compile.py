@@ -1,0 +1,281 @@
+"""A lowered program becomes a scheduled one for devices that are not here, once and for all (jax).
+
+What the compiler gave, its refusals for want of memory included, is kept in a store.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import jax
+
+from automesh.hardware.absent import Elsewhere
+from automesh.hlo.store import ModuleStore, Stored, key_of
+from automesh.outcomes import Counts, Effort, Failed, Memory, OutOfMemory
+from automesh.program.absent.client import (
+    check_compiled_for,
+    devices_of,
+    settings,
+    told,
+    usable_bytes,
+    versions_for,
+)
+from automesh.program.lower.compiled import (
+    compile_lowered,
+    count_serialized,
+    read_memory,
+    serialized,
+)
+from automesh.program.lower.compiler_options import Options, known, low_effort, needed_options
+from automesh.program.lower.lowering import SETTLING_TRIES, Program, after_one_step
+from automesh.program.notes import note
+from automesh.program.refused import Refused
+from automesh.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """How a program is to be compiled.
+
+    Attributes:
+      one: the devices.
+      options: compiler options of the plan.
+      effort: how hard the compiler shall try.
+      store: where the outcome is kept; None keeps nothing.
+      plan: in text form.
+      axes: names and sizes of its axes, in order.
+      dcn: of each axis, how many granules it spans.
+      began_s: when the job began, by `time.perf_counter`, what it waited for others left out.
+    """
+
+    one: Elsewhere
+    options: Options
+    effort: Effort
+    store: ModuleStore | None
+    plan: str
+    axes: tuple[tuple[str, int], ...]
+    dcn: tuple[int, ...]
+    began_s: float
+
+    def at_known_effort(self) -> Order:
+        """At default effort, where the compiler knows no other."""
+        return self if low_effort(self.one.platform) else replace(self, effort="default")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A program that was compiled, or found in the store.
+
+    Attributes:
+      key: under which it is kept; empty if it is not.
+      module: serialized HLO module, scheduled.
+      compile_s: of its own compile, which may have been another day's.
+      effort: `default` wherever low effort is no other.
+    """
+
+    key: str
+    module: bytes
+    memory: Memory
+    counts: Counts
+    compile_s: float
+    effort: Effort
+
+
+def obtain(program: Program, order: Order, *, fingerprint: str) -> Module:
+    """Compiles a program, or finds the outcome of an earlier compile.
+
+    Args:
+      fingerprint: of the program with its devices and the plan's compiler options.
+
+    Raises:
+      Refused: with `OutOfMemory`; or with `Failed` for an option that this compiler does not take,
+        or a store that cannot be written.
+    """
+    order = order.at_known_effort()
+    key = _key(order, fingerprint, order.effort)
+    stored = order.store.find(key) if order.store is not None else None
+    if stored is not None:
+        note(f"found in the store: {stored.label}, compiled in {stored.compile_s:.1f} s")
+        return _module(stored, order, key)
+    is_settled = _is_settled(order, fingerprint)
+    try:
+        stored = _compiled(program, order, is_settled)
+    except Refused as refused:
+        if isinstance(verdict := refused.outcome, OutOfMemory):
+            _keep(order, key, _blank(order, verdict))
+        raise
+    _keep(order, key, stored)
+    return _module(stored, order, key)
+
+
+def find_part(order: Order, *, fingerprint: str) -> Module | None:
+    """One of several programs that make up a step, if it is kept; see `keep_part`."""
+    key = _key(order, fingerprint, order.effort)
+    stored = order.store.find(key) if order.store is not None else None
+    return _module(stored, order, key) if stored is not None else None
+
+
+def keep_part(compiled: jax.stages.Compiled, order: Order, *, fingerprint: str) -> Module:
+    """Keeps one of several programs that make up a step.
+
+    Args:
+      order: `axes` and `dcn` are those of the devices that run it.
+      fingerprint: of this program.
+
+    Raises:
+      Refused: it cannot be read, or the store cannot be written.
+    """
+    check_compiled_for(order.one, compiled)
+    memory, module = read_memory(compiled, platform=order.one.platform), serialized(compiled)
+    stored = replace(
+        _blank(order, None),
+        module=module,
+        memory=memory,
+        counts=count_serialized(module, order.axes, order.dcn),
+    )
+    key = _key(order, fingerprint, order.effort)
+    _keep(order, key, stored)
+    return _module(stored, order, key)
+
+
+def _key(order: Order, fingerprint: str, effort: Effort) -> str:
+    options = low_effort(order.one.platform) if effort == "low" else ()
+    return key_of(
+        fingerprint=fingerprint,
+        target=told(order.one),
+        effort=(("effort", effort), *options, *needed_options(order.one.platform)),
+        versions=versions_for(order.one.platform),
+        environment=settings(),
+    )
+
+
+def _module(stored: Stored, order: Order, key: str) -> Module:
+    if stored.out_of_memory is not None:
+        raise Refused(stored.out_of_memory)
+    assert stored.memory is not None
+    return Module(
+        key=key if order.store is not None else "",
+        module=stored.module,
+        memory=stored.memory,
+        # Counted anew: it may have been compiled for a plan whose axes have other names.
+        counts=count_serialized(stored.module, order.axes, order.dcn),
+        compile_s=stored.compile_s,
+        effort=stored.effort,
+    )
+
+
+def _keep(order: Order, key: str, stored: Stored) -> None:
+    if order.store is None:
+        return
+    try:
+        order.store.keep(key, stored)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise Refused(
+            Failed(
+                stage="start",
+                reason=f"compiled programs cannot be kept in `{order.store.folder}`: "
+                f"{reason.lower()}",
+                hint="make room there, or name another folder in AUTOMESH_CACHE",
+            )
+        ) from error
+
+
+def _blank(order: Order, verdict: OutOfMemory | None) -> Stored:
+    """What is kept where the compiler gave no program."""
+    return Stored(
+        module=b"",
+        memory=None,
+        counts=None,
+        compile_s=time.perf_counter() - order.began_s,
+        effort=order.effort,
+        target=_in_words(order.one),
+        label=order.plan,
+        versions=versions_for(order.one.platform),
+        out_of_memory=verdict,
+    )
+
+
+def _in_words(one: Elsewhere) -> str:
+    """`tpu v5e:4x4*2`, `gpu h100 1x2x8`."""
+    if one.platform == "gpu":
+        return f"gpu {one.gpu} {one.topology}"
+    return f"tpu {one.topology}" + (f"*{one.num_granules}" if one.num_granules > 1 else "")
+
+
+def _compiled(program: Program, order: Order, is_settled: bool | None) -> Stored:
+    compiled, settled_at_once = _settle(program, order, is_settled)
+    memory = read_memory(compiled, platform=order.one.platform)
+    module = serialized(compiled)
+    return replace(
+        _blank(order, _verdict(memory, order)),
+        module=module,
+        memory=memory,
+        counts=count_serialized(module, order.axes, order.dcn),
+        is_settled=settled_at_once,
+    )
+
+
+def _verdict(memory: Memory, order: Order) -> OutOfMemory | None:
+    """Compilers for GPUs say what a program takes, and compile it however much that is."""
+    limit = usable_bytes(order.one) if order.one.platform == "gpu" else 0
+    if not limit or memory.peak_bytes <= limit:
+        return None
+    return OutOfMemory(
+        stage="compile",
+        needed_bytes=memory.peak_bytes,
+        limit_bytes=limit,
+        detail=f"the program takes {format_bytes(memory.peak_bytes)} of each device, "
+        f"which has {format_bytes(limit)}",
+    )
+
+
+def _is_settled(order: Order, fingerprint: str) -> bool | None:
+    """What an earlier compile at low effort has shown: whether the program's outputs are laid out
+    as its inputs are; None if there was none."""
+    if order.store is None or order.effort == "low":
+        return None
+    before = order.store.find(_key(order, fingerprint, "low"))
+    return None if before is None or before.out_of_memory is not None else before.is_settled
+
+
+def _settle(
+    program: Program, order: Order, is_settled: bool | None
+) -> tuple[jax.stages.Compiled, bool]:
+    """Compiles the program that a training loop settles to, once at the effort that is asked for.
+
+    Which one it settles to is found out at low effort, where that is known to be needed.
+
+    Returns:
+      The executable; whether the program as it stands was the settled one.
+    """
+    quick: Effort = "low" if low_effort(order.one.platform) else order.effort
+    tried: Effort = quick if is_settled is False else order.effort
+    compiled = _compile(program, order, tried)
+    following = None if is_settled else after_one_step(program, compiled)
+    settled_at_once = following is None
+    for _ in range(SETTLING_TRIES):
+        if following is None:
+            break
+        program, tried = following, quick
+        compiled = _compile(program, order, tried)
+        following = after_one_step(program, compiled)
+    if tried != order.effort:
+        compiled = _compile(program, order, order.effort)
+    return compiled, settled_at_once
+
+
+def all_options(order: Order, effort: Effort) -> Options:
+    """Those of the plan, with what the compiler needs for devices that are not here."""
+    platform, device = order.one.platform, devices_of(order.one)[0]
+    low = known(low_effort(platform), device) if effort == "low" else ()
+    # What a plan says about the options that are needed here holds: it was chosen for a reason.
+    options = {**dict(known(needed_options(platform), device)), **dict(order.options), **dict(low)}
+    return tuple(options.items())
+
+
+def _compile(program: Program, order: Order, effort: Effort) -> jax.stages.Compiled:
+    compiled = compile_lowered(program.lowered, all_options(order, effort))
+    check_compiled_for(order.one, compiled)
+    return compiled

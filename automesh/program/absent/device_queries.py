@@ -1,0 +1,217 @@
+"""While user code runs for devices that are not here, jax's public queries answer for them (jax).
+
+Only the names that users import are replaced, in `jax` and in `jax.experimental.mesh_utils`; jax
+itself asks `jax._src.xla_bridge`, and goes on seeing the devices that are here. What stands under
+the public names from `install` on asks each time whom it answers for, so it may be imported early
+(`from jax import devices`) and kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import mesh_utils
+
+from automesh.hardware.absent import Elsewhere
+from automesh.program.absent.pallas import answering_kernels
+from automesh.program.notes import note
+
+_QUERIES = (
+    "devices",
+    "local_devices",
+    "device_count",
+    "local_device_count",
+    "default_backend",
+    "process_count",
+    "process_index",
+    "process_indices",
+)
+# What jax still has under old names.
+_OLD_NAMES = {
+    "host_count": "process_count",
+    "host_id": "process_index",
+    "host_ids": "process_indices",
+}
+# Functions that take all devices if they are given none.
+_MAKERS = (
+    (jax, "make_mesh"),
+    (mesh_utils, "create_device_mesh"),
+    (mesh_utils, "create_hybrid_device_mesh"),
+)
+# By which names users ask for the devices of a platform.
+_PLATFORM_NAMES = {"tpu": ("tpu",), "gpu": ("gpu", "cuda")}
+
+
+@dataclass(slots=True, kw_only=True)
+class Answers:
+    """What user code is told, and what it has asked.
+
+    Attributes:
+      one: the devices to answer for.
+      make: gives them, in jax's order; called when they are asked for.
+      in_meshes: True if meshes that user code makes shall consist of them.
+      questions: in words, each once.
+    """
+
+    one: Elsewhere
+    make: Callable[[], Sequence[Any]]
+    in_meshes: bool
+    questions: dict[str, None] = field(default_factory=dict[str, None])
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What was asked and answered, in words, each once, in the order of the questions."""
+        return tuple(self.questions)
+
+    def concern(self, backend: Any) -> bool:
+        """Whether a question about `backend` is about these devices."""
+        return backend is None or backend in _PLATFORM_NAMES[self.one.platform]
+
+    def devices(self) -> list[Any]:
+        return list(self.make())
+
+    def local_devices(self, process_index: int | None = None) -> list[Any]:
+        index = process_index or 0
+        if not 0 <= index < self.one.num_hosts:
+            raise ValueError(f"Unknown process_index {process_index}")
+        return [device for device in self.make() if device.process_index == index]
+
+    def device_count(self) -> int:
+        return self.one.num_devices
+
+    def local_device_count(self) -> int:
+        return self.one.num_devices // self.one.num_hosts
+
+    def default_backend(self) -> str:
+        return self.one.platform
+
+    def process_count(self) -> int:
+        return self.one.num_hosts
+
+    def process_index(self) -> int:
+        return 0
+
+    def process_indices(self) -> list[int]:
+        return list(range(self.one.num_hosts))
+
+    def note(self, query: str, answer: Any) -> None:
+        """Writes down a question of user code, in the worker's log too."""
+        text = f"jax.{query}() in {_asking()}: {_in_words(answer)}"
+        if text not in self.questions:
+            self.questions[text] = None
+            note(f"answered for the target: {text}")
+
+
+@dataclass(slots=True)
+class _State:
+    """Of this process: user code may ask from threads of its own."""
+
+    answers: Answers | None = None
+    real: dict[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
+
+
+_STATE = _State()
+
+
+def install() -> None:
+    """Puts functions under jax's public names that answer as jax does, until `answering` is
+    entered."""
+    if _STATE.real:
+        return
+    for name in (*_QUERIES, *_OLD_NAMES):
+        if callable(original := vars(jax).get(name)):
+            _STATE.real[name] = original
+            setattr(jax, name, _query(name, original))
+    for module, name in _MAKERS:
+        setattr(module, name, _maker(getattr(module, name)))
+
+
+@contextmanager
+def answering(
+    one: Elsewhere, devices: Callable[[], Sequence[Any]], *, in_meshes: bool
+) -> Generator[Answers]:
+    """Answers for `one` while the body runs.
+
+    Args:
+      devices: gives the devices to answer with, in jax's order.
+      in_meshes: True if meshes that user code makes shall consist of them.
+    """
+    install()
+    before = _STATE.answers
+    _STATE.answers = answers = Answers(one=one, make=devices, in_meshes=in_meshes)
+    try:
+        with answering_kernels(one):
+            yield answers
+    finally:
+        _STATE.answers = before
+
+
+def attached() -> list[Any]:
+    """The devices that are here, whatever user code is told."""
+    return jax.devices() if _STATE.answers is None else _STATE.real["devices"]()
+
+
+def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    # Some of jax's functions are caches written in C++, which have no name of their own.
+    signature, name = inspect.signature(original), _OLD_NAMES.get(asked, asked)
+
+    @functools.wraps(original)
+    def query(*args: Any, **kwargs: Any) -> Any:
+        answers = _STATE.answers
+        if answers is None:
+            return original(*args, **kwargs)
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return original(*args, **kwargs)  # which says what is wrong with them
+        if not answers.concern(given.get("backend")):
+            return original(*args, **kwargs)
+        answer: Any
+        if name == "local_devices":
+            answer = answers.local_devices(given.get("process_index", given.get("host_id")))
+        else:
+            answer = getattr(answers, name)()
+        answers.note(asked, answer)
+        return answer
+
+    return query
+
+
+def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        answers = _STATE.answers
+        if answers is None or not answers.in_meshes:
+            return original(*args, **kwargs)
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError:
+            return original(*args, **kwargs)
+        if given.arguments.get("devices") is None:
+            given.arguments["devices"] = answers.devices()
+        return original(*given.args, **given.kwargs)
+
+    return make
+
+
+def _asking() -> str:
+    """The line that asks: the nearest one outside of this module."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else "?"
+
+
+def _in_words(answer: Any) -> str:
+    if isinstance(answer, list) and answer and hasattr(answer[0], "device_kind"):
+        return f"{len(answer)} x {answer[0].device_kind}"
+    return str(answer)

@@ -1,0 +1,85 @@
+"""What looks like the devices of a target to user code that asks for them (jax).
+
+For ranking by estimate where no compile-only client is installed. The attributes and the order are
+those of the devices that these clients give.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from automesh.hardware.absent import Elsewhere
+from automesh.hardware.gpu_configurations import known_configurations, read_configuration
+from automesh.program.absent import layout
+from automesh.program.absent.pallas import cores_of
+
+_SLICE_IDS = 100_000  # by which the ids of devices in several slices lie apart
+
+
+class StandIn:
+    """A device with its public attributes and nothing behind them."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a device that is not here has no attribute `{name}`")
+
+    def __repr__(self) -> str:
+        return f"{self.device_kind}(id={self.id}, not here)"
+
+
+def stand_ins(one: Elsewhere) -> tuple[StandIn, ...]:
+    """The devices of a target, in jax's order."""
+    return _tpus(one) if one.platform == "tpu" else _gpus(one)
+
+
+def _tpus(one: Elsewhere) -> tuple[StandIn, ...]:
+    hosts = one.num_hosts // one.num_granules
+    in_slice = layout.stand_ins(one.device_kind, one.torus, one.devices_per_chip, host=one.host)
+    found: list[StandIn] = []
+    for granule in range(one.num_granules):
+        # A single slice has no number.
+        numbered = {"slice_index": granule} if one.num_granules > 1 else {}
+        first = _SLICE_IDS * (granule + 1) if numbered else 0
+        found += [
+            StandIn(
+                id=first + device.id,
+                platform="tpu",
+                device_kind=one.device_kind,
+                process_index=granule * hosts + device.process_index,
+                coords=list(device.coords),
+                core_on_chip=device.core_on_chip,
+                num_cores=cores_of(one),
+                **numbered,
+            )
+            for device in in_slice
+        ]
+    return tuple(found)
+
+
+def _gpus(one: Elsewhere) -> tuple[StandIn, ...]:
+    each = one.num_devices // one.num_hosts
+    text = read_configuration(one.gpu) if one.gpu in known_configurations() else ""
+    known: dict[str, Any] = {}
+    for name in ("core_count", "shared_memory_per_block_optin"):
+        if stated := re.search(rf"{name}: (\d+)", text):
+            known[name] = int(stated[1])
+    if major := re.search(r"cuda_compute_capability \{ major: (\d+)(?: minor: (\d+))?", text):
+        known["compute_capability"] = f"{major[1]}.{major[2] or 0}"
+    return tuple(
+        StandIn(
+            id=number,
+            platform="gpu",
+            device_kind=one.device_kind,
+            process_index=number // each,
+            coords=[0, number // each, number % each],
+            slice_index=0,
+            partition_index=0,
+            fabric_uuid="",
+            device_vendor="NVIDIA Corporation",
+            **known,
+        )
+        for number in range(one.num_devices)
+    )

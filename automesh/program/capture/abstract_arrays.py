@@ -1,0 +1,682 @@
+"""A script runs without its arrays: what it computes has a shape, a type and a sharding, and no
+data (jax).
+
+For devices that are not here, and for arrays that no single device holds. While a script runs, a
+trace of ours stands in the place of the one with which jax computes outside of all transformations.
+Each operation that the script asks for comes by there, a call of a jitted function as a whole; what
+it gives is described by jax's own rules (`Primitive.abstract_eval`), and an `AbstractArray` goes
+back, which is a `jax.Array` for all that asks.
+
+* Where an array is put is what the script says: `device_put`, `out_shardings`, the type of an array
+  with Explicit axes. Where it leaves that to the compiler (a jitted function over a mesh without
+  `out_shardings`, an eager operation on sharded arrays), that one operation is compiled, and not
+  run: as it would be with the arrays there.
+* Small results of small operations on real arrays are computed for real: random keys, counters, a
+  table of positions. Python may look at them.
+* Where Python needs a value that is not there (`if x > 0`, `int(x)`, `np.asarray(x)`), the script
+  is ended by `ValueNeeded`, with the line. A single number may be read as a `float`, or printed: it
+  is `nan`. Losses are read so between two steps, in nearly all scripts, and only to be shown. The
+  lines are told, as a script may decide by them as well; `nan` is neither less nor more than
+  anything.
+
+Private in jax are traces, tracers and primitives (`jax._src.core`), and that `jax.set_mesh` and
+`jax.sharding.get_mesh` refuse to work under a trace. Looked at in jax 0.10.1 to 0.12.0.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import linecache
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+
+from automesh.errors import UsageError
+from automesh.program.absent.device_queries import attached
+from automesh.program.capture.frames import asking_line, is_users
+from automesh.program.capture.nouns import SourceLine
+from automesh.program.lower.compiled import output_shardings
+from automesh.program.lower.compiler_options import known, quick_options
+
+_CORE: Any = importlib.import_module("jax._src.core")
+# What an operation makes on the way, at most, to be computed for real.
+_SMALL_BYTES = 2**18
+# Operations that give each element of their result from the same element of their arguments.
+# fmt: off
+_ELEMENTWISE = frozenset((
+    "abs", "add", "and", "atan2", "ceil", "clamp", "convert_element_type", "copy", "copy_p",
+    "cos", "div", "eq", "erf", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow",
+    "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg",
+    "nextafter", "not", "or", "pow", "reduce_precision", "rem", "round", "rsqrt", "select_n",
+    "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+))
+# fmt: on
+# Operations whose parameters say on which mesh they run.
+_ON_A_MESH = frozenset({"sharding_constraint", "shard_map", "reshard", "mesh_cast", "device_put"})
+
+
+class ValueNeeded(UsageError):
+    """Python needs the value of an array that is not there."""
+
+
+@dataclass(slots=True)
+class _State:
+    """Of this process.
+
+    Attributes:
+      trace: the one in force while a script runs without its arrays.
+      alive_bytes, most_bytes: of the arrays that the script holds, and held at most.
+      printed: lines that were given `nan` for a number.
+      compiled: shardings of what the compiler was asked about.
+    """
+
+    trace: Any = None
+    is_installed: bool = False
+    alive_bytes: int = 0
+    most_bytes: int = 0
+    printed: dict[SourceLine, None] = field(default_factory=dict[SourceLine, None])
+    compiled: dict[Any, tuple[Sharding | None, ...]] = field(
+        default_factory=dict[Any, "tuple[Sharding | None, ...]"]
+    )
+
+
+_STATE = _State()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What became of a run without arrays.
+
+    Attributes:
+      most_bytes: of the arrays that the script held at the same time.
+      printed: lines that were given `nan` for a number.
+    """
+
+    most_bytes: int
+    printed: tuple[SourceLine, ...]
+
+
+def seen() -> Seen:
+    """Of the last run without arrays."""
+    return Seen(most_bytes=_STATE.most_bytes, printed=tuple(_STATE.printed))
+
+
+def is_abstract(leaf: Any) -> bool:
+    """Whether a leaf is an array without data."""
+    return isinstance(leaf, AbstractArray)
+
+
+def described(tree: Any) -> Any:
+    """The arrays without data in a tree as `jax.ShapeDtypeStruct`, the rest as it is."""
+    if _STATE.trace is None:
+        return tree
+    return jax.tree.map(lambda leaf: leaf.described() if is_abstract(leaf) else leaf, tree)
+
+
+def without_data(leaf: Any) -> Any:
+    """As a step's argument: an array as `jax.ShapeDtypeStruct`, anything else as it is."""
+    if is_abstract(leaf):
+        return leaf.described()
+    if isinstance(leaf, jax.Array):
+        to = leaf.sharding if getattr(leaf, "committed", True) else None
+        weak = bool(getattr(leaf, "weak_type", False))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to, weak_type=weak)
+    if isinstance(leaf, np.ndarray):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return leaf
+
+
+def bytes_alive() -> int:
+    """Of the arrays that a script holds, with and without data."""
+    real = sum(int(array.nbytes) for array in jax.live_arrays())
+    return real + _STATE.alive_bytes
+
+
+class AbstractArray(_CORE.Tracer):
+    """An array without data, as the script sees it."""
+
+    __slots__ = ("nbytes", "placed", "state")
+
+    placed: Sharding | None
+    nbytes: int
+
+    def __init__(self, trace: Any, aval: Any, sharding: Sharding | None) -> None:
+        # Their attributes have other names in other versions.
+        super().__init__(trace, aval) if _TAKES_AVAL else super().__init__(trace)
+        if not _TAKES_AVAL:
+            self.aval = aval
+        self.placed = sharding
+        self.nbytes = _aval_bytes(aval)
+        # Its own: modules are emptied before the last arrays go.
+        self.state = _STATE
+        _STATE.alive_bytes += self.nbytes
+        _STATE.most_bytes = max(_STATE.most_bytes, _STATE.alive_bytes)
+
+    def __del__(self) -> None:
+        self.state.alive_bytes -= self.nbytes
+
+    def described(self) -> jax.ShapeDtypeStruct:
+        """Its shape, its type, and where it is."""
+        aval: Any = self.aval
+        return jax.ShapeDtypeStruct(
+            aval.shape, aval.dtype, sharding=self.placed, weak_type=bool(aval.weak_type)
+        )
+
+    @property
+    def sharding(self) -> Sharding:
+        return self.placed or SingleDeviceSharding(attached()[0])
+
+    @property
+    def committed(self) -> bool:
+        return self.placed is not None
+
+    _committed = committed
+
+    @property
+    def device(self) -> Any:
+        return next(iter(self.sharding.device_set))
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        return True
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        return self.sharding.is_fully_replicated
+
+    def devices(self) -> set[Any]:
+        return self.sharding.device_set
+
+    def block_until_ready(self) -> AbstractArray:
+        return self
+
+    def copy_to_host_async(self) -> None:
+        """There is nothing to be copied."""
+
+    def delete(self) -> None:
+        """There is nothing to be deleted."""
+
+    def is_deleted(self) -> bool:
+        return False
+
+    def __hash__(self) -> int:
+        raise TypeError("unhashable type: 'jax.Array'")
+
+    def __float__(self) -> float:
+        aval: Any = self.aval
+        if aval.shape:
+            raise _needed(self)
+        _STATE.printed.setdefault(asking_line())
+        return math.nan
+
+    def __format__(self, spec: str) -> str:
+        aval: Any = self.aval
+        if spec and aval.shape:
+            raise TypeError("unsupported format string passed to Array.__format__")
+        _STATE.printed.setdefault(asking_line())
+        return format(math.nan, spec.rstrip("d")) if spec else str(self)
+
+    def __repr__(self) -> str:
+        aval: Any = self.aval
+        return f"Array({'nan' if not aval.shape else '...'}, {aval.str_short()})"
+
+    def __str__(self) -> str:
+        aval: Any = self.aval
+        return repr(self) if aval.shape else "nan"
+
+    def item(self, *_: Any) -> Any:
+        aval: Any = self.aval
+        if jax.numpy.issubdtype(aval.dtype, np.floating) and not aval.shape:
+            return float(self)
+        raise _needed(self)
+
+    def _asked(self, *_: Any, **__: Any) -> Any:
+        raise _needed(self)
+
+    __bool__ = __int__ = __index__ = __complex__ = __array__ = __dlpack__ = _asked
+    __round__ = __hex__ = __oct__ = __reduce__ = _asked
+    tolist = tobytes = addressable_data = unsafe_buffer_pointer = _asked
+
+    @property
+    def addressable_shards(self) -> Any:
+        raise _needed(self)
+
+    @property
+    def global_shards(self) -> Any:
+        raise _needed(self)
+
+
+_TAKES_AVAL = "aval" in inspect.signature(_CORE.Tracer.__init__).parameters
+
+
+def _needed(array: AbstractArray) -> ValueNeeded:
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    place, name, code = "?", "", ""
+    if frame is not None:
+        place = str(SourceLine(file=frame.f_code.co_filename, line=frame.f_lineno))
+        names = [name for name, value in frame.f_locals.items() if value is array]
+        name, code = names[0] if names else "", _code_at(frame)
+    aval: Any = array.aval
+    what = f"`{name}`" if name else f"an array {aval.str_short()}"
+    what += f" for `{code}`" if code else ""
+    return ValueNeeded(
+        f"{place} needs the value of {what}, which is not there: the script is run without the "
+        "data of its arrays",
+        hint="do without it before the third call of the step, or write a function `build(mesh)`; "
+        "a single number can be printed and read by `float`, as nan",
+    )
+
+
+def _code_at(frame: FrameType) -> str:
+    """What a frame is about to do, in the words of its source; nothing if that is long."""
+    positions = list(frame.f_code.co_positions())
+    number = frame.f_lasti // 2
+    line, last, first, end = positions[number] if number < len(positions) else (None,) * 4
+    if line is None or line != last:
+        return ""
+    # Columns are counted in bytes.
+    text = linecache.getline(frame.f_code.co_filename, line).encode()[first:end].decode()
+    return text if len(text) <= 60 else ""
+
+
+class _AbstractTrace(_CORE.Trace):
+    """Stands in the place of jax's eager evaluation."""
+
+    def stage_value(self, val: Any) -> Any:
+        if isinstance(val, jax.Array):
+            return val
+        if np.asarray(val).nbytes <= _SMALL_BYTES and _concrete_mesh_in_force().empty:
+            with _CORE.set_current_trace(_CORE.eval_trace):
+                return _CORE.eval_trace.stage_value(val)
+        return AbstractArray(self, _CORE.typeof(val), None)
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        args = list(tracers)
+        if _can_be_real(primitive, args, params):
+            with _CORE.set_current_trace(_CORE.eval_trace):
+                return primitive.bind(*args, **params)
+        avals = [_CORE.typeof(arg) for arg in args]
+        with _CORE.set_current_trace(_CORE.eval_trace):
+            out, _ = primitive.abstract_eval(*avals, **params)
+        outs = list(out) if primitive.multiple_results else [out]
+        placed = _placements(primitive, args, params, outs)
+        made = [
+            AbstractArray(self, aval, sharding) for aval, sharding in zip(outs, placed, strict=True)
+        ]
+        return made if primitive.multiple_results else made[0]
+
+    # The names of these parameters are jax's.
+    def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+        del call_primitive, params
+        with _CORE.set_current_trace(self):
+            return f.call_wrapped(*tracers)
+
+    def process_custom_jvp_call(self, *given: Any, **_: Any) -> Any:
+        _, fun, _, tracers = given
+        with _CORE.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def process_custom_vjp_call(self, *given: Any, **_: Any) -> Any:
+        _, fun, _, _, tracers = given
+        with _CORE.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+    def cur_qdd(self, x: Any) -> Any:
+        return x.cur_qdd()
+
+
+def _can_be_real(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether an operation is small, on real arrays, and away from all meshes."""
+    if any(is_abstract(arg) for arg in args) or primitive.name in _ON_A_MESH:
+        return primitive.name == "device_put" and _is_small_put(args, params)
+    if any(_nbytes(arg) > _SMALL_BYTES or _is_on_mesh(arg) for arg in args):
+        return False
+    if not _concrete_mesh_in_force().empty:
+        return False
+    jaxpr = params.get("jaxpr")
+    if primitive.name in ("pjit", "jit"):
+        stated = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+        if any(isinstance(one, Sharding) for one in stated):
+            return False
+    if jaxpr is None:
+        with _CORE.set_current_trace(_CORE.eval_trace):
+            out, _ = primitive.abstract_eval(*map(_CORE.typeof, args), **params)
+        outs = list(out) if primitive.multiple_results else [out]
+        return sum(map(_aval_bytes, outs)) <= _SMALL_BYTES
+    return _work(jaxpr) <= _SMALL_BYTES
+
+
+def _is_small_put(args: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether small arrays are put where they are anyway."""
+    return all(one is None for one in params.get("devices", (0,))) and all(
+        not is_abstract(arg) and _nbytes(arg) <= _SMALL_BYTES for arg in args
+    )
+
+
+def _nbytes(value: Any) -> int:
+    return int(getattr(value, "nbytes", 0) or 0)
+
+
+def _aval_bytes(aval: Any) -> int:
+    dtype = getattr(aval, "dtype", None)
+    return math.prod(aval.shape) * int(dtype.itemsize) if dtype is not None else 0
+
+
+def _is_on_mesh(value: Any) -> bool:
+    return isinstance(getattr(value, "sharding", None), NamedSharding)
+
+
+def _work(jaxpr: Any) -> float:
+    """Bytes that a program makes on its way; endless if it is a matter of a mesh."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    total = 0.0
+    for equation in inner.eqns:
+        if equation.primitive.name in _ON_A_MESH:
+            return math.inf
+        total += sum(_aval_bytes(variable.aval) for variable in equation.outvars)
+        times = equation.params.get("length", 1)
+        for part in _jaxprs_in(equation.params):
+            total += times * _work(part)
+    return total
+
+
+def _jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for one in cast("Any", value) if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):
+                yield one
+
+
+def _concrete_mesh_in_force() -> Any:
+    return importlib.import_module("jax._src.mesh").get_concrete_mesh()
+
+
+def _placements(
+    primitive: Any, args: Sequence[Any], params: dict[str, Any], outs: Sequence[Any]
+) -> tuple[Sharding | None, ...]:
+    """Where the results of an operation are; None for the default device."""
+    name = primitive.name
+    if name == "device_put":
+        put = [_sharding_of(one) for one in params["devices"]]
+        return tuple(to or _known(arg) for to, arg in zip(put, args, strict=True))
+    typed = [_from_type(aval, args) for aval in outs]
+    if name in ("pjit", "jit"):
+        stated = [one if isinstance(one, Sharding) else None for one in params["out_shardings"]]
+        typed = [said or by_type for said, by_type in zip(stated, typed, strict=True)]
+    if name in ("sharding_constraint", "reshard"):
+        to: Any = params.get("sharding") or params.get("dst_sharding")
+        typed = [by_type or _on_concrete(to, args) for by_type in typed]
+    if all(typed) or not _concerns_mesh(args, params):
+        return tuple(typed)
+    if name in _ELEMENTWISE:
+        same = {_known(arg) for arg in args if np.shape(arg) == outs[0].shape} - {None}
+        if len(same) == 1:
+            return (same.pop(),)
+    compiled = _compiled_shardings(primitive, args, params)
+    return tuple(said or by for said, by in zip(typed, compiled, strict=True))
+
+
+def _sharding_of(to: Any) -> Sharding | None:
+    if isinstance(to, Sharding):
+        return to
+    if isinstance(getattr(to, "sharding", None), Sharding):
+        return to.sharding  # A format.
+    return SingleDeviceSharding(to) if isinstance(to, jax.Device) else None
+
+
+def _known(value: Any) -> Sharding | None:
+    """Where an argument was put; None for where jax puts what nobody has put anywhere."""
+    if is_abstract(value):
+        return value.placed
+    if isinstance(value, jax.Array) and getattr(value, "committed", False):
+        return value.sharding
+    return None
+
+
+def _from_type(aval: Any, args: Sequence[Any]) -> Sharding | None:
+    """Where an array is whose type says so: with Explicit axes."""
+    sharding: Any = getattr(aval, "sharding", None)
+    mesh: Any = getattr(sharding, "mesh", None)
+    if mesh is None or mesh.empty or not mesh.are_all_axes_explicit:
+        return None
+    return _on_concrete(sharding, args)
+
+
+def _on_concrete(sharding: Any, args: Sequence[Any]) -> Sharding | None:
+    """A sharding over the mesh with devices that its abstract mesh stands for."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding if isinstance(sharding, Sharding) else None
+    if isinstance(sharding.mesh, jax.sharding.Mesh):
+        return sharding
+    candidates = [_concrete_mesh_in_force()]
+    candidates += [one.mesh for arg in args if isinstance(one := _known(arg), NamedSharding)]
+    for mesh in candidates:
+        if isinstance(mesh, jax.sharding.Mesh) and not mesh.empty:
+            return NamedSharding(mesh, sharding.spec)
+    return None
+
+
+def _concerns_mesh(args: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether some argument, or the program itself, is split over several devices."""
+    for arg in args:
+        sharding = _known(arg)
+        if sharding is not None and len(sharding.device_set) > 1:
+            return True
+    if any(math.isinf(_work(part)) for part in _jaxprs_in(params)):
+        return True
+    return any(isinstance(one, NamedSharding) for one in params.get("in_shardings", ()))
+
+
+def _compiled_shardings(
+    primitive: Any, args: Sequence[Any], params: dict[str, Any]
+) -> tuple[Sharding | None, ...]:
+    """What the compiler makes of an operation whose results nobody has put anywhere."""
+    inputs = [described(arg) if is_abstract(arg) else arg for arg in args]
+    key = _key(primitive, inputs, params)
+    if key is not None and key in _STATE.compiled:
+        return _STATE.compiled[key]
+
+    def operation(*values: Any) -> list[Any]:
+        found = primitive.bind(*values, **params)
+        return list(found) if primitive.multiple_results else [found]
+
+    with _CORE.set_current_trace(_CORE.eval_trace):
+        lowered = _jit(operation).lower(*inputs)
+        device = attached()[0]
+        quick: Any = dict(known(quick_options(device.platform), device))
+        compiled = lowered.compile(compiler_options=quick)
+    mesh = _mesh_among(inputs, params)
+    shardings = tuple(_named(one, mesh) for one in output_shardings(compiled))
+    if key is not None:
+        _STATE.compiled[key] = shardings
+    return shardings
+
+
+def _key(primitive: Any, inputs: Sequence[Any], params: dict[str, Any]) -> Any:
+    try:
+        key = (
+            primitive,
+            tuple(sorted(params.items())),
+            tuple(
+                (np.shape(one), str(one.dtype), getattr(one, "sharding", None)) for one in inputs
+            ),
+        )
+        hash(key)
+    except (TypeError, AttributeError):
+        return None
+    return key
+
+
+def _mesh_among(inputs: Sequence[Any], params: dict[str, Any]) -> Any:
+    for one in (*(getattr(value, "sharding", None) for value in inputs), *params.values()):
+        if isinstance(one, NamedSharding) and isinstance(one.mesh, jax.sharding.Mesh):
+            return one.mesh
+    return None
+
+
+def _named(sharding: Any, mesh: Any) -> Sharding | None:
+    if not isinstance(sharding, NamedSharding) or mesh is None:
+        return sharding if isinstance(sharding, Sharding) else None
+    if sharding.mesh.axis_names != mesh.axis_names:
+        return sharding
+    return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+
+@contextmanager
+def without_arrays() -> Generator[None]:
+    """While the body runs, operations outside of all transformations give arrays without data.
+
+    Raises:
+      UsageError: this jax computes in another way.
+    """
+    _install()
+    trace = _AbstractTrace()
+    _STATE.trace = trace
+    _STATE.alive_bytes = _STATE.most_bytes = 0
+    _STATE.printed.clear()
+    _STATE.compiled.clear()
+    try:
+        with _CORE.set_current_trace(trace):
+            yield
+    finally:
+        _STATE.trace = None
+
+
+def is_without_arrays() -> bool:
+    """Whether a script is run without its arrays just now."""
+    return _STATE.trace is not None
+
+
+def _jit(function: Any) -> Any:
+    """`jax.jit` itself, whatever stands under its name."""
+    return importlib.import_module("jax._src.api").jit(function)
+
+
+def _install() -> None:
+    if _STATE.is_installed:
+        return
+    wanted = ("Trace", "Tracer", "eval_trace", "set_current_trace", "typeof", "trace_ctx")
+    missing = [name for name in wanted if not hasattr(_CORE, name)]
+    if missing:
+        raise UsageError(
+            f"jax {jax.__version__} computes in another way (it has no {', '.join(missing)}): a "
+            "script cannot be run without its arrays",
+            hint="use jax 0.10.1 to 0.12, or write a function `build(mesh)`",
+        )
+    _STATE.is_installed = True
+    _hook_meshes()
+    _hook_arrays()
+    _hook_likes()
+
+
+def _outside(function: Any) -> Any:
+    """A function that jax refuses to call under a trace; under ours it may."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _STATE.trace is None or _CORE.trace_ctx.trace is not _STATE.trace:
+            return function(*args, **kwargs)
+        with _CORE.set_current_trace(_CORE.eval_trace):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _hook_meshes() -> None:
+    owner: Any = jax.set_mesh
+    owner.__init__ = _outside(owner.__init__)
+    internals: Any = importlib.import_module("jax._src.sharding_impls")
+    public: Any = jax.sharding
+    public.get_mesh = internals.get_mesh = _outside(internals.get_mesh)
+
+
+def _hook_arrays() -> None:
+    """Arrays that are made of parts: the whole is what is described."""
+    owner: Any = jax
+    for name, made in (
+        ("make_array_from_callback", _of_callback),
+        ("make_array_from_process_local_data", _of_process),
+        ("make_array_from_single_device_arrays", _of_parts),
+    ):
+        original = getattr(jax, name)
+        setattr(owner, name, _instead(original, made))
+
+
+def _instead(original: Any, made: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _STATE.trace is None:
+            return original(*args, **kwargs)
+        return made(*args, **kwargs)
+
+    return call
+
+
+def _placed(shape: Sequence[int], dtype: Any, sharding: Any) -> Any:
+    """An array of zeros in a place: through jax, so that its type is what jax makes of it."""
+    zeros = jax.numpy.zeros(tuple(shape), dtype)
+    return jax.device_put(zeros, sharding)
+
+
+def _of_callback(shape: Any, sharding: Any, data_callback: Any, dtype: Any = None) -> Any:
+    to = getattr(sharding, "sharding", sharding)
+    if dtype is None:
+        index = next(iter(to.devices_indices_map(tuple(shape)).values()))
+        dtype = np.asarray(data_callback(index)).dtype
+    return _placed(shape, dtype, to)
+
+
+def _of_process(sharding: Any, local_data: Any, global_shape: Any = None) -> Any:
+    def one(to: Any, local: Any, stated: Any = None) -> Any:
+        whole = tuple(np.shape(local)) if stated is None else tuple(stated)
+        # Every process brings its rows.
+        if stated is None and whole and not to.is_fully_replicated:
+            whole = (whole[0] * jax.process_count(), *whole[1:])
+        whole = tuple(
+            size if size is not None else own
+            for size, own in zip(whole, np.shape(local), strict=True)
+        )
+        return _placed(whole, local.dtype, to)
+
+    if isinstance(sharding, Sharding):
+        if global_shape is None or all(isinstance(size, int | None) for size in global_shape):
+            return jax.tree.map(lambda local: one(sharding, local, global_shape), local_data)
+        return jax.tree.map(
+            lambda local, shape: one(sharding, local, shape), local_data, global_shape
+        )
+    return jax.tree.map(one, sharding, local_data)
+
+
+def _of_parts(shape: Any, sharding: Any, arrays: Any, *, dtype: Any = None) -> Any:
+    return _placed(shape, dtype or arrays[0].dtype, sharding)
+
+
+def _hook_likes() -> None:
+    """`zeros_like` and its kin put what they make where its model is, if that is no tracer."""
+    internals: Any = importlib.import_module("jax._src.lax.lax")
+    public: Any = jax.lax
+    original = internals.full_like
+
+    @functools.wraps(original)
+    def full_like(x: Any, fill_value: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(x, fill_value, *args, **kwargs)
+        if not is_abstract(x):
+            return made
+        given = {**dict(zip(("dtype", "shape", "sharding"), args, strict=False)), **kwargs}
+        to = _known(x)
+        if given.get("sharding") is None and given.get("shape") is None and to is not None:
+            return jax.device_put(made, to)
+        return made
+
+    internals.full_like = public.full_like = full_like

@@ -1,0 +1,205 @@
+"""A script as a function `build(mesh)`: run up to its step, with the mesh in place of its own
+(jax)."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from automesh.errors import UsageError
+from automesh.program.absent.device_queries import attached
+from automesh.program.capture.abstract_arrays import ValueNeeded, without_arrays
+from automesh.program.capture.frames import asking_line, describe_function, failing_line
+from automesh.program.capture.hooks import Call, MakeMesh
+from automesh.program.capture.nouns import Capture
+from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
+from automesh.program.capture.split_axes import meaning, split_names
+from automesh.program.capture.step_call import trace, workload_of
+from automesh.program.lower.static_args import is_ref
+from automesh.program.nouns import Entry
+from automesh.program.script.workload import Workload
+
+# Arguments up to this size are kept on the host, so that the script runs once for each mesh.
+_LARGEST_KEPT_BYTES = 2**30
+
+
+class EndedEarly(RuntimeError):
+    """On this mesh the script ends before its step."""
+
+
+def captured_build(entry: Entry) -> Any:
+    """The function `build(mesh)` of a script that has none of its own."""
+    assert entry.capture is not None
+    known: dict[Any, _Kept] = {}
+    capture = entry.capture
+
+    def build(mesh: Mesh) -> Workload:
+        key = (mesh, mesh.axis_types)
+        if key in known:
+            return known[key].workload()
+        run = _UpToStep(capture=capture, plan=mesh)
+        with meaning(capture.splits), without_arrays() if capture.without_arrays else nullcontext():
+            ended = run_script(entry, run)
+        if run.workload is None:
+            raise _early(entry, ended)
+        kept = _kept(run.workload)
+        if kept is not None:
+            known[key] = kept
+        return run.workload
+
+    return build
+
+
+def _early(entry: Entry, ended: Ended | None) -> Exception:
+    name = Path(entry.location).name
+    if ended is not None and isinstance(ended.error, ValueNeeded):
+        return ended.error
+    if ended is not None and ended.error is not None:
+        place = failing_line(ended.error.__traceback__)
+        text = f"{type(ended.error).__name__}: {ended.error}".splitlines()[0]
+        return EndedEarly(f"{name} fails at {place}: {text}")
+    if ended is not None and ended.exit_code:
+        return EndedEarly(f"{name} ends with exit code {ended.exit_code} before its step")
+    return EndedEarly(f"{name} ends before its step")
+
+
+@dataclass(slots=True, kw_only=True)
+class _UpToStep:
+    """Answers a script with the mesh of a plan, and stops it at its step."""
+
+    capture: Capture
+    plan: Mesh
+    workload: Workload | None = None
+    _calls: int = 0
+    _mesh: Mesh | None = None
+
+    def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
+        """The plan's where the script makes its own; others on the devices that are here."""
+        own, splits = self.capture.mesh, self.capture.splits
+        is_own = names == own.names and np.size(devices) == own.num_devices
+        chosen = self.plan.devices if is_own else on_attached(devices)
+        if splits and len(names) == np.ndim(devices):
+            names, shape, axis_types = split_names(names, np.shape(devices), axis_types, splits)
+            chosen = chosen if is_own else chosen.reshape(shape)
+        made = make(chosen, names, axis_types)
+        self._mesh = made if is_own else self._mesh
+        return made
+
+    def call(self, call: Call) -> Any:
+        """Stops the script at the step's call; all others do what they do."""
+        step = self.capture.step
+        name, _ = describe_function(call.function)
+        if name != step.name or asking_line() != step.called_at:
+            return call.run()
+        self._calls += 1
+        if self._calls <= step.skipped:
+            return call.run()
+        self.workload = workload_of(trace(call), self.capture, self._mesh)
+        raise ScriptStopped
+
+    def pmap(self) -> None:
+        """Goes on: the step is another function."""
+
+
+def on_attached(devices: Any) -> Any:
+    """As many of the devices that are here, in the same shape, for devices that are not."""
+    array = np.asarray(devices, dtype=object)
+    here = attached()
+    if all(device in here for device in array.flat):
+        return array
+    if array.size > len(here):
+        raise UsageError(
+            f"the script makes a mesh of {array.size} devices, and {len(here)} are simulated",
+            hint="make the mesh of `jax.devices()`",
+        )
+    return np.asarray(here[: array.size], dtype=object).reshape(array.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A workload whose arguments are on the host.
+
+    Attributes:
+      makers: per leaf, what makes it on the devices.
+    """
+
+    stripped: Workload
+    tree: Any
+    leaves: tuple[Any, ...] = field(repr=False)
+
+    def workload(self) -> Workload:
+        """The workload with arguments of its own."""
+        args, kwargs = self.tree.unflatten([leaf.made() for leaf in self.leaves])
+        return replace(self.stripped, args=args, kwargs=kwargs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HostLeaf:
+    """A leaf of the arguments on the host.
+
+    Attributes:
+      value: a copy of an array, or what is no array of jax's, as it is.
+      sharding: where the array was; None for what is none.
+      key_implementation: of an array of random keys.
+      is_committed: whether it stays where it is.
+    """
+
+    value: Any
+    sharding: Any = None
+    key_implementation: str = ""
+    is_ref: bool = False
+    is_committed: bool = True
+
+    def made(self) -> Any:
+        if self.sharding is None:
+            return self.value
+        array = (
+            jax.device_put(self.value, self.sharding)
+            if self.is_committed
+            else jax.numpy.asarray(self.value)
+        )
+        if self.key_implementation:
+            array = jax.random.wrap_key_data(array, impl=self.key_implementation)
+        return jax.new_ref(array) if self.is_ref else array
+
+
+def _kept(workload: Workload) -> _Kept | None:
+    """None for arguments that are too large to be kept, or in parts elsewhere."""
+    leaves, tree = jax.tree.flatten((workload.args, dict(workload.kwargs)))
+    total = sum(int(getattr(leaf, "nbytes", 0)) for leaf in leaves)
+    if total > _LARGEST_KEPT_BYTES:
+        return None
+    found = [_on_host(leaf) for leaf in leaves]
+    if any(leaf is None for leaf in found):
+        return None
+    stripped = replace(workload, args=(), kwargs={})
+    return _Kept(stripped=stripped, tree=tree, leaves=tuple(leaf for leaf in found if leaf))
+
+
+def _on_host(leaf: Any) -> _HostLeaf | None:
+    reference = is_ref(leaf)
+    array = leaf[...] if reference else leaf
+    if not isinstance(array, jax.Array):
+        return _HostLeaf(value=leaf)
+    if not array.is_fully_addressable:
+        return None
+    implementation = ""
+    sharding = array.sharding
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        implementation = str(jax.random.key_impl(array))
+        array = jax.random.key_data(array)
+        sharding = array.sharding
+    # A view would share the buffer that a step may overwrite.
+    return _HostLeaf(
+        value=np.array(array, copy=True),
+        sharding=sharding,
+        key_implementation=implementation,
+        is_ref=reference,
+        is_committed=bool(getattr(array, "committed", True)),
+    )

@@ -1,0 +1,237 @@
+"""A call of a jitted function, taken out of its script: a step of its own with its arguments (jax).
+
+The function is traced where the script calls it, in all that is in force there (meshes, logical
+axis rules, thread-locals of libraries). What is handed on is that trace, as a function of its
+leaves: it needs nothing of the script any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import AxisType, Mesh, Sharding
+
+from automesh.program.capture.abstract_arrays import (
+    described,
+    is_abstract,
+    is_without_arrays,
+    without_data,
+)
+from automesh.program.capture.hooks import Call, Settings, settings_of
+from automesh.program.capture.nouns import Capture, Carried
+from automesh.program.capture.split_axes import state_shardings
+from automesh.program.lower.static_args import is_concrete, is_ref, split_of
+from automesh.program.script.workload import Workload
+
+# Arrays without data that the step holds besides its arguments: they are made arguments. The last
+# name of all, so that the other arguments keep their places.
+_HELD = "~held"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedCall:
+    """A call with its trace.
+
+    Attributes:
+      args, kwargs: without the static ones.
+      settings: what the function was jitted with.
+    """
+
+    traced: jax.stages.Traced
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    settings: Settings
+
+    @property
+    def leaves(self) -> list[Any]:
+        return jax.tree.leaves((self.args, self.kwargs))
+
+
+def trace(call: Call) -> TracedCall:
+    """Traces a call where it stands.
+
+    Raises:
+      UsageError: which arguments are static cannot be told.
+    """
+    stated, keywords = described((call.args, call.kwargs))
+    workload = Workload(call.jitted, stated, keywords)
+    traced = call.jitted.trace(*stated, **keywords)
+    args, kwargs = split_of(workload, call.jitted, traced).dynamic(call.args, call.kwargs)
+    return TracedCall(traced=traced, args=args, kwargs=kwargs, settings=settings_of(traced))
+
+
+def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Workload:
+    """The workload that does what the call does, with the arguments of the call.
+
+    Args:
+      made: the mesh that the script was given for its own.
+    """
+    mesh = jax.sharding.get_mesh()
+    args, kwargs = _placed(call)
+    if capture.splits and made is not None and AxisType.Explicit not in made.axis_types:
+        call, args, kwargs = _with_split_state(call, args, kwargs, capture, made)
+    arranged = _arranged(call, capture.step.carried)
+    held = [without_data(one) for one in call.settings.constants if is_abstract(one)]
+    if held:
+        kwargs = {**kwargs, _HELD: tuple(held)}
+    return Workload(
+        _jitted(call, capture.step.name, arranged),
+        args,
+        kwargs,
+        advance=None if arranged.leads else _advance(capture.step.carried),
+        context=None if mesh.empty else lambda: jax.set_mesh(mesh),
+        axis_types=capture.searched.axis_types,
+        # What is made of fewer devices than there are is none to compare with.
+        baseline=str(capture.searched) if capture.mesh.num_devices == jax.device_count() else None,
+    )
+
+
+def _with_split_state(
+    call: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any], capture: Capture, mesh: Mesh
+) -> tuple[TracedCall, tuple[Any, ...], dict[str, Any]]:
+    """With the state split by the parts of axes that leave it whole: as arguments, and as the
+    outputs that replace them."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    pairs = _pairs(capture.step.carried)
+    found = state_shardings(leaves, [argument for argument, _ in pairs], mesh, capture.splits)
+    placed = [
+        _put(leaf, found[position]) if position in found else leaf
+        for position, leaf in enumerate(leaves)
+    ]
+    after = list(call.settings.out_shardings)
+    for argument, output in pairs:
+        after[output] = found.get(argument, after[output])
+    settings = replace(call.settings, out_shardings=tuple(after))
+    args, kwargs = tree.unflatten(placed)
+    return replace(call, settings=settings), args, kwargs
+
+
+def _placed(call: TracedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments where `in_shardings` wants them."""
+    leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+    if is_without_arrays():
+        leaves = list(map(without_data, leaves))
+    placed = [
+        leaf if to is None or is_ref(leaf) else _put(leaf, to)
+        for leaf, to in zip(leaves, call.settings.in_shardings, strict=True)
+    ]
+    return tree.unflatten(placed)
+
+
+def _put(leaf: Any, to: Sharding) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.update(sharding=to)
+    if is_without_arrays():
+        return jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf), sharding=to)
+    return jax.device_put(leaf, to) if is_concrete(leaf) else leaf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arranged:
+    """In which order the step gives its outputs.
+
+    Attributes:
+      trees: of the leading arguments that are replaced as a whole; what replaces them comes first.
+      order: of the outputs.
+    """
+
+    trees: tuple[Any, ...]
+    order: tuple[int, ...]
+
+    @property
+    def leads(self) -> bool:
+        return bool(self.trees)
+
+    def outputs(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """Outputs, or something for each of them, as the step returns them."""
+        rest = iter([leaves[position] for position in self.order])
+        parts = [
+            tree.unflatten([next(rest) for _ in range(tree.num_leaves)]) for tree in self.trees
+        ]
+        return (*parts, *rest)
+
+
+def _arranged(call: TracedCall, carried: Sequence[Carried]) -> _Arranged:
+    """With what replaces arguments first, as training steps are written, where all of them are the
+    leading ones: the step is then carried on like any other."""
+    replaces = dict(_pairs(carried))
+    count = len(call.settings.out_shardings)
+    trees: list[Any] = []
+    first: list[int] = []
+    position = 0
+    for arg in call.args:
+        tree = jax.tree.structure(arg)
+        leaves = range(position, position + tree.num_leaves)
+        if not all(leaf in replaces for leaf in leaves):
+            break
+        position += tree.num_leaves
+        trees.append(tree)
+        first += [replaces[leaf] for leaf in leaves]
+    if len(first) != len(replaces) or len(set(first)) != len(first):
+        trees, first = [], []
+    rest = [output for output in range(count) if output not in set(first)]
+    return _Arranged(trees=tuple(trees), order=(*first, *rest))
+
+
+def _pairs(carried: Sequence[Carried]) -> list[tuple[int, int]]:
+    """(leaf of the arguments, leaf of the outputs that replaces it)."""
+    return [
+        (run.argument + offset, run.output + offset)
+        for run in carried
+        for offset in range(run.count)
+    ]
+
+
+def _jitted(call: TracedCall, name: str, arranged: _Arranged) -> Any:
+    traced, settings = call.traced, call.settings
+    function = jaxpr_as_fun(traced.jaxpr)
+
+    def step(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        held = iter(kwargs.pop(_HELD, ()))
+        constants = [next(held) if is_abstract(one) else one for one in settings.constants]
+        leaves = jax.tree.leaves((args, kwargs))
+        return arranged.outputs(function(*constants, *leaves))
+
+    step.__name__ = step.__qualname__ = name
+    out: dict[str, Any] = {}
+    if any(to is not None for to in settings.out_shardings):
+        out["out_shardings"] = arranged.outputs(settings.out_shardings)
+    if settings.compiler_options:
+        out["compiler_options"] = settings.compiler_options
+    return jax.jit(step, donate_argnums=_donated(call), **out)
+
+
+def _donated(call: TracedCall) -> tuple[int, ...]:
+    """Positions of the arguments that are donated as a whole, which is how jax is told."""
+    found: list[int] = []
+    first = 0
+    for position, arg in enumerate(call.args):
+        count = len(jax.tree.leaves(arg))
+        if count and all(call.settings.donated[first : first + count]):
+            found.append(position)
+        first += count
+    return tuple(found)
+
+
+def _advance(
+    carried: Sequence[Carried],
+) -> Callable[[Any, tuple[Any, ...]], tuple[Any, ...]] | None:
+    """Puts outputs where the script puts them for its next call."""
+    pairs = _pairs(carried)
+    if not pairs:
+        return None
+
+    def advance(outputs: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        made = jax.tree.leaves(outputs)
+        leaves, tree = jax.tree.flatten(args)
+        for argument, output in pairs:
+            if argument < len(leaves):
+                leaves[argument] = made[output]
+        return tree.unflatten(leaves)
+
+    return advance

@@ -1,0 +1,1 @@
+"""The user's step with arrays: made ready, run and timed (jax)."""

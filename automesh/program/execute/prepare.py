@@ -1,0 +1,264 @@
+"""Making a compiled plan ready for visits: everything but its arrays (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from automesh.errors import UsageError
+from automesh.program.execute.arguments import maker, plan_leaves
+from automesh.program.execute.initial import initial_args
+from automesh.program.execute.value_domains import Domain, domains
+from automesh.program.lower import carry_state
+from automesh.program.lower.lowering import Program
+from automesh.program.lower.static_args import Split, is_concrete, is_ref, leaf_shape
+from automesh.program.script.build import Built
+from automesh.program.script.contexts import Ambient, entered
+from automesh.program.script.leaf_forms import LeafForm, difference, forms_of
+from automesh.program.script.pure_step import returned_of
+from automesh.program.script.workload import Workload
+
+Forms = tuple[tuple[str, tuple[LeafForm, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A compiled plan that can be visited again and again. Holds none of its arrays.
+
+    Attributes:
+      workload: with its arrays made abstract; static arguments are kept.
+      shardings: per leaf of (args, kwargs), as the executable wants it; None if it does not use the
+        leaf.
+      synthetic: positions of the leaves that are made up.
+      make: makes these, in this order.
+      build_again: calls the user's `build` anew for the arrays that it makes; None if it makes
+        none.
+      donated: per leaf.
+      settled: True if the default `advance` brings state back in the shardings that the step wants.
+      values: `user` if no leaf is made up.
+      loss_dtype: the coarsest float type of the program.
+      fingerprint: of the program.
+      told: of what the step gives that which has the scalars to be compared.
+      forms: what `build` gave, per positional argument of the step (static ones too) and keyword.
+    """
+
+    mesh: Mesh
+    ambient: Ambient
+    workload: Workload
+    split: Split
+    tree: Any
+    shardings: tuple[Any, ...]
+    synthetic: tuple[int, ...]
+    make: Callable[[], list[jax.Array]]
+    build_again: Callable[[], Built] | None
+    donated: tuple[bool, ...]
+    carry: carry_state.Carry
+    settled: bool
+    values: Literal["synthetic", "user"]
+    compiled: Callable[..., Any]
+    loss_dtype: str
+    fingerprint: str
+    told: Callable[[Any], Any] = returned_of
+    forms: Forms = ()
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Leaves that are donated and not replaced, so that each step needs them anew."""
+        return () if self.workload.advance is not None else self.carry.lost
+
+
+def prepare(
+    program: Program,
+    compiled: jax.stages.Compiled,
+    *,
+    built: Built,
+    fingerprint: str,
+    loss_dtype: str,
+    reference_domains: Callable[[], tuple[Domain, ...]],
+    build_again: Callable[[], Built],
+) -> Ready:
+    """Decides for every leaf where its values come from.
+
+    Args:
+      program: that `compiled` was compiled from.
+      built: what `build` gave.
+      reference_domains: per leaf, what its values may be, by the step on one device: so that the
+        values do not depend on the mesh. Called only if there are leaves to make up.
+      build_again: calls the user's `build` on the same mesh and knobs.
+
+    Raises:
+      UsageError: what `init` gives does not fit the arguments.
+    """
+    workload = program.built.workload
+    tree = (program.args, program.kwargs)
+    leaves, structure = jax.tree.flatten(tree)
+    shardings = tuple(structure.flatten_up_to(compiled.input_shardings))
+    covered = covered_by_init(program)
+    concrete = [is_concrete(leaf) for leaf in leaves]
+    synthetic = tuple(k for k in range(len(leaves)) if not covered[k] and not concrete[k])
+    safe = _domains(program, reference_domains) if synthetic else [Domain()] * len(leaves)
+    planned = plan_leaves(tree, compiled.input_shardings, safe, program.built.mesh)
+    arrays_of_build = any(
+        isinstance(leaf, (jax.Array, jax.Ref)) and not covered[k] for k, leaf in enumerate(leaves)
+    )
+    return Ready(
+        mesh=program.built.mesh,
+        ambient=program.built.ambient,
+        workload=abstract(workload),
+        split=program.split,
+        tree=jax.tree.map(_struct, tree),
+        shardings=shardings,
+        synthetic=synthetic,
+        make=maker([planned[k] for k in synthetic]),
+        build_again=build_again if arrays_of_build else None,
+        donated=program.donated,
+        carry=program.carry,
+        settled=program.carry.shardings_after(program.args, compiled) is None,
+        values="synthetic" if synthetic else "user",
+        compiled=compiled,
+        loss_dtype=loss_dtype,
+        fingerprint=fingerprint,
+        forms=forms_by_argument(built.workload),
+    )
+
+
+def forms_by_argument(workload: Workload) -> Forms:
+    """What each argument of the step looks like, by what it is called: `args[0]`."""
+    named = [(f"args[{place}]", arg) for place, arg in enumerate(workload.args)]
+    named += [(f"kwargs[{name!r}]", arg) for name, arg in workload.kwargs.items()]
+    return tuple((name, forms_of(arg)) for name, arg in named)
+
+
+def change_of(now: Forms, before: Forms) -> str:
+    """The first difference between the arguments that two calls of `build` gave, in words; empty
+    if there is none."""
+    known = dict(before)
+    for name, forms in now:
+        if found := difference(forms, known.get(name, ()), where=name):
+            return found
+    return f"{len(now)} of them, was {len(before)}" if len(now) != len(before) else ""
+
+
+def covered_by_init(program: Program) -> list[bool]:
+    """Per leaf, whether `init` gives its value: found by tracing it, or by calling it if that
+    fails."""
+    workload, args = program.built.workload, program.args
+    leaves = len(jax.tree.leaves((args, program.kwargs)))
+    if workload.init is None:
+        return [False] * leaves
+    init = workload.init
+    with entered(program.built.ambient, workload.context):
+        try:
+            shapes = jax.eval_shape(lambda: init(program.built.mesh))
+        # As in `initial`: whatever keeps it from being traced, the real call says what it gives.
+        except Exception:  # noqa: BLE001
+            shapes = init(program.built.mesh)
+    given = initial_args(shapes, args)
+    flags = [start is not None for start, arg in zip(given, args) for _ in jax.tree.leaves(arg)]
+    return flags + [False] * (leaves - len(flags))
+
+
+def _domains(program: Program, reference: Callable[[], tuple[Domain, ...]]) -> tuple[Domain, ...]:
+    found = reference()
+    if len(found) == len(jax.tree.leaves((program.args, program.kwargs))):
+        return found
+    # A knob has changed the structure of the arguments: the plan's own trace has to tell.
+    return domains(program.traced)
+
+
+def abstract(workload: Workload) -> Workload:
+    """The workload without its arrays."""
+    return replace(workload, args=jax.tree.map(_struct, workload.args), kwargs={})
+
+
+def _struct(leaf: Any) -> Any:
+    if not isinstance(leaf, (jax.Array, jax.Ref)):
+        return leaf
+    extra = {"is_ref": True} if is_ref(leaf) else {}
+    return jax.ShapeDtypeStruct(leaf_shape(leaf), leaf.dtype, sharding=leaf.sharding, **extra)
+
+
+def state(ready: Ready) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the first step, on the devices, with the same global values at every call.
+
+    Call it inside the workload's context.
+
+    Raises:
+      UsageError: `build` or `init` gives other arguments than before.
+    """
+    leaves, structure = jax.tree.flatten(ready.tree)
+    if ready.build_again is not None:
+        leaves = _built_leaves(ready)
+    from_init: set[int] = set()
+    if ready.workload.init is not None:
+        given = initial_args(ready.workload.init(ready.mesh), ready.tree[0])
+        position = 0
+        for start, arg in zip(given, ready.tree[0]):
+            size = len(jax.tree.leaves(arg))
+            if start is not None:
+                leaves[position : position + size] = jax.tree.leaves(start)
+                from_init.update(range(position, position + size))
+            position += size
+        del given
+    for position, array in zip(ready.synthetic, ready.make(), strict=True):
+        leaves[position] = jax.new_ref(array) if is_ref(leaves[position]) else array
+    made = {*ready.synthetic}
+    seen: set[int] = set()
+    for position, leaf in enumerate(leaves):
+        if position not in made:
+            # What comes out of `init` is ours to donate, unless it gave the same array twice.
+            shared = position not in from_init or id(leaf) in seen
+            seen.add(id(leaf))
+            copy = shared and ready.donated[position]
+            # In place, so that no more than one leaf is there twice.
+            leaves[position] = _owned(leaf, ready.shardings[position], copy=copy)
+    return structure.unflatten(leaves)
+
+
+def _built_leaves(ready: Ready) -> list[Any]:
+    """The leaves of what `build` gives now; their structure is that of the first time.
+
+    The user's functions and settings inside of it are made anew by every call, and are not looked
+    at: the compiled step has its own.
+    """
+    assert ready.build_again is not None
+    workload = ready.build_again().workload
+    if found := change_of(forms_by_argument(workload), ready.forms):
+        raise UsageError(
+            "`build` returned other arguments when it was called again on the same mesh: " + found,
+            hint="let what it returns depend on its parameters alone",
+        )
+    return jax.tree.leaves(ready.split.dynamic(workload.args, workload.kwargs))
+
+
+def _owned(leaf: Any, sharding: Any, *, copy: bool) -> Any:
+    """The user's leaf where the executable wants it; a copy if the step will overwrite it."""
+    if is_ref(leaf):
+        return jax.new_ref(_owned(leaf[...], sharding, copy=True))
+    if isinstance(leaf, (np.ndarray, np.generic)) and sharding is not None:
+        return jax.device_put(leaf, sharding)
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    # A moved array may still share buffers with the one that it came from.
+    placed = conform(leaf, sharding)
+    return duplicate(placed) if copy else placed
+
+
+def conform(leaf: Any, sharding: Any) -> Any:
+    """Moves an array to `sharding` unless it is there already, or nothing is asked for."""
+    if sharding is None or not isinstance(leaf, jax.Array):
+        return leaf
+    if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+        return leaf
+    return jax.device_put(leaf, sharding)
+
+
+def duplicate(array: jax.Array) -> jax.Array:
+    """A copy with buffers of its own, in the same place."""
+    return jnp.array(array, copy=True)

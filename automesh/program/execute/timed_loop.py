@@ -1,0 +1,241 @@
+"""One visit to a plan: its state rebuilt, the first losses recorded, samples of chained steps timed
+(jax)."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from automesh.errors import UsageError, kind_of
+from automesh.program.execute.prepare import Ready, conform, duplicate, state
+from automesh.program.execute.updates import disturbed, sampled, updates_of, with_sensitivities
+from automesh.program.execute.waiting import wait
+from automesh.program.lower.static_args import is_ref, leaf_shape
+from automesh.program.nouns import LeafUpdate
+from automesh.program.script.contexts import entered
+from automesh.program.script.leaf_forms import difference, forms_of, repacked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """What a visit gave.
+
+    Attributes:
+      samples_s: seconds per step.
+      losses: scalar floats of the first steps, in order.
+      setup_s: seconds before the first sample.
+      peak_bytes: most bytes in use on one device, 0 where that cannot be told.
+      updates: what the first step changed, where losses are recorded.
+    """
+
+    samples_s: tuple[float, ...]
+    losses: tuple[float, ...]
+    setup_s: float
+    peak_bytes: int
+    updates: tuple[LeafUpdate, ...]
+
+
+def visit(
+    ready: Ready,
+    *,
+    steps: int,
+    samples: int,
+    loss_steps: int,
+    warmup_s: float,
+    since_s: float,
+    started: Any,
+    sensitivity: bool = False,
+) -> Visit:
+    """Runs the step from its initial state; frees all of its arrays before it returns.
+
+    Args:
+      steps: chained steps per sample; 0 takes no samples.
+      samples: samples to take.
+      loss_steps: how many first steps to record the scalar floats of.
+      warmup_s: run for at least this long before the first sample.
+      since_s: when the visit began, by `time.perf_counter`.
+      started: called without arguments once the state is there.
+      sensitivity: run the first step from disturbed arguments, too: see `LeafUpdate`.
+
+    Raises:
+      UsageError: `advance` returns something else than the step's arguments.
+    """
+    before = _peak_bytes(ready)
+    try:
+        with entered(ready.ambient, ready.workload.context):
+            disturbed = _disturbed_updates(ready) if sensitivity and loss_steps else ()
+            loop = _Loop(ready)
+            started()
+            losses: list[float] = []
+            updates: tuple[LeafUpdate, ...] = ()
+            if loss_steps:
+                found, updates = loop.first_step()
+                losses += found
+                updates = with_sensitivities(updates, disturbed)
+            losses += [value for _ in range(loss_steps - 1) for value in loop.losses_of_step()]
+            taken: list[float] = []
+            setup_s = time.perf_counter() - since_s
+            if steps > 0 and samples > 0:
+                loop.warm_up(warmup_s)
+                setup_s = time.perf_counter() - since_s
+                taken = [loop.sample(steps) for _ in range(samples)]
+            peak = _peak_bytes(ready)
+    finally:
+        # The next plan may need the whole memory; arrays hang in cycles of tracebacks and closures.
+        loop = None
+        gc.collect()
+    return Visit(
+        samples_s=tuple(taken),
+        losses=tuple(losses),
+        setup_s=setup_s,
+        # The device's mark is the highest since the process began: another plan's, unless it rose.
+        peak_bytes=peak if peak > before else 0,
+        updates=updates,
+    )
+
+
+def _disturbed_updates(ready: Ready) -> tuple[LeafUpdate, ...]:
+    """What the first step changes if its arguments are a little others; frees them again."""
+    loop = _Loop(ready)
+    loop.disturb()
+    return loop.first_step()[1]
+
+
+class _Loop:
+    """A training loop at some step, with its state."""
+
+    def __init__(self, ready: Ready) -> None:
+        self._ready = ready
+        self._args, self._kwargs = state(ready)
+        leaves = jax.tree.leaves((self._args, self._kwargs))
+        self._masters = {position: duplicate(leaves[position]) for position in ready.lost}
+        jax.block_until_ready(leaves)
+        # XLA's CPU devices share one pool of threads, and a program that waits in a collective
+        # keeps its thread: several steps in flight starve each other until XLA aborts after 40
+        # seconds.
+        self._one_at_a_time = jax.default_backend() == "cpu"
+
+    def disturb(self) -> None:
+        """Changes the float arguments by about a unit in the last place of the coarsest type."""
+        leaves, structure = jax.tree.flatten(self._args)
+        changed = [
+            leaf if is_ref(leaf) else conform(disturbed(leaf, self._ready.loss_dtype), to)
+            for leaf, to in zip(leaves, self._ready.shardings)
+        ]
+        self._args = structure.unflatten(changed)
+
+    def first_step(self) -> tuple[list[float], tuple[LeafUpdate, ...]]:
+        """Runs one step: its scalar floats, and what it changes in the arrays that go on."""
+        before = sampled(self._args)
+        losses = self.losses_of_step()
+        return losses, updates_of(before, sampled(self._args))
+
+    def losses_of_step(self) -> list[float]:
+        """Runs one step and reads its scalar floats."""
+        outputs = self._ready.told(self._step())
+        return [float(leaf) for leaf in jax.tree.leaves(outputs) if _is_loss(leaf)]
+
+    def warm_up(self, least_s: float) -> None:
+        """Runs at least one step, and for at least so many seconds."""
+        end = time.perf_counter() + least_s
+        while True:
+            self.sample(1)
+            if time.perf_counter() >= end:
+                return
+
+    def sample(self, steps: int) -> float:
+        """Seconds per step over chained steps, synchronized once, at the end."""
+        if self._masters:
+            return self._sample_apart(steps)
+        begin = time.perf_counter()
+        for _ in range(steps):
+            outputs = self._step()
+            if self._one_at_a_time:
+                wait(outputs, self._args)
+        wait(outputs, self._args)  # pyright: ignore[reportPossiblyUnboundVariable]
+        return (time.perf_counter() - begin) / steps
+
+    def _sample_apart(self, steps: int) -> float:
+        """Times each step alone: donated arguments that nothing replaces are made anew before
+        it."""
+        spent = 0.0
+        for _ in range(steps):
+            self._restore()
+            begin = time.perf_counter()
+            outputs = self._call()
+            wait(outputs, self._args)
+            spent += time.perf_counter() - begin
+            self._advance(outputs)
+        return spent / steps
+
+    def _step(self) -> Any:
+        self._restore()
+        outputs = self._call()
+        self._advance(outputs)
+        return outputs
+
+    def _call(self) -> Any:
+        return self._ready.compiled(*self._args, **self._kwargs)
+
+    def _advance(self, outputs: Any) -> None:
+        ready = self._ready
+        if ready.workload.advance is None:
+            self._args = ready.carry.advance(outputs, self._args)
+            if ready.settled:
+                return
+        else:
+            like = ready.workload.args
+            returned: Any = ready.workload.advance(outputs, ready.split.whole(self._args, like))
+            self._args = _checked(returned, len(like), ready)
+        leaves, structure = jax.tree.flatten(self._args)
+        self._args = structure.unflatten(
+            [
+                leaf if is_ref(leaf) else conform(leaf, to)
+                for leaf, to in zip(leaves, ready.shardings)
+            ]
+        )
+
+    def _restore(self) -> None:
+        if self._masters:
+            leaves, structure = jax.tree.flatten((self._args, self._kwargs))
+            for position, master in self._masters.items():
+                leaves[position] = duplicate(master)
+            self._args, self._kwargs = structure.unflatten(leaves)
+            jax.block_until_ready(leaves)
+
+
+def _checked(returned: Any, count: int, ready: Ready) -> tuple[Any, ...]:
+    if type(returned) not in (tuple, list) or len(returned) != count:
+        raise UsageError(
+            f"`advance` returned {kind_of(returned)}, not the {count} arguments of the step",
+            hint="return all positional arguments, as a tuple",
+        )
+    dynamic, _ = ready.split.dynamic(returned, {})
+    if found := difference(
+        forms_of(dynamic), forms_of(ready.tree[0]), where="args", shardings=False
+    ):
+        raise UsageError(
+            f"`advance` returned other arguments than the step takes: {found}",
+            hint="return them as they are in `args`",
+        )
+    return repacked(dynamic, ready.tree[0])
+
+
+def _is_loss(leaf: Any) -> bool:
+    return (
+        isinstance(leaf, jax.Array)
+        and leaf_shape(leaf) == ()
+        and jnp.issubdtype(leaf.dtype, jnp.floating)
+    )
+
+
+def _peak_bytes(ready: Ready) -> int:
+    """The highest mark of any local device of the mesh since the process began; 0 if none is
+    kept."""
+    marks = [device.memory_stats() or {} for device in ready.mesh.devices.flat]
+    return max((int(mark.get("peak_bytes_in_use", 0)) for mark in marks), default=0)

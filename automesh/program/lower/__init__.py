@@ -1,0 +1,1 @@
+"""The user's step lowered and compiled (jax)."""

@@ -1,0 +1,184 @@
+"""How the outputs of one step become the arguments of the next, unless the workload says so itself
+(jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from automesh.program.absent.client import is_absent
+from automesh.program.lower.compiled import output_shardings
+from automesh.program.lower.static_args import is_concrete, is_ref, leaf_shape
+from automesh.program.script.leaf_forms import forms_of, repacked, same_treedef, same_types
+from automesh.program.script.pure_step import Held, StepOutputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carry:
+    """The default `advance`.
+
+    Attributes:
+      pairs: (position of an argument, position of the output that replaces it), static arguments
+        not counted. Arguments that the step changes in place are its first outputs.
+      lost: leaves, counted over (args, kwargs), that are donated and that nothing replaces.
+      repacked: positions of arguments whose outputs have another treedef, though their leaves are
+        called the same.
+      structures: per pair, the treedef of the output.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    lost: tuple[int, ...]
+    repacked: frozenset[int] = frozenset()
+    structures: tuple[Any, ...] = ()
+
+    def advance(self, outputs: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments of the next step; references stay in place."""
+        parts = _parts(outputs)
+        new = list(args)
+        for position, output in self.pairs:
+            part = parts[output]
+            new[position] = repacked(part, args[position]) if position in self.repacked else part
+        return tuple(new)
+
+    def shardings_after(
+        self, args: tuple[Any, ...], compiled: jax.stages.Compiled
+    ) -> tuple[Any, ...] | None:
+        """The arguments as the second step gets them, abstract; None if the first gets them so
+        already."""
+        inputs: Any = compiled.input_shardings[0]
+        parts = _parts(output_shardings(compiled))
+        changed = False
+
+        def place(leaf: Any, before: Any, now: Any) -> Any:
+            nonlocal changed
+            if before is None or now is None or is_ref(leaf):
+                return leaf
+            if now.is_equivalent_to(before, len(leaf_shape(leaf))):
+                return leaf
+            changed = True
+            if is_concrete(leaf) and not any(map(is_absent, now.device_set)):
+                return jax.device_put(leaf, now)
+            return jax.ShapeDtypeStruct(leaf_shape(leaf), leaf.dtype, sharding=now)
+
+        new = list(args)
+        for (position, output), structure in zip(self.pairs, self.structures, strict=True):
+            leaves, tree = jax.tree.flatten(args[position])
+            # A sharding that cannot be told is None, which is no leaf.
+            before = tree.flatten_up_to(inputs[position])
+            now = structure.flatten_up_to(parts[output])
+            new[position] = tree.unflatten(
+                [place(leaf, old, to) for leaf, old, to in zip(leaves, before, now, strict=True)]
+            )
+        return tuple(new) if changed else None
+
+
+def default_carry(args: Sequence[Any], outputs: Any, donated: Sequence[bool]) -> Carry:
+    """Pairs arguments with the outputs that replace them.
+
+    What the step changes in place replaces itself. Leading outputs replace leading arguments whose
+    leaves have the same names, shapes and types; arguments that hold references, that were changed
+    in place, or that hold no arrays are passed over. Donated arguments that are left are replaced
+    by the outputs that look like them (`return loss, model, opt_state`).
+
+    Args:
+      args: positional arguments without the static ones.
+      outputs: tree of shapes and types that the step returns.
+      donated: per leaf of (args, kwargs).
+    """
+    parts = _parts(outputs)
+    pairs = _in_place(args, outputs)
+    taken = {position for position, _ in pairs}
+    movable = [
+        position
+        for position, arg in enumerate(args)
+        if position not in taken
+        and (leaves := jax.tree.leaves(arg))
+        and not any(map(is_ref, leaves))
+    ]
+    pairs += _leading(args, parts, movable, first_output=len(pairs))
+    taken, used = {position for position, _ in pairs}, {output for _, output in pairs}
+    pairs += _donated(
+        args,
+        [None if k in used else part for k, part in enumerate(parts)],
+        [position for position in movable if position not in taken],
+        donated,
+    )
+    structures = [jax.tree.structure(parts[output]) for _, output in pairs]
+    return Carry(
+        pairs=tuple(pairs),
+        lost=_lost(args, pairs, donated),
+        repacked=frozenset(
+            position
+            for (position, _), structure in zip(pairs, structures, strict=True)
+            if not same_treedef(jax.tree.structure(args[position]), structure)
+        ),
+        structures=tuple(structures),
+    )
+
+
+def _parts(outputs: Any) -> list[Any]:
+    """What a step gives, one after the other."""
+    changed = list(outputs.changed) if isinstance(outputs, StepOutputs) else []
+    returned = outputs.returned if isinstance(outputs, StepOutputs) else outputs
+    return [*changed, *(returned if type(returned) in (tuple, list) else [returned])]
+
+
+def _in_place(args: Sequence[Any], outputs: Any) -> list[tuple[int, int]]:
+    if not isinstance(outputs, StepOutputs):
+        return []
+    positions = {id(arg.frame): k for k, arg in enumerate(args) if isinstance(arg, Held)}
+    return [(positions[id(held.frame)], k) for k, held in enumerate(outputs.changed)]
+
+
+def _leading(
+    args: Sequence[Any], parts: Sequence[Any], movable: Sequence[int], *, first_output: int
+) -> list[tuple[int, int]]:
+    pairs: list[tuple[int, int]] = []
+    for output, position in enumerate(movable[: len(parts) - first_output], start=first_output):
+        if not same_types(forms_of(args[position]), forms_of(parts[output])):
+            break
+        pairs.append((position, output))
+    return pairs
+
+
+def _donated(
+    args: Sequence[Any], parts: Sequence[Any], movable: Sequence[int], donated: Sequence[bool]
+) -> list[tuple[int, int]]:
+    """Pairs donated arguments with outputs of the same form, in order, as the compiler does with
+    their buffers; none of a form of which there are more outputs than such arguments.
+
+    Args:
+      parts: None for those that have a pair already.
+    """
+    forms = [None if part is None else forms_of(part) for part in parts]
+    pairs: list[tuple[int, int]] = []
+    given = [k for k in movable if any(donated[_offset(args, k) :][: _size(args[k])])]
+    while given:
+        mine = forms_of(args[given[0]])
+        alike = [k for k in given if same_types(forms_of(args[k]), mine)]
+        outputs = [k for k, form in enumerate(forms) if form and same_types(form, mine)]
+        if len(outputs) <= len(alike):
+            pairs += zip(alike, outputs)
+        given = [k for k in given if k not in alike]
+    return pairs
+
+
+def _offset(args: Sequence[Any], position: int) -> int:
+    return sum(_size(arg) for arg in args[:position])
+
+
+def _size(arg: Any) -> int:
+    return len(jax.tree.leaves(arg))
+
+
+def _lost(
+    args: Sequence[Any], pairs: Sequence[tuple[int, int]], donated: Sequence[bool]
+) -> tuple[int, ...]:
+    kept: set[int] = set()
+    for position, _ in pairs:
+        start = _offset(args, position)
+        kept.update(range(start, start + _size(args[position])))
+    return tuple(leaf for leaf, gone in enumerate(donated) if gone and leaf not in kept)

@@ -1,0 +1,176 @@
+"""All that touches compiled executables: compiling, memory, the program in HLO (jax)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from automesh.errors import AutomeshError
+from automesh.hlo import count, read_module
+from automesh.mesh.axes import Scalar
+from automesh.outcomes import Counts, Failed, Memory, OutOfMemory
+from automesh.program.lower import compilation_cache
+from automesh.program.lower.memory_text import SIZE, needed_and_limit, size_bytes
+from automesh.program.refused import Refused
+from automesh.units import format_bytes
+
+# Kernels whose blocks are larger than the memory on the chip: (needed, limit, which memory).
+_ON_CHIP = (
+    re.compile(
+        rf"Used (?P<needed>{SIZE}) of (?P<limit>{SIZE}) (?P<space>vmem|smem|cmem)", re.DOTALL
+    ),
+    re.compile(
+        rf"Allocation \(size=(?P<needed>{SIZE})\) would exceed memory \(size=(?P<limit>{SIZE})\)"
+        r".*space=(?P<space>vmem|smem|cmem)"
+    ),
+)
+
+
+def compile_lowered(
+    lowered: jax.stages.Lowered, options: Sequence[tuple[str, Scalar]]
+) -> jax.stages.Compiled:
+    """Compiles with the plan's compiler options.
+
+    Raises:
+      Refused: with `OutOfMemory`, or with `Failed` for an option that this compiler does not take.
+    """
+    try:
+        with compilation_cache.repaired():
+            chosen: Any = dict(options) or None
+            return lowered.compile(compiler_options=chosen)
+    except (jax.errors.JaxRuntimeError, TypeError, ValueError) as error:
+        raise _refusal(error, options) from error
+
+
+def _refusal(error: Exception, options: Sequence[tuple[str, Scalar]]) -> Exception:
+    text = str(error)
+    if on_chip := _too_large_for_the_chip(text):
+        return on_chip
+    if is_out_of_memory(error):
+        return Refused(out_of_memory(error, stage="compile"))
+    if match := re.search(r"No such compile option: '([^']*)'", text):
+        return Refused(Failed(stage="compile", reason=f"this compiler has no option `{match[1]}`"))
+    if match := re.search(r"While setting option (\w+), (.*)", text):
+        reason = f"the compiler option `{match[1]}` is wrong: {match[2].strip().rstrip('.')}"
+        return Refused(Failed(stage="compile", reason=reason))
+    if options and isinstance(error, (TypeError, ValueError)) and "option" in text.lower():
+        reason = f"the compiler refuses the options {dict(options)}: {text.splitlines()[0]}"
+        return Refused(Failed(stage="compile", reason=reason))
+    return error
+
+
+def _too_large_for_the_chip(text: str) -> Refused | None:
+    """The failure of a kernel; None if the message is about something else.
+
+    It is no want of the device's memory: another mesh may not help, another block would.
+    """
+    for pattern in _ON_CHIP:
+        if match := pattern.search(text):
+            sizes = [
+                format_bytes(size_bytes(*parts.groups()))
+                for part in ("needed", "limit")
+                if (parts := re.fullmatch(SIZE, match[part]))
+            ]
+            reason = "a kernel needs {} of {}, the memory on the chip, which has {}"
+            return Refused(
+                Failed(
+                    stage="compile",
+                    reason=reason.format(sizes[0], match["space"], sizes[1]),
+                    hint="make its blocks smaller",
+                )
+            )
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for what jax raises when the compiler or the device has not enough memory."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def out_of_memory(error: BaseException, *, stage: str) -> OutOfMemory:
+    """Reads the bytes needed and available from the message; 0 where it does not say."""
+    text = str(error)
+    needed, limit = needed_and_limit(text)
+    detail = text.strip().splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
+    return OutOfMemory(stage=stage, needed_bytes=needed, limit_bytes=limit, detail=detail)
+
+
+def output_shardings(compiled: jax.stages.Compiled) -> Any:
+    """The shardings of the step's outputs as a tree, None where they cannot be told.
+
+    jax 0.10 lists those of updated references after them, and then fails to build the tree.
+    """
+    try:
+        return compiled.output_shardings
+    except ValueError:
+        flat = getattr(getattr(compiled, "_executable", None), "_out_shardings", None)
+        structure = compiled.out_tree
+        count = structure.num_leaves
+        return structure.unflatten(list(flat)[:count] if flat else [None] * count)
+
+
+def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
+    """Bytes on one device as the compiler states them.
+
+    Raises:
+      Refused: the backend states none.
+    """
+    stats: Any = compiled.memory_analysis()
+    if stats is None:
+        raise Refused(
+            Failed(stage="compile", reason=f"the {platform} compiler does not state memory")
+        )
+    argument, output = int(stats.argument_size_in_bytes), int(stats.output_size_in_bytes)
+    alias, temporary = int(stats.alias_size_in_bytes), int(stats.temp_size_in_bytes)
+    peak = int(getattr(stats, "peak_memory_in_bytes", 0) or 0)
+    # The CPU compiler's peak leaves temporaries out.
+    if platform == "cpu" or peak == 0:
+        peak = argument + output - alias + temporary
+    return Memory(
+        argument_bytes=argument,
+        output_bytes=output,
+        alias_bytes=alias,
+        temporary_bytes=temporary,
+        peak_bytes=peak,
+    )
+
+
+def serialized(compiled: jax.stages.Compiled) -> bytes:
+    """The compiled program as a serialized HLO module.
+
+    Raises:
+      Refused: the executable holds no readable program, or not exactly one.
+    """
+    try:
+        executable: Any = compiled.runtime_executable()
+        modules: list[Any] = list(executable.hlo_modules())
+        blobs: list[bytes] = [one.as_serialized_hlo_module_proto() for one in modules]
+    except (AttributeError, jax.errors.JaxRuntimeError) as error:
+        reason = f"the compiled program cannot be read: {str(error).splitlines()[0]}"
+        raise Refused(Failed(stage="compile", reason=reason)) from error
+    if len(blobs) != 1:
+        what = "no program" if not blobs else f"{len(blobs)} programs"
+        raise Refused(Failed(stage="compile", reason=f"the executable holds {what} instead of one"))
+    return blobs[0]
+
+
+def count_serialized(
+    module: bytes, axes: Sequence[tuple[str, int]], dcn: Sequence[int] = ()
+) -> Counts:
+    """What one device does in one step.
+
+    Args:
+      axes: names and sizes of the mesh's axes, in order.
+      dcn: of each axis, how many granules it spans; needed where TPU slices work together.
+
+    Raises:
+      Refused: the program cannot be counted.
+    """
+    try:
+        return count(read_module(module), axes, dcn)
+    except (AutomeshError, ValueError) as error:
+        reason = f"the compiled program cannot be counted: {str(error).splitlines()[0]}"
+        raise Refused(Failed(stage="compile", reason=reason)) from error

@@ -1,0 +1,330 @@
+"""All that touches lowered MLIR: used axes, the fingerprint, the coarsest float type (jax).
+
+Shardy's Python bindings carry no stability promise, so they are looked up here alone. Without them
+a fingerprint keeps the names of axes (duplicates are then compiled twice) and every axis counts as
+used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jaxlib
+
+from automesh.errors import AutomeshError
+from automesh.mesh.axes import Scalar
+from automesh.program.lower.program_text import TextLine, read_lines
+from automesh.program.notes import note
+from automesh.sharding.mlir.locations import is_users
+
+_SDY = (
+    "MeshAttr",
+    "MeshAxisAttr",
+    "AxisRefAttr",
+    "DimensionShardingAttr",
+    "TensorShardingAttr",
+    "TensorShardingPerValueAttr",
+    "ManualAxesAttr",
+)
+# Names that users choose and the compiler ignores; `stablehlo.mesh` says again what `sdy.mesh`
+# says.
+_METADATA = ("stablehlo.mesh", "jax.result_info")
+_CONTRACTIONS = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution")
+_FLOAT = re.compile(r"(?<=[x<])(f64|f32|f16|bf16|f8E\w+|f4E\w+)(?=[>,])")
+_FLOAT_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_MANTISSA_BITS = {"f64": 52, "f32": 23, "f16": 10, "bf16": 7}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bindings:
+    """MLIR's Python classes and those of the Shardy dialect."""
+
+    ir: Any
+    sdy: Any
+
+
+def _bindings() -> _Bindings | None:
+    try:
+        ir = importlib.import_module("jaxlib.mlir.ir")
+        sdy = importlib.import_module("jaxlib.mlir.dialects.sdy")
+    except ImportError:
+        return None
+    return _Bindings(ir=ir, sdy=sdy) if all(hasattr(sdy, name) for name in _SDY) else None
+
+
+def sharded_axes(lowered: jax.stages.Lowered, names: Sequence[str]) -> tuple[str, ...]:
+    """Those of `names` that a sharding in the program names, in the order of `names`."""
+    bindings = _bindings()
+    if bindings is None:
+        return tuple(names)
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        named = {name for op in _walk(bindings, module) for name in _axes_of(bindings, op)}
+    return tuple(name for name in names if name in named)
+
+
+def split_of_arguments(
+    lowered: jax.stages.Lowered,
+) -> tuple[tuple[tuple[str, ...], ...] | None, ...]:
+    """Of each argument of the program the mesh axes that split its dimensions; None for one whose
+    split the compiler chooses."""
+    bindings = _bindings()
+    if bindings is None:
+        return ()
+    ir, sdy = bindings.ir, bindings.sdy
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        main = next(
+            operation
+            for operation in _walk(bindings, module)
+            if operation.name == "func.func" and "main" in str(operation.attributes["sym_name"])
+        )
+        count = len(main.regions[0].blocks[0].arguments)
+        if "arg_attrs" not in main.attributes:
+            return (None,) * count
+        stated = [ir.DictAttr(one) for one in ir.ArrayAttr(main.attributes["arg_attrs"])]
+        return tuple(
+            tuple(
+                tuple(sdy.AxisRefAttr(axis).name for axis in sdy.DimensionShardingAttr(one).axes)
+                for one in sdy.TensorShardingAttr(attributes["sdy.sharding"]).dimension_shardings
+            )
+            if "sdy.sharding" in attributes
+            else None
+            for attributes in stated
+        )
+
+
+def loss_dtype(lowered: jax.stages.Lowered) -> str:
+    """The coarsest float type among the arguments and the operands of matrix products and
+    convolutions.
+
+    Returns:
+      A NumPy-like name such as `bfloat16`; `float32` for a program without floats.
+    """
+    bindings = _bindings()
+    if bindings is None:
+        found = set(_FLOAT.findall(lowered.as_text()))
+    else:
+        module: Any = lowered.compiler_ir("stablehlo")
+        with module.context:
+            found = {name for op in _walk(bindings, module) for name in _floats_of(op)}
+    if not found:
+        return "float32"
+    coarsest = min(sorted(found), key=lambda name: _MANTISSA_BITS.get(name, 3))
+    return _FLOAT_NAMES.get(coarsest, re.sub(r"^f(\d)e", r"float\1_e", coarsest.lower()))
+
+
+def fingerprint(
+    lowered: jax.stages.Lowered,
+    *,
+    device_ids: Sequence[int],
+    compiler_options: Sequence[tuple[str, Scalar]],
+    platform: str,
+) -> str:
+    """Hashes all that decides what gets compiled: equal for programs that differ in axis names
+    alone.
+
+    Args:
+      device_ids: of the mesh, in its order.
+      compiler_options: that the plan sets.
+      platform: that the program is lowered for.
+    """
+    parts = (
+        canonical_text(lowered),
+        list(device_ids),
+        sorted((name, type(value).__name__, value) for name, value in compiler_options),
+        platform,
+        jax.__version__,
+        jaxlib.__version__,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def canonical_text(lowered: jax.stages.Lowered) -> str:
+    """The program without locations and result names, mesh axes of size 1 dropped, the others
+    numbered.
+
+    The renaming maps each remaining name to its own number, so different programs stay different.
+    """
+    bindings = _bindings()
+    if bindings is None:
+        return lowered.as_text()
+    with _canonical(bindings, lowered) as module:
+        return module.get_asm(enable_debug_info=False)
+
+
+def canonical_lines(lowered: jax.stages.Lowered) -> tuple[TextLine, ...]:
+    """The lines of `canonical_text`, with the places in the user's code that they come from."""
+    bindings = _bindings()
+    if bindings is None:
+        return tuple(TextLine(text=line, place="") for line in lowered.as_text().splitlines())
+    with _canonical(bindings, lowered) as module:
+        text = module.get_asm(enable_debug_info=False)
+        printed = module.get_asm(enable_debug_info=True)
+    try:
+        return read_lines(text, printed, is_users=is_users)
+    except AutomeshError as error:  # Another MLIR may print locations in another way.
+        note(f"where the lines of the program come from is not known: {error.message}")
+        return tuple(TextLine(text=line, place="") for line in text.splitlines())
+
+
+@contextmanager
+def _canonical(bindings: _Bindings, lowered: jax.stages.Lowered) -> Generator[Any]:
+    """A copy of the program, with its axes renamed, in whose context the body runs."""
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context, bindings.ir.Location.unknown():
+        clone = module.operation.clone()
+        operations = list(_walk(bindings, clone))
+        rename = _Renaming(bindings=bindings, names=_numbered(bindings, operations))
+        for operation in operations:
+            rename.operation(operation)
+        yield clone
+
+
+def _walk(bindings: _Bindings, module: Any) -> Iterator[Any]:
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        found.append(operation)
+        return bindings.ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    yield from found
+
+
+def _is(attribute: Any, kind: Any) -> bool:
+    # Builtin attributes arrive as their own class, those of a dialect as plain ones that know how
+    # to tell.
+    return isinstance(attribute, kind) or (
+        hasattr(kind, "isinstance") and kind.isinstance(attribute)
+    )
+
+
+def _attributes(bindings: _Bindings, attribute: Any) -> Iterator[Any]:
+    """The attribute and all that it holds in arrays and dictionaries."""
+    ir, sdy = bindings.ir, bindings.sdy
+    if _is(attribute, ir.ArrayAttr):
+        for one in ir.ArrayAttr(attribute):
+            yield from _attributes(bindings, one)
+    elif _is(attribute, ir.DictAttr):
+        for one in ir.DictAttr(attribute):
+            yield from _attributes(bindings, one.attr)
+    elif _is(attribute, sdy.TensorShardingPerValueAttr):
+        yield from sdy.TensorShardingPerValueAttr(attribute).shardings
+    else:
+        yield attribute
+
+
+def _axes_of(bindings: _Bindings, operation: Any) -> Iterator[str]:
+    sdy = bindings.sdy
+    for name in operation.attributes:
+        for attribute in _attributes(bindings, operation.attributes[name]):
+            if _is(attribute, sdy.TensorShardingAttr):
+                sharding = sdy.TensorShardingAttr(attribute)
+                dimensions = [
+                    sdy.DimensionShardingAttr(one).axes for one in sharding.dimension_shardings
+                ]
+                for axes in (*dimensions, sharding.replicated_axes, sharding.unreduced_axes):
+                    yield from (sdy.AxisRefAttr(axis).name for axis in axes)
+
+
+def _floats_of(operation: Any) -> Iterator[str]:
+    if operation.name in _CONTRACTIONS:
+        for operand in operation.operands:
+            yield from _FLOAT.findall(str(operand.type))
+    elif operation.name == "func.func" and "main" in str(operation.attributes["sym_name"]):
+        for argument in operation.regions[0].blocks[0].arguments:
+            yield from _FLOAT.findall(str(argument.type))
+
+
+def _numbered(bindings: _Bindings, operations: Sequence[Any]) -> dict[str, str]:
+    """Axis name -> its number, in order of appearance, for axes that are larger than 1 in any
+    mesh."""
+    sdy = bindings.sdy
+    names: dict[str, str] = {}
+    for operation in operations:
+        if operation.name == "sdy.mesh":
+            for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(operation.attributes["mesh"]).axes):
+                if axis.size > 1:
+                    names.setdefault(axis.name, f"a{len(names)}")
+    return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Renaming:
+    """Rewrites attributes: axes in `names` get their number, all others vanish."""
+
+    bindings: _Bindings
+    names: dict[str, str]
+
+    def operation(self, operation: Any) -> None:
+        for name in list(operation.attributes):
+            if name in _METADATA:
+                del operation.attributes[name]
+            else:
+                old = operation.attributes[name]
+                new = self._attribute(old)
+                if new is not old:
+                    operation.attributes[name] = new
+
+    def _attribute(self, attribute: Any) -> Any:
+        ir, sdy = self.bindings.ir, self.bindings.sdy
+        if _is(attribute, ir.ArrayAttr):
+            return ir.ArrayAttr.get([self._attribute(one) for one in ir.ArrayAttr(attribute)])
+        if _is(attribute, ir.DictAttr):
+            entries = {one.name: self._attribute(one.attr) for one in ir.DictAttr(attribute)}
+            return ir.DictAttr.get(
+                {key: value for key, value in entries.items() if key not in _METADATA}
+            )
+        if _is(attribute, sdy.TensorShardingAttr):
+            return self._sharding(sdy.TensorShardingAttr(attribute))
+        if _is(attribute, sdy.TensorShardingPerValueAttr):
+            shardings = sdy.TensorShardingPerValueAttr(attribute).shardings
+            return sdy.TensorShardingPerValueAttr.get([self._attribute(one) for one in shardings])
+        if _is(attribute, sdy.ManualAxesAttr):
+            kept = [
+                self.names[name] for name in sdy.ManualAxesAttr(attribute) if name in self.names
+            ]
+            return sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name in kept])
+        if _is(attribute, sdy.MeshAttr):
+            return self._mesh(sdy.MeshAttr(attribute))
+        return attribute
+
+    def _mesh(self, mesh: Any) -> Any:
+        sdy = self.bindings.sdy
+        axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
+        kept = [
+            sdy.MeshAxisAttr.get(self.names[axis.name], axis.size)
+            for axis in axes
+            if axis.name in self.names
+        ]
+        return sdy.MeshAttr.get(kept, list(mesh.device_ids))
+
+    def _sharding(self, sharding: Any) -> Any:
+        sdy = self.bindings.sdy
+        dimensions = [
+            sdy.DimensionShardingAttr.get(self._axes(one.axes), one.is_closed, one.priority)
+            for one in map(sdy.DimensionShardingAttr, sharding.dimension_shardings)
+        ]
+        return sdy.TensorShardingAttr.get(
+            self._attribute(sharding.mesh_or_ref),
+            dimensions,
+            self._axes(sharding.replicated_axes),
+            self._axes(sharding.unreduced_axes),
+        )
+
+    def _axes(self, axes: Any) -> list[Any]:
+        sdy = self.bindings.sdy
+        refs = [sdy.AxisRefAttr(axis) for axis in axes]
+        return [
+            sdy.AxisRefAttr.get(self.names[ref.name], ref.sub_axis_info)
+            for ref in refs
+            if ref.name in self.names
+        ]

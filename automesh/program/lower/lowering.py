@@ -1,0 +1,213 @@
+"""From a built workload to a lowered and a compiled step (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from automesh.mesh.axes import Scalar
+from automesh.program.execute.initial import with_init_shardings
+from automesh.program.lower import carry_state
+from automesh.program.lower.compiled import compile_lowered
+from automesh.program.lower.donated import donated_inside
+from automesh.program.lower.lowered import fingerprint
+from automesh.program.lower.static_args import (
+    Split,
+    is_jitted,
+    jitted,
+    split_of,
+    static_by_description,
+    trace,
+)
+from automesh.program.script.build import Built
+from automesh.program.script.contexts import entered
+from automesh.program.script.workload import Workload
+
+# How often the carried state's shardings may change before we call them unsettled.
+SETTLING_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A step, traced and lowered on one mesh.
+
+    Attributes:
+      args: positional arguments that the compiled step takes: static ones are left out.
+      kwargs: keyword arguments that it takes.
+      function: the jitted step; None if the user traced it.
+      split: which of the workload's arguments are static.
+    """
+
+    built: Built
+    function: Any
+    split: Split
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    traced: jax.stages.Traced
+    lowered: jax.stages.Lowered
+
+    @property
+    def carry(self) -> carry_state.Carry:
+        return carry_state.default_carry(self.args, self.traced.out_info, self.donated)
+
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        """Per leaf of (args, kwargs)."""
+        return tuple(bool(info.donated) for info in jax.tree.leaves(self.traced.args_info))
+
+    def fingerprint(self, options: Sequence[tuple[str, Scalar]]) -> str:
+        """Of the program together with the devices and `options` that it is compiled for."""
+        devices = self.built.mesh.devices.flat
+        return fingerprint(
+            self.lowered,
+            device_ids=[device.id for device in devices],
+            compiler_options=options,
+            platform=devices[0].platform,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """A step, traced on one mesh; the attributes are those of `Program`."""
+
+    built: Built
+    function: Any
+    split: Split
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    traced: jax.stages.Traced
+
+
+def lower(built: Built, *, platforms: tuple[str, ...] | None = None) -> Program:
+    """Traces and lowers the step on the mesh that it was built for, in the user's context.
+
+    Args:
+      platforms: to lower for, in jax's words (cpu, cuda, tpu); default: that of the mesh.
+    """
+    with entered(built.ambient, built.workload.context):
+        step = trace_here(built)
+        return Program(
+            built=step.built,
+            function=step.function,
+            split=step.split,
+            args=step.args,
+            kwargs=step.kwargs,
+            traced=step.traced,
+            lowered=lower_here(step.traced, platforms),
+        )
+
+
+def trace_here(built: Built, *, with_init: bool = True) -> TracedStep:
+    """Traces the step. Call it inside the workload's context.
+
+    Args:
+      with_init: compile `init`, to place the arguments that `build` leaves unplaced as it does.
+    """
+    workload = built.workload
+    if built.traced is not None:
+        args, kwargs = jax.tree.map(_struct, built.traced.in_avals)
+        return TracedStep(
+            built=built,
+            function=None,
+            split=Split(),
+            args=args,
+            kwargs=kwargs,
+            traced=built.traced,
+        )
+    function = jitted(workload)
+    static = static_by_description(workload, function)
+    dynamic, _ = static.dynamic(workload.args, {})
+    placed = with_init_shardings(workload.init if with_init else None, dynamic, built.mesh)
+    workload = replace(workload, args=static.whole(placed, workload.args))
+    traced = trace(function, workload)
+    split = split_of(workload, function, traced)
+    if given := () if is_jitted(workload.step) else _given_away(traced, split, workload):
+        # jax has the trace at hand: the function is the same.
+        function = jitted(workload, donated=given)
+        traced = trace(function, workload)
+    args, kwargs = split.dynamic(workload.args, workload.kwargs)
+    return TracedStep(
+        built=replace(built, workload=workload),
+        function=function,
+        split=split,
+        args=args,
+        kwargs=kwargs,
+        traced=traced,
+    )
+
+
+def _given_away(traced: jax.stages.Traced, split: Split, workload: Workload) -> tuple[int, ...]:
+    """Positions of arguments that jitted functions in a step, which is not jitted as a whole,
+    donate: it gives them away, too."""
+    leaves = donated_inside(traced)
+    found: list[int] = []
+    start = 0
+    for position, arg in enumerate(workload.args):
+        if position in split.positions:
+            continue
+        size = len(jax.tree.leaves(arg))
+        if "kept" not in (mine := leaves[start : start + size]) and "donated" in mine:
+            found.append(position)
+        start += size
+    return tuple(found)
+
+
+def lower_here(traced: jax.stages.Traced, platforms: tuple[str, ...] | None) -> jax.stages.Lowered:
+    """Lowers a trace; arguments as of `lower`. Call it inside the workload's context."""
+    if platforms is None:
+        return traced.lower()
+    anywhere: Any = traced
+    return anywhere.lower(lowering_platforms=platforms)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    is_ref = hasattr(aval, "inner_aval")
+    inner = aval.inner_aval if is_ref else aval
+    extra = {"is_ref": True} if is_ref else {}
+    return jax.ShapeDtypeStruct(
+        inner.shape, inner.dtype, weak_type=getattr(inner, "weak_type", False), **extra
+    )
+
+
+def compile_program(
+    program: Program, options: Sequence[tuple[str, Scalar]]
+) -> tuple[Program, jax.stages.Compiled]:
+    """Compiles the step as a training loop runs it: with its own outputs' shardings as inputs.
+
+    A jitted step whose state comes back in other shardings than it went in is compiled again by jax
+    in the second iteration; that second program is the one that counts.
+
+    Returns:
+      The program whose executable it is, and the executable.
+    """
+    compiled = compile_lowered(program.lowered, options)
+    for _ in range(SETTLING_TRIES):
+        following = after_one_step(program, compiled)
+        if following is None:
+            break
+        program = following
+        compiled = compile_lowered(program.lowered, options)
+    return program, compiled
+
+
+def after_one_step(program: Program, compiled: jax.stages.Compiled) -> Program | None:
+    """The program of the second iteration; None if the first one takes its state as it comes
+    back, or if that cannot be told."""
+    if program.function is None or program.built.workload.advance is not None:
+        return None
+    changed = program.carry.shardings_after(program.args, compiled)
+    return None if changed is None else _with_args(program, changed)
+
+
+def _with_args(program: Program, args: tuple[Any, ...]) -> Program:
+    workload = program.built.workload
+    whole = program.split.whole(args, workload.args)
+    with entered(program.built.ambient, workload.context):
+        workload = replace(workload, args=whole)
+        traced = trace(program.function, workload)
+        lowered = traced.lower()
+    built = replace(program.built, workload=workload)
+    return replace(program, built=built, args=args, traced=traced, lowered=lowered)

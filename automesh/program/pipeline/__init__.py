@@ -1,0 +1,1 @@
+"""Steps that are pipelines, as programs of their stages (jax)."""

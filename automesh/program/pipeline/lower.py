@@ -1,0 +1,132 @@
+"""A workload whose step is a pipeline: lowered and compiled stage by stage (jax)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from automesh.errors import UsageError, kind_of
+from automesh.mesh.axes import Scalar
+from automesh.pipeline.runtime.training import TrainState, TrainStep
+from automesh.program.lower.lowered import fingerprint, loss_dtype, sharded_axes
+from automesh.program.script.build import Built
+from automesh.program.script.contexts import entered
+
+Options = Sequence[tuple[str, Scalar]]
+# (a lowered program, its stage, what it does) -> the executable, or what stands for it
+CompileOne = Callable[[jax.stages.Lowered, int | None, str], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineProgram:
+    """A step that is a pipeline, traced, cut and its forward passes lowered.
+
+    Attributes:
+      args: the step's: the state and the batch, abstract or not.
+      lowered: what `TrainStep.lower` gives.
+    """
+
+    built: Built
+    step: TrainStep
+    args: tuple[Any, Any]
+    lowered: Any
+
+    @property
+    def axis(self) -> str:
+        """Of the mesh, along which the pipeline runs."""
+        return self.step.mesh.axis
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """None: a pipeline's step takes no keyword arguments."""
+        return {}
+
+    def fingerprint(self, options: Options) -> str:
+        """Of all that decides what is compiled and run.
+
+        The backward passes and the optimizer follow from the forward passes, the schedule and the
+        text of the optimizer's update.
+        """
+        forward = [
+            fingerprint(
+                one,
+                device_ids=[device.id for device in mesh.devices.flat],
+                compiler_options=options,
+                platform=mesh.devices.flat[0].platform,
+            )
+            for one, mesh in zip(self.lowered.forward, self.lowered.meshes, strict=True)
+        ]
+        parts = (forward, str(self.lowered.schedule), self.lowered.update_text)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    @property
+    def loss_dtype(self) -> str:
+        """The coarsest float type that takes part in any stage."""
+        found = sorted({loss_dtype(one) for one in self.lowered.forward})
+        return min(found, key=lambda name: jnp.finfo(name).nmant)
+
+    def named_axes(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The axes that the stages' shardings name, and the one that the pipeline runs along."""
+        named = {axis for one in self.lowered.forward for axis in sharded_axes(one, names)}
+        is_cut = len(set(self.lowered.meshes)) > 1
+        return tuple(name for name in names if name in named or (is_cut and name == self.axis))
+
+    def compile(self, compile_one: CompileOne, *, only_programs: bool = False) -> Any:
+        """Compiles the programs of all stages in the user's context; see `TrainStep.lower`.
+
+        Args:
+          only_programs: leaves out what is needed to run them.
+        """
+        with entered(self.built.ambient, self.built.workload.context):
+            return self.lowered.compile(compile_one, only_programs=only_programs)
+
+
+def lower_pipeline(
+    built: Built, step: TrainStep, *, on: Callable[[Mesh], Mesh] | None = None
+) -> PipelineProgram:
+    """Traces and cuts the loss, and lowers each stage's forward pass on its submesh.
+
+    Args:
+      on: of a stage's submesh the mesh to lower it for instead.
+
+    Raises:
+      UsageError: the workload's arguments are not those of a pipeline's step, or the loss cannot
+        be cut.
+    """
+    workload = built.workload
+    hint = (
+        "write `Workload(step, (step.abstract_state(params, batch), batch))` for the step that "
+        "`pipeline.train_step` gives"
+    )
+    args = cast("tuple[Any, ...]", workload.args)
+    if len(args) != 2 or workload.kwargs:
+        raise UsageError("a pipeline's step takes a state and a batch", hint=hint)
+    state, batch = args
+    if not isinstance(state, TrainState):
+        raise UsageError(
+            f"the first argument of a pipeline's step is its state, got {kind_of(state)}", hint=hint
+        )
+    if workload.static_argnums != () or workload.donate_argnums != ():
+        raise UsageError(
+            "`static_argnums` and `donate_argnums` mean nothing for a pipeline's step",
+            hint="it gives its state away by itself",
+        )
+    with entered(built.ambient, workload.context):
+        lowered: Any = step.lower(state, batch, on=on)
+    return PipelineProgram(built=built, step=step, args=(state, batch), lowered=lowered)
+
+
+def device_bytes(leaves: Iterable[Any]) -> int:
+    """What arrays with shardings take on the device that holds most of each."""
+    total = 0
+    for leaf in leaves:
+        shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+        total += math.prod(shape) * leaf.dtype.itemsize
+    return total

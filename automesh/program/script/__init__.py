@@ -1,0 +1,1 @@
+"""The user's script: loaded, built, and checked."""

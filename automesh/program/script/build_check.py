@@ -1,0 +1,96 @@
+"""Whether the step of a plan can be built and traced on its mesh, short of compiling it (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from automesh.program.lower.lowering import TracedStep, lower_here, trace_here
+from automesh.program.lower.static_args import leaf_shape
+from automesh.program.nouns import BuildAnswer
+from automesh.program.pipeline.lower import lower_pipeline
+from automesh.program.pipeline.recognize import pipeline_of
+from automesh.program.script.build import Built
+from automesh.program.script.contexts import entered
+from automesh.space.mapping import SplitArray, SplitDimension
+
+
+def check_build(built: Built, *, platforms: tuple[str, ...] | None = None) -> BuildAnswer:
+    """Traces a step as a compile would.
+
+    Tracing alone does not look at the shardings of arguments: where one of them does not divide
+    evenly, the step is lowered, too, since jax has the last word on what it takes.
+
+    Args:
+      platforms: see `automesh.program.lower.lowering.lower`.
+
+    Raises:
+      Exception: whatever the step or jax raises for other reasons than arguments.
+    """
+    step = pipeline_of(built)
+    if step is not None:
+        lower_pipeline(built, step)
+        return BuildAnswer(arguments=())
+    with entered(built.ambient, built.workload.context):
+        # Where types have no shardings, a trace does not depend on what only a compile would tell.
+        traced = trace_here(built, with_init="explicit" in built.axis_types)
+        arguments = tuple(_split_arguments(traced))
+        sizes = dict(built.mesh.shape)
+        uneven = tuple(one for array in arguments if (one := _uneven(array, sizes)) is not None)
+        if uneven:
+            try:
+                lower_here(traced.traced, platforms)
+            except ValueError:  # jax's IndivisibleError is one.
+                return BuildAnswer(arguments=arguments, uneven=uneven)
+    return BuildAnswer(arguments=arguments)
+
+
+def _split_arguments(step: TracedStep) -> Iterator[SplitArray]:
+    """The arguments that are split, one for each way in which that happens."""
+    seen: set[tuple[SplitDimension, ...]] = set()
+    known = step.built.mesh.axis_names
+    for name, leaf in _named_leaves(step):
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or not hasattr(leaf, "dtype"):
+            continue
+        split = tuple(_dimensions(leaf_shape(leaf), sharding))
+        named = {axis for part in split for axis in part.names}
+        if split and named <= set(known) and split not in seen:
+            seen.add(split)
+            yield SplitArray(name=name, split=split)
+
+
+def _dimensions(shape: tuple[int, ...], sharding: NamedSharding) -> Iterator[SplitDimension]:
+    for place, (size, said) in enumerate(zip(shape, sharding.spec)):
+        names = said if isinstance(said, tuple) else (said,)
+        axes = tuple(one for one in names if isinstance(one, str))
+        if axes and len(axes) == len(names):
+            yield SplitDimension(place=place, size=size, names=axes)
+
+
+def _uneven(array: SplitArray, sizes: dict[Any, int]) -> SplitArray | None:
+    """The array with the dimensions that its axes do not divide; None if they divide all."""
+    parts: list[SplitDimension] = []
+    for part in array.split:
+        number = 1
+        for axis in part.names:
+            number *= sizes[axis]
+        if part.size % number:
+            parts.append(part)
+    return SplitArray(name=array.name, split=tuple(parts)) if parts else None
+
+
+def _named_leaves(step: TracedStep) -> Iterator[tuple[str, Any]]:
+    """Each leaf of the arguments with what it is called: `args[1]['x']`."""
+    if step.function is None:  # The user traced it, on arguments that are not known here.
+        return
+    workload = step.built.workload
+    places = [place for place in range(len(workload.args)) if place not in step.split.positions]
+    for place, arg in zip(places, step.args, strict=True):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
+            yield f"args[{place}]{jax.tree_util.keystr(path)}", leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(step.kwargs):
+        yield f"kwargs{jax.tree_util.keystr(path)}", leaf

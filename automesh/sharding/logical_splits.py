@@ -1,0 +1,120 @@
+"""Which dimensions of a step's arrays are split by which axes, read off the program (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from automesh.program.lower.lowering import Program
+from automesh.sharding.mlir.locations import SourceReader
+from automesh.sharding.passes import bindings
+from automesh.space.mapping import SplitArray, SplitDimension
+
+_Found = tuple[str, tuple[int, ...], Sequence[Sequence[str]]]  # name, shape, axes per dimension
+
+
+def split_arrays(program: Program, logical: Mapping[str, str]) -> tuple[SplitArray, ...]:
+    """The arrays that are split by a logical axis, one for each way in which that happens.
+
+    Looked at are arguments and results, sharding constraints, and what manual regions take and
+    give.
+
+    Args:
+      logical: axis of the program's mesh that stands for a logical axis -> that logical axis's
+        name in a `SplitArray`.
+
+    Raises:
+      Refused: this jaxlib does not show the shardings of a program.
+    """
+    known = program.built.mesh.axis_names  # Code may have other meshes, too.
+    distinct: dict[tuple[SplitDimension, ...], str] = {}
+    for name, shape, split in (*_declared(program), *_manual(program.traced.jaxpr)):
+        parts = tuple(
+            SplitDimension(
+                place=place,
+                size=size,
+                names=tuple(logical.get(axis, axis) for axis in axes if axis in known),
+            )
+            for place, (size, axes) in enumerate(zip(shape, split))
+            if axes
+        )
+        if any(axis in logical for axes in split for axis in axes):
+            distinct.setdefault(parts, name)
+    return tuple(SplitArray(name=name, split=parts) for parts, name in distinct.items())
+
+
+def _declared(program: Program) -> Iterator[_Found]:
+    """What arguments, results and constraints of the lowered program say."""
+    found = bindings()
+    ir = found.ir
+    source = SourceReader(found)
+    module: Any = program.lowered.compiler_ir("stablehlo")
+    operations: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        operations.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(visit)
+        for operation in operations:
+            if operation.name == "func.func":
+                yield from _of_function(operation, found)
+            elif operation.name == "sdy.sharding_constraint":
+                where = source.of(operation)
+                name = f"the array at {where}" if where else "an intermediate array"
+                axes = _dimensions(operation.attributes["sharding"], found)
+                yield name, _shape(operation.results[0].type), axes
+
+
+def _of_function(operation: Any, found: Any) -> Iterator[_Found]:
+    arguments = list(operation.regions[0].blocks[0].arguments)
+    attributes = operation.attributes
+    if "arg_attrs" in attributes:
+        for argument, said in zip(arguments, found.ir.ArrayAttr(attributes["arg_attrs"])):
+            name = getattr(argument.location, "name_str", "") or "an argument"
+            for axes in _of_value(said, found):
+                yield name, _shape(argument.type), axes
+    if "res_attrs" in attributes:
+        kinds = found.ir.FunctionType(found.ir.TypeAttr(attributes["function_type"]).value).results
+        for kind, said in zip(kinds, found.ir.ArrayAttr(attributes["res_attrs"])):
+            for axes in _of_value(said, found):
+                yield "a result", _shape(kind), axes
+
+
+def _of_value(said: Any, found: Any) -> Iterator[tuple[tuple[str, ...], ...]]:
+    for entry in found.ir.DictAttr(said):
+        if entry.name == "sdy.sharding":
+            yield _dimensions(entry.attr, found)
+
+
+def _dimensions(sharding: Any, found: Any) -> tuple[tuple[str, ...], ...]:
+    sdy = found.sdy
+    return tuple(
+        tuple(str(sdy.AxisRefAttr(axis).name) for axis in sdy.DimensionShardingAttr(one).axes)
+        for one in sdy.TensorShardingAttr(sharding).dimension_shardings
+    )
+
+
+def _shape(kind: Any) -> tuple[int, ...]:
+    return tuple(kind.shape)
+
+
+def _manual(closed: Any) -> Iterator[_Found]:
+    """The specs of `shard_map`s, which a mesh of one device leaves out of the lowered program."""
+    for equation in closed.jaxpr.eqns if hasattr(closed, "jaxpr") else closed.eqns:
+        if equation.primitive.name == "shard_map":
+            ends = (("in_specs", equation.invars), ("out_specs", equation.outvars))
+            for key, variables in ends:
+                for spec, variable in zip(equation.params[key], variables):
+                    yield "an array of a shard_map", variable.aval.shape, _axes_of_spec(spec)
+        for value in equation.params.values():
+            for one in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):
+                    yield from _manual(one)
+
+
+def _axes_of_spec(spec: Any) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        () if part is None else (part,) if isinstance(part, str) else tuple(part) for part in spec
+    )

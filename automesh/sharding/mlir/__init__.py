@@ -1,0 +1,1 @@
+"""Partitioned MLIR modules read into `ir.graph` (jax)."""

@@ -1,0 +1,124 @@
+"""Mesh axes of MLIR: shardings of values, groups of collectives (jax)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from automesh.sharding.passes import Bindings
+
+_AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
+_Groups = Sequence[Sequence[int]]
+
+
+class MeshReader:
+    """The mesh of one module.
+
+    A sub-axis (a part of an axis, where an array cannot be split over the whole axis) has no name
+    of its own: the array's shape is divided by its size, and the axis noted in `sub_axes`.
+
+    Attributes:
+      mesh: names and sizes, in order.
+      sub_axes: axes of which some array or collective uses a part.
+      padded: axes that do not divide some dimension evenly: the compiler pads it to equal parts.
+    """
+
+    def __init__(self, found: Bindings, module: Any) -> None:
+        self._sdy = found.sdy
+        self.sub_axes: set[str] = set()
+        self.padded: set[str] = set()
+        self.mesh: tuple[tuple[str, int], ...] = ()
+        for one in module.regions[0].blocks[0].operations:
+            if one.operation.name == "sdy.mesh":
+                axes = found.sdy.MeshAttr(one.operation.attributes["mesh"]).axes
+                read = [found.sdy.MeshAxisAttr(axis) for axis in axes]
+                mesh = tuple((str(axis.name), int(axis.size)) for axis in read)
+                # An empty mesh stands for one device.
+                self.mesh = mesh if len(mesh) > len(self.mesh) else self.mesh
+        self._order = {name: position for position, (name, _) in enumerate(self.mesh)}
+        self._sizes = dict(self.mesh)
+
+    def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The names, each once, in the order of the mesh."""
+        return tuple(sorted(set(names), key=self.place))
+
+    def place(self, name: str) -> int:
+        """Position of an axis in the mesh."""
+        return self._order.get(name, len(self._order))
+
+    def size(self, names: Iterable[str]) -> int:
+        """Devices along the axes together."""
+        return math.prod(self._sizes.get(name, 1) for name in names)
+
+    def dimensions(
+        self, sharding: Any, shape: tuple[int, ...], manual: tuple[str, ...]
+    ) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+        """Per dimension the axes that split it, less the manual ones; and the shape, divided by the
+        sub-axes that split it and padded to equal parts."""
+        split: list[tuple[str, ...]] = []
+        divided = list(shape)
+        parts = self._sdy.TensorShardingAttr(sharding).dimension_shardings
+        for position, part in enumerate(parts):
+            names: list[str] = []
+            for reference in map(self._sdy.AxisRefAttr, self._sdy.DimensionShardingAttr(part).axes):
+                if reference.name in manual:
+                    continue
+                if reference.sub_axis_info is None:
+                    names.append(reference.name)
+                else:
+                    size = self._sdy.SubAxisInfoAttr(reference.sub_axis_info).size
+                    divided[position] = -(-divided[position] // size)
+                    self.sub_axes.add(reference.name)
+            parts_of = self.size(names)
+            if divided[position] % parts_of:
+                divided[position] += -divided[position] % parts_of
+                self.padded.update(names)
+            split.append(tuple(names))
+        return tuple(split), tuple(divided)
+
+    def named(self, attribute: Any) -> tuple[tuple[str, ...], int]:
+        """Axes in the text of an attribute of Shardy's, and the devices along them together.
+
+        The bindings have no class for lists of axes.
+        """
+        names: list[str] = []
+        group = 1
+        for name, _, part in _AXIS.findall(str(attribute)):
+            names.append(name)
+            group *= int(part) if part else self._sizes.get(name, 1)
+            if part:
+                self.sub_axes.add(name)
+        return self.in_order(names), group
+
+    def named_by_dimension(self, attribute: Any) -> tuple[tuple[str, ...], ...]:
+        """Axes of each dimension in `[{"dp"}, {}]`."""
+        return tuple(
+            tuple(name for name, _, _ in _AXIS.findall(part))
+            for part in re.findall(r"\{([^}]*)\}", str(attribute))
+        )
+
+    def of_groups(self, groups: _Groups) -> tuple[tuple[str, ...], int, bool]:
+        """Axes along which the members of a group differ, devices per group, and whether the groups
+        are exactly the slices of the mesh along these axes."""
+        size = max((len(group) for group in groups), default=1)
+        axes = self._varying([(group[0], member) for group in groups for member in group])
+        return axes, size, self.size(axes) == size
+
+    def of_pairs(self, pairs: _Groups) -> tuple[str, ...]:
+        """Axes along which sources and targets differ."""
+        return self._varying([(pair[0], pair[1]) for pair in pairs])
+
+    def _varying(self, pairs: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+        known = [pair for pair in pairs if pair[0] >= 0 and pair[1] >= 0]
+        shape = tuple(size for _, size in self.mesh)
+        if not known or not shape or max(map(max, known)) >= math.prod(shape):
+            return ()
+        first, second = (
+            np.stack(np.unravel_index([pair[side] for pair in known], shape)) for side in (0, 1)
+        )
+        varying = (first != second).any(axis=1)
+        return tuple(name for (name, _), differs in zip(self.mesh, varying, strict=True) if differs)

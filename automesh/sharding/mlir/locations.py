@@ -1,0 +1,51 @@
+"""Where in the user's code an MLIR operation comes from (jax)."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from automesh.sharding.passes import Bindings
+
+# Not the user's: the standard library, what is installed beside it, and this package.
+_FOREIGN = tuple(
+    str(Path(path))
+    for path in {
+        *(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")),
+        Path(__file__).resolve().parents[1],
+    }
+)
+
+
+def is_users(path: str) -> bool:
+    """Whether a file that a program names is of the user's own code."""
+    return not path.startswith((*_FOREIGN, "<"))
+
+
+class SourceReader:
+    """Finds the innermost frame in the user's code; remembers what it has seen."""
+
+    def __init__(self, found: Bindings) -> None:
+        self._ir = found.ir
+        self._known: dict[Any, str] = {}
+
+    def of(self, operation: Any) -> str:
+        """`file.py:12`, or an empty text."""
+        location = operation.location
+        if location not in self._known:
+            self._known[location] = self._innermost(location)
+        return self._known[location]
+
+    def _innermost(self, location: Any) -> str:
+        ir = self._ir
+        if isinstance(location, ir.NameLoc):
+            return self._innermost(location.child_loc)
+        if isinstance(location, ir.CallSiteLoc):
+            return self._innermost(location.callee) or self._innermost(location.caller)
+        if isinstance(location, ir.FusedLoc):
+            return next(filter(None, map(self._innermost, location.locations)), "")
+        if isinstance(location, ir.FileLineColLoc):
+            path = str(location.filename)
+            return f"{Path(path).name}:{location.start_line}" if is_users(path) else ""
+        return ""

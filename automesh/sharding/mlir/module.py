@@ -1,0 +1,377 @@
+"""A partitioned MLIR module becomes a `Graph` (jax).
+
+All calls are inlined. `Operation.name` is that of StableHLO, CHLO or Shardy without the dialect;
+`attributes` hold, as plain tuples, ints, floats and strings:
+
+  dot_general, ragged_dot   lhs_batch, rhs_batch, lhs_contracting, rhs_contracting: dimensions;
+                            ragged_dot also lhs_ragged, rhs_group; dot_general also declared:
+                            axes that split left side, right side and result before reshards
+                            were inserted, None where unknown
+  convolution               lhs_batch, lhs_feature, lhs_spatial, rhs_input, rhs_output, rhs_spatial,
+                            out_batch, out_feature, out_spatial: dimensions; feature_groups,
+                            batch_groups
+  broadcast_in_dim          dims
+  transpose                 perm
+  reduce                    dims, reducer
+  reduce_window             window: the sizes; reducer
+  scatter                   reducer; unique, sorted: bools; update_window_dims,
+                            inserted_window_dims, scatter_dims
+  gather                    slice_sizes, offset_dims, collapsed_dims, start_dims, sorted
+  dynamic_slice             sizes
+  slice                     start, limit, stride
+  pad                       low, high, interior
+  concatenate, sort, iota   dim
+  top_k                     k
+  compare                   direction
+  constant                  splat: the number if all elements are the same, else None
+  custom_call               target, config: the backend's text; cost: {"flops", "bytes_accessed",
+                            "transcendentals"} if it states them, as a Pallas kernel may, at the
+                            sampled sizes; cost_terms: the same as sums, at all sizes;
+                            placement: memory that a value is moved to (`pinned_host`, `device`);
+                            aliases: (output, operand) positions that share memory
+  while                     condition_source; the body's arguments pair up with operands and results
+  case                      bodies are the branches (those of `if`: true, false); values of the
+                            surrounding block are used directly
+
+Collectives (all_gather, all_slice, reduce_scatter, all_reduce, all_to_all, collective_permute):
+  axes                      mesh axes that they run over, in the order of the mesh; empty: they move
+                            nothing
+  per_dimension             all_gather, all_slice, reduce_scatter: per dimension, the axes gathered
+                            or scattered there
+  reducer                   add, maximum ... of reductions in manual regions (Shardy's always add)
+  manual                    True if the program itself states it, in a manual region
+  group                     devices of one group at the sampled sizes
+  split_dim, concat_dim     all_to_all of manual regions
+  pairs                     collective_permute of manual regions: (source, target) partitions
+  exact                     False if its groups are no product of whole axes: `axes` are then those
+                            that its members differ in
+
+`enter_manual` and `leave_manual` stand where values enter and leave a `shard_map`: views that move
+nothing, one operation for all values. Between them a value has the shape that one device holds over
+the manual axes (`Value.manual`); its `axes` name the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from automesh.cost.terms import Sum
+from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.sharding.mlir.attributes import AttributeReader
+from automesh.sharding.mlir.axes import MeshReader
+from automesh.sharding.mlir.locations import SourceReader
+from automesh.sharding.mlir.trip_counts import trips
+from automesh.sharding.passes import bindings
+from automesh.sharding.size_dependence import (
+    ANYHOW,
+    COST,
+    DIMENSIONS,
+    TRIPS,
+    read_dimensions,
+    read_formulas,
+)
+
+_RETURNS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
+_CALLS = frozenset(("func.call", "call"))
+# They say something about a value and give it back.
+_SAME = frozenset(
+    ("sdy.propagation_barrier", "sdy.sharding_constraint", "sdy.data_flow_edge", "stablehlo.tuple")
+)
+# What has no operands and yet is not the same on every device or at every time.
+_NOT_CONSTANT = frozenset(("partition_id", "replica_id", "custom_call", "rng", "infeed"))
+_Environment = dict[Any, Value]
+
+
+def read_graph(module: Any) -> Graph:
+    """Reads the operation that `shardy.partitioned` returns."""
+    with module.context:
+        return _Importer(module).graph()
+
+
+class _Importer:
+    """Walks one module; its `MeshReader` collects the axes that do not split arrays evenly."""
+
+    def __init__(self, module: Any) -> None:
+        found = bindings()
+        self._ir, self._sdy = found.ir, found.sdy
+        body = module.regions[0].blocks[0]
+        self._functions = {
+            found.ir.StringAttr(one.attributes["sym_name"]).value: one.operation
+            for one in body.operations
+            if one.operation.name == "func.func"
+        }
+        self._axes = MeshReader(found, module)
+        self._read_attributes = AttributeReader(found, self._axes)
+        self._sources = SourceReader(found)
+        self._noted: dict[Value, Sequence[tuple[tuple[str, int], ...]]] = {}
+
+    def graph(self) -> Graph:
+        main = self._functions["main"]
+        block = main.regions[0].blocks[0]
+        top = Block()
+        environment: _Environment = {}
+        given = self._dictionaries(main, "arg_attrs", len(block.arguments))
+        for argument, attributes in zip(block.arguments, given, strict=True):
+            value = self._value(argument, attributes.get("sdy.sharding"), ())
+            environment[argument] = value
+            top.arguments.append(value)
+        top.returned = self._block(block, environment, top, ())
+        returned = self._dictionaries(main, "res_attrs", len(top.returned))
+        return Graph(
+            top=top,
+            mesh=self._axes.mesh,
+            donated=tuple(
+                position
+                for position, one in enumerate(given)
+                if "jax.buffer_donor" in one or "tf.aliasing_output" in one
+            ),
+            aliased=tuple(
+                (position, self._ir.IntegerAttr(one["tf.aliasing_output"]).value)
+                for position, one in enumerate(given)
+                if "tf.aliasing_output" in one
+            ),
+            host=_on_host(given),
+            host_outputs=_on_host(returned),
+            sub_axes=tuple(sorted(self._axes.sub_axes)),
+            padded=tuple(sorted(self._axes.padded)),
+        )
+
+    def _dictionaries(self, function: Any, name: str, count: int) -> list[dict[str, Any]]:
+        if name not in function.attributes:
+            return [{} for _ in range(count)]
+        entries = self._ir.ArrayAttr(function.attributes[name])
+        return [{one.name: one.attr for one in self._ir.DictAttr(entry)} for entry in entries]
+
+    def _value(self, value: Any, sharding: Any, manual: tuple[str, ...]) -> Value:
+        shape, dtype = self._tensor(value)
+        if sharding is None:
+            return Value(shape=shape, dtype=dtype, axes=((),) * len(shape), manual=manual)
+        axes, divided = self._axes.dimensions(sharding, shape, manual)
+        return Value(shape=divided, dtype=dtype, axes=axes, manual=manual)
+
+    def _tensor(self, value: Any) -> tuple[tuple[int, ...], str]:
+        try:
+            tensor = self._ir.RankedTensorType(value.type)
+        except ValueError:  # A token: it orders effects and takes no memory.
+            return (0,), "i1"
+        return tuple(tensor.shape), str(tensor.element_type)
+
+    def _results(
+        self, operation: Any, operands: list[Value], manual: tuple[str, ...]
+    ) -> list[Value]:
+        attributes = operation.attributes
+        if "out_sharding" in attributes:
+            # Shardy's own collectives keep the shape, and came too late to have notes.
+            moved = self._value(operation.results[0], attributes["out_sharding"], manual)
+            if operands[0] in self._noted:
+                self._apply(moved, self._noted[operands[0]])
+            return [moved]
+        shardings: Sequence[Any] = [None] * len(operation.results)
+        if "sdy.sharding" in attributes and len(operation.results):
+            per_value = self._sdy.TensorShardingPerValueAttr(attributes["sdy.sharding"])
+            shardings = list(per_value.shardings)
+        values = [
+            self._value(result, sharding, manual)
+            for result, sharding in zip(operation.results, shardings, strict=True)
+        ]
+        if DIMENSIONS in attributes:
+            self._apply_all(attributes, values)
+        return values
+
+    def _apply_all(self, attributes: Any, values: list[Value]) -> None:
+        noted = self._ir.StringAttr(attributes[DIMENSIONS]).value
+        for index, value in enumerate(values):
+            self._apply(value, read_dimensions(noted, index))
+
+    def _apply(self, value: Value, noted: Sequence[tuple[tuple[str, int], ...]]) -> None:
+        """Takes the sampled axis sizes out of a shape, into `axes` and `grown`."""
+        self._noted[value] = noted
+        shape, axes = list(value.shape), list(value.axes)
+        grown: list[tuple[str, ...]] = [()] * len(shape)
+        free: list[int] = []
+        for index, powers in zip(range(len(shape)), noted, strict=False):
+            if ANYHOW in powers:
+                free.append(index)
+                continue
+            for axis, power in sorted(powers, key=lambda pair: self._axes.place(pair[0])):
+                size = self._axes.size((axis,)) ** abs(power)
+                if power < 0:
+                    shape[index] *= size
+                    axes[index] += (axis,) * -power
+                else:
+                    shape[index] //= size
+                    grown[index] += (axis,) * power
+        value.shape, value.axes = tuple(shape), tuple(axes)
+        value.grown = tuple(grown) if any(grown) else ()
+        value.free = tuple(free)
+
+    def _block(
+        self, block: Any, environment: _Environment, into: Block, manual: tuple[str, ...]
+    ) -> list[Value]:
+        """Appends the operations of `block` to `into`; returns what its terminator gives back."""
+        for one in block.operations:
+            operation = one.operation
+            name: str = operation.name
+            if name in _RETURNS:
+                return [environment[operand] for operand in operation.operands]
+            operands = [environment[operand] for operand in operation.operands]
+            if name in _CALLS or name == "stablehlo.composite":
+                results = self._call(operation, operands, into, manual)
+            elif name == "sdy.manual_computation":
+                results = self._manual(operation, operands, environment, into, manual)
+            elif name == "sdy.named_computation":
+                results = self._inline(operation.regions[0], operands, environment, into, manual)
+            elif name in _SAME and len(operands) == len(operation.results):
+                results = operands
+            else:
+                results = self._operation(operation, operands, environment, into, manual)
+            environment.update(zip(operation.results, results, strict=True))
+        return []
+
+    def _call(
+        self, operation: Any, operands: list[Value], into: Block, manual: tuple[str, ...]
+    ) -> list[Value]:
+        key = "callee" if "callee" in operation.attributes else "decomposition"
+        callee = self._ir.FlatSymbolRefAttr(operation.attributes[key]).value
+        return self._inline(self._functions[callee].regions[0], operands, {}, into, manual)
+
+    def _inline(
+        self,
+        region: Any,
+        operands: list[Value],
+        outer: _Environment,
+        into: Block,
+        manual: tuple[str, ...],
+    ) -> list[Value]:
+        block = region.blocks[0]
+        inner = dict(outer)
+        inner.update(zip(block.arguments, operands, strict=True))
+        return self._block(block, inner, into, manual)
+
+    def _manual(
+        self,
+        operation: Any,
+        operands: list[Value],
+        environment: _Environment,
+        into: Block,
+        manual: tuple[str, ...],
+    ) -> list[Value]:
+        """A `shard_map`: its body on the values of one device."""
+        attributes, block = operation.attributes, operation.regions[0].blocks[0]
+        named = self._sdy.ManualAxesAttr(attributes["manual_axes"])
+        inside = self._axes.in_order({*manual, *named})
+        entering = self._sdy.TensorShardingPerValueAttr(attributes["in_shardings"]).shardings
+        local = [
+            self._entering(argument, operand, sharding, inside)
+            for argument, operand, sharding in zip(block.arguments, operands, entering, strict=True)
+        ]
+        source = self._sources.of(operation)
+        if local:
+            self._append(into, _view("enter_manual", operands, local, source))
+        inner = dict(environment)
+        inner.update(zip(block.arguments, local, strict=True))
+        returned = self._block(block, inner, into, inside)
+        leaving = self._sdy.TensorShardingPerValueAttr(attributes["out_shardings"]).shardings
+        results = [
+            self._value(result, sharding, manual)
+            for result, sharding in zip(operation.results, leaving, strict=True)
+        ]
+        if DIMENSIONS in attributes:
+            self._apply_all(attributes, results)
+        self._append(into, _view("leave_manual", returned, results, source))
+        return results
+
+    def _entering(
+        self, argument: Any, operand: Value, sharding: Any, manual: tuple[str, ...]
+    ) -> Value:
+        """One device's part of `operand`: the same split, now stated by the program."""
+        sizes = dict(self._axes.mesh)
+        parts = [operand.dimension(index).at(sizes) for index in range(len(operand.shape))]
+        inside = self._value(argument, sharding, manual)
+        held = [inside.dimension(index).at(sizes) for index in range(len(inside.shape))]
+        if parts == held:
+            inside.shape, inside.axes = operand.shape, operand.axes
+            inside.grown, inside.free = operand.grown, operand.free
+        return inside
+
+    def _operation(
+        self,
+        operation: Any,
+        operands: list[Value],
+        environment: _Environment,
+        into: Block,
+        manual: tuple[str, ...],
+    ) -> list[Value]:
+        name = str(operation.name).split(".", 1)[1]
+        made = Operation(
+            name="case" if name == "if" else name,
+            operands=operands,
+            results=self._results(operation, operands, manual),
+            source=self._sources.of(operation),
+        )
+        made.attributes = self._read_attributes.of(operation, made)
+        if name == "while":
+            made.trips = trips(operation, environment)
+            if TRIPS in operation.attributes:
+                (made.trip_formula,) = self._formulas(operation, TRIPS)
+            made.bodies = [self._body(operation.regions[1], made, environment, manual)]
+            made.attributes["condition_source"] = self._sources.of(
+                operation.regions[0].blocks[0].operations[-1].operation
+            )
+        elif made.name == "case":
+            made.bodies = [
+                self._body(region, None, environment, manual) for region in operation.regions
+            ]
+        elif COST in operation.attributes:
+            stated = made.attributes["cost"]
+            formulas = self._formulas(operation, COST)
+            made.attributes["cost_terms"] = dict(zip(stated, formulas, strict=True))
+        self._append(into, made)
+        return made.results
+
+    def _formulas(self, operation: Any, key: str) -> list[Sum]:
+        return read_formulas(self._ir.StringAttr(operation.attributes[key]).value)
+
+    def _body(
+        self,
+        region: Any,
+        loop: Operation | None,
+        environment: _Environment,
+        manual: tuple[str, ...],
+    ) -> Block:
+        block, body = region.blocks[0], Block()
+        inner = dict(environment)
+        for argument, like in zip(block.arguments, loop.results if loop else (), strict=True):
+            value = Value(
+                shape=like.shape,
+                dtype=like.dtype,
+                axes=like.axes,
+                manual=manual,
+                grown=like.grown,
+                free=like.free,
+            )
+            inner[argument] = value
+            body.arguments.append(value)
+        body.returned = self._block(block, inner, body, manual)
+        return body
+
+    def _append(self, into: Block, made: Operation) -> None:
+        into.operations.append(made)
+        if not made.bodies and made.name not in _NOT_CONSTANT:
+            constant = all(operand.is_constant for operand in made.operands)
+            for result in made.results:
+                result.is_constant = constant
+
+
+def _view(name: str, operands: list[Value], results: list[Value], source: str) -> Operation:
+    return Operation(name=name, operands=operands, results=results, source=source)
+
+
+def _on_host(entries: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+    """Positions of the arguments or results that lie in host memory."""
+    return tuple(
+        position
+        for position, one in enumerate(entries)
+        if "host" in str(one.get("mhlo.memory_kind", ""))
+    )

@@ -1,0 +1,322 @@
+"""The lowered programs of one step at several axis sizes, and what they have in common (jax)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from automesh.mesh.axes import MeshAxis
+from automesh.program.lower.lowering import lower
+from automesh.program.notes import note
+from automesh.program.script.build import Built
+from automesh.sharding.passes import lowered_text, plain
+from automesh.sharding.size_dependence import count_numbers, note_fit
+from automesh.sharding.size_fit import Fit, Sample
+
+Sizes = tuple[tuple[str, int], ...]
+# jax's words for the platforms that programs are lowered for; `none` has no compiler of its own.
+PLATFORMS = {"cpu": ("cpu",), "gpu": ("cuda",), "tpu": ("tpu",), "none": ("cpu",)}
+# Once so many lowerings differ in the sizes of their meshes alone, the others are derived.
+ENOUGH = 4
+# How many times the fit of one kind of program is compared with lowerings at a job's probes.
+_COMPARED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering:
+    """The step lowered at some sizes.
+
+    Attributes:
+      module: in StableHLO and Shardy alone.
+      text: hash of the program without the sizes of its mesh.
+      signature: hash of the program without its numbers.
+      sample: its sizes (of all axes) and its numbers.
+    """
+
+    module: Any
+    text: str
+    signature: str
+    sample: Sample
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self.sample.sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """The program at some sizes, ready to be partitioned.
+
+    Attributes:
+      sizes: of all axes, to partition it at.
+      derived: True if it was derived from another lowering.
+      fixed: active axes for which its numbers hold at these sizes only.
+      limits: active axes for which its numbers hold up to a size only, and that size.
+      others: the same program at those of the probes that were looked at and do not differ.
+      failed: probes at which the program is another one, or cannot be lowered.
+    """
+
+    module: Any
+    sizes: Mapping[str, int]
+    derived: bool = False
+    fixed: frozenset[str] = frozenset()
+    limits: tuple[tuple[str, int], ...] = ()
+    others: tuple[Located, ...] = ()
+    failed: tuple[Sizes, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reach:
+    """How far the fit of one kind of program was tried, per axis.
+
+    Attributes:
+      held: largest size at which it held.
+      limited: where it did not hold at a larger one.
+      refused: smallest size that the user's code refuses.
+    """
+
+    held: dict[str, int] = field(default_factory=dict[str, int])
+    limited: dict[str, int] = field(default_factory=dict[str, int])
+    refused: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(slots=True, kw_only=True)
+class Programs:
+    """One step at one choice of knobs; a worker keeps it between jobs.
+
+    Attributes:
+      build: the step on a mesh of these axes.
+      axis_names: all axes, in order.
+      platform: whose programs are wanted: cpu, gpu, tpu, none.
+      seen: for how many meshes a program was lowered elsewhere, by `text_of`.
+      lower_s: seconds spent in building and lowering so far.
+      lowered: how many programs were lowered so far.
+      varies: True if lowerings differed in more than the sizes of the mesh.
+      verified: how many sets of active axes were partitioned at a second size.
+    """
+
+    build: Callable[[Sequence[MeshAxis]], Built]
+    axis_names: tuple[str, ...]
+    platform: str
+    seen: Mapping[str, int] = field(default_factory=dict[str, int])
+    lower_s: float = 0.0
+    lowered: int = 0
+    varies: bool = False
+    verified: int = 0
+    _first: Lowering | None = None
+    _fits: dict[str, Fit] = field(default_factory=dict[str, Fit])
+    _rigid: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    _compared: dict[str, int] = field(default_factory=dict[str, int])
+    _reaches: dict[str, _Reach] = field(default_factory=dict[str, "_Reach"])
+
+    @property
+    def witnesses(self) -> int:
+        """Meshes for which the first program was lowered, here or elsewhere."""
+        elsewhere = self.seen.get(self._first.text, 0) if self._first is not None else 0
+        # Of one other mesh it may be the program by chance; of one program among several, too.
+        return self.lowered + (elsewhere if len(self.seen) == 1 else 0)
+
+    def at(
+        self,
+        sizes: Mapping[str, int],
+        probes: Sequence[Sizes],
+        enter: Callable[[str], None],
+        *,
+        exact: bool = False,
+    ) -> Located:
+        """The program at `sizes`, with notes of how its numbers depend on the axes.
+
+        Args:
+          sizes: of the active axes.
+          probes: other sizes of the same axes; without any, nothing is claimed about other sizes.
+          enter: told what comes next: build, lower.
+          exact: lower at `sizes` in any case.
+
+        Raises:
+          Exception: whatever the user's code raises at `sizes`.
+        """
+        is_known = self._first is not None and not self.varies and self.witnesses >= ENOUGH
+        if self._first is not None and is_known and not exact:
+            return Located(module=self._first.module, sizes=self._whole(sizes), derived=True)
+        lowering = self._lower(sizes, enter)
+        if not probes:
+            unknown = self.varies or self.lowered == 1
+            return Located(
+                module=lowering.module,
+                sizes=lowering.sizes,
+                fixed=frozenset(sizes) if unknown else frozenset(),
+            )
+        others: dict[Sizes, Lowering | None] = {}
+        for probe in probes:
+            if self._is_open(lowering):
+                others[probe] = self._try(dict(probe), enter)
+                if others[probe] is None:
+                    text = ",".join(f"{name}:{size}" for name, size in probe)
+                    note(f"`{text}` cannot be lowered; meshes like it are propagated on their own")
+        if self.lowered == 1:
+            self._double_any(lowering, tuple(sizes), enter)
+        if self.varies:
+            return self._fitted(lowering, tuple(sizes), others, enter)
+        # Nothing but this one could be lowered: nothing is known about other sizes.
+        alone = frozenset(sizes) if self.lowered == 1 else frozenset[str]()
+        return Located(
+            module=lowering.module,
+            sizes=lowering.sizes,
+            fixed=alone,
+            others=tuple(
+                Located(module=other.module, sizes=other.sizes)
+                for other in others.values()
+                if other is not None
+            ),
+            failed=tuple(probe for probe, other in others.items() if other is None),
+        )
+
+    def _is_open(self, lowering: Lowering) -> bool:
+        """Whether another lowering would tell something."""
+        if self.varies:
+            return self._compared.get(lowering.signature, 0) < _COMPARED
+        # One more in any case: what others have seen says nothing about Shardy's answer.
+        return self.lowered < 2 or self.witnesses < ENOUGH
+
+    def _whole(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        return {name: sizes.get(name, 1) for name in self.axis_names}
+
+    def _lower(self, sizes: Mapping[str, int], enter: Callable[[str], None]) -> Lowering:
+        begun = time.perf_counter()
+        whole = self._whole(sizes)
+        enter("build")
+        built = self.build([MeshAxis(name=name, ici=size) for name, size in whole.items()])
+        enter("lower")
+        program = lower(built, platforms=PLATFORMS[self.platform])
+        module = plain(program.lowered.compiler_ir("stablehlo"))
+        counted = count_numbers(module)
+        lowering = Lowering(
+            module=module,
+            text=text_of(module),
+            signature=counted.signature,
+            sample=Sample(sizes=whole, numbers=counted.numbers, elements=counted.elements),
+        )
+        self.lowered += 1
+        self.lower_s += time.perf_counter() - begun
+        if self._first is None:
+            self._first = lowering
+        self.varies = self.varies or lowering.text != self._first.text
+        return lowering
+
+    def _try(self, sizes: Mapping[str, int], enter: Callable[[str], None]) -> Lowering | None:
+        try:
+            return self._lower(sizes, enter)
+        # The user's code may refuse sizes for any reason; they then have no terms.
+        except Exception:  # noqa: BLE001
+            return None
+
+    def _double_any(
+        self, lowering: Lowering, active: Sequence[str], enter: Callable[[str], None]
+    ) -> None:
+        for axis in active:
+            if self._try({**lowering.sizes, axis: lowering.sizes[axis] * 2}, enter):
+                return
+
+    def _fitted(
+        self,
+        lowering: Lowering,
+        active: Sequence[str],
+        others: Mapping[Sizes, Lowering | None],
+        enter: Callable[[str], None],
+    ) -> Located:
+        fit, rigid = self._fit(lowering, active, enter)
+        fixed = {axis for axis in active if axis in rigid}
+        if not _explains(fit, lowering):
+            fit = Fit(base=lowering.sample)
+            fixed.update(active)
+        agreeing: list[Located] = []
+        failed: list[Sizes] = []
+        for probe, other in others.items():
+            if other is None or not _explains(fit, other) or other.signature != lowering.signature:
+                failed.append(probe)
+                if other is not None:
+                    fixed.update(axis for axis, size in probe if size != lowering.sizes[axis])
+                continue
+            self._compared[lowering.signature] = self._compared.get(lowering.signature, 0) + 1
+            note_fit(other.module, fit, fixed.add)
+            agreeing.append(Located(module=other.module, sizes=other.sizes))
+        limits = self._limits(lowering, fit, [axis for axis in active if axis not in fixed], enter)
+        note_fit(lowering.module, fit, fixed.add)
+        return Located(
+            module=lowering.module,
+            sizes=lowering.sizes,
+            fixed=frozenset(fixed & set(active)),
+            limits=limits,
+            others=tuple(agreeing) if not fixed else (),
+            failed=tuple(failed),
+        )
+
+    def _fit(
+        self, lowering: Lowering, active: Sequence[str], enter: Callable[[str], None]
+    ) -> tuple[Fit, set[str]]:
+        """The fit of this kind of program, and the axes at whose other sizes it is of another."""
+        fit = self._fits.setdefault(lowering.signature, Fit(base=lowering.sample))
+        rigid = self._rigid.setdefault(lowering.signature, set())
+        for axis in active:
+            if fit.knows(axis) or axis in rigid:
+                continue
+            sizes = {**fit.base.sizes, axis: fit.base.sizes[axis] * 2}
+            sample = self._try(sizes, enter)
+            if sample is None or sample.signature != lowering.signature:
+                rigid.add(axis)
+            else:
+                fit.learn(axis, sample.sample)
+        return fit, rigid
+
+    def _limits(
+        self, lowering: Lowering, fit: Fit, active: Sequence[str], enter: Callable[[str], None]
+    ) -> tuple[tuple[str, int], ...]:
+        """Tries each axis at the largest size that the devices allow: a program may have a `min` of
+        something and a size in it, which shows only there."""
+        reach = self._reaches.setdefault(lowering.signature, _Reach())
+        room = len(jax.devices()) // math.prod(lowering.sizes.values())
+        for axis in active:
+            known = max(reach.held.get(axis, 0), 2 * fit.base.sizes[axis])
+            size = lowering.sizes[axis] * 2 ** (max(1, room).bit_length() - 1)
+            while size > known and axis not in reach.limited:
+                if size < reach.refused.get(axis, size + 1):
+                    other = self._try({**lowering.sizes, axis: size}, enter)
+                    if other is None:
+                        reach.refused[axis] = size
+                    elif other.signature == lowering.signature and _explains(fit, other):
+                        known = size
+                    else:
+                        reach.limited[axis] = self._last_held(lowering, fit, axis, size, enter)
+                size //= 2
+            reach.held[axis] = known
+        return tuple((axis, reach.limited[axis]) for axis in active if axis in reach.limited)
+
+    def _last_held(
+        self, lowering: Lowering, fit: Fit, axis: str, size: int, enter: Callable[[str], None]
+    ) -> int:
+        """The largest size of an axis below `size` at which the fit holds, by halving."""
+        size //= 2
+        while size > lowering.sizes[axis]:
+            other = self._try({**lowering.sizes, axis: size}, enter)
+            same = other is not None and other.signature == lowering.signature
+            if other is not None and same and _explains(fit, other):
+                break
+            size //= 2
+        return size
+
+
+def text_of(module: Any) -> str:
+    """A hash of a program without the sizes of its mesh."""
+    return hashlib.sha256(lowered_text(module).encode()).hexdigest()
+
+
+def _explains(fit: Fit, lowering: Lowering) -> bool:
+    """Whether a fit has the numbers of a lowering."""
+    changed = [axis for axis, size in lowering.sizes.items() if size != fit.base.sizes[axis]]
+    return all(map(fit.knows, changed)) and fit.holds(lowering.sample)

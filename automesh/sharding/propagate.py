@@ -1,0 +1,183 @@
+"""One set of active axes becomes terms: lower, propagate shardings, read, collect (jax).
+
+Most steps are the same program on every mesh but for the sizes of the mesh: then a few are lowered
+and the others derived from them. Steps that state sizes of one device's part (manual regions) are
+lowered at further sizes, which shows how every number depends on the axes. What does not fit is
+`Terms.fixed`: it holds at the sampled sizes only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from automesh.cost.terms import Guard, Terms
+from automesh.ir.graph import Block, Graph, Value
+from automesh.ir.terms.collect import collect
+from automesh.program.nouns import Propagation
+from automesh.sharding.mlir.module import read_graph
+from automesh.sharding.passes import STAGE, partitioned
+from automesh.sharding.programs import ENOUGH, Located, Programs, Sizes
+
+# How many of a worker's first sets are partitioned at another size too; the rest have guards.
+_VERIFIED = 1
+_SMALL = 4096
+
+
+def propagate(
+    programs: Programs,
+    *,
+    sizes: Sizes,
+    probes: Sequence[Sizes],
+    exact: bool = False,
+    enter: Callable[[str], None],
+    with_results: bool = False,
+) -> Propagation:
+    """The terms of a step for the axes in `sizes`.
+
+    Args:
+      programs: the step; remembers between calls what it has lowered.
+      sizes: of the active axes; all others are 1.
+      probes: other sizes of the same axes at which the terms must hold too.
+      exact: lower the step at `sizes`, rather than derive its program from others.
+      enter: told what comes next: build, lower, propagate.
+      with_results: say how large each result is.
+
+    Raises:
+      Refused: Shardy's passes are missing here, or fail.
+      Exception: whatever the user's code raises at `sizes`.
+    """
+    lowering_before_s = programs.lower_s
+    located = programs.at(dict(sizes), probes, enter, exact=exact)
+    begun = time.perf_counter()
+    enter(STAGE)
+    graph = _graph(located)
+    results = tuple(value.bytes for value in graph.top.returned) if with_results else ()
+    failed = [*located.failed]
+    if programs.verified < _VERIFIED:
+        programs.verified += 1
+        failed += _contradicting(graph, located, probes)
+    active = tuple(axis for axis, _ in sizes)
+    fixed = {*located.fixed, *graph.sub_axes, *graph.padded}
+    guards = tuple(one for one in _guards(graph) if not fixed.issuperset(one.axes))
+    terms = replace(
+        collect(graph, active=active, platform=programs.platform),
+        active=active,
+        sampled=tuple(sizes),
+        guards=guards,
+        fixed=tuple(axis for axis in active if axis in fixed),
+        limits=located.limits,
+    )
+    return Propagation(
+        terms=terms,
+        failed_probes=tuple(dict.fromkeys(failed)),
+        notes=_notes(located, graph, terms, probed=bool(probes)),
+        lower_s=programs.lower_s - lowering_before_s,
+        propagate_s=time.perf_counter() - begun,
+        results=results,
+    )
+
+
+def _graph(located: Located) -> Graph:
+    return read_graph(partitioned(located.module, sizes=located.sizes))
+
+
+def _contradicting(graph: Graph, located: Located, probes: Sequence[Sizes]) -> list[Sizes]:
+    """Probes at which Shardy partitions the program in another way."""
+    found: list[Sizes] = []
+    for other in located.others:
+        if not same_program(graph, _graph(other)):
+            found += [
+                probe for probe in probes if all(other.sizes[axis] == size for axis, size in probe)
+            ]
+    return found
+
+
+def same_program(one: Graph, other: Graph) -> bool:
+    """Whether two graphs have the same operations on values that are split in the same way."""
+    return list(_described(one.top)) == list(_described(other.top))
+
+
+def _described(block: Block) -> Iterator[tuple[object, ...]]:
+    """Operations on arrays of a size worth counting, collectives and loops."""
+    yield _splits(block.arguments)
+    for operation in block.operations:
+        axes = operation.attributes.get("axes")
+        operands, results = _splits(operation.operands), _splits(operation.results)
+        if results or axes or operation.bodies:
+            yield (
+                operation.name,
+                operands,
+                results,
+                axes,
+                operation.attributes.get("per_dimension"),
+                operation.times,
+            )
+        for body in operation.bodies:
+            yield from _described(body)
+
+
+def _splits(values: Sequence[Value]) -> tuple[object, ...]:
+    # Equal constants are merged, and arrays of indices may grow in ways that `fitting` ignores.
+    return tuple(
+        (one.dtype, one.shape, one.axes, one.grown)
+        for one in values
+        if math.prod(one.shape) > _SMALL
+    )
+
+
+def _guards(graph: Graph) -> tuple[Guard, ...]:
+    """Where every dimension of every array is divided evenly, as at the sampled sizes."""
+    found: set[tuple[int, tuple[str, ...]]] = set()
+    for value in _values(graph.top):
+        for index, axes in enumerate(value.axes):
+            if axes and index not in value.free and not (value.grown and value.grown[index]):
+                found.add((value.shape[index], axes))
+    order = {axis: place for place, (axis, _) in enumerate(graph.mesh)}
+    kept = {(size, tuple(sorted(axes, key=lambda axis: order[axis]))) for size, axes in found}
+    return tuple(Guard(size=size, axes=axes) for size, axes in sorted(kept))
+
+
+def _values(block: Block) -> Iterator[Value]:
+    yield from block.arguments
+    for operation in block.operations:
+        yield from operation.results
+        for body in operation.bodies:
+            yield from _values(body)
+
+
+def _notes(located: Located, graph: Graph, terms: Terms, *, probed: bool) -> tuple[str, ...]:
+    notes: list[str] = []
+    if located.derived:
+        notes.append(
+            f"at least {ENOUGH} meshes were lowered and differ in the sizes of their axes alone; "
+            f"the programs of the others were derived from them"
+        )
+    baked = [axis for axis in terms.fixed if axis not in (*graph.sub_axes, *graph.padded)]
+    if baked and probed:
+        notes.append(
+            f"the program depends on the size of {_listed(baked)} in a way that has no formula: "
+            f"meshes with other sizes there are propagated apart"
+        )
+    for axis, limit in terms.limits:
+        notes.append(
+            f"the program is another one where `{axis}` is larger than {limit}: "
+            f"those meshes are propagated apart"
+        )
+    if graph.sub_axes:
+        notes.append(
+            f"some array is split over a part of {_listed(graph.sub_axes)} only; its collectives "
+            f"are priced as if they ran over the whole axis"
+        )
+    if graph.padded:
+        notes.append(
+            f"some array does not divide evenly over {_listed(graph.padded)}: it is counted with "
+            f"the padding that the compiler adds, and meshes with other sizes there apart"
+        )
+    return tuple(notes)
+
+
+def _listed(axes: Sequence[str]) -> str:
+    return ", ".join(f"`{axis}`" for axis in axes)
