@@ -1,4 +1,4 @@
-"""A stand-in for `automesh.worker.jobs` where devices are absent: compiles are made up, the rest is
+"""A stand-in for `automesh.worker.handlers.jobs` where devices are absent: compiles are made up, the rest is
 done by the real worker.
 
 `$AUTOMESH_TEST_JOURNAL` gets a line for the begin and the end of every compile.
@@ -40,7 +40,7 @@ def handle(job: Job, emit: Emit) -> object:
         )
     if isinstance(job, CompileJob) and job.elsewhere is not None:
         return compiled(job, emit)
-    from automesh.worker import jobs
+    from automesh.worker.handlers import jobs
 
     return jobs.handle(job, emit)
 

@@ -16,7 +16,7 @@ from automesh.errors import AutomeshError
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.capture.nouns import parse_splits
 from automesh.program.nouns import Entry
-from automesh.worker import jobs
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import DiscoverJob, VisitJob
 
 

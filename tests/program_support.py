@@ -9,7 +9,7 @@ from automesh.ladder import measure_rung
 from automesh.ladder.final import FEWEST
 from automesh.mesh.axes import DEFAULT_AXES, Plan, parse_mesh
 from automesh.program.nouns import Entry, Inspection
-from automesh.worker import jobs
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import CompileJob, InspectJob, VisitJob
 
 SCRIPTS = Path(__file__).parent / "scripts"

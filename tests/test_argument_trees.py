@@ -35,7 +35,7 @@ from automesh.program.script.leaf_forms import (
 )
 from automesh.program.script.pure_step import Held, StepOutputs, pure
 from automesh.program.script.workload import Workload
-from automesh.worker import jobs
+from automesh.worker.handlers import jobs
 from tests.program_support import SCRIPTS, Worker, own_process, script  # noqa: F401
 
 NAMES = ("dp", "tp")

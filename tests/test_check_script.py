@@ -25,7 +25,7 @@ from automesh.program.step_summary import Argument, Carried, StepSummary
 from automesh.results.script_check import CheckedScript, Problem, ProgramCheck
 from automesh.results.script_check_json import SCHEMA
 from automesh.results.script_check_table import render
-from automesh.worker import jobs
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import SummarizeJob
 from tests.program_support import SCRIPTS, script
 

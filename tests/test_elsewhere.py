@@ -38,9 +38,9 @@ from automesh.program.nouns import Attachment, CompileAnswer
 from automesh.program.refused import Refused
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
-from automesh.worker import jobs
 from automesh.worker.environment import surroundings_for
 from automesh.worker.failures import OutcomeError
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import CompileJob, DevicesJob, InspectJob
 from automesh.worker.pool import Pool
 from tests.program_support import SCRIPTS, Worker, own_process, script
@@ -397,7 +397,7 @@ def test_what_is_estimated_is_what_is_compiled(ahead: Any) -> None:
     real = lowering.lower
     worker = ahead("asks_devices", "v5e:2x2")
     seen = worker.inspect()
-    with mock.patch("automesh.worker.ahead.lower", lower):
+    with mock.patch("automesh.worker.handlers.compile_absent.lower", lower):
         worker.compile("dp:2,tp:2")
     assert texts == [text for text, _ in seen.seen][:1]
 
@@ -520,7 +520,7 @@ def test_real_arrays_on_absent_devices_are_refused_with_a_sentence(
 def test_an_array_on_a_device_that_was_asked_for_ends_the_inspection_with_a_sentence(
     ahead: Any, monkeypatch: pytest.MonkeyPatch, shown: Any
 ) -> None:
-    monkeypatch.setattr("automesh.worker.loading._shown", shown)
+    monkeypatch.setattr("automesh.worker.handlers.scripts._shown", shown)
     with pytest.raises(UsageError, match=r"`on_one`, .* puts arrays on devices"):
         ahead("real_arrays", "v5e:2x2", "on_one").inspect()
 

@@ -14,7 +14,7 @@ from automesh.ladder.explaining import explained as explain_plan
 from automesh.program.nouns import Entry, Propagation
 from automesh.results.explain_words import verdict_sentence, why_sentence
 from automesh.results.explanation import Explained
-from automesh.worker import jobs
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import PropagateJob
 from tests import explain_samples as samples
 from tests.explain_samples import AXES, monomial, total

@@ -25,7 +25,7 @@ from automesh.mesh.layout.devices import create_mesh_for
 from automesh.mesh.plan_arrays import Batch
 from automesh.program.absent.layout import lay_out, spans_of, stand_ins
 from automesh.program.nouns import Device
-from automesh.worker.jobs import handle
+from automesh.worker.handlers.jobs import handle
 from automesh.worker.messages import LayoutJob
 from automesh.worker.protocol import answer_message, job_message, read_job, read_result
 

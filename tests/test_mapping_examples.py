@@ -17,7 +17,7 @@ from automesh.outcomes import Measured
 from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space
-from automesh.worker import jobs
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import InspectJob, VisitJob
 from tests.program_support import own_process, script
 

@@ -14,7 +14,7 @@ from automesh.program.script.signature import read_signature
 from automesh.space.legal import REPEATED, find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space
-from automesh.worker import jobs
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import CompileJob, InspectJob, PropagateJob
 from tests.program_support import own_process, script
 from tests.test_readme import block

@@ -19,7 +19,7 @@ from automesh.program.script.build import build_on
 from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space
-from automesh.worker import jobs
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import InspectJob
 from automesh.worker.tasks import Finished
 from tests.program_support import own_process, script

@@ -10,7 +10,7 @@ import pytest
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.script import contexts
 from automesh.program.script.build import build_on
-from automesh.worker import jobs
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import CompileJob, InspectJob, PropagateJob, VisitJob
 from tests.program_support import own_process, script
 

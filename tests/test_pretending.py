@@ -27,8 +27,8 @@ from automesh.program.lower.lowered import canonical_text
 from automesh.program.lower.lowering import lower
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
-from automesh.worker import jobs
-from automesh.worker.loading import Scripts, told_of
+from automesh.worker.handlers import jobs
+from automesh.worker.handlers.scripts import Scripts, told_of
 from automesh.worker.messages import InspectJob, PropagateJob
 from automesh.worker.stages import Stages
 from tests.program_support import SCRIPTS, own_process, script
@@ -181,14 +181,14 @@ def lowered_by_jax(platform: str, kind: str, processes: int) -> str:
 def test_the_program_is_that_of_mock_devices(
     own_process: object, one: Elsewhere, platform: str, kind: str, processes: int
 ) -> None:
-    with mock.patch("automesh.worker.loading._shown", stand_ins):
+    with mock.patch("automesh.worker.handlers.scripts._shown", stand_ins):
         ours = lowered_for(one)
     forget()
     assert ours == lowered_by_jax(platform, kind, processes)
 
 
 def test_the_programs_of_kinds_differ(own_process: object) -> None:
-    with mock.patch("automesh.worker.loading._shown", stand_ins):
+    with mock.patch("automesh.worker.handlers.scripts._shown", stand_ins):
         texts = []
         for one in (V5E, V6E, H100):
             texts.append(lowered_for(one))
@@ -205,7 +205,7 @@ def test_a_script_is_loaded_anew_for_other_devices(own_process: object) -> None:
     scripts, stages = Scripts(), Stages(lambda event: {})
     dtypes = []
     for one in (V5E, V5E, H100):
-        shown = mock.patch("automesh.worker.loading._shown", stand_ins)
+        shown = mock.patch("automesh.worker.handlers.scripts._shown", stand_ins)
         with shown, told_of(one, "build") as answers:
             loaded = scripts.load(ASKS, stages, one, answers)
             dtypes.append(loaded.build.__globals__["DTYPE"])
@@ -289,7 +289,7 @@ def test_terms_are_those_of_the_target(own_process: object) -> None:
     for name, one in (("asks_devices", V5E), ("asks_devices", V6E), ("kernel", V5E)):
         entry = script(SCRIPTS / f"{name}.py")
         common = {"entry": entry, "axis_names": ("dp", "tp"), "elsewhere": one, "platform": "tpu"}
-        with mock.patch("automesh.worker.loading._shown", stand_ins):
+        with mock.patch("automesh.worker.handlers.scripts._shown", stand_ins):
             seen = jobs.handle(InspectJob(**common), lambda event: {})
             answer = jobs.handle(
                 PropagateJob(

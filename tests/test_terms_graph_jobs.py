@@ -11,7 +11,8 @@ from automesh.mesh.axes import DEFAULT_AXES, MeshAxis
 from automesh.program.nouns import Propagation
 from automesh.program.script.build import build_on, read_facts
 from automesh.program.script.load import load_entry
-from automesh.worker import jobs, protocol
+from automesh.worker import protocol
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import InspectJob, PropagateJob
 from tests.program_support import own_process as own_process
 from tests.program_support import script

@@ -6,7 +6,7 @@ import pytest
 
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.nouns import Entry
-from automesh.worker.doing import doing, doing_all
+from automesh.worker.activity import doing, doing_all
 from automesh.worker.messages import (
     CompileJob,
     DevicesJob,

@@ -17,7 +17,7 @@ from pathlib import Path
 from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.worker import protocol
-from automesh.worker.doing import OnWait, doing_all
+from automesh.worker.activity import OnWait, doing_all
 from automesh.worker.messages import Job, Surroundings
 from automesh.worker.process import Process, clear_logs
 from automesh.worker.protocol import Answer
@@ -78,7 +78,7 @@ class Pool:
         surroundings: Surroundings,
         log_dir: Path,
         memory_limit_bytes: int,
-        handler: str = "automesh.worker.jobs",
+        handler: str = "automesh.worker.handlers.jobs",
         on_wait: OnWait | None = None,
     ) -> None:
         if size < 1 or memory_limit_bytes < 1:

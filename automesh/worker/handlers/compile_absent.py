@@ -20,7 +20,7 @@ from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.program.pipeline.absent import lower_for_absent, obtain_pipeline
 from automesh.program.pipeline.lower import PipelineProgram
 from automesh.program.pipeline.recognize import pipeline_of
-from automesh.worker.loading import Scripts, build_plan
+from automesh.worker.handlers.scripts import Scripts, build_plan
 from automesh.worker.messages import CompileJob
 from automesh.worker.stages import Emit, Stages
 

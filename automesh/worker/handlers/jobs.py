@@ -63,11 +63,12 @@ from automesh.program.step_summary import StepSummary
 from automesh.program.summarize import summarize
 from automesh.sharding.programs import PLATFORMS
 from automesh.space.mapping import StepMapping
-from automesh.worker.ahead import compile_ahead
 from automesh.worker.failures import OutcomeError
-from automesh.worker.inspecting import Trials, used_axes
-from automesh.worker.loading import Script, Scripts, build_plan, start_jax, told_of
-from automesh.worker.mapping import default_mapping, seen_mapping
+from automesh.worker.handlers.compile_absent import compile_ahead
+from automesh.worker.handlers.inspect_step import Trials, used_axes
+from automesh.worker.handlers.logical_axes import default_mapping, seen_mapping
+from automesh.worker.handlers.propagate import Propagations
+from automesh.worker.handlers.scripts import Script, Scripts, build_plan, start_jax, told_of
 from automesh.worker.messages import (
     ArraysJob,
     BuildJob,
@@ -83,7 +84,6 @@ from automesh.worker.messages import (
     TraceJob,
     VisitJob,
 )
-from automesh.worker.propagating import Propagations
 from automesh.worker.stages import Emit, Stages
 
 Answer = (

@@ -17,7 +17,7 @@ from automesh.program.script.build import build_on
 from automesh.sharding.logical_splits import split_arrays
 from automesh.sharding.programs import PLATFORMS
 from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
-from automesh.worker.inspecting import Trials
+from automesh.worker.handlers.inspect_step import Trials
 
 _STANDS_FOR = "logical_axis_{}"
 
