@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from automesh.errors import NoFeasibleMesh
 from automesh.ladder.request import usual_top
 from automesh.mesh.config import MeshConfig
-from automesh.results.result import SearchResult
+from automesh.report.result import SearchResult
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from automesh.hardware.catalogue import Listed
     from automesh.hardware.compilers import Compiler
-    from automesh.results.explanation import Explanation
-    from automesh.results.script_check import CheckedScript
-    from automesh.results.several import Several
+    from automesh.report.explain.nouns import Explanation
+    from automesh.report.pages.several import Several
+    from automesh.report.script_check.nouns import CheckedScript
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Result:
 
     def require_best(self) -> MeshConfig:
         """As `best`, for callers to whom raising is the point."""
-        from automesh.results.rule import config_of
+        from automesh.report.files.rule import config_of
 
         return config_of(self.found)
 
@@ -61,7 +61,7 @@ class Result:
           top: rows of the ranking; 0 for as many as a search looks at closely.
           verbose: say how the estimates were made, too.
         """
-        from automesh.results.table import render
+        from automesh.report.table import render
 
         columns = width or shutil.get_terminal_size().columns
         rows = top or usual_top(is_ahead=self.found.is_ahead)
@@ -75,13 +75,13 @@ class Result:
 
     def dataframe(self) -> pd.DataFrame:
         """Every candidate as a row."""
-        from automesh.results.csv_export import dataframe
+        from automesh.report.files.csv import dataframe
 
         return dataframe(self.found)
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON values; what `--json` prints."""
-        from automesh.results.json_export import to_json
+        from automesh.report.files.json import to_json
 
         return to_json(self.found)
 
@@ -92,7 +92,7 @@ class Result:
           NoFeasibleMesh: there is no winner to write.
           UsageError: the file is broken or cannot be written; it is left as it was.
         """
-        from automesh.results.rule import save_rule
+        from automesh.report.files.rule import save_rule
 
         return save_rule(self.found, Path(path))
 
@@ -144,7 +144,7 @@ class Results:
 
     def table(self, *, top: int = 0, width: int | None = None, verbose: bool = False) -> str:
         """A table for each target and a summary, as text that fits the terminal."""
-        from automesh.results.several import render
+        from automesh.report.pages.several import render
 
         columns = max(width or shutil.get_terminal_size().columns, 40)
         found = [Result(found=one.result) for one in self.found.searches if one.result]
@@ -154,7 +154,7 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """The results as plain JSON values; what `--json` prints."""
-        from automesh.results.several import to_json
+        from automesh.report.pages.several import to_json
 
         return to_json(self.found)
 
@@ -172,20 +172,20 @@ class Account:
     @property
     def why(self) -> str:
         """The reason in words."""
-        from automesh.results.explain_words import verdict_sentence, why_sentence
+        from automesh.report.explain.words import verdict_sentence, why_sentence
 
         return verdict_sentence(self.found) or why_sentence(self.found.one)
 
     def text(self, *, width: int | None = None) -> str:
         """Tables and sentences that fit the terminal (or `width` columns)."""
-        from automesh.results.explain import render
+        from automesh.report.explain.table import render
 
         columns = width or shutil.get_terminal_size().columns
         return render(self.found, width=max(columns, 40), colour=is_colourful())
 
     def to_json(self) -> dict[str, Any]:
         """The account as plain JSON values; what `explain --json` prints."""
-        from automesh.results.explain_json import to_json
+        from automesh.report.explain.json import to_json
 
         return to_json(self.found)
 
@@ -216,14 +216,14 @@ class ScriptCheck:
         Args:
           show_all: a line for each array, instead of one for those that are alike.
         """
-        from automesh.results.script_check_table import render
+        from automesh.report.script_check.table import render
 
         columns = max(width or shutil.get_terminal_size().columns, 40)
         return render(self.found, width=columns, colour=is_colourful(), show_all=show_all)
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain JSON values; what `check-script --json` prints."""
-        from automesh.results.script_check_json import to_json
+        from automesh.report.script_check.json import to_json
 
         return to_json(self.found)
 
@@ -244,7 +244,7 @@ class TargetList:
 
     def table(self, *, width: int | None = None) -> str:
         """A table that fits the terminal (or `width` columns)."""
-        from automesh.results.targets import render
+        from automesh.report.pages.targets import render
 
         return render(
             self.found,
@@ -256,6 +256,6 @@ class TargetList:
 
     def to_json(self) -> dict[str, Any]:
         """The targets as plain JSON values; what `targets --json` prints."""
-        from automesh.results.targets_json import to_json
+        from automesh.report.pages.targets_json import to_json
 
         return to_json(self.found, self.compilers)

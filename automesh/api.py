@@ -45,8 +45,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from automesh.results.calibration import CalibrationResult
-    from automesh.results.progress import Progress
+    from automesh.report.pages.calibration import CalibrationResult
+    from automesh.report.progress import Progress
 
 
 @overload
@@ -187,7 +187,7 @@ def search(
       >>> sorted(result.dataframe().mesh)
       ['dp:2,tp:2', 'dp:4', 'tp:4']
     """
-    from automesh.results.progress import Silent
+    from automesh.report.progress import Silent
 
     shown = progress or Silent()
     check_subject(
@@ -330,7 +330,7 @@ def check_script(
     """
     from automesh.ladder.interrupts import interrupts_at_rest
     from automesh.ladder.script_check import check_script as check
-    from automesh.results.progress import Silent
+    from automesh.report.progress import Silent
 
     request = make_request(
         build,
@@ -427,7 +427,7 @@ def calibrate(
     """
     from automesh.ladder.calibration import CalibrationRequest, run_calibration
     from automesh.ladder.interrupts import interrupts_at_rest
-    from automesh.results.progress import Silent
+    from automesh.report.progress import Silent
 
     request = CalibrationRequest(
         target=target, out=Path(out) if out is not None else None, budget_s=parse_duration(budget)
@@ -486,6 +486,6 @@ def load(path: str | Path = "mesh_rules.toml") -> Rules:
 
 def progress_on_stderr() -> Progress:
     """Bars on a terminal, plain lines in a pipe or a log."""
-    from automesh.results.progress import open_progress
+    from automesh.report.progress import open_progress
 
     return open_progress(sys.stderr)

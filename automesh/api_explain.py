@@ -11,7 +11,7 @@ from automesh.errors import UsageError
 from automesh.ladder.asking import make_request
 
 if TYPE_CHECKING:
-    from automesh.results.progress import Progress
+    from automesh.report.progress import Progress
 
 _EXPLAIN_S = 600.0
 
@@ -58,7 +58,7 @@ def explain(
       True
     """
     from automesh.ladder.explanations import explain_script, explain_study
-    from automesh.results.progress import Silent
+    from automesh.report.progress import Silent
 
     if is_study(subject):
         if target or hardware or space or args:

@@ -90,7 +90,7 @@ def typed() -> list[str]:
 
 def interrupted() -> Interrupted:
     """What to say when the user has stopped the program: how to go on."""
-    from automesh.results.words import hide_password  # Only now: it loads half of the program.
+    from automesh.report.words import hide_password  # Only now: it loads half of the program.
 
     command = hide_password(shlex.join(typed()))
     return Interrupted(

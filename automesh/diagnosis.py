@@ -31,7 +31,7 @@ from automesh.hlo.store import default_store
 from automesh.ladder.preparation import memory_share_bytes, surroundings_of
 from automesh.outcomes import Failed
 from automesh.program.nouns import Attachment
-from automesh.results.kept import render_store, store_to_json
+from automesh.report.pages.store import render_store, store_to_json
 from automesh.units import format_bytes
 from automesh.worker.messages import DevicesJob
 from automesh.worker.pool import Pool

@@ -24,7 +24,7 @@ from automesh.hardware.calibration.profile_files import FOLDER_VARIABLE
 from automesh.ladder.looking import looking
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated
-from automesh.results.progress import Silent
+from automesh.report.progress import Silent
 from automesh.space.spec import read_space
 from benchmarks.regret_replay import figures, record_of
 from benchmarks.regret_sweep import DEVICES, Example, Sweep, Table, prepare, say, space_file, sweep

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from automesh.results.progress import PlainProgress
+from automesh.report.progress import PlainProgress
 from benchmarks.scoring_plans import measured
 from benchmarks.search_process import SearchProcess
 

@@ -24,7 +24,7 @@ from automesh.ladder.request import SearchRequest
 from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.plan_arrays import Batch, Sizes
 from automesh.program.nouns import Entry
-from automesh.results.progress import Progress
+from automesh.report.progress import Progress
 from automesh.space.spec import read_space
 from automesh.worker.messages import LayoutJob, Surroundings
 from automesh.worker.pool import Pool

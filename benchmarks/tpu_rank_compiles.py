@@ -30,7 +30,7 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Failed, Failure, OutOfMemory, Replayed, TimedOut
 from automesh.outcomes import Outcome as AnyOutcome
 from automesh.program.nouns import CompileAnswer, Entry
-from automesh.results.progress import Silent
+from automesh.report.progress import Silent
 from automesh.space.spec import read_space
 from automesh.worker.environment import surroundings_for
 from automesh.worker.pool import Pool

@@ -18,7 +18,7 @@ from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated, Failure
 from automesh.program.nouns import Entry, Propagation
-from automesh.results.progress import Silent
+from automesh.report.progress import Silent
 from automesh.worker.messages import Job, LayoutJob, PropagateJob
 from automesh.worker.tasks import Finished
 

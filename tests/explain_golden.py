@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from automesh.cost.terms import Terms, Uncounted
-from automesh.results.explain import render
-from automesh.results.explanation import Explanation
+from automesh.report.explain.nouns import Explanation
+from automesh.report.explain.table import render
 from tests import explain_samples as samples
 from tests.explain_samples import monomial, total
 from tests.results_samples import compiled, measured

@@ -26,7 +26,7 @@ from automesh.ladder.explaining import explained as explain_plan
 from automesh.ladder.terms_cache import Kept
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.nouns import Entry, Propagation
-from automesh.results.explanation import Explained, Explanation
+from automesh.report.explain.nouns import Explained, Explanation
 from automesh.worker.messages import PropagateJob
 
 MIB = 2.0**20

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from automesh.results.live import frame
-from automesh.results.phases import State, with_phase
-from automesh.results.progress import PlainProgress
-from automesh.results.several import Several, Sought
-from automesh.results.several import render as render_several
-from automesh.results.table import render
+from automesh.report.live import frame
+from automesh.report.pages.several import Several, Sought
+from automesh.report.pages.several import render as render_several
+from automesh.report.phases import State, with_phase
+from automesh.report.progress import PlainProgress
+from automesh.report.table import render
 from tests import results_samples
 
 FOLDER = Path(__file__).parent / "golden" / "results"

@@ -15,7 +15,7 @@ from automesh.outcomes import (
     Replayed,
     TimedOut,
 )
-from automesh.results.result import Candidate, Funnel, SearchResult, Standing, Verification
+from automesh.report.result import Candidate, Funnel, SearchResult, Standing, Verification
 
 GIB = 2**30
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from automesh.hardware.catalogue import find_targets
 from automesh.hardware.compilers import Compiler
-from automesh.results.targets import render
+from automesh.report.pages.targets import render
 
 FOLDER = Path(__file__).parent / "golden" / "targets"
 WIDTHS = (60, 80, 120)

@@ -11,7 +11,7 @@ from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.evidence import Evidence
 from automesh.mesh.rules.file import merge_rule
 from automesh.mesh.rules.rule import rule_for
-from automesh.results.progress import Silent
+from automesh.report.progress import Silent
 from tests.ahead_fakes import folder_for_search
 
 AXES = ("dp", "fsdp", "ep", "tp", "sp")

@@ -13,12 +13,12 @@ from automesh.errors import NoFeasibleMesh
 from automesh.mesh.evidence import Evidence
 from automesh.mesh.rules.file import read_rules
 from automesh.outcomes import Compiled, OutOfMemory
-from automesh.results import words
-from automesh.results.csv_export import dataframe
-from automesh.results.json_export import to_json
-from automesh.results.predicted import exposed_s, exposed_sentence
-from automesh.results.rule import config_of, rule_of, save_rule
-from automesh.results.table import render
+from automesh.report import words
+from automesh.report.files.csv import dataframe
+from automesh.report.files.json import to_json
+from automesh.report.files.rule import config_of, rule_of, save_rule
+from automesh.report.predicted import exposed_s, exposed_sentence
+from automesh.report.table import render
 from tests.results_samples import GIB, measured_search, predicted_search, replayed
 
 

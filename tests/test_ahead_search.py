@@ -16,7 +16,7 @@ from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.ladder.storage import parse_storage
 from automesh.ladder.study import open_study
 from automesh.outcomes import Compiled, Estimated, OutOfMemory
-from automesh.results.progress import Silent
+from automesh.report.progress import Silent
 from tests.ahead_fakes import SPACE, TARGET, folder_for_search, install
 from tests.ahead_handlers import JOURNAL, LIMIT_BYTES, PEAKS
 from tests.worker_help import ROOT

@@ -15,7 +15,7 @@ from automesh.ladder.buildable import BuildCheck, refusal_notices
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed, Failure, RuledOut, TimedOut
 from automesh.program.nouns import BuildAnswer, Entry
-from automesh.results.progress import Silent
+from automesh.report.progress import Silent
 from automesh.space.mapping import SplitArray, SplitDimension
 from automesh.worker.messages import BuildJob, Job
 from automesh.worker.tasks import Finished

@@ -31,7 +31,7 @@ from automesh.outcomes import Failed, TimedOut
 from automesh.program.execute import calibrate
 from automesh.program.execute.calibrate_work import work_of
 from automesh.program.nouns import Attachment, Calibration, Device
-from automesh.results.progress import PlainProgress, Silent
+from automesh.report.progress import PlainProgress, Silent
 from automesh.worker.messages import CalibrateJob
 from automesh.worker.tasks import Finished
 from tests import bad_inputs_run

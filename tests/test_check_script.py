@@ -22,9 +22,9 @@ from automesh.ladder import script_check
 from automesh.ladder.script_check import alone, covering
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.step_summary import Argument, Carried, StepSummary
-from automesh.results.script_check import CheckedScript, Problem, ProgramCheck
-from automesh.results.script_check_json import SCHEMA
-from automesh.results.script_check_table import render
+from automesh.report.script_check.json import SCHEMA
+from automesh.report.script_check.nouns import CheckedScript, Problem, ProgramCheck
+from automesh.report.script_check.table import render
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import SummarizeJob
 from tests.program_support import SCRIPTS, script

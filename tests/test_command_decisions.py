@@ -18,9 +18,9 @@ from automesh.ladder.command.sources import SeenStep
 from automesh.ladder.command.starting import search_command
 from automesh.ladder.study import open_study, parse_storage
 from automesh.outcomes import Failed, Measured
-from automesh.results.progress import Silent
-from automesh.results.result import SearchResult
-from automesh.results.words import best_of
+from automesh.report.progress import Silent
+from automesh.report.result import SearchResult
+from automesh.report.words import best_of
 
 STEP = SeenStep(name="step", file="/a/train.py", line=7, argument_bytes=2**20, devices=8)
 

@@ -14,7 +14,7 @@ from automesh.ladder.compile_rung import CompileRung
 from automesh.ladder.room import NO_LIMIT
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.nouns import Lowered
-from automesh.results.progress import Silent
+from automesh.report.progress import Silent
 from automesh.worker.tasks import Finished
 from tests.compile_fakes import TURN_S, Clock, Memory, Slow
 

@@ -11,7 +11,7 @@ import pytest
 from automesh.ladder.compile_rung import CompileRung
 from automesh.ladder.room import Room
 from automesh.mesh.axes import Plan, parse_mesh
-from automesh.results.progress import Silent
+from automesh.report.progress import Silent
 from tests.compile_fakes import Clock, Memory, Slow
 from tests.results_samples import GIB, compiled
 

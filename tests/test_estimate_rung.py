@@ -16,7 +16,7 @@ from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, TimedOut
 from automesh.program.nouns import Propagation
-from automesh.results.progress import Silent
+from automesh.report.progress import Silent
 from automesh.space.enumerate import factorizations
 from automesh.worker.messages import PropagateJob
 from tests.estimate_fakes import AXES, GUARD, FakePool, plan, propagation, rung

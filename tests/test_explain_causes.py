@@ -12,8 +12,8 @@ from automesh.hardware.fabric.fabric import Fabric
 from automesh.ladder.explaining import Ground
 from automesh.ladder.explaining import explained as explain_plan
 from automesh.program.nouns import Entry, Propagation
-from automesh.results.explain_words import verdict_sentence, why_sentence
-from automesh.results.explanation import Explained
+from automesh.report.explain.nouns import Explained
+from automesh.report.explain.words import verdict_sentence, why_sentence
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import PropagateJob
 from tests import explain_samples as samples

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
-from automesh.results.explain import render
-from automesh.results.explain_json import to_json
-from automesh.results.explain_words import verdict_sentence
-from automesh.results.explanation import Explanation
+from automesh.report.explain.json import to_json
+from automesh.report.explain.nouns import Explanation
+from automesh.report.explain.table import render
+from automesh.report.explain.words import verdict_sentence
 from tests import explain_golden
 from tests.explain_golden import CASES, FOLDER, SAMPLES
 from tests.results_samples import measured

@@ -15,8 +15,8 @@ from automesh.ladder.study import open_study, parse_storage
 from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Plan
 from automesh.program.nouns import Entry, Propagation
-from automesh.results.estimates import Estimates
-from automesh.results.estimates_csv import write_estimates
+from automesh.report.estimates import Estimates
+from automesh.report.files.estimates_csv import write_estimates
 from automesh.worker.messages import PropagateJob
 from tests import explain_samples as samples
 from tests.bad_inputs import GOOD

@@ -24,8 +24,8 @@ from automesh.ladder.freshness import (
 from automesh.ladder.storage import Storage
 from automesh.ladder.study import open_study
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.results.progress import Silent
-from automesh.results.result import SearchResult
+from automesh.report.progress import Silent
+from automesh.report.result import SearchResult
 from tests.storage_cases import compiled
 
 pytest_plugins = ("tests.storage_fixtures",)

@@ -21,8 +21,8 @@ from automesh.mesh.mapping import LogicalMapping, format_axes, parse_axes
 from automesh.mesh.rules.file import merge_rule, read_rules
 from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.mesh.shape import HybridMeshShape
-from automesh.results.columns import knob_cells, settings_of
-from automesh.results.csv_export import plan_cells
+from automesh.report.columns import knob_cells, settings_of
+from automesh.report.files.csv import plan_cells
 
 AXES = ("dp", "fsdp", "tp")
 MAPPED = st.lists(st.sampled_from(AXES), unique=True).map(tuple)

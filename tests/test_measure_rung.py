@@ -20,7 +20,7 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, Measured
 from automesh.program.nouns import VisitAnswer
 from automesh.program.script.reads import NOTHING_READ
-from automesh.results.progress import Silent
+from automesh.report.progress import Silent
 from automesh.worker.messages import VisitJob
 from tests.test_racing_measure import CRASH, RULES, FakePool, plan
 from tests.test_search_ranking import compiled

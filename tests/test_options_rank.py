@@ -10,8 +10,8 @@ from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Sum, Terms, Wi
 from automesh.cost.windowed import THRESHOLDS
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Estimated, Replayed
-from automesh.results.explain_words import window_sentence
-from automesh.results.explanation import Explained
+from automesh.report.explain.nouns import Explained
+from automesh.report.explain.words import window_sentence
 from benchmarks import tpu_rank, windowed
 from benchmarks.tpu_rank_compiles import Played
 from tests import explain_samples

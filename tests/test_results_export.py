@@ -14,8 +14,8 @@ from automesh import jsonio
 from automesh.errors import UsageError
 from automesh.mesh.axes import parse_mesh
 from automesh.outcomes import Compiled, Measured, Outcome
-from automesh.results.csv_export import dataframe, write_csv
-from automesh.results.json_export import to_json
+from automesh.report.files.csv import dataframe, write_csv
+from automesh.report.files.json import to_json
 from tests import results_samples
 from tests.test_results_table import results
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from automesh.results import phases
-from automesh.results.live import LiveProgress, frame
-from automesh.results.phases import State, left_text, remaining_s, with_phase
-from automesh.results.progress import PlainProgress, Silent, open_progress
+from automesh.report import phases
+from automesh.report.live import LiveProgress, frame
+from automesh.report.phases import State, left_text, remaining_s, with_phase
+from automesh.report.progress import PlainProgress, Silent, open_progress
 from tests.results_golden import Clock, running_state
 
 

@@ -11,9 +11,9 @@ from rich.cells import cell_len
 
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, OutOfMemory, RuledOut, TimedOut
-from automesh.results.columns import varying_knobs, wrapped
-from automesh.results.result import Candidate, Funnel, Standing, Verdict, Verification
-from automesh.results.table import render, summary_lines
+from automesh.report.columns import varying_knobs, wrapped
+from automesh.report.result import Candidate, Funnel, Standing, Verdict, Verification
+from automesh.report.table import render, summary_lines
 from tests import results_golden, results_samples
 from tests.results_golden import CASES, FOLDER
 

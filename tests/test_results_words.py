@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from automesh.outcomes import Failed, OutOfMemory, RuledOut, TimedOut
-from automesh.results import words
-from automesh.results.result import Candidate, SearchResult, Standing
+from automesh.report import words
+from automesh.report.result import Candidate, SearchResult, Standing
 from tests import results_samples
 from tests.results_samples import GIB, compiled, measured, plan
 

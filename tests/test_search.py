@@ -10,7 +10,7 @@ import pytest
 import automesh
 from automesh import api
 from automesh.outcomes import Measured
-from automesh.results.result import Candidate
+from automesh.report.result import Candidate
 from tests.program_support import few_processes
 
 pytestmark = pytest.mark.slow

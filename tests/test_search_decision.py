@@ -27,7 +27,7 @@ from automesh.ladder.verdict import (
 )
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed
-from automesh.results.result import Candidate
+from automesh.report.result import Candidate
 from tests.test_search_ranking import measured
 
 AXES = ("dp", "fsdp", "tp")

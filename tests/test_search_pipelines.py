@@ -14,8 +14,8 @@ import pytest
 import automesh
 from automesh import api
 from automesh.outcomes import Compiled, Measured
-from automesh.results.pipelines import stage_bytes
-from automesh.results.table import render
+from automesh.report.pipelines import stage_bytes
+from automesh.report.table import render
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "tests" / "scripts" / "pipelined.py"

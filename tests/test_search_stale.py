@@ -11,8 +11,8 @@ from automesh.ladder.notebook import Notebook
 from automesh.ladder.storage import Storage, parse_storage
 from automesh.ladder.study import Trial, open_study
 from automesh.outcomes import Compiled
-from automesh.results.progress import Silent
-from automesh.results.result import SearchResult
+from automesh.report.progress import Silent
+from automesh.report.result import SearchResult
 from benchmarks.kill_resume import SCRIPT
 
 pytest_plugins = ("tests.storage_fixtures",)

@@ -19,7 +19,7 @@ from automesh.hardware.catalogue import citations, find_targets, list_targets
 from automesh.hardware.clusters_file import read_clusters
 from automesh.hardware.compilers import compiler_for
 from automesh.ladder import looking
-from automesh.results.targets import render
+from automesh.report.pages.targets import render
 from tests import bad_inputs_run, targets_golden
 
 

@@ -42,13 +42,13 @@ from automesh.ladder.view import View, compile_order
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Effort, Failed, Outcome, OutOfMemory, TimedOut
 from automesh.program.nouns import Attachment
-from automesh.results.csv_export import write_csv
-from automesh.results.estimates import ESTIMATES, Estimates
-from automesh.results.estimates_csv import write_estimates
-from automesh.results.progress import Progress
-from automesh.results.result import SearchResult
-from automesh.results.rule import save_rule
-from automesh.results.words import best_of, count
+from automesh.report.estimates import ESTIMATES, Estimates
+from automesh.report.files.csv import write_csv
+from automesh.report.files.estimates_csv import write_estimates
+from automesh.report.files.rule import save_rule
+from automesh.report.progress import Progress
+from automesh.report.result import SearchResult
+from automesh.report.words import best_of, count
 from automesh.worker.environment import surroundings_for
 from automesh.worker.messages import DevicesJob
 from automesh.worker.pool import Pool

@@ -24,8 +24,8 @@ from automesh.outcomes import (
     OutOfMemory,
     TimedOut,
 )
-from automesh.results.result import Candidate, Funnel, SearchResult
-from automesh.results.words import count
+from automesh.report.result import Candidate, Funnel, SearchResult
+from automesh.report.words import count
 
 
 def assemble(study: Study, header: Header) -> SearchResult:

@@ -25,8 +25,8 @@ from automesh.ladder.refusal import innermost_frame, raised_here
 from automesh.mesh.axes import Call, MeshAxis, Plan
 from automesh.outcomes import Failed, RuledOut
 from automesh.program.nouns import BuildAnswer, Entry
-from automesh.results.progress import Progress
-from automesh.results.words import clean
+from automesh.report.progress import Progress
+from automesh.report.words import clean
 from automesh.space.conditions import Rule
 from automesh.space.mapping import SplitArray
 from automesh.worker.messages import BuildJob

@@ -28,8 +28,8 @@ from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.ladder.preparation import memory_share_bytes, surroundings_of
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Attachment, Calibration
-from automesh.results.calibration import CalibrationResult
-from automesh.results.progress import Progress
+from automesh.report.pages.calibration import CalibrationResult
+from automesh.report.progress import Progress
 from automesh.units import format_wait
 from automesh.worker.messages import CalibrateJob, DevicesJob, Job, LayoutJob
 from automesh.worker.pool import Pool

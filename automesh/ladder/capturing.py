@@ -21,7 +21,7 @@ from automesh.program.capture.nouns import (
     check_splits,
     names_in_place,
 )
-from automesh.results.progress import Progress
+from automesh.report.progress import Progress
 from automesh.space.space import AxisRange, SearchSpace
 from automesh.space.spec import read_space
 from automesh.units import format_bytes

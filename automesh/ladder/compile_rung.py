@@ -25,7 +25,7 @@ from automesh.outcomes import (
     TimedOut,
 )
 from automesh.program.nouns import CompileAnswer, Lowered
-from automesh.results.progress import Progress
+from automesh.report.progress import Progress
 from automesh.units import format_seconds
 from automesh.worker.pool import Pool
 from automesh.worker.protocol import Answer

@@ -20,11 +20,11 @@ from automesh.ladder.ranking import WIDE, estimated_candidates, hardly_fits
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.settling import settled
 from automesh.ladder.study import open_study, parse_storage
-from automesh.results.estimates import ESTIMATES, Estimates
-from automesh.results.estimates_csv import write_estimates
-from automesh.results.progress import Progress
-from automesh.results.result import Funnel, SearchResult
-from automesh.results.words import count
+from automesh.report.estimates import ESTIMATES, Estimates
+from automesh.report.files.estimates_csv import write_estimates
+from automesh.report.progress import Progress
+from automesh.report.result import Funnel, SearchResult
+from automesh.report.words import count
 from automesh.space.space import SearchSpace
 from automesh.units import format_bytes
 

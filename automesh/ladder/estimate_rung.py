@@ -30,8 +30,8 @@ from automesh.mesh.axes import Call, Plan
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.program.nouns import Propagation
-from automesh.results.estimates import Estimates
-from automesh.results.words import count
+from automesh.report.estimates import Estimates
+from automesh.report.words import count
 from automesh.worker.messages import LayoutJob
 
 _NO_TERMS = "it needs a propagation of its own, for which the time did not suffice"

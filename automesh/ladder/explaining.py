@@ -25,9 +25,9 @@ from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, pars
 from automesh.mesh.plan_arrays import batch_of
 from automesh.outcomes import Compiled, Measured
 from automesh.program.nouns import Propagation
-from automesh.results.explanation import Explained
-from automesh.results.result import Candidate
-from automesh.results.words import count, reason
+from automesh.report.explain.nouns import Explained
+from automesh.report.result import Candidate
+from automesh.report.words import count, reason
 
 _CLOSEST = 3
 

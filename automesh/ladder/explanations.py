@@ -24,10 +24,10 @@ from automesh.ladder.request import SearchRequest
 from automesh.ladder.terms_cache import TERMS, Kept, TermsCache
 from automesh.mesh.axes import MAPPING, Call, Plan, parse_mesh
 from automesh.mesh.mapping import parse_axes
-from automesh.results.estimates import ESTIMATES
-from automesh.results.explanation import Explanation
-from automesh.results.progress import Progress
-from automesh.results.result import Candidate, SearchResult
+from automesh.report.estimates import ESTIMATES
+from automesh.report.explain.nouns import Explanation
+from automesh.report.progress import Progress
+from automesh.report.result import Candidate, SearchResult
 from automesh.space.options import value_of
 from automesh.worker.messages import LayoutJob, Surroundings
 from automesh.worker.pool import Pool

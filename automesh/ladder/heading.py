@@ -9,7 +9,7 @@ from automesh.ladder.places import as_seen
 from automesh.ladder.preparation import Preparation
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.study import Study
-from automesh.results.estimates import Estimates
+from automesh.report.estimates import Estimates
 from automesh.units import format_wait
 
 

@@ -10,7 +10,7 @@ from automesh.ladder.refusal import refuse_to_blame
 from automesh.ladder.study import Study
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.program.nouns import Traced, VisitAnswer
-from automesh.results.progress import Progress
+from automesh.report.progress import Progress
 from automesh.worker.messages import TraceJob, VisitJob
 from automesh.worker.pool import Pool
 from automesh.worker.protocol import Answer

@@ -40,9 +40,9 @@ from automesh.ladder.request import SearchRequest
 from automesh.ladder.terms_cache import TERMS, TermsCache
 from automesh.mesh.axes import Plan
 from automesh.mesh.plan_arrays import Batch
-from automesh.results.estimates import Estimates
-from automesh.results.progress import Progress
-from automesh.results.words import uncounted_notices
+from automesh.report.estimates import Estimates
+from automesh.report.progress import Progress
+from automesh.report.words import uncounted_notices
 from automesh.space.space import SearchSpace
 from automesh.worker.messages import BuildJob, LayoutJob, Surroundings
 from automesh.worker.pool import Pool

@@ -12,7 +12,7 @@ from automesh.ladder.refusal import refuse_to_blame
 from automesh.mesh.axes import Knobs, Scalar
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.program.nouns import Inspection
-from automesh.results.progress import Progress
+from automesh.report.progress import Progress
 from automesh.space.mapping import KnobArrays, SplitArray, StepMapping
 from automesh.space.settings import StepFacts, default_first, known_knobs
 from automesh.space.space import Knob, SearchSpace

@@ -32,8 +32,8 @@ from automesh.ladder.verdict import (
 from automesh.ladder.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failure, Measured, Outcome
-from automesh.results.progress import Progress
-from automesh.results.words import failure_reason
+from automesh.report.progress import Progress
+from automesh.report.words import failure_reason
 from automesh.units import format_seconds
 
 RACE = RaceRules(max_rounds=12, keep=FinalRules().entrants)

@@ -23,7 +23,7 @@ from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.granules import granules_of
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry, Inspection
-from automesh.results.progress import Progress
+from automesh.report.progress import Progress
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.space import SearchSpace

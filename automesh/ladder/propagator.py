@@ -14,8 +14,8 @@ from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Call, Plan, format_setting
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Entry, Propagation
-from automesh.results.progress import Progress
-from automesh.results.words import failure_reason
+from automesh.report.progress import Progress
+from automesh.report.words import failure_reason
 from automesh.worker.messages import Job, PropagateJob
 from automesh.worker.protocol import Answer
 from automesh.worker.tasks import Finished

@@ -11,7 +11,7 @@ from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Measured, Outcome
-from automesh.results.result import Candidate, Standing, Verdict
+from automesh.report.result import Candidate, Standing, Verdict
 
 WIDE = 1.5  # estimates of memory are up to 40 % off: only beyond this factor does one count
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome
-from automesh.results.result import Candidate, Standing
+from automesh.report.result import Candidate, Standing
 
 _Place = tuple[int, float, bool, str]
 

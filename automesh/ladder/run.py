@@ -38,12 +38,12 @@ from automesh.ladder.visits import VisitRules
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
 from automesh.program.nouns import Attachment
-from automesh.results.csv_export import write_csv
-from automesh.results.estimates import ESTIMATES, Estimates
-from automesh.results.estimates_csv import write_estimates
-from automesh.results.progress import Progress
-from automesh.results.result import SearchResult
-from automesh.results.rule import save_rule
+from automesh.report.estimates import ESTIMATES, Estimates
+from automesh.report.files.csv import write_csv
+from automesh.report.files.estimates_csv import write_estimates
+from automesh.report.files.rule import save_rule
+from automesh.report.progress import Progress
+from automesh.report.result import SearchResult
 from automesh.space.space import SearchSpace
 from automesh.worker.messages import Surroundings
 from automesh.worker.pool import Pool

@@ -32,8 +32,8 @@ from automesh.outcomes import Failure
 from automesh.program.lower.program_text import first_difference, read_text
 from automesh.program.nouns import Inspection, Traced
 from automesh.program.step_summary import StepSummary
-from automesh.results.progress import Progress, Silent
-from automesh.results.script_check import (
+from automesh.report.progress import Progress, Silent
+from automesh.report.script_check.nouns import (
     CheckedScript,
     KnobUse,
     PlanCount,
@@ -41,7 +41,7 @@ from automesh.results.script_check import (
     ProgramCheck,
     Sameness,
 )
-from automesh.results.words import count
+from automesh.report.words import count
 from automesh.space.legal import Enumeration
 from automesh.space.space import SearchSpace
 from automesh.worker.environment import hash_seed

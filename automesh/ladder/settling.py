@@ -14,7 +14,7 @@ from automesh.ladder.request import SearchRequest
 from automesh.ladder.study import Study
 from automesh.mesh.axes import Plan
 from automesh.program.nouns import Traced
-from automesh.results.progress import Progress
+from automesh.report.progress import Progress
 from automesh.worker.messages import TraceJob
 from automesh.worker.pool import Pool
 

@@ -13,11 +13,11 @@ from automesh.hardware import check_compilable, clusters_in, parse_target
 from automesh.ladder.request import SearchRequest
 from automesh.ladder.starting import start
 from automesh.ladder.terms_cache import TERMS
-from automesh.results.progress import Progress
-from automesh.results.result import SearchResult
-from automesh.results.rule import rule_of
-from automesh.results.several import Several, Sought
-from automesh.results.words import best_of
+from automesh.report.files.rule import rule_of
+from automesh.report.pages.several import Several, Sought
+from automesh.report.progress import Progress
+from automesh.report.result import SearchResult
+from automesh.report.words import best_of
 
 # Of an even share of the budget, what a target gets at least after others took longer.
 _LEAST = 0.5

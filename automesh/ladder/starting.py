@@ -15,8 +15,8 @@ from automesh.hardware import (
 )
 from automesh.ladder.capturing import space_for
 from automesh.ladder.request import SearchRequest, usual_top
-from automesh.results.progress import Progress
-from automesh.results.result import SearchResult
+from automesh.report.progress import Progress
+from automesh.report.result import SearchResult
 from automesh.space.curated import CURATED, curated_for
 from automesh.space.options import with_options
 from automesh.space.space import Knob, SearchSpace

@@ -17,7 +17,7 @@ from automesh.cost.correction import Refinement
 from automesh.ladder.ranking import may_be_exported
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Measured, Outcome
-from automesh.results.words import count
+from automesh.report.words import count
 from automesh.units import format_percent, format_seconds
 
 MARGIN = 0.02  # a plan that is less faster than this is a tie

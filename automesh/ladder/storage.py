@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from automesh.errors import UsageError
-from automesh.results.words import hide_password
+from automesh.report.words import hide_password
 
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
 _JOURNAL_SUFFIXES = (".journal", ".log")

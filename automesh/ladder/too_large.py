@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from automesh.ladder.room import Room
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome, OutOfMemory
-from automesh.results.words import count
+from automesh.report.words import count
 
 # An estimate of memory is seldom this far above what the compiler then needs.
 _TOO_LARGE = 1.15

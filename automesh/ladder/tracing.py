@@ -16,7 +16,7 @@ from automesh.ladder.reading import reading
 from automesh.ladder.replaying import Player
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failed
-from automesh.results.csv_export import write_text
+from automesh.report.files.csv import write_text
 
 
 def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: str) -> Plan:

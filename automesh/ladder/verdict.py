@@ -17,7 +17,7 @@ from automesh.ladder.ranking import Comparison
 from automesh.ladder.statistics import Ratio, paired_ratio
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failure, Measured
-from automesh.results.result import Verification
+from automesh.report.result import Verification
 
 _NARROW = 0.9  # confidence of two one-sided tests at 5 %
 _KNOWN: tuple[Call, ...] = ("slower", "equal", "no faster")

@@ -36,8 +36,8 @@ from automesh.outcomes import (
     OutOfMemory,
     TimedOut,
 )
-from automesh.results.result import Funnel, SearchResult
-from automesh.results.words import best_of, count
+from automesh.report.result import Funnel, SearchResult
+from automesh.report.words import best_of, count
 
 FIRST = "first"
 AGAIN = "again"

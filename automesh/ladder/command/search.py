@@ -61,11 +61,11 @@ from automesh.ladder.verdict import (
 )
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Measured, Outcome, OutOfMemory, TimedOut
-from automesh.results.csv_export import write_csv
-from automesh.results.progress import Progress
-from automesh.results.result import SearchResult
-from automesh.results.rule import save_rule
-from automesh.results.words import failure_reason
+from automesh.report.files.csv import write_csv
+from automesh.report.files.rule import save_rule
+from automesh.report.progress import Progress
+from automesh.report.result import SearchResult
+from automesh.report.words import failure_reason
 from automesh.units import format_seconds
 
 EXPLORE_SHARE = 0.6

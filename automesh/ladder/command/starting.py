@@ -39,8 +39,8 @@ from automesh.mesh.axes import Plan
 from automesh.mesh.granules import granules_of
 from automesh.outcomes import Failed, TimedOut
 from automesh.program.nouns import Attachment
-from automesh.results.progress import Progress
-from automesh.results.result import Funnel, SearchResult
+from automesh.report.progress import Progress
+from automesh.report.result import Funnel, SearchResult
 from automesh.space.legal import Enumeration
 from automesh.space.spec import read_space
 from automesh.worker.messages import DevicesJob, Surroundings

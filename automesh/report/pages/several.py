@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.text import Text
 
-from automesh.results import words
-from automesh.results.columns import GLUE, Column
-from automesh.results.drawing import MIN_WIDTH, draw, footnotes, labelled, tabulated
-from automesh.results.json_export import to_json as result_to_json
-from automesh.results.result import Candidate, SearchResult
+from automesh.report import words
+from automesh.report.columns import GLUE, Column
+from automesh.report.drawing import MIN_WIDTH, draw, footnotes, labelled, tabulated
+from automesh.report.files.json import to_json as result_to_json
+from automesh.report.result import Candidate, SearchResult
 from automesh.units import format_bytes, format_seconds
 
 SCHEMA = 1

@@ -31,8 +31,8 @@ from automesh import jsonio
 from automesh.cost.breakdown import CollectiveCost, MeshCost
 from automesh.cost.comparison import Share, compare_causes, compare_collectives, shares_of
 from automesh.outcomes import Replayed
-from automesh.results.explain_words import verdict_sentence, why_sentence
-from automesh.results.explanation import Explained, Explanation
+from automesh.report.explain.nouns import Explained, Explanation
+from automesh.report.explain.words import verdict_sentence, why_sentence
 
 SCHEMA = 1
 

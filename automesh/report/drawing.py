@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from automesh.results.columns import GLUE, Column, widths, wrapped
+from automesh.report.columns import GLUE, Column, widths, wrapped
 
 MIN_WIDTH = 40
 _NUMBER_AND_WORD = re.compile(r"(?<=\d) (?=[A-Za-z%])")

@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from automesh.results.phases import Clock, State, left_text, with_phase
-from automesh.results.words import clean
+from automesh.report.phases import Clock, State, left_text, with_phase
+from automesh.report.words import clean
 from automesh.units import format_wait
 
 _NAME_WIDTH = 9

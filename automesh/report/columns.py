@@ -10,9 +10,9 @@ from typing import Literal
 from rich.cells import cell_len
 
 from automesh.mesh.axes import Plan, format_setting
-from automesh.results import words
-from automesh.results.predicted import exposed_s, replay_of
-from automesh.results.result import EXPORTED, Candidate
+from automesh.report import words
+from automesh.report.predicted import exposed_s, replay_of
+from automesh.report.result import EXPORTED, Candidate
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
 GAP = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from automesh import jsonio
-from automesh.results.script_check import CheckedScript
+from automesh.report.script_check.nouns import CheckedScript
 
 SCHEMA = 1
 

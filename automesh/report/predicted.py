@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from automesh.outcomes import Compiled, Outcome, Replayed
-from automesh.results.result import Candidate, SearchResult
+from automesh.report.result import Candidate, SearchResult
 from automesh.units import format_bytes, format_percent, format_seconds
 
 _COMMUNICATION = ("ici", "dcn", "host")

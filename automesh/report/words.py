@@ -20,7 +20,7 @@ from automesh.outcomes import (
     RuledOut,
     TimedOut,
 )
-from automesh.results.result import (
+from automesh.report.result import (
     COMPARED,
     EXPORTED,
     Candidate,

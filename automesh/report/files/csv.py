@@ -27,9 +27,9 @@ from automesh.outcomes import (
     Replayed,
     TimedOut,
 )
-from automesh.results import words
-from automesh.results.predicted import exposed_s
-from automesh.results.result import Candidate, SearchResult
+from automesh.report import words
+from automesh.report.predicted import exposed_s
+from automesh.report.result import Candidate, SearchResult
 
 Cell = Scalar | None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from automesh.outcomes import Compiled, CompiledPipeline
-from automesh.results.result import Candidate
+from automesh.report.result import Candidate
 from automesh.units import format_bytes, format_percent
 
 _MOST = 8

@@ -15,9 +15,9 @@ import pandas as pd
 
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import Estimated
-from automesh.results.csv_export import plan_cells, write_table
-from automesh.results.estimates import Estimates
-from automesh.results.words import clean
+from automesh.report.estimates import Estimates
+from automesh.report.files.csv import plan_cells, write_table
+from automesh.report.words import clean
 
 Cell = Scalar | None
 _FIGURES = ("estimated_s", "low_s", "high_s", "bound_s", "memory_bytes")

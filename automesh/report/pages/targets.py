@@ -13,9 +13,9 @@ from rich.text import Text
 from automesh.hardware.absent import Absent
 from automesh.hardware.catalogue import Listed, citations
 from automesh.hardware.compilers import Compiler, has_compiler
-from automesh.results.columns import GAP, Column
-from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
-from automesh.results.words import clean, count
+from automesh.report.columns import GAP, Column
+from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.report.words import clean, count
 from automesh.units import format_bytes, format_count
 
 # What a narrow terminal does without, in this order.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, RuledOut
-from automesh.results.words import count
+from automesh.report.words import count
 
 ESTIMATES = "estimates.csv"  # in the folder of a study
 

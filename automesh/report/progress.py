@@ -10,9 +10,9 @@ from typing import Protocol, Self, TextIO
 
 from rich.console import Console
 
-from automesh.results.live import LiveProgress
-from automesh.results.phases import Clock, State, phase_text, with_phase
-from automesh.results.words import clean
+from automesh.report.live import LiveProgress
+from automesh.report.phases import Clock, State, phase_text, with_phase
+from automesh.report.words import clean
 from automesh.units import format_wait
 
 _LINE_EVERY_S = 5.0

@@ -35,9 +35,9 @@ from automesh import jsonio
 from automesh.mesh.axes import Plan
 from automesh.mesh.mapping import LogicalMapping
 from automesh.outcomes import Compiled, Estimated, Outcome
-from automesh.results import words
-from automesh.results.predicted import exposed_s, replay_of
-from automesh.results.result import Candidate, Funnel, SearchResult, Standing, Verification
+from automesh.report import words
+from automesh.report.predicted import exposed_s, replay_of
+from automesh.report.result import Candidate, Funnel, SearchResult, Standing, Verification
 
 SCHEMA = 1
 

@@ -15,12 +15,12 @@ from automesh.cost.comparison import (
     compare_collectives,
 )
 from automesh.outcomes import Replayed
-from automesh.results.columns import GAP, GLUE, Column
-from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
-from automesh.results.explain_words import verdict_sentence, why_sentence, window_sentence
-from automesh.results.explanation import Explained, Explanation
-from automesh.results.predicted import exposed_s
-from automesh.results.words import clean, count, half_of
+from automesh.report.columns import GAP, GLUE, Column
+from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.report.explain.nouns import Explained, Explanation
+from automesh.report.explain.words import verdict_sentence, why_sentence, window_sentence
+from automesh.report.predicted import exposed_s
+from automesh.report.words import clean, count, half_of
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
 _MOST = 10

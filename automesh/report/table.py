@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from automesh.outcomes import Estimated, Measured
-from automesh.results import words
-from automesh.results.columns import (
+from automesh.report import words
+from automesh.report.columns import (
     GAP,
     Column,
     knob_cells,
@@ -20,11 +20,11 @@ from automesh.results.columns import (
     varying_knobs,
     wrapped,
 )
-from automesh.results.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
-from automesh.results.estimates import ESTIMATES
-from automesh.results.pipelines import stages_of, stages_sentence
-from automesh.results.predicted import predicted_lines, replay_of
-from automesh.results.result import EXPORTED, Candidate, SearchResult
+from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
+from automesh.report.estimates import ESTIMATES
+from automesh.report.pipelines import stages_of, stages_sentence
+from automesh.report.predicted import predicted_lines, replay_of
+from automesh.report.result import EXPORTED, Candidate, SearchResult
 from automesh.units import format_count
 
 _STYLES = {

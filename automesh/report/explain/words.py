@@ -9,8 +9,8 @@ from automesh.cost.comparison import Share, Verdict, judge, shares_of
 from automesh.cost.windowed import THRESHOLDS
 from automesh.mesh.axes import PIPELINE
 from automesh.outcomes import Measured
-from automesh.results.explanation import Explained, Explanation
-from automesh.results.words import clean, count
+from automesh.report.explain.nouns import Explained, Explanation
+from automesh.report.words import clean, count
 from automesh.units import (
     format_bytes,
     format_count,

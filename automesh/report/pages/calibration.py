@@ -11,9 +11,9 @@ from rich.text import Text
 
 from automesh.hardware.calibration.points import CollectiveProbe, MatmulProbe, StreamProbe
 from automesh.hardware.calibration.profile import FitError, Profile
-from automesh.results.columns import Column
-from automesh.results.drawing import MIN_WIDTH, draw, glued, labelled, tabulated
-from automesh.results.words import clean
+from automesh.report.columns import Column
+from automesh.report.drawing import MIN_WIDTH, draw, glued, labelled, tabulated
+from automesh.report.words import clean
 from automesh.units import (
     format_bytes,
     format_count,

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from automesh.mesh.axes import Scalar
 from automesh.program.step_summary import Argument, StepSummary
-from automesh.results.columns import GAP, Column, widths
-from automesh.results.drawing import MIN_WIDTH, draw, labelled, tabulated
-from automesh.results.script_check import CheckedScript, KnobUse
-from automesh.results.words import clean, count
+from automesh.report.columns import GAP, Column, widths
+from automesh.report.drawing import MIN_WIDTH, draw, labelled, tabulated
+from automesh.report.script_check.nouns import CheckedScript, KnobUse
+from automesh.report.words import clean, count
 from automesh.units import format_bytes, format_count
 
 _MOST_ROWS = 20

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from automesh.results.words import clean
+from automesh.report.words import clean
 from automesh.units import format_wait
 
 Clock = Callable[[], float]

@@ -1,0 +1,1 @@
+"""Explanations: data, sentences, table and JSON."""

@@ -1,0 +1,1 @@
+"""A search's result as files: rules, CSV, JSON."""

@@ -1,0 +1,1 @@
+"""The report of `automesh check-script`: data, table and JSON."""
