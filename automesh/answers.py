@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from automesh.errors import NoFeasibleMesh
-from automesh.ladder.request import usual_top
 from automesh.mesh.config import MeshConfig
 from automesh.report.result import SearchResult
+from automesh.tuner.request import usual_top
 
 if TYPE_CHECKING:
     import pandas as pd

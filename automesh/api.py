@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 from automesh.answers import Account, Result, Results, ScriptCheck, TargetList, is_colourful
 from automesh.api_explain import explain, is_study, write_trace
-from automesh.ladder.asking import make_request
-from automesh.ladder.command.request import CommandRequest, check_subject, make_command_request
-from automesh.ladder.request import SearchRequest
 from automesh.mesh.axes import Scalar
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
 from automesh.space.options import knobs_of
+from automesh.tuner.arguments import make_request
+from automesh.tuner.command.request import CommandRequest, check_subject, make_command_request
+from automesh.tuner.request import SearchRequest
 from automesh.units import parse_duration
 
 __all__ = [
@@ -261,8 +261,8 @@ def search(
 
 def run(request: SearchRequest, progress: Progress) -> Result:
     """Runs a checked request to its end, or to Ctrl-C: the result then says `interrupted`."""
-    from automesh.ladder.interrupts import interrupts_at_rest
-    from automesh.ladder.starting import start
+    from automesh.tuner.interrupts import interrupts_at_rest
+    from automesh.tuner.start import start
 
     with interrupts_at_rest():
         return Result(found=start(request, progress))
@@ -270,8 +270,8 @@ def run(request: SearchRequest, progress: Progress) -> Result:
 
 def run_command(request: CommandRequest, progress: Progress) -> Result:
     """As `run`, for a search by a command."""
-    from automesh.ladder.command.starting import search_command
-    from automesh.ladder.interrupts import interrupts_at_rest
+    from automesh.tuner.command.start import search_command
+    from automesh.tuner.interrupts import interrupts_at_rest
 
     with interrupts_at_rest():
         return Result(found=search_command(request, progress))
@@ -281,8 +281,8 @@ def run_all(
     request: SearchRequest, targets: Sequence[str], open_progress: Callable[[], Progress]
 ) -> Results:
     """Runs a checked request for several targets, one after the other."""
-    from automesh.ladder.interrupts import interrupts_at_rest
-    from automesh.ladder.several import start_all
+    from automesh.tuner.interrupts import interrupts_at_rest
+    from automesh.tuner.several_targets import start_all
 
     with interrupts_at_rest():
         return Results(found=start_all(request, targets, open_progress))
@@ -328,9 +328,9 @@ def check_script(
       >>> check.is_ready, check.found.step.arguments[0].spec
       (True, "P('dp')")
     """
-    from automesh.ladder.interrupts import interrupts_at_rest
-    from automesh.ladder.script_check import check_script as check
     from automesh.report.progress import Silent
+    from automesh.tuner.interrupts import interrupts_at_rest
+    from automesh.tuner.script_check import check_script as check
 
     request = make_request(
         build,
@@ -396,7 +396,7 @@ def show(
       >>> show(results=folder).best == best
       True
     """
-    from automesh.ladder.run import read_result
+    from automesh.tuner.run import read_result
 
     return Result(found=read_result(study, results=results, storage=storage))
 
@@ -425,9 +425,9 @@ def calibrate(
       >>> calibrate("cpu:2", out=file, budget="5s").measured > 0
       True
     """
-    from automesh.ladder.calibration import CalibrationRequest, run_calibration
-    from automesh.ladder.interrupts import interrupts_at_rest
     from automesh.report.progress import Silent
+    from automesh.tuner.calibration import CalibrationRequest, run_calibration
+    from automesh.tuner.interrupts import interrupts_at_rest
 
     request = CalibrationRequest(
         target=target, out=Path(out) if out is not None else None, budget_s=parse_duration(budget)

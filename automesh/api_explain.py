@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from automesh.answers import Account
 from automesh.errors import UsageError
-from automesh.ladder.asking import make_request
+from automesh.tuner.arguments import make_request
 
 if TYPE_CHECKING:
     from automesh.report.progress import Progress
@@ -57,8 +57,8 @@ def explain(
       >>> "dp:4" in explain(script, "dp:4", target="cpu:4").text()
       True
     """
-    from automesh.ladder.explanations import explain_script, explain_study
     from automesh.report.progress import Silent
+    from automesh.tuner.explain.study import explain_script, explain_study
 
     if is_study(subject):
         if target or hardware or space or args:
@@ -102,7 +102,7 @@ def write_trace(study: str | Path, mesh: str, path: str | Path, *, storage: str 
     Raises:
       UsageError: no such study or plan, nothing to replay, or the file cannot be written.
     """
-    from automesh.ladder.tracing import write_trace as write
+    from automesh.tuner.explain.trace import write_trace as write
 
     if not is_study(study):
         raise UsageError(

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError, of_system
-from automesh.ladder.interrupts import end_on_sigterm, exit_code
+from automesh.tuner.interrupts import end_on_sigterm, exit_code
 
 _STOPPED = 130
 _STAND_INS = "automesh.stand-ins"

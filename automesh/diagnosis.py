@@ -28,10 +28,10 @@ from automesh.hardware import (
 from automesh.hardware.compiler_versions import fits, wanted_by_jax
 from automesh.hardware.compilers import compiler_for
 from automesh.hlo.store import default_store
-from automesh.ladder.preparation import memory_share_bytes, surroundings_of
 from automesh.outcomes import Failed
 from automesh.program.nouns import Attachment
 from automesh.report.pages.store import render_store, store_to_json
+from automesh.tuner.preparation import memory_share_bytes, surroundings_of
 from automesh.units import format_bytes
 from automesh.worker.messages import DevicesJob
 from automesh.worker.pool import Pool

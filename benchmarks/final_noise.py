@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from automesh.ladder.final import Final, FinalRules
-from automesh.ladder.statistics import Floats
 from automesh.mesh.axes import MeshAxis, Plan
+from automesh.tuner.measure.final import Final, FinalRules
+from automesh.tuner.measure.statistics import Floats
 from benchmarks.race_noise import noise
 
 VISITS = 8

@@ -25,11 +25,11 @@ from typing import Annotated
 
 import typer
 
-from automesh.ladder.numerics import compare_losses
-from automesh.ladder.reference import Reference, check
-from automesh.ladder.visits import Subject, VisitRules, record_losses
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.nouns import Entry, Inspection, VisitAnswer
+from automesh.tuner.measure.numerics import compare_losses
+from automesh.tuner.measure.reference import Reference, check
+from automesh.tuner.measure.schedule import Subject, VisitRules, record_losses
 from automesh.worker.messages import InspectJob, Surroundings
 from automesh.worker.pool import Pool
 from benchmarks.race_errors import Visitors, ask

@@ -24,12 +24,12 @@ from typing import Annotated
 import typer
 from scipy import stats
 
-from automesh.ladder.measure import RaceReport, run_race
-from automesh.ladder.racing import Race, RaceRules
-from automesh.ladder.visits import Calibration, Subject, VisitRules, calibrate
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failure
 from automesh.program.nouns import Entry, Inspection, VisitAnswer
+from automesh.tuner.measure.race import Race, RaceRules
+from automesh.tuner.measure.race_visits import RaceReport, run_race
+from automesh.tuner.measure.schedule import Calibration, Subject, VisitRules, calibrate
 from automesh.units import format_percent, format_seconds, format_wait
 from automesh.worker.messages import InspectJob, Job, Surroundings, VisitJob
 from automesh.worker.pool import Pool

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from automesh.ladder.racing import Race, RaceRules
-from automesh.ladder.statistics import Floats, trimmed_mean
+from automesh.tuner.measure.race import Race, RaceRules
+from automesh.tuner.measure.statistics import Floats, trimmed_mean
 
 RULES = RaceRules()
 FIXED_ROUNDS = 20

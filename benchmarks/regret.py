@@ -21,11 +21,11 @@ import typer
 from automesh import api
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.profile_files import FOLDER_VARIABLE
-from automesh.ladder.looking import looking
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated
 from automesh.report.progress import Silent
 from automesh.space.spec import read_space
+from automesh.tuner.session import looking
 from benchmarks.regret_replay import figures, record_of
 from benchmarks.regret_sweep import DEVICES, Example, Sweep, Table, prepare, say, space_file, sweep
 from benchmarks.spaces import with_usual_axes

@@ -18,9 +18,9 @@ from scipy import stats
 
 from automesh.cost.correction import Subject, refine
 from automesh.hardware import chip_for
-from automesh.ladder.contest import COMPILES_PER_FINALIST, Contest
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Counts, Estimated, Measured, Memory, Outcome
+from automesh.tuner.choose.finalists import COMPILES_PER_FINALIST, Contest
 from benchmarks.regret_sweep import Row
 
 SHARE = 0.1  # of the sweep's device time: what a search may spend

@@ -22,7 +22,13 @@ from typing import Any
 import numpy as np
 
 from automesh.jsonio import from_json
-from automesh.ladder.visits import (
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Failure
+from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
+from automesh.space.legal import find_legal
+from automesh.space.settings import StepFacts
+from automesh.space.spec import read_space
+from automesh.tuner.measure.schedule import (
     Calibration,
     Subject,
     VisitRules,
@@ -30,12 +36,6 @@ from automesh.ladder.visits import (
     visit,
     visit_job,
 )
-from automesh.mesh.axes import Plan
-from automesh.outcomes import Failure
-from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
-from automesh.space.legal import find_legal
-from automesh.space.settings import StepFacts
-from automesh.space.spec import read_space
 from automesh.units import format_wait
 from automesh.worker.messages import CompileJob, InspectJob, Surroundings, VisitJob
 from automesh.worker.pool import Pool

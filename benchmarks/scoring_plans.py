@@ -19,13 +19,13 @@ from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Fabric, Layouts
-from automesh.ladder.looking import looking
-from automesh.ladder.request import SearchRequest
-from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.plan_arrays import Batch, Sizes
 from automesh.program.nouns import Entry
 from automesh.report.progress import Progress
 from automesh.space.spec import read_space
+from automesh.tuner.estimate.terms_cache import TermsCache
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.session import looking
 from automesh.worker.messages import LayoutJob, Surroundings
 from automesh.worker.pool import Pool
 

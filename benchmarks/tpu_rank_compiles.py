@@ -21,17 +21,17 @@ from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.compile_client import elsewhere_of
 from automesh.hlo.store import ModuleStore
 from automesh.jsonio import from_json, to_json
-from automesh.ladder.compiling_ahead import CompilingAhead
-from automesh.ladder.looking import looking
-from automesh.ladder.preparation import Preparation
-from automesh.ladder.replaying import Player
-from automesh.ladder.request import SearchRequest
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Failed, Failure, OutOfMemory, Replayed, TimedOut
 from automesh.outcomes import Outcome as AnyOutcome
 from automesh.program.nouns import CompileAnswer, Entry
 from automesh.report.progress import Silent
 from automesh.space.spec import read_space
+from automesh.tuner.compile.absent import CompilingAhead
+from automesh.tuner.compile.replay import Player
+from automesh.tuner.preparation import Preparation
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.session import looking
 from automesh.worker.environment import surroundings_for
 from automesh.worker.pool import Pool
 

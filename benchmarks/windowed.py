@@ -25,13 +25,13 @@ from typing import Annotated, Any
 import typer
 
 from automesh.cost.windowed import THRESHOLDS
-from automesh.ladder.explaining import Ground, explained
-from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.explain.words import verdict_sentence, window_sentence
 from automesh.report.result import Candidate, Standing
+from automesh.tuner.estimate.terms_cache import TermsCache
+from automesh.tuner.explain.mesh import Ground, explained
 from automesh.units import format_percent
 from benchmarks.spaces import with_usual_axes
 from benchmarks.tpu_rank_compiles import Bench, Case, Played, bench

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from automesh.cost.replay.timeline import Slice, Timeline
-from automesh.ladder import ahead, looking, several, starting
-from automesh.ladder.replaying import Player
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Replayed
+from automesh.tuner import run_absent, session, several_targets, start
+from automesh.tuner.compile.replay import Player
 from automesh.worker.pool import Pool
 from tests.bad_inputs import GOOD
 from tests.worker_help import ROOT
@@ -53,9 +53,9 @@ def install(put: Set) -> None:
       put: sets an attribute, as `monkeypatch.setattr` does.
     """
     pool = functools.partial(Pool, handler="tests.ahead_handlers")
-    put(ahead, "Pool", pool)
-    put(looking, "Pool", pool)
-    for module in (starting, several):
+    put(run_absent, "Pool", pool)
+    put(session, "Pool", pool)
+    for module in (start, several_targets):
         put(module, "check_compilable", lambda _: None)
     put(Player, "play", play)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 from automesh import cli
-from automesh.ladder import looking
+from automesh.tuner import session
 from tests.bad_inputs import ALL, BadInput, Files
 
 GOLDEN = Path(__file__).parent / "golden" / "cli" / "errors.txt"
@@ -109,7 +109,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def inspections_shared() -> Iterator[None]:
     """Lets a script that was inspected once be known: half of the cases only differ after that."""
     known: dict[object, object] = {}
-    ask = looking.inspect
+    ask = session.inspect
 
     def inspect(
         pool: object,
@@ -128,7 +128,7 @@ def inspections_shared() -> Iterator[None]:
             known[key] = ask(pool, request, target, space, progress, **further)
         return known[key]
 
-    with mock.patch.object(looking, "inspect", inspect):
+    with mock.patch.object(session, "inspect", inspect):
         yield
 
 

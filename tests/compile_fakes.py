@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from automesh.ladder.trials import Trial
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
+from automesh.tuner.study.trials import Trial
 from automesh.worker.tasks import Finished
 
 TURN_S = 5.0

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.terms import Guard, Region, Terms
 from automesh.hardware.fabric.fabric import Layouts
-from automesh.ladder.estimate_rung import EstimateRung
-from automesh.ladder.propagator import Propagator, Step
-from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated, Failure
 from automesh.program.nouns import Entry, Propagation
 from automesh.report.progress import Silent
+from automesh.tuner.estimate.propagator import Propagator, Step
+from automesh.tuner.estimate.rung import EstimateRung
+from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import Job, LayoutJob, PropagateJob
 from automesh.worker.tasks import Finished
 

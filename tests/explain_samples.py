@@ -21,12 +21,12 @@ from automesh.cost.terms import (
 from automesh.hardware import chip_for
 from automesh.hardware.calibration.speeds import CollectiveSeconds
 from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
-from automesh.ladder.explaining import Ground
-from automesh.ladder.explaining import explained as explain_plan
-from automesh.ladder.terms_cache import Kept
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.nouns import Entry, Propagation
 from automesh.report.explain.nouns import Explained, Explanation
+from automesh.tuner.estimate.terms_cache import Kept
+from automesh.tuner.explain.mesh import Ground
+from automesh.tuner.explain.mesh import explained as explain_plan
 from automesh.worker.messages import PropagateJob
 
 MIB = 2.0**20

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from automesh.ladder import measure_rung
-from automesh.ladder.final import FEWEST
 from automesh.mesh.axes import DEFAULT_AXES, Plan, parse_mesh
 from automesh.program.nouns import Entry, Inspection
+from automesh.tuner.measure import rung as measure_rung
+from automesh.tuner.measure.final import FEWEST
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import CompileJob, InspectJob, VisitJob
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import automesh
 from automesh.jsonio import from_json, to_json
-from automesh.ladder.assemble import outcomes_of
-from automesh.ladder.notebook import Notebook, read_header
-from automesh.ladder.study import open_study, parse_storage
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Failed, Outcome, TimedOut
+from automesh.tuner.study.assemble import outcomes_of
+from automesh.tuner.study.metadata import Notebook, read_header
+from automesh.tuner.study.study import open_study, parse_storage
 
 ROOT = Path(__file__).parent.parent
 FOLDER = Path(__file__).parent / "studies"

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from automesh.ladder.scope import EVERYTHING, Scope
-from automesh.ladder.storage import Storage
-from automesh.ladder.study import Study, open_study
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Compiled, Counts, Measured, Memory
+from automesh.tuner.study.scope import EVERYTHING, Scope
+from automesh.tuner.study.storage import Storage
+from automesh.tuner.study.study import Study, open_study
 
 BACKENDS = ("sqlite", "journal", "postgres")
 VERSIONS = (("python", "3.11"), ("jax", "0.10.2"))

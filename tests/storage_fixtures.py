@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from automesh.ladder.storage import Storage, parse_storage
+from automesh.tuner.study.storage import Storage, parse_storage
 from tests.postgres import new_database, postgres_server
 
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.ladder.ahead_choice import (
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.outcomes import Compiled, Estimated, Failed, Outcome, OutOfMemory
+from automesh.tuner.choose.ahead_of_time import (
     challengers,
     chances_left,
     interleaved,
@@ -19,10 +21,8 @@ from automesh.ladder.ahead_choice import (
     to_screen,
     view_by_replay,
 )
-from automesh.ladder.room import NO_LIMIT, Room
-from automesh.ladder.too_large import hopeless, large_last, said_of_hopeless
-from automesh.mesh.axes import MeshAxis, Plan
-from automesh.outcomes import Compiled, Estimated, Failed, Outcome, OutOfMemory
+from automesh.tuner.choose.memory_order import hopeless, large_last, said_of_hopeless
+from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
 from tests.storage_cases import compiled as compiled_as
 
 GIB = 2**30

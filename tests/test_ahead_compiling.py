@@ -12,12 +12,12 @@ from automesh.errors import UsageError
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hlo.store import ModuleStore, Stored
-from automesh.ladder.compiling_ahead import CompilingAhead
-from automesh.ladder.replaying import Player
-from automesh.ladder.room import Room
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Compiled, Counts, Failed, Memory, OutOfMemory
 from automesh.program.nouns import CompileAnswer
+from automesh.tuner.compile.absent import CompilingAhead
+from automesh.tuner.compile.memory_limit import Room
+from automesh.tuner.compile.replay import Player
 from tests.ahead_fakes import play, replayed
 
 GIB = 2**30

@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 import automesh
-from automesh.ladder.storage import parse_storage
-from automesh.ladder.study import open_study
+from automesh.tuner.study.storage import parse_storage
+from automesh.tuner.study.study import open_study
 from tests.ahead_fakes import TARGET, folder_for_search
 from tests.ahead_handlers import JOURNAL, SECONDS
 from tests.worker_help import ROOT

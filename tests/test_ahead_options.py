@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from automesh.errors import UsageError
 from automesh.hardware.chips import chip_called
 from automesh.hardware.reserve import default_reserve, parse_reserve
-from automesh.ladder.option_names import known_names, refuse_options
-from automesh.ladder.room import NO_LIMIT, Room
 from automesh.outcomes import Failed, OutOfMemory
 from automesh.space.curated import curated_for, curated_options
 from automesh.space.options import knobs_of, parse_options, with_options
 from automesh.space.spec import read_space
+from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
+from automesh.tuner.compile.option_names import known_names, refuse_options
 from tests.test_ahead_choice import compiled
 
 GIB = 2**30

@@ -8,10 +8,10 @@ import pytest
 
 import automesh
 from automesh import api
-from automesh.ladder.storage import parse_storage
-from automesh.ladder.study import open_study
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import OutOfMemory
+from automesh.tuner.study.storage import parse_storage
+from automesh.tuner.study.study import open_study
 from tests.ahead_fakes import SPACE
 from tests.ahead_handlers import GIB
 from tests.test_ahead_search import Place, place
@@ -112,10 +112,10 @@ def test_the_memory_that_a_file_states_is_the_limit(place: Place) -> None:
 def test_several_targets_show_what_is_found_when_interrupted(
     place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from automesh.ladder import several
+    from automesh.tuner import several_targets
 
     begun: list[str] = []
-    start = several.start
+    start = several_targets.start
 
     def stopped(request: object, progress: object) -> object:
         begun.append(request.target)  # pyright: ignore
@@ -123,7 +123,7 @@ def test_several_targets_show_what_is_found_when_interrupted(
             raise KeyboardInterrupt
         return start(request, progress)  # pyright: ignore
 
-    monkeypatch.setattr(several, "start", stopped)
+    monkeypatch.setattr(several_targets, "start", stopped)
     found = place.search(target=["v5e:2x4", "v6e:2x4"])
     assert found.found.interrupted  # pyright: ignore
     first, second = found.found.searches  # pyright: ignore
@@ -134,12 +134,12 @@ def test_several_targets_show_what_is_found_when_interrupted(
 def test_a_full_disk_is_the_fate_of_one_target(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from automesh.ladder import several
+    from automesh.tuner import several_targets
 
     def refused(*_: object) -> object:
         raise OSError(28, "No space left on device", "terms")
 
-    monkeypatch.setattr(several, "start", refused)
+    monkeypatch.setattr(several_targets, "start", refused)
     found = place.search(target=["v5e:2x4", "v6e:2x4"])
     reasons = [one.reason for one in found.found.not_found]  # pyright: ignore
     assert reasons == ["`terms`: no space left on device"] * 2

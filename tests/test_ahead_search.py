@@ -13,10 +13,10 @@ import automesh
 from automesh import api
 from automesh.answers import Results
 from automesh.errors import NoFeasibleMesh, UsageError
-from automesh.ladder.storage import parse_storage
-from automesh.ladder.study import open_study
 from automesh.outcomes import Compiled, Estimated, OutOfMemory
 from automesh.report.progress import Silent
+from automesh.tuner.study.storage import parse_storage
+from automesh.tuner.study.study import open_study
 from tests.ahead_fakes import SPACE, TARGET, folder_for_search, install
 from tests.ahead_handlers import JOURNAL, LIMIT_BYTES, PEAKS
 from tests.worker_help import ROOT
@@ -225,7 +225,7 @@ def test_an_option_that_the_compiler_does_not_take_ends_the_search(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = frozenset({"xla_such_option", "xla_other"})
-    monkeypatch.setattr("automesh.ladder.option_names.known_names", lambda: names)
+    monkeypatch.setattr("automesh.tuner.compile.option_names.known_names", lambda: names)
     with pytest.raises(UsageError, match="did you mean `xla_such_option`") as raised:
         place.search(xla={"xla_no_such_option": 1})
     assert "--xla" in raised.value.hint

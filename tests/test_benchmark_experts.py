@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from automesh.errors import UsageError
 from automesh.hardware import parse_target
-from automesh.ladder.room import NO_LIMIT, Room
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import (
     Compiled,
@@ -30,6 +29,7 @@ from automesh.outcomes import (
     Replayed,
 )
 from automesh.space.spec import read_space
+from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
 from benchmarks.experts import PRESETS, Kept, described, digest_of, left_out, summary
 from benchmarks.experts_models import DENSE, LONG, MOE, SPACES, Unlike, chunk_of, model_called
 from benchmarks.experts_presets import (

@@ -11,12 +11,12 @@ import pytest
 
 import automesh
 from automesh.errors import NoFeasibleMesh, UsageError
-from automesh.ladder.buildable import BuildCheck, refusal_notices
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed, Failure, RuledOut, TimedOut
 from automesh.program.nouns import BuildAnswer, Entry
 from automesh.report.progress import Silent
 from automesh.space.mapping import SplitArray, SplitDimension
+from automesh.tuner.estimate.buildable import BuildCheck, refusal_notices
 from automesh.worker.messages import BuildJob, Job
 from automesh.worker.tasks import Finished
 

@@ -25,13 +25,13 @@ from automesh.hardware.calibration.points import (
 from automesh.hardware.calibration.probes import Lot, plan_lots
 from automesh.hardware.calibration.profile_files import find_profile, host_of, read_profile
 from automesh.hardware.fabric.fabric import Fabric, Layouts
-from automesh.ladder import calibration
-from automesh.ladder.calibration import CalibrationRequest, run_calibration
 from automesh.outcomes import Failed, TimedOut
 from automesh.program.execute import calibrate
 from automesh.program.execute.calibrate_work import work_of
 from automesh.program.nouns import Attachment, Calibration, Device
 from automesh.report.progress import PlainProgress, Silent
+from automesh.tuner import calibration
+from automesh.tuner.calibration import CalibrationRequest, run_calibration
 from automesh.worker.messages import CalibrateJob
 from automesh.worker.tasks import Finished
 from tests import bad_inputs_run

@@ -12,11 +12,11 @@ import pytest
 
 import automesh
 from automesh.errors import UsageError
-from automesh.ladder import looking
-from automesh.ladder.refusal import inspection_error
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry
 from automesh.space.spec import read_space
+from automesh.tuner import session
+from automesh.tuner.worker_errors import inspection_error
 from tests import bad_inputs, bad_inputs_run
 from tests.bad_inputs import ALL, INSPECTED, LONG, QUICK, BadInput
 
@@ -40,7 +40,7 @@ def refuse(name: str, folder: Path) -> bad_inputs_run.Ran:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_refused_before_a_worker_starts(name: str, tmp_path: Path) -> None:
-    with mock.patch.object(looking, "Pool", side_effect=AssertionError("a worker is started")):
+    with mock.patch.object(session, "Pool", side_effect=AssertionError("a worker is started")):
         ran = refuse(name, tmp_path)
     assert ran.stdout == ""
     written = set(bad_inputs_run.contents(tmp_path)) - set(QUICK[name].files)
@@ -111,7 +111,7 @@ def test_a_good_space_and_good_rules_are_not_refused(tmp_path: Path) -> None:
         files={**files, "mesh_rules.toml": bad_inputs.RULES},
     )
     with (
-        mock.patch.object(looking, "Pool", side_effect=RuntimeError("a worker is started")),
+        mock.patch.object(session, "Pool", side_effect=RuntimeError("a worker is started")),
         pytest.raises(RuntimeError, match="a worker is started"),
     ):
         bad_inputs_run.refuse(case, tmp_path)
@@ -153,7 +153,7 @@ class TestInspection:
             "Traceback (most recent call last):\n"
             '  File "/home/me/train.py", line 4, in build\n    return go(mesh)\n           ^^^^\n'
             f'  File "{library}", line 9, in raises\n    raise error\n'
-            f'  File "{inspect.getfile(looking)}", line 9, in run\n    raise error\n'
+            f'  File "{inspect.getfile(session)}", line 9, in run\n    raise error\n'
             "ValueError: 3 heads\nand 4 devices\n"
         )
         error = inspection_error(

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from automesh.ladder.interrupts import exit_code, interrupts_at_rest
+from automesh.tuner.interrupts import exit_code, interrupts_at_rest
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +160,7 @@ def test_sigterm_is_left_alone_unless_the_command_line_asks() -> None:
 def test_sigterm_of_the_command_line_is_an_interrupt_with_a_code_of_its_own() -> None:
     code = (
         "import os, signal, selectors, socket, sys\n"
-        "from automesh.ladder.interrupts import *\n"
+        "from automesh.tuner.interrupts import *\n"
         "end_on_sigterm()\n"
         "a, b = socket.socketpair(); s = selectors.DefaultSelector()\n"
         "s.register(a, selectors.EVENT_READ)\n"

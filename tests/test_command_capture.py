@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import automesh
-from automesh.ladder.command.running import Manner, Place, Ran, RunResult, Unseen, run
-from automesh.ladder.command.sources import Capture
 from automesh.outcomes import Failed, Measured
+from automesh.tuner.command.run import Manner, Place, Ran, RunResult, Unseen, run
+from automesh.tuner.command.step_times import Capture
 from automesh.worker.messages import Surroundings
 from tests.worker_help import living
 

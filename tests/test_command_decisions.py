@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from automesh.ladder.command import search as search_module
-from automesh.ladder.command.request import CommandRequest, make_command_request
-from automesh.ladder.command.running import Manner, Place, Ran, RunResult
-from automesh.ladder.command.sources import SeenStep
-from automesh.ladder.command.starting import search_command
-from automesh.ladder.study import open_study, parse_storage
 from automesh.outcomes import Failed, Measured
 from automesh.report.progress import Silent
 from automesh.report.result import SearchResult
 from automesh.report.words import best_of
+from automesh.tuner.command import search as search_module
+from automesh.tuner.command.request import CommandRequest, make_command_request
+from automesh.tuner.command.run import Manner, Place, Ran, RunResult
+from automesh.tuner.command.start import search_command
+from automesh.tuner.command.step_times import SeenStep
+from automesh.tuner.study.study import open_study, parse_storage
 
 STEP = SeenStep(name="step", file="/a/train.py", line=7, argument_bytes=2**20, devices=8)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from automesh.ladder.study import open_study, parse_storage
 from automesh.outcomes import Measured
+from automesh.tuner.study.study import open_study, parse_storage
 from benchmarks.search_process import SearchProcess, end_processes
 
 FLAGS = Path(__file__).parent / "scripts" / "flags.py"

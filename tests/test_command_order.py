@@ -8,10 +8,10 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.ladder.command.order import Order
-from automesh.ladder.command.space import space_of
-from automesh.ladder.command.template import parse_template
 from automesh.mesh.axes import Knobs, Plan
+from automesh.tuner.command.order import Order
+from automesh.tuner.command.space import space_of
+from automesh.tuner.command.template import parse_template
 
 TEMPLATE = parse_template("x {dp} {fsdp} {tp}")
 

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from automesh.errors import UsageError
-from automesh.ladder.command.running import (
+from automesh.outcomes import Failed, OutOfMemory, TimedOut
+from automesh.tuner.command.run import (
     Manner,
     Place,
     Ran,
@@ -22,8 +23,7 @@ from automesh.ladder.command.running import (
     recovered,
     run,
 )
-from automesh.ladder.command.sources import JsonLines, Printed, Source
-from automesh.outcomes import Failed, OutOfMemory, TimedOut
+from automesh.tuner.command.step_times import JsonLines, Printed, Source
 from automesh.worker.messages import Surroundings
 from tests.worker_help import MEBIBYTE, living
 

@@ -14,11 +14,11 @@ import pytest
 import automesh
 from automesh import api
 from automesh.errors import NoFeasibleMesh, UsageError
-from automesh.ladder.command.request import make_command_request, source_hash
-from automesh.ladder.command.search import CommandSearch
-from automesh.ladder.rung import Rung
-from automesh.ladder.study import open_study, parse_storage
 from automesh.outcomes import Failed, Measured, OutOfMemory, TimedOut
+from automesh.tuner.command.request import make_command_request, source_hash
+from automesh.tuner.command.search import CommandSearch
+from automesh.tuner.study.rung import Rung
+from automesh.tuner.study.study import open_study, parse_storage
 from tests import bad_inputs_run
 from tests.worker_help import living
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from automesh.errors import UsageError
-from automesh.ladder.command.sources import (
+from automesh.tuner.command.step_times import (
     Capture,
     CaptureReader,
     JsonLines,

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.errors import UsageError
-from automesh.ladder.command.space import restricted, space_of
-from automesh.ladder.command.template import (
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.space.space import AxisRange, Constraint, Knob, SearchSpace
+from automesh.space.spec import read_space
+from automesh.tuner.command.space import restricted, space_of
+from automesh.tuner.command.template import (
     Placeholder,
     Template,
     find_program,
     parse_template,
     spelled,
 )
-from automesh.mesh.axes import MeshAxis, Plan
-from automesh.space.space import AxisRange, Constraint, Knob, SearchSpace
-from automesh.space.spec import read_space
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).filter(
     lambda name: name != "run_dir"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from automesh.ladder import compile_rung
-from automesh.ladder.compile_rung import CompileRung
-from automesh.ladder.room import NO_LIMIT
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.nouns import Lowered
 from automesh.report.progress import Silent
+from automesh.tuner.compile import rung as compile_rung
+from automesh.tuner.compile.memory_limit import NO_LIMIT
+from automesh.tuner.compile.rung import CompileRung
 from automesh.worker.tasks import Finished
 from tests.compile_fakes import TURN_S, Clock, Memory, Slow
 

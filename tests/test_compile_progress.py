@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from automesh.ladder.compile_rung import CompileRung
-from automesh.ladder.room import Room
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.report.progress import Silent
+from automesh.tuner.compile.memory_limit import Room
+from automesh.tuner.compile.rung import CompileRung
 from tests.compile_fakes import Clock, Memory, Slow
 from tests.results_samples import GIB, compiled
 

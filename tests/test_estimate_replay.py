@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from automesh.hardware import chip_for
-from automesh.ladder.contest import Contest, best_seconds
-from automesh.ladder.ranking import may_be_exported
-from automesh.ladder.stopping import excluded_by_bound
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Measured, Outcome
+from automesh.tuner.choose.certificate import excluded_by_bound
+from automesh.tuner.choose.finalists import Contest, best_seconds
+from automesh.tuner.choose.ranking import may_be_exported
 from tests.record_studies import FOLDER, Recorded, read
 
 STUDIES = sorted(FOLDER.glob("*.json"))

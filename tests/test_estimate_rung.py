@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from automesh.cost.terms import Guard
 from automesh.hardware.fabric.fabric import Layouts
-from automesh.ladder.propagations import groups_of
-from automesh.ladder.propagator import NO_TIME, Lanes
-from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, TimedOut
 from automesh.program.nouns import Propagation
 from automesh.report.progress import Silent
 from automesh.space.enumerate import factorizations
+from automesh.tuner.estimate.propagations import groups_of
+from automesh.tuner.estimate.propagator import NO_TIME, Lanes
+from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import PropagateJob
 from tests.estimate_fakes import AXES, GUARD, FakePool, plan, propagation, rung
 

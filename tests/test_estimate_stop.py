@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from automesh.cost.correction import Refinement
 from automesh.hardware import chip_for
-from automesh.ladder.contest import Contest
-from automesh.ladder.stopping import (
+from automesh.mesh.axes import Plan, parse_mesh
+from automesh.outcomes import Compiled, Counts, Estimated, Failed, Measured, Memory, Outcome
+from automesh.tuner.choose.certificate import (
     MARGIN,
     belief,
     best_upper_s,
@@ -20,8 +21,7 @@ from automesh.ladder.stopping import (
     chances_of,
     excluded_by_bound,
 )
-from automesh.mesh.axes import Plan, parse_mesh
-from automesh.outcomes import Compiled, Counts, Estimated, Failed, Measured, Memory, Outcome
+from automesh.tuner.choose.finalists import Contest
 
 MEMORY = Memory(argument_bytes=1, output_bytes=1, alias_bytes=0, temporary_bytes=1, peak_bytes=3)
 CPU = chip_for("cpu", "cpu")
@@ -126,7 +126,7 @@ class TestWhatIsCompiled:
     def test_too_many_without_an_estimate_are_left_to_a_sampler(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("automesh.ladder.contest.LIMIT", 3)
+        monkeypatch.setattr("automesh.tuner.choose.finalists.LIMIT", 3)
         some = {one: ESTIMATES[one] for one in list(ESTIMATES)[:3]}
         others = [plan(mesh, remat) for mesh in MESHES for remat in ("none", "full")]
         asked = contest(some, plans=others)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText, StageTerms
 from automesh.cost.terms import Terms
-from automesh.ladder.propagations import groups_of
-from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed
 from automesh.pipeline.actions import ActionKind
 from automesh.program.nouns import Propagation
+from automesh.tuner.estimate.propagations import groups_of
+from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import PropagateJob
 from tests.estimate_fakes import PIPELINE_AXES, FakePool, propagation, rung, terms
 

@@ -9,11 +9,11 @@ from automesh.cost.terms import Terms
 from automesh.hardware import chip_for
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.fabric.fabric import Fabric
-from automesh.ladder.explaining import Ground
-from automesh.ladder.explaining import explained as explain_plan
 from automesh.program.nouns import Entry, Propagation
 from automesh.report.explain.nouns import Explained
 from automesh.report.explain.words import verdict_sentence, why_sentence
+from automesh.tuner.explain.mesh import Ground
+from automesh.tuner.explain.mesh import explained as explain_plan
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import PropagateJob
 from tests import explain_samples as samples

@@ -10,13 +10,13 @@ import pytest
 
 from automesh import api, cli
 from automesh.errors import UsageError
-from automesh.ladder.notebook import Header, Notebook
-from automesh.ladder.study import open_study, parse_storage
-from automesh.ladder.terms_cache import TermsCache
 from automesh.mesh.axes import Plan
 from automesh.program.nouns import Entry, Propagation
 from automesh.report.estimates import Estimates
 from automesh.report.files.estimates_csv import write_estimates
+from automesh.tuner.estimate.terms_cache import TermsCache
+from automesh.tuner.study.metadata import Header, Notebook
+from automesh.tuner.study.study import open_study, parse_storage
 from automesh.worker.messages import PropagateJob
 from tests import explain_samples as samples
 from tests.bad_inputs import GOOD

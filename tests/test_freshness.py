@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 import automesh
-from automesh.ladder.freshness import (
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.report.progress import Silent
+from automesh.report.result import SearchResult
+from automesh.tuner.study.freshness import (
     MOST_LOWERED,
     NOTE,
     Grounds,
@@ -21,11 +24,8 @@ from automesh.ladder.freshness import (
     changes,
     settle,
 )
-from automesh.ladder.storage import Storage
-from automesh.ladder.study import open_study
-from automesh.mesh.axes import MeshAxis, Plan
-from automesh.report.progress import Silent
-from automesh.report.result import SearchResult
+from automesh.tuner.study.storage import Storage
+from automesh.tuner.study.study import open_study
 from tests.storage_cases import compiled
 
 pytest_plugins = ("tests.storage_fixtures",)

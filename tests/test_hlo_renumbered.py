@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from automesh.cost.replay.replay import replay
 from automesh.hlo.schedule.nouns import Loop, Schedule, Start
 from automesh.hlo.schedule.renumber import renumbered
-from automesh.ladder.replaying import numbers_of
 from automesh.mesh.axes import MeshAxis
+from automesh.tuner.compile.replay import numbers_of
 from tests.replay_samples import (
     Nominal,
     begin,

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from automesh.errors import UsageError
-from automesh.ladder import mapped_knobs
-from automesh.ladder.mapped_knobs import with_knobs
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.program.lower.lowering import lower
@@ -19,6 +17,8 @@ from automesh.program.script.build import build_on
 from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space
+from automesh.tuner.estimate import logical_knobs
+from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import InspectJob
 from automesh.worker.tasks import Finished
@@ -146,7 +146,7 @@ def test_uneven_splits_are_ruled_out_at_every_value_of_the_knobs(own_process, tm
 def test_of_many_combinations_those_of_knobs_that_tell_are_looked_at(
     own_process, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(mapped_knobs, "LEAST", 7)
+    monkeypatch.setattr(logical_knobs, "LEAST", 7)
     pool = Here()
     seen, _ = look(tmp_path, pool, "parts = [1, 4]\nhidden = [8, 12]\nscale = [2.0, 1.0]\n")
     # Each other value alone, then the pair of the two that change arrays.
@@ -161,7 +161,7 @@ def test_of_many_combinations_those_of_knobs_that_tell_are_looked_at(
 
 
 def test_combinations_beyond_the_most_are_left_to_be_built(own_process, tmp_path, monkeypatch):
-    monkeypatch.setattr(mapped_knobs, "MOST", 2)
+    monkeypatch.setattr(logical_knobs, "MOST", 2)
     notices = Notices()
     seen, space = look(tmp_path, Here(), "hidden = [8, 12]\nparts = [4, 1]\n", notices)
     assert len(seen.mapping.by_knobs) == 2

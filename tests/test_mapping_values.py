@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 import automesh
 from automesh.errors import UsageError
 from automesh.jsonio import from_json, to_json
-from automesh.ladder.baseline import parse_plan
-from automesh.ladder.records import extended, new_trial, read_trial
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.evidence import Evidence
@@ -23,6 +21,8 @@ from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.mesh.shape import HybridMeshShape
 from automesh.report.columns import knob_cells, settings_of
 from automesh.report.files.csv import plan_cells
+from automesh.tuner.choose.baseline import parse_plan
+from automesh.tuner.study.optuna_records import extended, new_trial, read_trial
 
 AXES = ("dp", "fsdp", "tp")
 MAPPED = st.lists(st.sampled_from(AXES), unique=True).map(tuple)

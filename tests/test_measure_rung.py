@@ -12,15 +12,15 @@ from typing import Any, cast
 import pytest
 
 from automesh.jsonio import from_json
-from automesh.ladder.measure_rung import MeasureRung
-from automesh.ladder.notebook import Notebook
-from automesh.ladder.study import Study, open_study, parse_storage
-from automesh.ladder.verdict import Decision, Records
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, Measured
 from automesh.program.nouns import VisitAnswer
 from automesh.program.script.reads import NOTHING_READ
 from automesh.report.progress import Silent
+from automesh.tuner.measure.rung import MeasureRung
+from automesh.tuner.measure.verdict import Decision, Records
+from automesh.tuner.study.metadata import Notebook
+from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.worker.messages import VisitJob
 from tests.test_racing_measure import CRASH, RULES, FakePool, plan
 from tests.test_search_ranking import compiled

@@ -17,11 +17,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from automesh.jsonio import from_json, to_json
-from automesh.ladder.numerics import compare_losses, compare_updates
-from automesh.ladder.reference import Reference, check
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.execute.updates import SAMPLED, sampled, updates_of
 from automesh.program.nouns import LeafUpdate, VisitAnswer
+from automesh.tuner.measure.numerics import compare_losses, compare_updates
+from automesh.tuner.measure.reference import Reference, check
 from tests.program_support import SCRIPTS, Worker, own_process, script
 
 __all__ = ["own_process"]

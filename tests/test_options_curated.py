@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from automesh.ladder.option_names import known_names
 from automesh.space.curated import curated_options
 from automesh.space.space import DEFAULT_OPTION
+from automesh.tuner.compile.option_names import known_names
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
 

@@ -16,7 +16,6 @@ from automesh.cost.pipeline.outcome import (
 )
 from automesh.cost.pipeline.step import STAYS, Move, Spent, price_pipeline
 from automesh.hardware import chip_for
-from automesh.ladder.pricing_pipelines import predict_pipeline
 from automesh.outcomes import (
     Collective,
     Compiled,
@@ -28,6 +27,7 @@ from automesh.outcomes import (
 )
 from automesh.pipeline import make_schedule
 from automesh.report.pipelines import stages_sentence
+from automesh.tuner.compile.pipelines import predict_pipeline
 
 MEMORY = Memory(argument_bytes=0, output_bytes=0, alias_bytes=0, temporary_bytes=0, peak_bytes=0)
 GATHER = Collective(

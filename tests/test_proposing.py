@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from automesh.ladder.proposing import propose
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.space.enumerate import factorizations
+from automesh.tuner.choose.sampler import propose
 
 AXES = ("dp", "fsdp", "tp", "sp")
 REMAT = ("none", "dots", "full")

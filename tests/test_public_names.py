@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import automesh
 from automesh import api
-from automesh.ladder import run
+from automesh.tuner import run
 
 
 def test_no_subpackage_takes_the_place_of_a_function() -> None:

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from automesh.ladder.racing import Race, RaceRules, Standing
-from automesh.ladder.statistics import (
+from automesh.tuner.measure.race import Race, RaceRules, Standing
+from automesh.tuner.measure.statistics import (
     Floats,
     means_of,
     median_interval,

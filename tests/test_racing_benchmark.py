@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from automesh.ladder.measure import RaceReport
-from automesh.ladder.racing import Race, RaceRules
 from automesh.mesh.axes import Plan
+from automesh.tuner.measure.race import Race, RaceRules
+from automesh.tuner.measure.race_visits import RaceReport
 from benchmarks import final_noise, race_errors
 from benchmarks.race_errors import EXTRA, FINALISTS, Tally, count, plan, summary
 from benchmarks.race_noise import METHODS, NOISES, noise

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from automesh.errors import UsageError
-from automesh.ladder.confirm import ProcessRun, passes_of, process_s_of, run_process
-from automesh.ladder.measure import RaceReport, run_race
-from automesh.ladder.racing import Race, RaceRules
-from automesh.ladder.retracing import OTHER_PROGRAM
-from automesh.ladder.visits import (
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.program.nouns import Entry, VisitAnswer
+from automesh.program.script.sources import hash_of_file
+from automesh.tuner.measure.fresh_processes import ProcessRun, passes_of, process_s_of, run_process
+from automesh.tuner.measure.race import Race, RaceRules
+from automesh.tuner.measure.race_visits import RaceReport, run_race
+from automesh.tuner.measure.schedule import (
     Calibration,
     Course,
     Subject,
@@ -24,10 +27,7 @@ from automesh.ladder.visits import (
     visit,
     visit_job,
 )
-from automesh.mesh.axes import MeshAxis, Plan
-from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
-from automesh.program.nouns import Entry, VisitAnswer
-from automesh.program.script.sources import hash_of_file
+from automesh.tuner.study.retrace import OTHER_PROGRAM
 from automesh.worker.messages import VisitJob
 
 SUBJECT = Subject(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.ladder.numerics import Agreement, compare_losses, loss_tolerance
+from automesh.tuner.measure.numerics import Agreement, compare_losses, loss_tolerance
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float4_e2m1fn")
 REFERENCE = (5.545, 5.541, 5.538)

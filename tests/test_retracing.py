@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 import automesh
 from automesh.errors import AutomeshError, UsageError
-from automesh.ladder.retracing import OTHER_PROGRAM, explain_programs, other_program
-from automesh.ladder.visits import Subject
 from automesh.mesh.axes import MeshAxis, Plan, Scalar
 from automesh.outcomes import Failed, Failure
 from automesh.program.lower.program_text import (
@@ -29,6 +27,8 @@ from automesh.program.lower.program_text import (
 )
 from automesh.program.nouns import Entry, Traced
 from automesh.program.script.sources import edited_files, hash_of_file, hash_of_sources
+from automesh.tuner.measure.schedule import Subject
+from automesh.tuner.study.retrace import OTHER_PROGRAM, explain_programs, other_program
 from automesh.worker.messages import Surroundings, TraceJob
 from automesh.worker.pool import Pool
 from benchmarks.search_process import SearchProcess

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from automesh.errors import UsageError
 from automesh.hardware import chip_for
-from automesh.ladder.closing import decide
-from automesh.ladder.confirm import figures_of
-from automesh.ladder.final import LOOKS, Final, FinalRules
-from automesh.ladder.ranking import rank
-from automesh.ladder.refusal import refuse_to_blame
-from automesh.ladder.verdict import (
+from automesh.mesh.axes import Plan, parse_mesh
+from automesh.outcomes import Failed
+from automesh.report.result import Candidate
+from automesh.tuner.choose.ranking import rank
+from automesh.tuner.measure.decision import decide
+from automesh.tuner.measure.final import LOOKS, Final, FinalRules
+from automesh.tuner.measure.fresh_processes import figures_of
+from automesh.tuner.measure.verdict import (
     Decision,
     ProcessRecord,
     RaceRecord,
@@ -25,9 +27,7 @@ from automesh.ladder.verdict import (
     comparisons_of,
     raced_against,
 )
-from automesh.mesh.axes import Plan, parse_mesh
-from automesh.outcomes import Failed
-from automesh.report.result import Candidate
+from automesh.tuner.worker_errors import refuse_to_blame
 from tests.test_search_ranking import measured
 
 AXES = ("dp", "fsdp", "tp")

@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 
-from automesh.ladder.storage import Storage, parse_storage
-from automesh.ladder.study import open_study
+from automesh.tuner.study.storage import Storage, parse_storage
+from automesh.tuner.study.study import open_study
 from automesh.worker.pool import Pool
 from benchmarks.kill_resume import STALE_S, Place, Report, StudyOfKills, kill_and_resume
 from benchmarks.search_process import MARK, marked

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.hardware import chip_for
-from automesh.ladder.ranking import Comparison, best_first, promising, rank
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Compiled, Counts, Failed, Measured, Memory
+from automesh.tuner.choose.ranking import Comparison, best_first, promising, rank
 
 MEMORY = Memory(argument_bytes=1, output_bytes=1, alias_bytes=0, temporary_bytes=1, peak_bytes=3)
 COUNTS = Counts(flops=10, hbm_bytes=10, collectives=())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from automesh.ladder.storage import Storage
-from automesh.ladder.study import Study, Trial, open_study
+from automesh.tuner.study.storage import Storage
+from automesh.tuner.study.study import Study, Trial, open_study
 from benchmarks.kill_resume import SCRIPT
 from benchmarks.search_process import SearchProcess
 

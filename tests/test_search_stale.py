@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import automesh
-from automesh.ladder.notebook import Notebook
-from automesh.ladder.storage import Storage, parse_storage
-from automesh.ladder.study import Trial, open_study
 from automesh.outcomes import Compiled
 from automesh.report.progress import Silent
 from automesh.report.result import SearchResult
+from automesh.tuner.study.metadata import Notebook
+from automesh.tuner.study.storage import Storage, parse_storage
+from automesh.tuner.study.study import Trial, open_study
 from benchmarks.kill_resume import SCRIPT
 
 pytest_plugins = ("tests.storage_fixtures",)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from automesh.errors import UsageError
-from automesh.ladder.storage import Storage, parse_storage
+from automesh.tuner.study.storage import Storage, parse_storage
 from tests.storage_cases import BACKENDS, compiled, opened, plans
 
 pytest_plugins = ("tests.storage_fixtures",)

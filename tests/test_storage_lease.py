@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.ladder import lease
-from automesh.ladder.holds import FileHolds, SqlHolds
-from automesh.ladder.lease import Hold, Holds, Lease, Owner, is_dead, take, this_owner
+from automesh.tuner.study import lease
+from automesh.tuner.study.lease import Hold, Holds, Lease, Owner, is_dead, take, this_owner
+from automesh.tuner.study.lease_tables import FileHolds, SqlHolds
 
 ELSEWHERE = Owner(host="other", machine="other", pid=1, start="1", token="t")
 

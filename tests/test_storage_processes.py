@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from automesh.ladder.storage import Storage
+from automesh.tuner.study.storage import Storage
 from tests.storage_cases import BACKENDS, opened, plans, work
 
 # Opening takes a second or less on an idle machine; waiting for the dead would take 30 s or more.
@@ -23,7 +23,7 @@ pytest_plugins = ("tests.storage_fixtures",)
 def processes() -> ForkServerContext:
     """Processes forked from one that has already imported Optuna."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["automesh.ladder.rung", "tests.storage_cases"])
+    context.set_forkserver_preload(["automesh.tuner.study.rung", "tests.storage_cases"])
     return context
 
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from automesh.errors import UsageError
-from automesh.ladder.records import extended, new_trial, read_trial
-from automesh.ladder.storage import parse_storage
 from automesh.mesh.axes import MeshAxis, Plan
+from automesh.tuner.study.optuna_records import extended, new_trial, read_trial
+from automesh.tuner.study.storage import parse_storage
 from tests.storage_cases import SOURCE, VERSIONS, compiled, measured, opened, plans
 
 FOLDER = Path("/results/lm-cpu-8-1234")
@@ -151,7 +151,7 @@ def test_optuna_reads_the_file_by_itself(tmp_path: Path) -> None:
 
 def test_importing_the_study_is_cheap() -> None:
     code = (
-        "import sys, automesh.ladder.study; "
+        "import sys, automesh.tuner.study.study; "
         "print([name for name in ('optuna', 'sqlalchemy', 'pandas', 'jax') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,15 +8,15 @@ from collections.abc import Generator
 import pytest
 
 from automesh.errors import UsageError
-from automesh.ladder import lease
-from automesh.ladder.assemble import outcomes_of
-from automesh.ladder.notebook import Notebook
-from automesh.ladder.records import outcome_attributes
-from automesh.ladder.scope import Scope
-from automesh.ladder.storage import Storage
-from automesh.ladder.study import Study, open_study
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
+from automesh.tuner.study import lease
+from automesh.tuner.study.assemble import outcomes_of
+from automesh.tuner.study.metadata import Notebook
+from automesh.tuner.study.optuna_records import outcome_attributes
+from automesh.tuner.study.scope import Scope
+from automesh.tuner.study.storage import Storage
+from automesh.tuner.study.study import Study, open_study
 from tests.storage_cases import (
     BACKENDS,
     SOURCE,

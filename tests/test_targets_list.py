@@ -18,8 +18,8 @@ from automesh.hardware import check_compilable, compilers, parse_target
 from automesh.hardware.catalogue import citations, find_targets, list_targets
 from automesh.hardware.clusters_file import read_clusters
 from automesh.hardware.compilers import compiler_for
-from automesh.ladder import looking
 from automesh.report.pages.targets import render
+from automesh.tuner import session
 from tests import bad_inputs_run, targets_golden
 
 
@@ -244,7 +244,7 @@ class TestCompilers:
         with (
             first,
             second,
-            mock.patch.object(looking, "Pool", side_effect=AssertionError("a worker is started")),
+            mock.patch.object(session, "Pool", side_effect=AssertionError("a worker is started")),
         ):
             ran = bad_inputs_run.run(f"search train.py --target {target}", tmp_path)
         assert (ran.code, ran.stdout) == (2, "")

@@ -1,0 +1,280 @@
+"""A calibration from its request to the profile that it leaves."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from automesh.errors import Interrupted, UsageError
+from automesh.hardware import Target, parse_target, running_under_several_processes
+from automesh.hardware.calibration.points import Point
+from automesh.hardware.calibration.probes import Lot, plan_lots, probe_shapes
+from automesh.hardware.calibration.profile import Profile, make_profile
+from automesh.hardware.calibration.profile_files import (
+    check_place,
+    host_of,
+    merge_profile,
+    profile_folder,
+    profile_path,
+)
+from automesh.hardware.fabric.discover import fabric_of
+from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.outcomes import Failed, Failure, OutOfMemory
+from automesh.program.nouns import Attachment, Calibration
+from automesh.report.pages.calibration import CalibrationResult
+from automesh.report.progress import Progress
+from automesh.tuner.preparation import memory_share_bytes, surroundings_of
+from automesh.units import format_wait
+from automesh.worker.messages import CalibrateJob, DevicesJob, Job, LayoutJob
+from automesh.worker.pool import Pool
+from automesh.worker.protocol import Answer
+
+_T = TypeVar("_T")
+ROUNDS = 7
+SAMPLE_S = 0.01
+_LIMIT_S = 180.0  # For a look at the devices, where jax may have to wait for them.
+_LEAST_LOT_S = 30.0  # A lot takes seconds; on a busy machine, or with slow compiles, a minute.
+_PULSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRequest:
+    """What to measure.
+
+    Attributes:
+      target: `local` or `cpu:N`.
+      out: file for the profile; None for the one that searches look for.
+      budget_s: no lot of probes is begun that would probably end later.
+    """
+
+    target: str
+    out: Path | None
+    budget_s: float
+
+
+def run_calibration(
+    request: CalibrationRequest,
+    progress: Progress,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    plan: Callable[[Fabric, Layouts], Sequence[Lot]] = plan_lots,
+) -> CalibrationResult:
+    """Measures the devices of a target, and merges what it finds into their profile.
+
+    The profile is written after every lot of probes: what is measured is never lost.
+
+    Args:
+      plan: which probes to take; by default all that a search may ask about.
+
+    Raises:
+      UsageError: devices that are not here, a file that cannot be written, nothing measured.
+      Interrupted: Ctrl-C before anything was measured; later it ends the calibration early.
+    """
+    several = running_under_several_processes(os.environ)
+    if several:
+        raise UsageError(
+            f"this is one of several processes ({several}), but a calibration runs in a single one",
+            hint="run it on one host, without the launcher",
+        )
+    target = _target(request.target)
+    if request.out is not None:
+        _check_out(request.out)
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-calibrate-") as logs,
+        Pool(
+            size=1,
+            surroundings=surroundings_of(target),
+            log_dir=Path(logs),
+            memory_limit_bytes=memory_share_bytes(1),
+            on_wait=progress.tick,
+        ) as pool,
+    ):
+        attached = _answer(pool, DevicesJob(), Attachment)
+        first, count = attached.devices[0], len(attached.devices)
+        if attached.process_count > 1:
+            raise UsageError(
+                f"jax was started with {attached.process_count} processes, but a calibration runs "
+                "in one",
+                hint="run it on one host, without a launcher",
+            )
+        fabric = fabric_of(target, attached.devices)
+        layouts = _layouts(pool, fabric, attached)
+        path = request.out or profile_path(
+            profile_folder(os.environ),
+            platform=first.platform,
+            device_kind=first.kind,
+            num_devices=count,
+            host=host_of(first.platform),
+        )
+        check_place(path)
+        for notice in target.notices:
+            progress.notice(notice)
+        lots = plan(fabric, layouts)
+        return _Run(
+            pool=pool,
+            progress=progress,
+            attached=attached,
+            path=path.absolute(),
+            deadline_s=clock() + request.budget_s,
+            began_s=clock(),
+            clock=clock,
+        ).take(lots)
+
+
+def _target(name: str) -> Target:
+    target = parse_target(name, os.environ)
+    if target.absent is not None:
+        raise UsageError(
+            f"target `{name}` names devices that are not here, and only attached ones can be "
+            "measured",
+            hint="run it there, with `--target local`, and copy the profile that it writes",
+        )
+    return target
+
+
+def _check_out(path: Path) -> None:
+    if path.suffix != ".json":
+        raise UsageError(f"`{path}` does not end in .json", hint="write for example --out cpu.json")
+    if path.is_dir():
+        raise UsageError(f"`{path}` is a folder, not a file", hint="name a file in it")
+    check_place(path)
+
+
+def _layouts(pool: Pool, fabric: Fabric, attached: Attachment) -> Layouts:
+    if fabric.kind != "torus":
+        return Layouts(shapes=(), spans=())
+    first = attached.devices[0]
+    job = LayoutJob(
+        platform=first.platform,
+        device_kind=first.kind,
+        torus=fabric.torus,
+        devices_per_chip=fabric.devices_per_chip,
+        shapes=probe_shapes(fabric),
+    )
+    return _answer(pool, job, Layouts)
+
+
+def _answer(pool: Pool, job: Job, kind: type[_T]) -> _T:
+    answer = pool.run(job, _LIMIT_S)
+    if isinstance(answer, kind):
+        return answer
+    hint = answer.hint if isinstance(answer, Failed) else ""
+    raise UsageError(
+        f"the devices cannot be looked at: {_why(answer)}",
+        hint=hint or "`automesh doctor` says what is wrong with them",
+    )
+
+
+def _why(answer: Answer | Failure) -> str:
+    match answer:
+        case Failed():
+            return answer.reason
+        case OutOfMemory():
+            return f"out of memory: {answer.detail}"
+        case _:
+            return "no answer in time"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """One calibration while it goes on."""
+
+    pool: Pool
+    progress: Progress
+    attached: Attachment
+    path: Path
+    deadline_s: float
+    began_s: float
+    clock: Callable[[], float]
+    profile: Profile | None = None
+    measured: int = 0
+    skipped: list[str] = field(default_factory=list[str])
+    failed: list[str] = field(default_factory=list[str])
+    spreads: list[float] = field(default_factory=list[float])
+    interrupted: bool = False
+
+    def take(self, lots: Sequence[Lot]) -> CalibrationResult:
+        """Measures one lot after the other until all are done or the budget is spent."""
+        total = sum(len(lot.probes) for lot in lots)
+        self.progress.phase("calibrate", total=total)
+        try:
+            for lot in lots:
+                if self._is_too_long(lot):
+                    self.skipped.append(lot.name)
+                    total -= len(lot.probes)
+                    self.progress.phase("calibrate", total=total, done=self.measured)
+                else:
+                    self._measure(lot, total)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return self._result()
+
+    def _is_too_long(self, lot: Lot) -> bool:
+        now_s = self.clock()
+        each_s = (now_s - self.began_s) / self.measured if self.measured else 0.0
+        return now_s + each_s * len(lot.probes) > self.deadline_s
+
+    def _measure(self, lot: Lot, total: int) -> None:
+        job = CalibrateJob(probes=lot.probes, rounds=ROUNDS, sample_s=SAMPLE_S)
+
+        def on_event(event: dict[str, object]) -> None:
+            if event.get("event") == "calibrated":
+                share = float(str(event["parts"])) / float(str(event["of"]))
+                done = self.measured + int(share * len(lot.probes))
+                self.progress.phase("calibrate", total=total, done=min(done, total - 1))
+
+        self.progress.now(lot.name)
+        left_s = self.deadline_s - self.clock()
+        self.pool.submit(job, max(2 * left_s, _LEAST_LOT_S), on_event)
+        while not (finished := self.pool.wait(_PULSE_S)):
+            self.progress.tick()
+        answer = finished[0].result
+        if not isinstance(answer, Calibration):
+            self.failed.append(f"{lot.name}: {_why(answer)}")
+            self.progress.notice(f"{lot.name} could not be measured: {_why(answer)}")
+            return
+        told = tuple(point for point in answer.points if point.seconds > 0)
+        if len(told) < len(answer.points):
+            drowned = len(answer.points) - len(told)
+            self.failed.append(f"{lot.name}: {drowned} of {len(answer.points)} drowned in noise")
+        self.profile = merge_profile(self.path, self._profile(told))
+        self.spreads += [point.spread for point in told]
+        self.measured += len(answer.points)
+        self.progress.phase("calibrate", total=total, done=self.measured)
+
+    def _profile(self, points: tuple[Point, ...]) -> Profile:
+        first = self.attached.devices[0]
+        return make_profile(
+            points,
+            platform=first.platform,
+            device_kind=first.kind,
+            num_devices=len(self.attached.devices),
+            host=host_of(first.platform),
+            versions=self.attached.versions,
+        )
+
+    def _result(self) -> CalibrationResult:
+        if self.profile is None and self.interrupted:
+            raise Interrupted("interrupted before anything was measured")
+        if self.profile is None:
+            spent = format_wait(self.clock() - self.began_s)
+            raise UsageError(
+                f"nothing was measured in {spent}: {'; '.join(self.failed) or 'no time'}",
+                hint="allow more time with --budget, or ask `automesh doctor`",
+            )
+        return CalibrationResult(
+            profile=self.profile,
+            path=str(self.path),
+            measured=len(self.spreads),
+            spread=statistics.median(self.spreads) if self.spreads else 0.0,
+            skipped=tuple(self.skipped),
+            failed=tuple(self.failed),
+            took_s=self.clock() - self.began_s,
+            interrupted=self.interrupted,
+        )

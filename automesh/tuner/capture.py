@@ -1,0 +1,201 @@
+"""A script without `build`: its first run tells what is searched, and what it is compared with."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.hardware import Target
+from automesh.hardware.compile_client import elsewhere_of
+from automesh.outcomes import Failed, OutOfMemory, TimedOut
+from automesh.program.capture.nouns import (
+    AxisSplit,
+    Capture,
+    Discovery,
+    check_splits,
+    names_in_place,
+)
+from automesh.report.progress import Progress
+from automesh.space.space import AxisRange, SearchSpace
+from automesh.space.spec import read_space
+from automesh.tuner.entry import UNMODIFIED
+from automesh.tuner.preparation import memory_share_bytes, surroundings_of
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.worker_errors import inspection_error
+from automesh.units import format_bytes
+from automesh.worker.messages import DiscoverJob
+from automesh.worker.pool import Pool
+
+# A space of a name that no file has: the axes are the script's own.
+_OWN_AXES = "auto"
+
+
+def space_for(
+    request: SearchRequest, target: Target, progress: Progress
+) -> tuple[SearchRequest, SearchSpace]:
+    """The search space of a request; for a script without `build`, after its first run.
+
+    Returns:
+      The request, which knows then how the script is run up to its step, with its own mesh as the
+      baseline; and the space: the script's own axes, unless another one is named.
+
+    Raises:
+      UsageError: bad input; or the script has no mesh or no step that is seen, or fails.
+    """
+    if request.entry.function != UNMODIFIED:
+        given = [f"--step {request.step}"] if request.step else []
+        given += [f"--split {split}" for split in request.splits]
+        for option in given:
+            raise UsageError(
+                f"`{option}` is for scripts without a function `build`",
+                hint=f"name a function with `{Path(request.entry.location).name}:FUNCTION`",
+            )
+        return request, read_space(request.space)
+    found = _discovered(request, target, progress)
+    check_splits(request.splits, found.capture.mesh)
+    found = _with_splits(found, request.splits)
+    space = _space(request, found)
+    capture = found.capture
+    entry = replace(request.entry, function=capture.step.name, capture=capture)
+    notices = _notices(found, space)
+    for notice in notices:
+        progress.notice(notice)
+    return (
+        replace(
+            request,
+            entry=entry,
+            baseline=request.baseline or _baseline(found),
+            notices=(*request.notices, *notices),
+        ),
+        space,
+    )
+
+
+def _baseline(found: Discovery) -> str:
+    """The script's own mesh; nothing if it is made of fewer devices than there are."""
+    searched = found.capture.searched
+    if searched.num_devices != found.num_devices:
+        return ""
+    own = [(name, size) for name, size in searched.axes if size > 1]
+    return ",".join(f"{name}:{size}" for name, size in own) or f"{searched.names[0]}:1"
+
+
+def _with_splits(found: Discovery, splits: tuple[AxisSplit, ...]) -> Discovery:
+    into = names_in_place(splits)
+    batch = [part for name in found.batch_axes for part in into.get(name, (name,))]
+    capture = replace(found.capture, splits=splits)
+    return replace(found, capture=capture, batch_axes=tuple(batch))
+
+
+def _discovered(request: SearchRequest, target: Target, progress: Progress) -> Discovery:
+    name = Path(request.entry.location).name
+    progress.now(f"{name} has no function `build`: running it up to its training step")
+    job = DiscoverJob(
+        entry=request.entry,
+        step=request.step,
+        elsewhere=elsewhere_of(target.absent) if target.absent else None,
+    )
+    with tempfile.TemporaryDirectory(prefix="automesh-run-") as logs:
+        limit = request.memory_limit_bytes or memory_share_bytes(1)
+        pool = Pool(
+            size=1,
+            surroundings=surroundings_of(target),
+            log_dir=Path(logs),
+            memory_limit_bytes=limit,
+            on_wait=progress.tick,
+        )
+        with pool:
+            ticket = pool.submit(job, request.timeout_s)
+            while True:
+                for finished in pool.wait(0.5):
+                    if finished.ticket != ticket:
+                        continue
+                    answer = finished.result
+                    if isinstance(answer, Failed | TimedOut | OutOfMemory):
+                        raise inspection_error(answer, request.entry)
+                    if not isinstance(answer, Discovery):
+                        raise TypeError(f"a discovery was answered with {type(answer).__name__}")
+                    return answer
+                progress.tick()
+
+
+def _space(request: SearchRequest, found: Discovery) -> SearchSpace:
+    names = found.capture.searched.names
+    if request.space != _OWN_AXES:
+        space = read_space(request.space)
+        if set(space.names) != set(names):
+            raise UsageError(
+                f"the space `{request.space}` has the axes {', '.join(space.names)}, but the mesh "
+                f"of {Path(request.entry.location).name} ({found.capture.mesh.made_at}) has "
+                f"{', '.join(names)}",
+                hint="leave `--space` out to search over the script's own axes",
+            )
+        if space.knobs:
+            raise UsageError(
+                f"the space `{request.space}` has knobs, and a script without `build` takes none",
+                hint="remove [knobs], or write a function `build(mesh, remat=...)`",
+            )
+        return replace(space, names=names)
+    slow = found.batch_axes or names
+    return SearchSpace(
+        name=_OWN_AXES,
+        shipped=True,
+        names=names,
+        axes=tuple(AxisRange(name=name, dcn=name in slow) for name in names),
+        batch_axes=found.batch_axes,
+    )
+
+
+def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
+    capture = found.capture
+    step, mesh = capture.step, capture.mesh
+    where = f" ({step.defined_at})" if step.defined_at.file else ""
+    said = [
+        f"the script was run up to its step `{step.name}`{where}, called at {step.called_at} with "
+        f"{format_bytes(step.argument_bytes)} of arguments; its mesh {mesh} is made at "
+        f"{mesh.made_at}: make that one from the rule to use what is found"
+    ]
+    if mesh.num_devices != found.num_devices:
+        said.append(
+            f"the script's mesh is made of {mesh.num_devices} of {found.num_devices} devices, so "
+            "others are not compared with it; name one that has them all with `--baseline`"
+        )
+    said += [_about_split(split, capture) for split in capture.splits]
+    if not step.carried:
+        said.append(
+            f"no output of `{step.name}` comes back as its argument: every step is measured from "
+            "the same state"
+        )
+    if found.other_steps:
+        others = ", ".join(f"`{one.name}` ({one.called_at})" for one in found.other_steps[:3])
+        said.append(f"called again and again, too: {others}; `--step NAME` chooses another")
+    if found.other_meshes:
+        others = ", ".join(f"{one} ({one.made_at})" for one in found.other_meshes[:3])
+        said.append(f"the script makes other meshes, which stay as they are: {others}")
+    slow = [axis.name for axis in space.axes if axis.dcn]
+    if space.name == _OWN_AXES and len(slow) < len(space.axes):
+        listed = ", ".join(f"`{name}`" for name in slow)
+        said.append(f"only {listed}, over which the batch is split, may span slices or nodes")
+    return (*said, *found.notices)
+
+
+def _about_split(split: AxisSplit, capture: Capture) -> str:
+    """What a split does, and what to write in the script to have it."""
+    names = ", ".join(f'"{name}"' for name in split.into)
+    first, *rest = split.into
+    state = " and ".join(f"`{name}`" for name in rest)
+    written = f'write P(({names})) for P("{split.axis}") in the script'
+    if "explicit" in capture.mesh.axis_types:
+        return (
+            f"what the script splits over `{split.axis}` is split over {names}; its arrays say in "
+            "their types (Explicit axes) how they are split, so no other array is split: all "
+            f"divisions among them do the same; to use it, {written}"
+        )
+    return (
+        f"what the script splits over `{split.axis}` is split over {names}, and the state that it "
+        f"leaves whole is split over {state}, each array along its largest dimension; with "
+        f"`{first}` alone the step does what the script does; to use what is found, {written}, and "
+        f"put its state on NamedSharding(mesh, P(..., {names.partition(', ')[2]}))"
+    )

@@ -1,0 +1,110 @@
+"""What is believed of every plan: its estimate, corrected by what was measured (pure functions)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from automesh.cost.correction import Refinement, Subject, refine
+from automesh.cost.roofline import predict
+from automesh.hardware import Chip
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, Estimated, Measured, Outcome
+from automesh.tuner.choose.ranking import best_first, hardly_fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class View:
+    """The refined times of plans that have an estimate or were compiled.
+
+    Attributes:
+      rows: place of each such plan in `refinement`.
+      refinement: None if there is no such plan.
+    """
+
+    rows: Mapping[Plan, int]
+    refinement: Refinement | None
+
+    def step_s(self, plan: Plan) -> float:
+        """Seconds of a step; infinite for a plan of which nothing is known."""
+        row = self.rows.get(plan)
+        if row is None or self.refinement is None:
+            return math.inf
+        return float(self.refinement.step_s[row])
+
+
+def view_of(
+    plans: Sequence[Plan],
+    estimates: Mapping[Plan, Estimated],
+    compiled: Mapping[Plan, Outcome],
+    measured: Mapping[Plan, Outcome],
+    chip: Chip,
+) -> View:
+    """Fits the residual model to what was measured.
+
+    A plan without an estimate is predicted from its compiled program, if it has one.
+    """
+    rows: dict[Plan, int] = {}
+    subjects: list[Subject] = []
+    for plan in plans:
+        subject = _subject(plan, estimates.get(plan), compiled.get(plan), chip)
+        if subject is not None:
+            rows[plan] = len(subjects)
+            subjects.append(subject)
+    if not subjects:
+        return View(rows={}, refinement=None)
+    times = {
+        rows[plan]: outcome.step_s
+        for plan, outcome in measured.items()
+        if plan in rows and isinstance(outcome, Measured)
+    }
+    return View(rows=rows, refinement=refine(subjects, times))
+
+
+def _subject(
+    plan: Plan, estimated: Estimated | None, compiled: Outcome | None, chip: Chip
+) -> Subject | None:
+    if estimated is not None:
+        return Subject(
+            predicted_s=estimated.step_s, causes=estimated.causes, settings=plan.settings
+        )
+    if isinstance(compiled, Compiled):
+        return Subject(
+            predicted_s=compiled.step_s,
+            causes=predict(compiled.counts, chip).causes,
+            settings=plan.settings,
+            evidence="compiled",
+        )
+    return None
+
+
+def compile_order(
+    plans: Sequence[Plan],
+    view: View,
+    estimates: Mapping[Plan, Estimated],
+    compiled: Mapping[Plan, Outcome],
+    *,
+    usual: Plan,
+    first: Sequence[Plan],
+    device_memory_bytes: int,
+) -> tuple[Plan, ...]:
+    """An order to compile in: `first`, the estimated ones, the others, those that hardly fit.
+
+    Args:
+      compiled: what is known so far.
+      usual: a plan with the default knobs and compiler options.
+      device_memory_bytes: 0 where nobody says.
+    """
+    blind = best_first(plans, compiled, usual=usual)
+    place = {plan: float(number) for number, plan in enumerate(blind)}
+
+    def key(plan: Plan) -> tuple[int, float]:
+        if plan in first:
+            return (0, 0.0)
+        estimated = estimates.get(plan)
+        if estimated is None:
+            return (2, place[plan])
+        return (3 if hardly_fits(estimated, device_memory_bytes) else 1, view.step_s(plan))
+
+    return tuple(sorted(plans, key=key))

@@ -1,0 +1,600 @@
+"""A search by a command: plans are run one after the other, the best are raced, then compared.
+
+Every run is a fresh process, and a trial of the study; a run that is finished is never repeated.
+1. Explore, for up to three fifths of the budget: each plan once, in the order of `order`.
+2. Race: the best of them and the baseline in rounds, in shuffled order, until `racing` can tell
+   them apart or the time is over; not where only one came near. What a plan took when it was
+   explored does not count here: it is in the race because that was little, which may be luck.
+3. Side by side: the best two or three and the baseline in turn, again and again, until they are
+   told apart or the time is over; only these figures are exported. What stays undecided is where
+   the next search goes on.
+Whatever time is left goes to plans that were not tried, and to races of those that may be faster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.jsonio import from_json, to_json
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Failed, Measured, Outcome, OutOfMemory, TimedOut
+from automesh.report.files.csv import write_csv
+from automesh.report.files.rule import save_rule
+from automesh.report.progress import Progress
+from automesh.report.result import SearchResult
+from automesh.report.words import failure_reason
+from automesh.tuner.command.order import Order
+from automesh.tuner.command.request import CommandRequest
+from automesh.tuner.command.results import (
+    AGAIN,
+    FIRST,
+    Judged,
+    Runs,
+    assemble_command,
+    fresh_label,
+    judge,
+    measured_of,
+    outcome_of_run,
+    race_label,
+    runs_of,
+)
+from automesh.tuner.command.run import Manner, Place, Ran, RunResult, Unseen, recovered, run
+from automesh.tuner.command.step_times import SeenStep
+from automesh.tuner.measure.decision import decide
+from automesh.tuner.measure.final import FEWEST, LOOKS, Final, FinalRules
+from automesh.tuner.measure.fresh_processes import figures_of
+from automesh.tuner.measure.leased_pool import LeaseLost, wait_for_lease
+from automesh.tuner.measure.race import Race, RaceRules
+from automesh.tuner.measure.verdict import (
+    ProcessRecord,
+    RaceRecord,
+    Records,
+    ending_of,
+    raced_against,
+    record_of,
+)
+from automesh.tuner.paths import as_seen
+from automesh.tuner.study.heading import spent
+from automesh.tuner.study.metadata import Footer, Header, Notebook
+from automesh.tuner.study.study import Study, Trial
+from automesh.units import format_seconds
+
+EXPLORE_SHARE = 0.6
+RULES = RaceRules(max_rounds=12, keep=FinalRules().entrants)  # a round: a process for each finalist
+WIDE = 1.5  # single runs of one plan may differ by a third: beyond this none is a finalist
+NEAR = 1.1  # and this near to the winner's, when it was explored, a later plan may beat it
+_MOST_FAILURES = 3  # before anything has run: then it is the command that fails, not its plans
+_RACE = "race"
+_RACES = "all races"
+_STEP = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRace:
+    """A race that was begun, kept in the study until it is decided.
+
+    Attributes:
+      key: in the labels of its runs.
+      finalists: in the order in which the race has them.
+    """
+
+    key: str
+    finalists: tuple[Plan, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class CommandSearch:
+    """The search, once its plans are known and its study is open.
+
+    Attributes:
+      plans: all, the baseline included.
+      logs: folder of the study's logs.
+      started_s: on `clock`, when the budget began.
+    """
+
+    request: CommandRequest
+    manner: Manner
+    plans: Sequence[Plan]
+    baseline: tuple[Plan, ...]
+    study: Study
+    header: Header
+    logs: Path
+    progress: Progress
+    started_s: float
+    clock: Callable[[], float] = time.monotonic
+    _notebook: Notebook = field(init=False)
+    _order: Order = field(init=False)
+    _runs: Runs = field(init=False, default_factory=Runs)
+    _took_s: list[float] = field(init=False, default_factory=list[float])
+    _failed_first: int = field(init=False, default=0)
+    _notices: list[str] = field(init=False, default_factory=list[str])
+
+    def run(self) -> SearchResult:
+        """Searches until all is decided or the budget is spent; keeps everything in the study.
+
+        Raises:
+          UsageError: the command itself fails or shows no steps, whatever the plan.
+        """
+        self._notebook = Notebook(
+            study=self.study, source_hash=self.header.source_hash, versions=self.header.versions
+        )
+        self._order = Order(self.plans, self.baseline)
+        self.study.measure.adopt_expired()
+        self._notebook.note_header(self.header)
+        interrupted, ending = False, ""
+        try:
+            ending = self._search()
+        except KeyboardInterrupt:
+            interrupted = True
+        except LeaseLost:
+            ending = (
+                "this search was silent for so long that another one has taken over; "
+                "run the same command to see what it found"
+            )
+        return self._close(ending, interrupted=interrupted)
+
+    @property
+    def _deadline_s(self) -> float:
+        return self.started_s + self.request.budget_s
+
+    def _search(self) -> str:
+        """Explores, races and confirms; how it ended, in words."""
+        if not wait_for_lease(
+            self.study, self.progress, until_s=self._deadline_s, clock=self.clock
+        ):
+            return "another search on this storage is measuring; run the same command later"
+        self._reload()
+        self._recover()
+        until_s = self.started_s + EXPLORE_SHARE * self.request.budget_s
+        while True:
+            race = self._open_race()
+            if race is None:
+                self._explore(until_s)
+                race = self._begin_race()
+            if race is None:
+                return self._without_race()
+            ending, was_decided = self._decide(race)
+            now_s = self.clock()
+            until_s = now_s + EXPLORE_SHARE * (self._deadline_s - now_s)
+            if not was_decided or not self._has_more() or not self._fits(1 + 2 * FEWEST):
+                return ending
+
+    # Runs
+
+    def _reload(self) -> None:
+        self._runs = runs_of(self._notebook)
+
+    def _recover(self) -> None:
+        """Takes over what runs have left that were over when an earlier search was killed."""
+        for trial in self.study.measure.trials():
+            is_begun = trial.is_waiting and trial.attempts > 0 and bool(trial.run)
+            if not is_begun or not self._notebook.is_current(trial):
+                continue
+            claimed = self.study.measure.begin(trial.plan, run=trial.run)
+            if claimed is None:
+                continue
+            attempts = range(claimed.attempts - 1, 0, -1)
+            left = (recovered(self.manner, self._place(claimed, one)) for one in attempts)
+            result = next((one for one in left if one is not None), None)
+            if result is None or isinstance(result, Unseen):
+                self.study.measure.give_back(claimed)
+            else:
+                self._finish(claimed, result)
+            for attempt in attempts:
+                self._place(claimed, attempt).clear()
+        for folder in self.logs.glob("run-*"):
+            if folder.is_dir():  # Its run was stored, and the search killed before it was cleared.
+                Place(logs=self.logs, name=folder.name).clear()
+
+    def _run(self, plan: Plan, label: str) -> Outcome:
+        """Makes a run, unless it was made before.
+
+        Raises:
+          LeaseLost: another search makes it.
+        """
+        known = self._runs.of(plan, label)
+        if known is not None:
+            return known
+        trial = self.study.measure.begin(plan, run=label)
+        if trial is None:
+            raise LeaseLost
+        place = self._place(trial, trial.attempts)
+        words = self.request.template.for_plan(plan, run_dir=str(place.run_dir))
+        shown = shlex.join(words)
+        self.progress.now(f"{plan}: {shown}")
+        began_s = self.clock()
+        result = run(
+            self.manner,
+            place,
+            words,
+            clock=self.clock,
+            pulse=self._pulse,
+            on_steps=lambda seen: self.progress.now(f"{plan}, step {seen}: {shown}"),
+        )
+        self._took_s.append(self.clock() - began_s)
+        outcome = self._finish(trial, result)
+        place.clear()
+        return outcome
+
+    def _pulse(self) -> None:
+        if not self.study.heartbeat():
+            raise LeaseLost
+        self.progress.tick()
+
+    def _finish(self, trial: Trial, result: RunResult) -> Outcome:
+        outcome = self._outcome(trial, result)
+        self.study.measure.finish(trial, outcome)
+        self._runs.add(trial.plan, trial.run, outcome)
+        if isinstance(outcome, Measured):
+            self._failed_first = 0
+        elif not self._has_figure():
+            self._failed_first += 1
+            if self._failed_first >= min(_MOST_FAILURES, len(self.plans)):
+                raise self._hopeless(outcome)
+        return outcome
+
+    def _outcome(self, trial: Trial, result: RunResult) -> Outcome:
+        match result:
+            case Ran(step=step):
+                if step is not None:
+                    self._look_at(trial.plan, step)
+                return outcome_of_run(result)
+            case Unseen(reason=reason, hint=hint, log=log):
+                if not self._has_figure():
+                    what = f"its output is in `{as_seen(log)}`"
+                    raise UsageError(reason, hint=f"{hint}; {what}" if hint else what)
+                return Failed(stage="run", reason=reason, hint=hint)
+            case _:
+                return result
+
+    def _has_figure(self) -> bool:
+        return any(self._runs.measured(plan) for plan in self._runs.found)
+
+    def _hopeless(self, last: Outcome) -> UsageError:
+        assert isinstance(last, Failed | TimedOut | OutOfMemory)
+        return UsageError(
+            f"the command failed for each of the {self._failed_first} plans that were tried: "
+            f"{failure_reason(last)}",
+            hint=f"the outputs are in `{as_seen(self.logs)}`; when it is mended, the same command "
+            "goes on",
+        )
+
+    def _look_at(self, plan: Plan, step: SeenStep) -> None:
+        """Tells once what was timed, and whenever it is something else or on too few devices."""
+        known = self._notebook.noted(_STEP)
+        if known is None:
+            self._notebook.note(_STEP, to_json(step, SeenStep))
+            self._tell(f"timed is {step}")
+        elif from_json(known, SeenStep).name != step.name:
+            self._tell(f"{plan}: timed is {step}, another function than for the first plan")
+        if 0 < step.devices < plan.num_devices:
+            self._tell(
+                f"{plan}: the step ran on {step.devices} of {plan.num_devices} devices: does the "
+                "command use its mesh?"
+            )
+
+    def _tell(self, notice: str) -> None:
+        if notice not in self._notices:
+            self._notices.append(notice)
+            self.progress.notice(notice)
+
+    def _place(self, trial: Trial, attempt: int) -> Place:
+        name = f"run-{trial.number:04d}"
+        return Place(logs=self.logs, name=name if attempt == 1 else f"{name}-{attempt}")
+
+    # Exploring
+
+    def _explore(self, until_s: float) -> None:
+        """Runs plans that were not tried, until a time; at least two."""
+        tried = self._runs.first_s()
+        begun = len(tried)
+        self._show_explored(len(tried))
+        while (plan := self._order.next(tried)) is not None:
+            is_due = len(tried) < 2
+            if not is_due and self.clock() + self._expected_s() > until_s:
+                break
+            outcome = self._run(plan, FIRST)
+            tried = self._runs.first_s()
+            self._show_explored(len(tried))
+            if isinstance(outcome, Measured):
+                self.progress.now(f"{plan}, {format_seconds(outcome.step_s)}")
+        if len(tried) > begun:
+            self._check_reference()
+
+    def _check_reference(self) -> None:
+        """Before a plan is dropped for its losses, it is seen whether the reference has them
+        again."""
+        judged = self._judged()
+        if judged.differing and judged.plan and len(self._runs.measured(judged.plan[0])) < 2:
+            self._run(judged.plan[0], AGAIN)
+
+    def _judged(self) -> Judged:
+        return judge(self._runs, self.baseline)
+
+    def _show_explored(self, done: int) -> None:
+        failed = sum(self._runs.failure(plan) is not None for plan in self._runs.found)
+        known = [(s, str(plan)) for plan, s in self._runs.first_s().items() if s is not None]
+        self.progress.phase(
+            "explore",
+            total=len(self.plans),
+            done=done,
+            note=f"{failed} failed" if failed else "",
+            took_s=self._took_s[-1] if self._took_s else 0.0,
+        )
+        if known:
+            best_s, best = min(known)
+            self.progress.best(f"{best}, {format_seconds(best_s)} in one run")
+
+    def _has_more(self) -> bool:
+        return self._order.next(self._runs.first_s()) is not None
+
+    def _expected_s(self) -> float:
+        return statistics.median(self._took_s) if self._took_s else 0.0
+
+    def _fits(self, runs: int) -> bool:
+        """Whether there should be time for so many runs."""
+        return self.clock() + runs * self._expected_s() <= self._deadline_s
+
+    # Racing
+
+    def _open_race(self) -> OpenRace | None:
+        """The race that an earlier search has not decided, if all of it is still legal."""
+        found = self._notebook.noted(_RACE)
+        race = None if found is None else from_json(found, OpenRace)
+        if race is None or not set(race.finalists) <= set(self.plans):
+            return None
+        return race
+
+    def _begin_race(self) -> OpenRace | None:
+        finalists = self._finalists()
+        if not finalists:
+            return None
+        races = self._races()
+        race = OpenRace(key=_key(str(len(races)), *finalists), finalists=tuple(finalists))
+        self._notebook.note(_RACES, to_json([*races, race], list[OpenRace]))
+        self._notebook.note(_RACE, to_json(race, OpenRace))
+        return race
+
+    def _races(self) -> list[OpenRace]:
+        """All races that were begun, in order; what is not searched any more is left out."""
+        found: list[OpenRace] = from_json(self._notebook.noted(_RACES) or [], list[OpenRace])
+        plans = set(self.plans)
+        return [one for one in found if set(one.finalists) <= plans]
+
+    def _finalists(self) -> list[Plan]:
+        """The best of what was explored, with the baseline; nothing if it is decided already."""
+        judged = self._judged()
+        excluded = set(judged.differing)
+        seconds = {
+            plan: one
+            for plan, one in self._runs.first_s().items()
+            if one is not None and plan not in excluded
+        }
+        if not seconds:
+            return []
+        fastest = sorted(seconds, key=lambda plan: (seconds[plan], str(plan)))
+        best_s = seconds[fastest[0]]
+        likely = [plan for plan in fastest if seconds[plan] <= WIDE * best_s]
+        own = [plan for plan in self.baseline if plan in seconds]
+        decision = self._notebook.decision()
+        if decision is None or decision.winner not in seconds:
+            others = [plan for plan in likely if plan not in own]
+            return [*own, *others[: self.request.top]]
+        settled = {decision.winner, *(one.plan for one in decision.comparisons)}
+        limit_s = NEAR * seconds[decision.winner]
+        newcomers = [plan for plan in likely if plan not in settled and seconds[plan] <= limit_s]
+        newcomers = [plan for plan in newcomers if plan not in own]
+        if not newcomers and all(plan in settled for plan in own):
+            return []
+        kept = dict.fromkeys([*own, decision.winner])
+        return [*kept, *newcomers[: self.request.top]]
+
+    def _decide(self, race: OpenRace) -> tuple[str, bool]:
+        """Races and runs the best side by side; how it ended, and whether all is decided."""
+        self._race(race)
+        if not self._left(race):
+            self._notebook.note(_RACE, None)
+            return "every finalist failed", True
+        is_decided = self._run_afresh(race)
+        ending = self._note_decision("all that came near are decided" if is_decided else "")
+        if is_decided:
+            self._notebook.note(_RACE, None)
+        return ending, is_decided
+
+    def _left(self, race: OpenRace) -> list[Plan]:
+        return [plan for plan in race.finalists if self._runs.failure(plan) is None]
+
+    def _race(self, race: OpenRace) -> None:
+        """Runs rounds of all finalists until so few are left as one process has room for."""
+        values = {
+            plan: self._rounds(plan, lambda number: race_label(race.key, number))
+            for plan in race.finalists
+        }
+        failed = [plan for plan in race.finalists if self._runs.failure(plan) is not None]
+        contest = Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)
+        if len(contest.survivors) <= RULES.keep:
+            return
+        begun = -1
+        while (upcoming := contest.next_visit()) is not None:
+            plan, number = upcoming.finalist, upcoming.round_index
+            reserve = FEWEST * min(RULES.keep, len(race.finalists))
+            if number > begun and not self._fits(len(contest.survivors) + reserve):
+                break
+            begun = number
+            outcome = self._run(plan, race_label(race.key, number))
+            if isinstance(outcome, Measured):
+                contest.record(plan, outcome.step_s)
+                self.progress.now(f"{plan}, {format_seconds(outcome.step_s)}")
+            else:
+                contest.leave(plan)
+            left = len(contest.survivors)
+            self.progress.phase(
+                "race",
+                total=RULES.max_rounds,
+                done=contest.rounds_completed,
+                note=f"round {number + 1}, {left} left",
+            )
+            if contest.leader is not None:
+                middle_s = statistics.median(contest.values_of(contest.leader))
+                self.progress.best(f"{contest.leader}, {format_seconds(middle_s)} measured")
+
+    def _rounds(self, plan: Plan, label: Callable[[int], str]) -> list[float]:
+        """Seconds per step of the runs with consecutive labels."""
+        found: list[float] = []
+        while isinstance(one := self._runs.of(plan, label(len(found))), Measured):
+            found.append(one.step_s)
+        return found
+
+    def _records(self) -> Records:
+        """All races and fresh runs side by side, as the trials have them."""
+        machine = self.study.owner.machine
+        races: list[RaceRecord] = []
+        for race in self._races():
+            values = {
+                plan: self._rounds(plan, lambda number, key=race.key: race_label(key, number))
+                for plan in race.finalists
+            }
+            if all(len(one) < 1 for one in values.values()):
+                continue
+            failed = [plan for plan in race.finalists if self._runs.failure(plan) is not None]
+            contest = Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)
+            races.append(record_of(contest.standings(), machine=machine, sentence=""))
+        processes: list[ProcessRecord] = []
+        while row := self._row(len(processes)):
+            processes.append(ProcessRecord(machine=machine, seconds=row, took_s=0.0))
+        failures = ((plan, self._runs.failure(plan)) for plan in self._runs.found)
+        return Records(
+            races=tuple(races),
+            processes=tuple(processes),
+            failed=tuple((plan, one) for plan, one in failures if one is not None),
+        )
+
+    def _row(self, number: int) -> tuple[tuple[Plan, float], ...]:
+        label = fresh_label(number)
+        found = ((plan, self._runs.of(plan, label)) for plan in self._runs.found)
+        return tuple((plan, one.step_s) for plan, one in found if isinstance(one, Measured))
+
+    # Fresh runs side by side
+
+    def _final(self) -> Final:
+        decision = self._notebook.decision()
+        baseline = [plan for plan in self.baseline if plan in self._runs.found]
+        return self._records().final(
+            rules=FinalRules(),
+            baseline=baseline,
+            incumbent=() if decision is None else (decision.winner,),
+            excluded=self._judged().differing,
+        )
+
+    def _contenders(self, race: OpenRace, final: Final) -> list[Plan]:
+        """Who may be the fastest: what the race has left, in the order of its figures."""
+        seconds = self._runs.first_s()
+        left = sorted(self._left(race), key=lambda plan: seconds.get(plan) or math.inf)
+        own = [plan for plan in final.baseline if plan not in final.failed]
+        reference = [*final.exported(at_look=True), *own, *left][:1]
+        raced = raced_against(self._records().races, final, reference[0]) if reference else ()
+        known = {one.plan for one in raced}
+        undecided = [one.plan for one in raced if one.verdict == "undecided"]
+        unknown = [plan for plan in left if plan not in known]
+        return list(dict.fromkeys([*reference, *undecided, *unknown]))
+
+    def _run_afresh(self, race: OpenRace) -> bool:
+        """Runs the best and the baseline in turn; whether nothing is left to decide."""
+        while True:
+            final = self._final()
+            entrants = final.entrants(self._contenders(race, final))
+            count = final.count(*entrants) if entrants else LOOKS[-1]
+            if not entrants or count >= LOOKS[-1]:
+                return True
+            number = len(final.rows)
+            label = fresh_label(number)
+            # A row that was begun is completed: half of it compares with nothing.
+            missing = [plan for plan in entrants if self._runs.of(plan, label) is None]
+            if not self._fits(len(missing)):
+                return False
+            self.progress.phase(
+                "confirm",
+                total=next((look for look in LOOKS if look > count), LOOKS[-1]),
+                done=count,
+                note=f"{len(entrants)} meshes side by side",
+            )
+            random.Random(label).shuffle(missing)
+            for plan in missing:
+                self._run(plan, label)
+
+    def _note_decision(self, ending: str) -> str:
+        final = self._final()
+        exported = final.exported()
+        if not exported:
+            return (
+                "the time did not suffice to run the best three times side by side; run the same "
+                "command to go on"
+            )
+        judged = self._judged()
+        confirmed = {
+            plan: measured_of(self._runs, judged, plan, figure.rounds_s, confirmed=True)
+            for plan, figure in figures_of(final).items()
+        }
+        decision = decide(
+            self._records(),
+            final,
+            exported[0],
+            confirmed,
+            process_s=final.rules.entrants * self._expected_s(),
+            sentence=ending,
+        )
+        if not ending:
+            decision = replace(decision, sentence=ending_of(decision))
+        self._notebook.note_decision(decision)
+        return decision.sentence
+
+    # The end
+
+    def _without_race(self) -> str:
+        """How it ended when nobody was raced."""
+        decision = self._notebook.decision()
+        if decision is not None:
+            return decision.sentence
+        judged = self._judged()
+        if judged.differing:
+            return "no plan may become a rule"
+        return "no plan could be run"
+
+    def _close(self, ending: str, *, interrupted: bool) -> SearchResult:
+        header = self.header
+        if self._notices:
+            header = replace(header, notices=(*header.notices, *self._notices))
+            self._notebook.note_header(header)
+        reason = "interrupted" if interrupted else f"{self._extent()}; {ending}"
+        footer = Footer(stop_reason=reason, rules_path="", interrupted=interrupted)
+        self._notebook.note_footer(footer)
+        result = assemble_command(self.study, header)
+        if result.verifications and self.request.rules and not interrupted:
+            path = save_rule(result, Path(self.request.rules))
+            self._notebook.note_footer(replace(footer, rules_path=as_seen(path)))
+            result = assemble_command(self.study, header)
+        write_csv(result, self.logs.parent / "trials.csv")
+        return result
+
+    def _extent(self) -> str:
+        tried = len(self._runs.first_s())
+        left = len(self.plans) - tried
+        if not left:
+            return "every plan was tried"
+        if self.clock() < self.started_s + EXPLORE_SHARE * self.request.budget_s:
+            return f"{left} of {len(self.plans)} plans were not tried"
+        return f"{spent(self.request.budget_s)} before {left} of {len(self.plans)} plans were tried"
+
+
+def _key(*parts: object) -> str:
+    text = "\n".join(map(str, parts))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

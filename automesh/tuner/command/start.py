@@ -1,0 +1,338 @@
+"""The start of a search by a command: devices, space, plans and study."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.hardware import (
+    Target,
+    parse_target,
+    running_under_several_processes,
+    selector_of,
+)
+from automesh.mesh.axes import Plan
+from automesh.mesh.granules import granules_of
+from automesh.outcomes import Failed, TimedOut
+from automesh.program.nouns import Attachment
+from automesh.report.progress import Progress
+from automesh.report.result import Funnel, SearchResult
+from automesh.space.legal import Enumeration
+from automesh.space.spec import read_space
+from automesh.tuner.choose.baseline import parse_plan
+from automesh.tuner.command.order import Order
+from automesh.tuner.command.request import (
+    CommandRequest,
+    Pairs,
+    provenance,
+    source_hash,
+    study_name,
+)
+from automesh.tuner.command.run import Manner
+from automesh.tuner.command.search import CommandSearch
+from automesh.tuner.command.space import CommandSpace, restricted, space_of
+from automesh.tuner.paths import as_seen, check_places, make_folder
+from automesh.tuner.preparation import Aim, memory_share_bytes, study_folder
+from automesh.tuner.study.metadata import Header
+from automesh.tuner.study.scope import Scope
+from automesh.tuner.study.study import Study, open_study, parse_storage
+from automesh.tuner.worker_errors import refuse_to_blame
+from automesh.worker.messages import DevicesJob, Surroundings
+from automesh.worker.pool import Pool
+
+_SHOWN = 8  # commands that a dry run shows
+_LOOK_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """Everything that is known before the first run.
+
+    Attributes:
+      plans: the baseline, then the legal ones.
+    """
+
+    request: CommandRequest
+    target: Target
+    aim: Aim
+    selector: str
+    name: str
+    folder: Path
+    command_space: CommandSpace
+    enumeration: Enumeration
+    baseline: tuple[Plan, ...]
+    plans: tuple[Plan, ...]
+    source_hash: str
+    versions: Pairs
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        said = [*self.target.notices, *self.command_space.notices, *self.enumeration.notices]
+        return tuple(dict.fromkeys(said))
+
+
+def search_command(
+    request: CommandRequest,
+    progress: Progress,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> SearchResult:
+    """Searches for the fastest mesh of a command.
+
+    Raises:
+      UsageError: bad input, or a command that fails or shows no steps whatever the plan.
+      NoFeasibleMesh: no plan is legal.
+    """
+    several = running_under_several_processes(os.environ)
+    if several:
+        raise UsageError(
+            f"this is one of several processes ({several}), but a search runs in a single one",
+            hint="let the command start the processes: `--command 'srun python train.py ...'`",
+        )
+    ready = _prepare(request, progress)
+    for notice in ready.notices:
+        progress.notice(notice)
+    progress.phase(
+        "enumerate",
+        total=ready.enumeration.num_plans,
+        done=ready.enumeration.num_plans,
+        note=f"{len(ready.enumeration.legal)} legal",
+    )
+    if request.dry_run:
+        return _dry_run(ready)
+    check_places(request)
+    make_folder(ready.folder)
+    logs = make_folder(ready.folder / "logs")
+    limit_bytes = request.memory_limit_bytes or memory_share_bytes(1)
+    started_s = clock()
+    with open_study(
+        parse_storage(request.storage, ready.folder),
+        ready.name,
+        source_hash=ready.source_hash,
+        versions=ready.versions,
+        scope=Scope(
+            plans=frozenset(ready.plans), timeout_s=request.timeout_s, worker_bytes=limit_bytes
+        ),
+    ) as study:
+        return CommandSearch(
+            request=request,
+            manner=Manner(
+                program=request.program,
+                surroundings=_surroundings(ready.target),
+                source=request.source,
+                skip=request.skip,
+                steps=request.steps,
+                timeout_s=request.timeout_s,
+                memory_limit_bytes=limit_bytes,
+                cache_dir=ready.folder / "cache",
+            ),
+            plans=ready.plans,
+            baseline=ready.baseline,
+            study=study,
+            header=_header(ready, study),
+            logs=logs,
+            progress=progress,
+            started_s=started_s,
+            clock=clock,
+        ).run()
+
+
+def _prepare(request: CommandRequest, progress: Progress) -> _Ready:
+    target = parse_target(request.target, os.environ)
+    if target.absent is not None:
+        raise UsageError(
+            f"target `{request.target}` names devices that are not here, and a command can only be "
+            "run",
+            hint="search `local` or `cpu:N`; devices that are not here need a script with `build`",
+        )
+    template = request.template
+    command_space = (
+        restricted(read_space(request.space), template) if request.space else space_of(template)
+    )
+    aim, selector = _aim(target, progress)
+    enumeration = command_space.enumerate(
+        template,
+        num_devices=aim.num_devices,
+        num_granules=aim.num_granules,
+        platform=aim.platform,
+    )
+    baseline = _baseline(request, command_space, enumeration, aim)
+    name = study_name(request, selector=selector, axes=command_space.space.names)
+    folder = study_folder(request.results, name, new=request.new)
+    return _Ready(
+        request=request,
+        target=target,
+        aim=aim,
+        selector=selector,
+        name=folder.name,
+        folder=folder,
+        command_space=command_space,
+        enumeration=enumeration,
+        baseline=baseline,
+        plans=tuple(dict.fromkeys([*baseline, *enumeration.legal])),
+        source_hash=source_hash(request),
+        versions=provenance(request, os.environ),
+    )
+
+
+def _surroundings(target: Target) -> Surroundings:
+    return Surroundings(platforms=target.platforms, cpu_devices=target.cpu_devices)
+
+
+def _aim(target: Target, progress: Progress) -> tuple[Aim, str]:
+    """The devices, and the name that a rule is written for; attached ones are looked at."""
+    if target.cpu_devices:
+        aim = Aim(
+            platform="cpu",
+            device_kind="cpu",
+            num_devices=target.cpu_devices,
+            num_granules=1,
+            memory_bytes=0,
+        )
+        return aim, target.selector
+    found = _attached(target, progress)
+    first = found.devices[0]
+    aim = Aim(
+        platform=first.platform,
+        device_kind=first.kind,
+        num_devices=len(found.devices),
+        num_granules=len(granules_of(found.devices)),
+        memory_bytes=found.device_memory_bytes,
+    )
+    return aim, selector_of(found.devices)
+
+
+def _attached(target: Target, progress: Progress) -> Attachment:
+    """What jax finds here; the worker is gone when this returns: the command needs the devices."""
+    progress.now("looking at the attached devices")
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-look-") as logs,
+        Pool(
+            size=1,
+            surroundings=_surroundings(target),
+            log_dir=Path(logs),
+            memory_limit_bytes=memory_share_bytes(1),
+            on_wait=progress.tick,
+        ) as pool,
+    ):
+        answer = pool.run(DevicesJob(), _LOOK_LIMIT_S)
+    refuse_to_blame(answer)
+    if isinstance(answer, Failed | TimedOut):
+        reason = answer.reason if isinstance(answer, Failed) else "jax did not answer"
+        raise UsageError(
+            f"the attached devices cannot be looked at: {reason}",
+            hint="check JAX_PLATFORMS, or search virtual devices: `--target cpu:8`",
+        )
+    if not isinstance(answer, Attachment):
+        raise TypeError(f"a look at the devices was answered with {type(answer).__name__}")
+    return answer
+
+
+def _baseline(
+    request: CommandRequest, found: CommandSpace, enumeration: Enumeration, aim: Aim
+) -> tuple[Plan, ...]:
+    """The plan of `--baseline`: the legal one with its command, if there is one."""
+    text = request.baseline.strip()
+    if not text:
+        return ()
+    knobs = {knob.name: knob.values[0] for knob in found.space.knobs}
+    plan = parse_plan(
+        text,
+        names=found.space.names,
+        num_devices=aim.num_devices,
+        num_granules=aim.num_granules,
+        knobs=knobs,
+        varied=list(knobs),
+        owner="the command",
+    )
+    words = request.template.for_plan(plan, run_dir="")
+    same = (one for one in enumeration.legal if request.template.for_plan(one, run_dir="") == words)
+    return (next(same, plan),)
+
+
+def _header(ready: _Ready, study: Study) -> Header:
+    request, enumeration = ready.request, ready.enumeration
+    extra = len(ready.plans) - len(enumeration.legal)  # a baseline outside of the space
+    mine = (ready.source_hash, ready.versions)
+    known = dict.fromkeys(one.plan for one in study.measure.trials() if one.matches(*mine))
+    return Header(
+        workload=request.workload,
+        target=ready.selector,
+        platform=ready.aim.platform,
+        device_kind=ready.aim.device_kind,
+        device_count=ready.aim.num_devices,
+        axes=ready.command_space.space.names,
+        batch_axes=ready.command_space.space.batch_axes,
+        enumerated=enumeration.num_plans + extra,
+        plans=len(ready.plans),
+        ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
+        baseline=ready.baseline,
+        notices=ready.notices,
+        tokens_per_step=0,
+        location=study.storage.text
+        if study.storage.kind == "server"
+        else as_seen(study.storage.location),
+        results_dir=as_seen(ready.folder),
+        command=request.command,
+        source_hash=ready.source_hash,
+        versions=ready.versions,
+        outside=tuple(str(plan) for plan in known if plan not in ready.plans),
+        template=str(request.template),
+    )
+
+
+def _dry_run(ready: _Ready) -> SearchResult:
+    """What would be run, in the order in which it would be as long as all take the same time."""
+    template, order = ready.request.template, Order(ready.plans, ready.baseline)
+    seconds: dict[Plan, float | None] = {}
+    while len(seconds) < _SHOWN and (plan := order.next(seconds)) is not None:
+        seconds[plan] = 1.0
+    shown = [
+        f"would run: {shlex.join(template.for_plan(plan, run_dir='RUN_DIR'))}" for plan in seconds
+    ]
+    more = len(ready.plans) - len(seconds)
+    if more:
+        shown.append(f"and {more} more, as far as the budget goes")
+    request, enumeration = ready.request, ready.enumeration
+    extra = len(ready.plans) - len(enumeration.legal)
+    return SearchResult(
+        workload=request.workload,
+        target=ready.selector,
+        platform=ready.aim.platform,
+        device=ready.aim.device_kind,
+        device_count=ready.aim.num_devices,
+        axes=ready.command_space.space.names,
+        axis_types=(),
+        batch_axes=ready.command_space.space.batch_axes,
+        candidates=(),
+        funnel=Funnel(
+            enumerated=enumeration.num_plans + extra,
+            ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
+            legal=len(ready.plans),
+            compiled=0,
+            duplicates=0,
+            out_of_memory=0,
+            failed=0,
+            timed_out=0,
+            waiting=len(ready.plans),
+            measured=0,
+        ),
+        reference="",
+        verifications=(),
+        stop_reason="dry run: nothing was run",
+        notices=(*ready.notices, *shown),
+        tokens_per_step=0,
+        study="",
+        results_dir="",
+        rules_path="",
+        command=request.command,
+        made="",
+        versions=ready.versions,
+        template=str(template),
+    )

@@ -1,0 +1,484 @@
+"""Where the step times of a command come from, and reading them while it runs.
+
+`capture`            a timer inside of the command's own Python, see `program/step_timer`
+`jsonl:FILE[:KEY]`   a file to which the command writes a line of JSON per step, or every few steps
+`regex:PATTERN`      what the command prints
+The readers take what is there and can be asked again and again; a reader that is made anew, as by a
+search that was killed and resumed, reads the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from automesh.errors import UsageError, did_you_mean
+from automesh.tuner.command.template import RUN_DIR
+from automesh.units import format_bytes
+
+LOSSES = 3  # first losses that are compared with those of other plans
+SLOW_S = 60.0  # after so many seconds of timed steps, FEW samples are enough
+FEW = 3
+_KINDS = "`capture`, `jsonl:FILE`, `jsonl:FILE:KEY` or `regex:PATTERN`"
+_GROUPS = ("s", "ms", "steps_per_s")
+# Names under which frameworks write how long a step took, without what stands before a `/`.
+_KEYS = re.compile(
+    r"(step_time|step_duration|step_s|step_ms|step_seconds|step_time_seconds|seconds_per_step|"
+    r"time_per_step|s_per_step|ms_per_step|step_time_s|step_time_ms|steps_per_s|steps_per_sec|"
+    r"steps_per_second)"
+)
+_LOSS_KEYS = ("loss", "train_loss", "total_loss")
+_RATE = re.compile(r"steps_per_s(ec|econd)?")
+_MILLISECONDS = re.compile(r"(.*_)?(ms|millis|milliseconds)(_per_step)?")
+# Coarsest last: how much of a loss may be rounding.
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+TEXT_DTYPE = "bfloat16"  # of losses that are read from text, where they may be rounded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """Steps are timed inside of the command."""
+
+    def __str__(self) -> str:
+        return "capture"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonLines:
+    """Steps are read from a file of JSON lines.
+
+    Attributes:
+      file: relative to the working directory; may hold `{run_dir}`.
+      key: of the step time; empty to look for a usual one.
+    """
+
+    file: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"jsonl:{self.file}" + (f":{self.key}" if self.key else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """Steps are read from what the command prints.
+
+    Attributes:
+      pattern: a regular expression with one group, in seconds, or one of the named groups `s`, `ms`
+        and `steps_per_s`; beside it a group `loss`, if it prints one.
+    """
+
+    pattern: str
+
+    def __str__(self) -> str:
+        return f"regex:{self.pattern}"
+
+
+Source = Capture | JsonLines | Printed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenStep:
+    """What a timer took for the step.
+
+    Attributes:
+      file, line: of the function; empty and 0 where they are not known.
+      devices: on how many its arrays are; 0 if unknown.
+    """
+
+    name: str
+    file: str = ""
+    line: int = 0
+    argument_bytes: int = 0
+    devices: int = 0
+
+    def __str__(self) -> str:
+        where = f" ({Path(self.file).name}:{self.line})" if self.file else ""
+        return f"`{self.name}`{where}, {format_bytes(self.argument_bytes)} of arguments"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What is known of a run's steps.
+
+    Attributes:
+      samples_s: seconds per step, of the samples that count.
+      seen: steps that were reported or timed, those that do not count included.
+      losses: the first ones.
+      loss_dtype: the coarsest float type that takes part in them.
+      is_enough: True if the run need not go on.
+      step: what was timed; None unless it was captured.
+      problem: why nothing was found, if that can be told, and what to do; both may be empty.
+    """
+
+    samples_s: tuple[float, ...] = ()
+    seen: int = 0
+    losses: tuple[float, ...] = ()
+    loss_dtype: str = TEXT_DTYPE
+    is_enough: bool = False
+    step: SeenStep | None = None
+    problem: tuple[str, str] = ("", "")
+
+
+def parse_source(text: str) -> Source:
+    """Reads `--step-time`.
+
+    Raises:
+      UsageError: none of the kinds, no file, or a pattern that does not say what a step takes.
+    """
+    kind, _, rest = text.strip().partition(":")
+    if kind == "capture" and not rest:
+        return Capture()
+    if kind == "jsonl":
+        return _json_lines(text, rest)
+    if kind == "regex":
+        _compile(rest)
+        return Printed(pattern=rest)
+    meant = did_you_mean(kind, ("capture", "jsonl", "regex"))
+    raise UsageError(
+        f"`{text}` is not a source of step times{meant}",
+        hint=f"use {_KINDS}",
+    )
+
+
+def enough(samples_s: Sequence[float], steps: int) -> bool:
+    """Whether samples that report a step each are enough."""
+    return len(samples_s) >= steps or (len(samples_s) >= FEW and sum(samples_s) >= SLOW_S)
+
+
+def _json_lines(text: str, rest: str) -> JsonLines:
+    if "://" in rest:
+        raise UsageError(
+            f"`{text}` is not on this machine", hint="let the command write to a local file"
+        )
+    file, colon, key = rest.rpartition(":")
+    file, key = (file, key) if colon else (rest, "")
+    if not file:
+        raise UsageError(f"`{text}` names no file", hint="write `jsonl:metrics.jsonl:step_time`")
+    for name in re.findall(r"\{([^{}]*)\}", file):
+        if name != RUN_DIR:
+            raise UsageError(
+                f"`{text}` names `{{{name}}}`, but only {{run_dir}} can stand in it",
+                hint="write `jsonl:{run_dir}/metrics.jsonl`, and {run_dir} in the command, too",
+            )
+    return JsonLines(file=file, key=key)
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        found = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(
+            f"`{pattern}` is not a regular expression: {error}",
+            hint="write for example `regex:step time ([0-9.]+)`",
+        ) from None
+    named = [name for name in found.groupindex if name in _GROUPS]
+    strange = [name for name in found.groupindex if name not in (*_GROUPS, "loss")]
+    if strange:
+        raise UsageError(
+            f"the pattern `{pattern}` has a group `{strange[0]}`"
+            f"{did_you_mean(strange[0], (*_GROUPS, 'loss'))}",
+            hint="named groups are s, ms, steps_per_s and loss",
+        )
+    unnamed = found.groups - len(found.groupindex)
+    if len(named) + unnamed != 1:
+        raise UsageError(
+            f"the pattern `{pattern}` has {len(named) + unnamed} groups for the step time, "
+            "and one is needed",
+            hint="write `([0-9.]+)` for seconds, or one named group: (?P<ms>...), "
+            "(?P<s>...), (?P<steps_per_s>...); `(?:...)` groups without counting",
+        )
+    return found
+
+
+class Tail:
+    """The whole lines of a file that grows, from a place on.
+
+    Args:
+      start: bytes that were there before.
+      before: the last of these, by which a file that was written anew is told from one that grew.
+      from_end: what to do with a file that has shrunk: skip what is in it, or read it all.
+    """
+
+    def __init__(
+        self, path: Path, *, start: int = 0, before: bytes = b"", from_end: bool = False
+    ) -> None:
+        self._path = path
+        self._offset = start
+        self._before = before
+        self._from_end = from_end
+        self._rest = b""
+
+    def lines(self) -> list[str]:
+        """What has been added since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                return self._read(file)
+        except OSError:  # It is not there yet.
+            return []
+
+    def _read(self, file: Any) -> list[str]:
+        size = file.seek(0, 2)
+        if size < self._offset:
+            self._offset, self._rest = size if self._from_end else 0, b""
+        elif self._before:
+            file.seek(self._offset - len(self._before))
+            if file.read(len(self._before)) != self._before:
+                self._offset = 0
+        self._before = b""
+        file.seek(self._offset)
+        data = self._rest + file.read()
+        self._offset = file.tell()
+        # Progress bars end their lines with a carriage return.
+        *whole, self._rest = re.split(rb"\r\n|\n|\r", data)
+        return [line.decode(errors="replace") for line in whole]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """How long a file was before a run, and the last of it."""
+
+    size: int = 0
+    last: str = ""
+
+    @classmethod
+    def of(cls, path: Path) -> Mark:
+        """The mark of a file as it is now; one that does not exist is empty."""
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(size - 64, 0))
+                return cls(size=size, last=file.read().hex())
+        except OSError:
+            return cls()
+
+
+class JsonReader:
+    """Reads `JsonLines`."""
+
+    def __init__(self, path: Path, source: JsonLines, mark: Mark, *, skip: int, steps: int) -> None:
+        self._tail = Tail(path, start=mark.size, before=bytes.fromhex(mark.last))
+        self._path = path
+        self._key = source.key
+        self._reports = _Reports(skip=skip, steps=steps)
+        self._keys: dict[str, None] = {}
+        self._lines = 0
+
+    def read(self) -> Steps:
+        """What is known by now."""
+        for line in self._tail.lines():
+            self._lines += bool(line.strip())
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                self._keys |= dict.fromkeys(str(key) for key in row)
+                self._note({str(key): value for key, value in row.items()})
+        return self._reports.steps(problem=self._problem())
+
+    def _note(self, row: dict[str, Any]) -> None:
+        key = self._key
+        if not key:
+            key = next((name for name in row if _KEYS.fullmatch(_last(name))), "")
+        losses = (row[name] for name in row if _last(name) in _LOSS_KEYS)
+        if key in row:
+            self._reports.add(seconds_of(key, row[key]), _number(next(losses, None)))
+
+    def _problem(self) -> tuple[str, str]:
+        if not self._path.exists():
+            what = f"the command did not write `{self._path}`"
+            return what, "check the path: it is relative to the working directory"
+        if not self._lines:
+            return f"the command wrote no whole line to `{self._path}`", ""
+        if not self._keys:
+            return f"`{self._path}` has lines, but none is a JSON object", ""
+        keys = ", ".join(list(self._keys)[:12])
+        if self._key and self._key not in self._keys:
+            meant = did_you_mean(self._key, self._keys)
+            return f"no line of `{self._path}` has the key `{self._key}`{meant}", f"keys: {keys}"
+        if self._key:
+            return f"`{self._key}` in `{self._path}` is never a number above zero", ""
+        what = f"no line of `{self._path}` has a key that is known for step times"
+        return what, f"name it: `jsonl:FILE:KEY`; keys: {keys}"
+
+
+class PrintedReader:
+    """Reads `Printed` from the log of a run."""
+
+    def __init__(self, log: Path, source: Printed, *, skip: int, steps: int) -> None:
+        self._tail = Tail(log, from_end=True)
+        self._pattern = _compile(source.pattern)
+        self._reports = _Reports(skip=skip, steps=steps)
+
+    def read(self) -> Steps:
+        """What is known by now."""
+        for line in self._tail.lines():
+            match = self._pattern.search(line)
+            if match is not None:
+                self._note(match)
+        what = f"no line that the command printed matches `{self._pattern.pattern}`"
+        if self._reports.bad:
+            what = f"`{self._pattern.pattern}` matches, but never with a number above zero"
+        return self._reports.steps(problem=(what, ""))
+
+    def _note(self, match: re.Match[str]) -> None:
+        groups = match.groupdict()
+        loss = _number(groups.pop("loss", None))
+        name = next((name for name in _GROUPS if groups.get(name)), "s")
+        named = match.re.groupindex.values()
+        unnamed = [at for at in range(1, match.re.groups + 1) if at not in named]
+        text = groups.get(name) or (match[unnamed[0]] if unnamed else None)
+        self._reports.add(seconds_of(name, text), loss)
+
+
+class CaptureReader:
+    """Reads what the timers of a run's processes have written, see `program/step_timer`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tails: dict[Path, Tail] = {}
+        self._timers: dict[Path, _TimerLog] = {}
+
+    def read(self) -> Steps:
+        """What is known by now, of the process with the largest step."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            tail = self._tails.setdefault(path, Tail(path))
+            timer = self._timers.setdefault(path, _TimerLog())
+            for line in tail.lines():
+                timer.note(json.loads(line))
+        timers = sorted(self._timers.values(), key=lambda one: one.rank)
+        return timers[-1].steps() if timers else Steps(problem=_NO_JAX)
+
+
+_NO_JAX = (
+    "no Python of the command has imported jax",
+    "capture needs a Python that reads PYTHONPATH (not `python -I` or `-E`); or read what the "
+    "command writes: --step-time jsonl:FILE or regex:PATTERN",
+)
+_NO_STEP = (
+    "no jitted function was called three times with arguments of the same shapes",
+    "let it run for more steps, or read what the command writes: --step-time jsonl:FILE or "
+    "regex:PATTERN",
+)
+
+
+class _TimerLog:
+    """What one process has written."""
+
+    def __init__(self) -> None:
+        self._step: SeenStep | None = None
+        self._samples_s: list[float] = []
+        self._seen = 0
+        self._losses: tuple[float, ...] = ()
+        self._dtype = TEXT_DTYPE
+        self._is_done = False
+        self._error = ""
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Larger for what is worth more."""
+        return self._is_done, -1 if self._step is None else self._step.argument_bytes
+
+    def note(self, line: dict[str, Any]) -> None:
+        match line["kind"]:
+            case "step":
+                self._samples_s, self._losses = [], ()
+                self._step = SeenStep(**{key: line[key] for key in line if key != "kind"})
+            case "losses":
+                self._losses, self._dtype = tuple(line["values"]), coarsest(line["dtypes"])
+            case "sample":
+                self._samples_s.append(float(line["seconds"]))
+                self._seen += int(line["steps"])
+            case "error":
+                self._error = line["text"]
+            case "done":
+                self._is_done = True
+            case _:
+                return
+
+    def steps(self) -> Steps:
+        problem = (f"the timer failed: {self._error}", "") if self._error else _NO_STEP
+        if self._step is not None and not self._error:
+            problem = (f"{self._step} was called, but not often enough to be timed", _NO_STEP[1])
+        return Steps(
+            samples_s=tuple(self._samples_s),
+            seen=self._seen,
+            losses=self._losses,
+            loss_dtype=self._dtype,
+            is_enough=self._is_done,
+            step=self._step,
+            problem=problem,
+        )
+
+
+class _Reports:
+    """Step times that the command itself states, one a report."""
+
+    def __init__(self, *, skip: int, steps: int) -> None:
+        self._skip = skip
+        self._steps = steps
+        self._seconds: list[float] = []
+        self._losses: list[float] = []
+        self.bad = 0
+
+    def add(self, seconds: float | None, loss: float | None) -> None:
+        if seconds is None:
+            self.bad += 1
+            return
+        self._seconds.append(seconds)
+        if loss is not None and len(self._losses) < LOSSES:
+            self._losses.append(loss)
+
+    def steps(self, *, problem: tuple[str, str]) -> Steps:
+        counted = tuple(self._seconds[self._skip :])
+        if self._seconds:
+            what = f"only {len(self._seconds)} step times were found, and the first {self._skip} "
+            problem = (what + "are skipped", "let it run for more steps, or lower --skip-steps")
+        return replace(
+            Steps(problem=problem),
+            samples_s=counted,
+            seen=len(self._seconds),
+            losses=tuple(self._losses),
+            is_enough=enough(counted, self._steps),
+        )
+
+
+def seconds_of(name: str, value: object) -> float | None:
+    """Seconds of a step, by the name of the figure; None for what is no number above zero.
+
+    >>> seconds_of("step_time_ms", 250), seconds_of("perf/steps_per_s", "4"), seconds_of("s", "x")
+    (0.25, 0.25, None)
+    """
+    number = _number(value)
+    if number is None or not 0 < number < math.inf:
+        return None
+    last = _last(name)
+    if _RATE.fullmatch(last):
+        return 1 / number
+    return number / 1000 if _MILLISECONDS.fullmatch(last) else number
+
+
+def coarsest(dtypes: Sequence[str]) -> str:
+    """The float type of the fewest digits; narrower ones than 16 bits are coarser than all."""
+    if not dtypes:
+        return "float32"
+    return max(dtypes, key=lambda name: _FLOATS.index(name) if name in _FLOATS else len(_FLOATS))
+
+
+def _last(key: str) -> str:
+    return key.rpartition("/")[2].lower()
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        return float(value.replace(",", "") if isinstance(value, str) else value)
+    except (ValueError, OverflowError):
+        return None

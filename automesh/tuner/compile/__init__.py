@@ -1,0 +1,1 @@
+"""The compile rung: plans through the compiler."""

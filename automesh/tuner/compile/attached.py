@@ -1,0 +1,98 @@
+"""What the compile rung asks of workers, and what their answers mean: for devices that are here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from automesh.cost.roofline import predict
+from automesh.hardware import Chip
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, Outcome
+from automesh.program.nouns import CompileAnswer
+from automesh.tuner.compile.pipelines import predict_pipeline
+from automesh.tuner.preparation import Preparation
+from automesh.worker.messages import CompileJob
+
+
+class Compiling(Protocol):
+    """Compiles for certain devices."""
+
+    def job(self, plan: Plan) -> CompileJob:
+        """The message that asks a worker for one compile."""
+        ...
+
+    def outcome(self, plan: Plan, answer: CompileAnswer) -> Outcome:
+        """What a compile says of its plan."""
+        ...
+
+    def keeps(self, known: Compiled) -> bool:
+        """Whether a finished compile can be taken over by other plans with the same program."""
+        ...
+
+    def again(self, plan: Plan, known: Compiled) -> Outcome:
+        """What a finished compile of the same program says of another plan, or of this one now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilingHere:
+    """Compiles for attached or virtual devices; a step's time comes from what it counts."""
+
+    preparation: Preparation
+
+    def job(self, plan: Plan) -> CompileJob:
+        """See `Compiling`."""
+        return compile_job(self.preparation, plan)
+
+    def outcome(self, plan: Plan, answer: CompileAnswer) -> Outcome:
+        """See `Compiling`."""
+        del plan
+        room = self.preparation.room
+        # The reserve is judged when the outcome is read: see `Room`.
+        if room.limit_bytes and answer.memory.peak_bytes > room.limit_bytes:
+            return replace(room, reserve_bytes=0).refusal(answer.memory.peak_bytes)
+        return predicted(compiled_of(answer), self.preparation.chip)
+
+    def keeps(self, known: Compiled) -> bool:
+        """See `Compiling`."""
+        del known
+        return True
+
+    def again(self, plan: Plan, known: Compiled) -> Outcome:
+        """See `Compiling`."""
+        del plan
+        # The chip table may have changed since a stale trial was written.
+        return predicted(known, self.preparation.chip)
+
+
+def compiled_of(answer: CompileAnswer) -> Compiled:
+    """What a worker said, before anything is said of time."""
+    return Compiled(
+        fingerprint=answer.fingerprint,
+        memory=answer.memory,
+        counts=answer.counts,
+        step_s=0.0,
+        compile_s=answer.compile_s,
+        effort=answer.effort,
+        stored=answer.stored,
+        pipeline=answer.pipeline,
+    )
+
+
+def predicted(compiled: Compiled, chip: Chip) -> Compiled:
+    """The outcome with the time of a step from what its programs do."""
+    if compiled.pipeline is not None:
+        return predict_pipeline(compiled, compiled.pipeline, chip)
+    return replace(compiled, step_s=predict(compiled.counts, chip).step_s)
+
+
+def compile_job(preparation: Preparation, plan: Plan) -> CompileJob:
+    """A compile for the devices that the worker has."""
+    return CompileJob(
+        entry=preparation.entry,
+        plan=plan,
+        axis_types=preparation.inspection.axis_types,
+        facts=preparation.inspection.facts,
+        cache_dir=str(preparation.cache_dir),
+    )

@@ -1,0 +1,151 @@
+"""Compiled programs from the store, played on the links of the target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from automesh.cost.replay.replay import replay
+from automesh.cost.replay.timeline import Timeline
+from automesh.errors import AutomeshError, UsageError
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hlo import read_module
+from automesh.hlo.schedule.read import read_schedule
+from automesh.hlo.schedule.renumber import renumbered
+from automesh.hlo.store import LIMIT_VARIABLE, ModuleStore
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.outcomes import (
+    Compiled,
+    CompiledPipeline,
+    Failed,
+    Outcome,
+    Replayed,
+)
+from automesh.tuner.compile.pipelines import replay_pipeline
+from automesh.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """Plays scheduled programs.
+
+    Attributes:
+      store: where they are.
+      layouts: of the ICI shapes of all plans that are asked for.
+    """
+
+    store: ModuleStore
+    fabric: Fabric
+    layouts: Layouts
+    speeds: Speeds
+
+    def replayed(self, plan: Plan, compiled: Compiled) -> Outcome:
+        """What the compiler said, with the time of a step from its schedule.
+
+        Raises:
+          UsageError: the program is not in the store.
+        """
+        if compiled.pipeline is not None:
+            found = self._pipeline(plan, compiled, compiled.pipeline)
+            return found if isinstance(found, Failed) else self._signed(found[0])
+        played = self.play(plan, compiled)
+        if isinstance(played, Failed):
+            return played
+        return self._signed(replace(compiled, replay=played[0], step_s=played[0].step_s))
+
+    def _signed(self, compiled: Compiled) -> Compiled:
+        """With the speeds that it was played at."""
+        assert compiled.replay is not None
+        return replace(compiled, replay=replace(compiled.replay, speeds=self.speeds.origin))
+
+    def play(self, plan: Plan, compiled: Compiled) -> tuple[Replayed, Timeline] | Failed:
+        """Plays the program of a plan, or its programs; `Failed` if one cannot be read.
+
+        Raises:
+          UsageError: a program is not in the store.
+        """
+        if compiled.pipeline is not None:
+            found = self._pipeline(plan, compiled, compiled.pipeline)
+            if isinstance(found, Failed):
+                return found
+            assert found[0].replay is not None
+            return found[0].replay, found[1]
+        module = self._module(plan, compiled.stored)
+        try:
+            return self._play(plan, module, plan.axes)
+        except (AutomeshError, ValueError) as error:
+            return _unreadable(error)
+
+    def _pipeline(
+        self, plan: Plan, compiled: Compiled, pipeline: CompiledPipeline
+    ) -> tuple[Compiled, Timeline] | Failed:
+        """The same for a step whose stages are programs; what several stages run is played once."""
+        modules = {one.stored: self._module(plan, one.stored) for one in pipeline.programs}
+        own = [MeshAxis(name=one.name) if one.name == pipeline.axis else one for one in plan.axes]
+        try:
+            played = {key: self._play(plan, module, own)[0] for key, module in modules.items()}
+            return replay_pipeline(
+                plan,
+                compiled,
+                pipeline,
+                lambda one: played[one.stored],
+                fabric=self.fabric,
+                layouts=self.layouts,
+                speeds=self.speeds,
+            )
+        except (AutomeshError, ValueError) as error:
+            return _unreadable(error)
+
+    def _module(self, plan: Plan, key: str) -> bytes:
+        stored = self.store.find(key) if key else None
+        if stored is None or not stored.module:
+            raise UsageError(
+                f"the compiled program of {plan} is not in `{self.store.folder}`, where it should "
+                "have been kept",
+                hint=f"it takes {format_bytes(self.store.limit_bytes)} at most: raise "
+                f"${LIMIT_VARIABLE}, and search again with --new",
+            )
+        return stored.module
+
+    def _play(
+        self, plan: Plan, module: bytes, own: Sequence[MeshAxis]
+    ) -> tuple[Replayed, Timeline]:
+        """Plays a program.
+
+        Args:
+          own: the axes of its devices, which may be those of a part of the mesh.
+        """
+        schedule = read_schedule(
+            read_module(module),
+            [(axis.name, axis.size) for axis in own],
+            [axis.dcn for axis in own],
+        )
+        axes = tuple((axis.name, axis.size) for axis in plan.axes)
+        return replay(
+            # The devices of a part lie where they lie on the whole mesh.
+            renumbered(schedule, axes, numbers_of(own, plan.axes)),
+            axes=plan.axes,
+            fabric=self.fabric,
+            layouts=self.layouts,
+            speeds=self.speeds,
+        )
+
+
+def numbers_of(own: Sequence[MeshAxis], axes: Sequence[MeshAxis]) -> tuple[int, ...]:
+    """Of the devices of a part of a mesh, in order: their numbers in the whole mesh.
+
+    Args:
+      own: the axes of the part, in the same order; those cut have one element, the first.
+    """
+    every = np.arange(math.prod(axis.size for axis in axes)).reshape([axis.size for axis in axes])
+    taken = every[tuple(slice(axis.size) for axis in own)]
+    return tuple(int(number) for number in taken.ravel())
+
+
+def _unreadable(error: Exception) -> Failed:
+    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return Failed(stage="replay", reason=f"the compiled program cannot be replayed: {said}")

@@ -1,0 +1,276 @@
+"""The compile rung: plans through the compiler, shared with all on the storage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import (
+    Compiled,
+    Estimated,
+    Failed,
+    Failure,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+)
+from automesh.program.nouns import CompileAnswer, Lowered
+from automesh.report.progress import Progress
+from automesh.tuner.compile.attached import Compiling
+from automesh.tuner.compile.option_names import refuse_options
+from automesh.tuner.preparation import Preparation
+from automesh.tuner.study.metadata import Notebook
+from automesh.tuner.study.rung import Rung
+from automesh.tuner.study.study import Study, Trial
+from automesh.tuner.worker_errors import refuse_to_blame
+from automesh.units import format_seconds
+from automesh.worker.pool import Pool
+from automesh.worker.protocol import Answer
+
+POLL_S = 0.5
+GRACE_S = 20.0
+
+
+@dataclass(slots=True)
+class CompileRung:
+    """Runs the compile rung of one search, or the rung of compiles at low effort.
+
+    Attributes:
+      rung: where its trials are.
+      name: of the phase, for the display.
+      compiling: for which devices, and what becomes of the compilers' answers.
+      choose: what to compile, in view of what is done.
+      order: of what is left of it, best first, in view of what is done.
+      estimates: to be kept with the trials.
+      workers: compiles side by side.
+      deadline_s: on `clock`; no compile is started after it, but the first always is.
+      grace_s: what a compile in progress may take past the deadline before it is left for the next
+        run.
+      is_first: nothing was compiled in this run before: the first is waited for, or a compile that
+        takes longer than all that is granted would never end; and so is the baseline's, once begun.
+    """
+
+    preparation: Preparation
+    notebook: Notebook
+    study: Study
+    pool: Pool
+    progress: Progress
+    rung: Rung
+    compiling: Compiling
+    choose: Callable[[Mapping[Plan, Outcome]], Sequence[Plan]]
+    order: Callable[[Sequence[Plan], Mapping[Plan, Outcome]], Sequence[Plan]]
+    estimates: Mapping[Plan, Estimated]
+    workers: int
+    deadline_s: float
+    clock: Callable[[], float] = time.monotonic
+    name: Literal["screen", "compile"] = "compile"
+    grace_s: float = GRACE_S
+    is_first: bool = True
+    _plans: Sequence[Plan] = field(init=False, default=())
+    _done: dict[Plan, Outcome] = field(init=False, default_factory=dict)
+    _known: dict[str, tuple[str, Outcome]] = field(init=False, default_factory=dict)
+    _running: dict[int, tuple[Trial, float]] = field(init=False, default_factory=dict)
+    _programs: dict[str, int] = field(init=False, default_factory=dict)
+    _waiting: dict[str, list[Trial]] = field(init=False, default_factory=dict)
+    _read: list[Trial] = field(init=False, default_factory=list)
+    _retries: list[Trial] = field(init=False, default_factory=list)
+    _retried: set[int] = field(init=False, default_factory=set)
+    _started: int = field(init=False, default=0)
+    _took_s: float = field(init=False, default=0.0)
+    _recorded: int = field(init=False, default=0)
+
+    def run(self) -> Mapping[Plan, Outcome]:
+        """Compiles until all plans are done or the deadline has passed.
+
+        Returns:
+          The outcome of every finished plan that matches the script as it is now.
+        """
+        while True:
+            self._reload()
+            if all(plan in self._done for plan in self._plans):
+                break
+            late_s = self.clock() - self.deadline_s
+            impatient = late_s > self.grace_s and not (self.is_first and self._awaits())
+            if late_s > 0 and self._started and (not self._running or impatient):
+                break
+            if late_s > self.grace_s and not self._running:
+                break  # What is left is in the hands of others on this storage.
+            if late_s <= 0 or not self._started:
+                self._lead()
+                self._start()
+            self.study.heartbeat()
+            if not self._running:
+                time.sleep(POLL_S)  # others on this storage compile what is left
+            for finished in self.pool.wait(POLL_S):
+                self._record(finished.ticket, finished.result, doubtful=finished.doubtful)
+            self.progress.tick()
+        # What is still in flight or waits for it is for the next run: this pool is about to close.
+        self.rung.give_all_back()
+        return {plan: self._done[plan] for plan in self._plans if plan in self._done}
+
+    def _awaits(self) -> bool:
+        """Whether nothing is compiled yet, or the baseline is about to be: without it nobody could
+        say how much faster the others are."""
+        running = (trial.plan for trial, _ in self._running.values())
+        return not self._recorded or any(plan in self.preparation.baseline for plan in running)
+
+    def _reload(self) -> None:
+        """Takes over what other searches on this storage, or earlier runs, have finished."""
+        self._read = self.rung.trials()
+        for trial in self._read:
+            if trial.outcome is None:
+                continue
+            if self.notebook.is_current(trial):
+                self._done[trial.plan] = trial.outcome
+            if trial.versions == self.preparation.provenance and trial.fingerprint:
+                self._remember(trial.fingerprint, str(trial.plan), trial.outcome)
+        self._plans = self.choose(self._done)
+        self._show()
+
+    def _remember(self, fingerprint: str, plan: str, outcome: Outcome) -> None:
+        if fingerprint in self._known:
+            return  # Or every trial's program were looked for in the store at every turn.
+        # A program that does not fit the device never will; one whose worker was killed, for the
+        # memory of the host too, may have had bad luck.
+        too_large = isinstance(outcome, OutOfMemory) and self.preparation.room.is_device(outcome)
+        kept = isinstance(outcome, Compiled) and self.compiling.keeps(outcome)
+        if kept or too_large:
+            self._known[fingerprint] = (plan, outcome)
+
+    def _lead(self) -> None:
+        """Only the holder of the lease enqueues, a few plans more than the workers can take."""
+        if not self.study.lead():
+            return
+        self.rung.adopt_expired()
+        mine = [trial for trial in self._read if self.notebook.is_current(trial)]
+        open_plans = {trial.plan for trial in mine if trial.is_open}
+        wanted = [p for p in self._plans if p not in self._done and p not in open_plans]
+        room = 2 * self.workers - sum(1 for trial in mine if trial.state == "waiting")
+        if wanted and room > 0:
+            self.rung.enqueue(self.order(wanted, self._done)[:room], self.estimates)
+
+    def _start(self) -> None:
+        while self._retries and len(self._running) < self.workers:
+            self._submit(self._retries.pop())
+        while len(self._running) < self.workers:
+            trial = self.rung.claim()
+            if trial is None:
+                return
+            self._submit(trial)
+
+    def _submit(self, trial: Trial) -> None:
+        ticket = self.pool.submit(
+            self.compiling.job(trial.plan),
+            self.preparation.timeout_s,
+            on_event=lambda event: self._on_event(trial, event),
+            # Where others have been before, it may die of them once more.
+            fresh=trial.storage_id in self._retried,
+        )
+        self._running[ticket] = (trial, self.clock())
+        self._started += 1
+        self.progress.now(f"{trial.plan}, compiling")
+
+    def _on_event(self, trial: Trial, event: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Answers the worker that has lowered a plan: compile it, or leave a known program."""
+        fingerprint = str(event.get("fingerprint", ""))
+        if not fingerprint:
+            return None
+        if fingerprint in self._known or fingerprint in self._programs:
+            return {"go": False}
+        self._programs[fingerprint] = trial.storage_id
+        return {"go": True}
+
+    def _record(self, ticket: int, result: Answer | Failure, *, doubtful: bool) -> None:
+        trial, began_s = self._running.pop(ticket)
+        if doubtful and trial.storage_id not in self._retried:
+            self._retry(trial)
+            return
+        refuse_to_blame(result)
+        refuse_options(result)
+        self._took_s = self.clock() - began_s
+        self._recorded += 1
+        if isinstance(result, Lowered):
+            if result.fingerprint in self._known:
+                self._take_over(trial, result.fingerprint)
+            elif result.fingerprint not in self._programs:
+                # Who compiled it has failed since, in a way that need not befall another.
+                self._retries.append(trial)
+            else:
+                self._waiting.setdefault(result.fingerprint, []).append(trial)
+            return
+        if isinstance(result, CompileAnswer):
+            fingerprint, outcome = result.fingerprint, self.compiling.outcome(trial.plan, result)
+        elif isinstance(result, (Failed, TimedOut, OutOfMemory)):
+            fingerprint, outcome = self._compiling(trial), result
+        else:
+            raise TypeError(f"a compile job was answered with {type(result).__name__}")
+        self._programs.pop(fingerprint, None)
+        self._finish(trial, outcome, fingerprint)
+        if fingerprint:
+            self._remember(fingerprint, str(trial.plan), outcome)
+            self._release_waiting(fingerprint)
+
+    def _retry(self, trial: Trial) -> None:
+        """Once more: a worker that ends may have been spoiled by the plans before, or be killed."""
+        self._retried.add(trial.storage_id)
+        fingerprint = self._compiling(trial)
+        self._programs.pop(fingerprint, None)
+        # Those that waited for it go on by themselves: it may never come back to this program.
+        self._retries += [trial, *self._waiting.pop(fingerprint, [])]
+
+    def _compiling(self, trial: Trial) -> str:
+        """The program that the trial's worker was told to compile; empty if none."""
+        owned = [key for key, owner in self._programs.items() if owner == trial.storage_id]
+        return owned[0] if owned else ""
+
+    def _release_waiting(self, fingerprint: str) -> None:
+        for trial in self._waiting.pop(fingerprint, []):
+            if fingerprint in self._known:
+                self._take_over(trial, fingerprint)
+            else:
+                self._retries.append(trial)
+
+    def _take_over(self, trial: Trial, fingerprint: str) -> None:
+        plan, outcome = self._known[fingerprint]
+        if isinstance(outcome, Compiled):
+            # Of an older script it may be the plan's own: that is no duplicate.
+            original = outcome.same_as or plan
+            same_as = "" if original == str(trial.plan) else original
+            known = replace(outcome, compile_s=0.0, same_as=same_as)
+            outcome = self.compiling.again(trial.plan, known)
+        self._finish(trial, outcome, fingerprint)
+
+    def _finish(self, trial: Trial, outcome: Outcome, fingerprint: str) -> None:
+        self.rung.finish(trial, outcome, fingerprint=fingerprint)
+        self._done[trial.plan] = outcome
+
+    def _show(self) -> None:
+        # As the table will have them: what leaves less free than the reserve does not fit.
+        judged = {p: self.preparation.room.judged(outcome) for p, outcome in self._done.items()}
+        outcomes = [judged[plan] for plan in self._plans if plan in judged]
+        failed = sum(1 for outcome in outcomes if not isinstance(outcome, Compiled))
+        self.progress.phase(
+            self.name,
+            total=len(self._plans),
+            done=len(outcomes),
+            note=f"{failed} failed" if failed else "",
+            took_s=self._took_s,
+            lanes=self.workers,
+        )
+        self._took_s = 0.0
+        if self.name == "screen":
+            return  # What low effort predicts is no time of a step.
+        best = min(
+            (
+                (outcome.step_s, plan)
+                for plan, outcome in judged.items()
+                if isinstance(outcome, Compiled)
+            ),
+            key=lambda pair: (pair[0], str(pair[1])),
+            default=None,
+        )
+        if best is not None:
+            self.progress.best(f"{best[1]}, {format_seconds(best[0])} predicted")

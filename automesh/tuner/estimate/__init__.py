@@ -1,0 +1,1 @@
+"""The estimate rung: legal plans get a price."""

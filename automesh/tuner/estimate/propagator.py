@@ -1,0 +1,259 @@
+"""Runs propagations of shardings in a pool of workers, most promising first, until a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from automesh.hardware.absent import Elsewhere
+from automesh.mesh.axes import Call, Plan, format_setting
+from automesh.outcomes import Failed, Failure, OutOfMemory
+from automesh.program.nouns import Entry, Propagation
+from automesh.report.progress import Progress
+from automesh.report.words import failure_reason
+from automesh.tuner.estimate.propagations import Need, Sizes
+from automesh.tuner.estimate.terms_cache import TermsCache
+from automesh.worker.messages import Job, PropagateJob
+from automesh.worker.protocol import Answer
+from automesh.worker.tasks import Finished
+
+POLL_S = 0.5
+NO_TIME = "the time for estimates was used up"
+REFUSED = "the step refuses it"
+
+
+class JobPool(Protocol):
+    """What estimating needs of the workers."""
+
+    def submit(self, job: Job, timeout_s: float, *, fresh: bool = False) -> int:
+        """Puts a job into the queue and gives its ticket."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> list[Finished]:
+        """Waits for finished jobs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What all propagations of one search have in common; the attributes are those of the jobs."""
+
+    entry: Entry
+    axis_names: tuple[str, ...]
+    axis_types: tuple[str, ...]
+    facts: tuple[tuple[str, int], ...]
+    platform: str
+    seen: tuple[tuple[str, int], ...] = ()
+    elsewhere: Elsewhere | None = None
+
+    def job(self, need: Need, sizes: Sizes) -> PropagateJob:
+        """The message that asks a worker for one propagation."""
+        return PropagateJob(
+            entry=self.entry,
+            axis_names=self.axis_names,
+            axis_types=self.axis_types,
+            facts=self.facts,
+            knobs=need.call[1],
+            sizes=sizes,
+            probes=need.probes if sizes == need.sizes else (),
+            platform=self.platform,
+            mapping=need.call[0],
+            seen=self.seen,
+            elsewhere=self.elsewhere,
+            exact=need.exact,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    need: Need
+    sizes: Sizes
+    began_s: float
+
+
+class Lanes:
+    """Hands out needs so that workers seldom change what they call `build` with.
+
+    A worker lowers a step a few times for each call and derives the rest from that.
+
+    Args:
+      needs: most promising first.
+    """
+
+    def __init__(self, needs: Sequence[Need]) -> None:
+        self._waiting: dict[Call, deque[Need]] = {}
+        for need in needs:
+            self._waiting.setdefault(need.call, deque()).append(need)
+
+    def after(self, done: Need) -> Need | None:
+        """The next need with the same call as one that is done; None if there is none."""
+        return self._take(done.call)
+
+    def next(self, busy: Sequence[Call]) -> Need | None:
+        """The next need of a call that no worker has, else of any; None if nothing waits."""
+        others = [call for call in self._waiting if call not in busy]
+        for call in (*others, *self._waiting):
+            return self._take(call)
+        return None
+
+    def _take(self, call: Call) -> Need | None:
+        waiting = self._waiting.get(call)
+        if not waiting:
+            return None
+        need = waiting.popleft()
+        if not waiting:
+            del self._waiting[call]
+        return need
+
+
+@dataclass(slots=True, kw_only=True)
+class Propagator:
+    """Answers needs, from the cache where it can.
+
+    Attributes:
+      workers: propagations side by side.
+      deadline_s: on `clock`; nothing is started after it, and what runs is dropped.
+      timeout_s: of one propagation.
+      pulse: called every half second or so.
+    """
+
+    step: Step
+    pool: JobPool
+    cache: TermsCache
+    progress: Progress
+    workers: int
+    deadline_s: float
+    timeout_s: float
+    clock: Callable[[], float] = time.monotonic
+    pulse: Callable[[], object] = lambda: None
+    _total: int = field(init=False, default=0)
+    _done: int = field(init=False, default=0)
+    _asides: dict[int, Answer | Failure] = field(init=False, default_factory=dict)
+
+    def ask(self, job: Job) -> int:
+        """Submits a job of another kind, to be done beside the next propagations."""
+        return self.pool.submit(job, self.timeout_s)
+
+    def reply(self, ticket: int) -> Answer | Failure:
+        """The answer to a job that was asked for before; waits for it."""
+        while ticket not in self._asides:
+            self._put_aside(self.pool.wait(POLL_S))
+            self.pulse()
+            self.progress.tick()
+        return self._asides.pop(ticket)
+
+    def _put_aside(self, finished: Sequence[Finished]) -> None:
+        self._asides |= {one.ticket: one.result for one in finished}
+
+    def answer(self, needs: Sequence[Need], note: str = "") -> Mapping[Need, Propagation | str]:
+        """Does the propagations in their order, as far as the time goes.
+
+        Args:
+          note: what they are, for the display.
+
+        Returns:
+          For every need its propagation, or why there is none.
+        """
+        self._total += len(needs)
+        answers: dict[Need, Propagation | str] = {}
+        left: list[Need] = []
+        for need in needs:
+            kept = self.cache.find(self.step.job(need, need.sizes))
+            if kept is None:
+                left.append(need)
+            else:
+                answers[need] = kept
+        self._done += len(answers)
+        self._run(Lanes(left), answers, note)
+        self._done += len(needs) - len(answers)
+        if needs:
+            self._show(note)
+        return answers | {need: NO_TIME for need in needs if need not in answers}
+
+    def keep(self, need: Need, found: Propagation) -> None:
+        """Keeps an answer that was made from another need's, as if it had been propagated."""
+        self.cache.keep(self.step.job(need, need.sizes), found)
+
+    def _run(self, lanes: Lanes, answers: dict[Need, Propagation | str], note: str) -> None:
+        running: dict[int, _Running] = {}
+        retried: set[Need] = set()
+
+        def submit(need: Need, sizes: Sizes, *, fresh: bool = False) -> None:
+            ticket = self.pool.submit(self.step.job(need, sizes), self.timeout_s, fresh=fresh)
+            running[ticket] = _Running(need=need, sizes=sizes, began_s=self.clock())
+            self.progress.now(f"{_text(need, sizes)}, propagating shardings")
+
+        while True:
+            while len(running) < self.workers and self.clock() < self.deadline_s:
+                need = lanes.next([one.need.call for one in running.values()])
+                if need is None:
+                    break
+                submit(need, need.sizes)
+            left_s = self.deadline_s - self.clock()
+            if not running or left_s <= 0:
+                return
+            for finished in self.pool.wait(min(POLL_S, left_s)):
+                done = running.pop(finished.ticket, None)
+                if done is None:
+                    self._put_aside([finished])
+                    continue
+                again = () if done.need in retried else _retry(done.need, done.sizes, finished)
+                if again:
+                    retried.add(done.need)
+                    submit(done.need, again, fresh=finished.doubtful)
+                    continue
+                answers[done.need] = self._taken(done.need, finished)
+                self._done += 1
+                self._show(note, took_s=self.clock() - done.began_s)
+                # At once, so that it goes to the worker that has just lowered this call.
+                following = lanes.after(done.need)
+                if following is not None and self.clock() < self.deadline_s:
+                    submit(following, following.sizes)
+            self.pulse()
+            self.progress.tick()
+
+    def _taken(self, need: Need, finished: Finished) -> Propagation | str:
+        result = finished.result
+        if isinstance(result, Propagation):
+            self.cache.keep(self.step.job(need, need.sizes), result)
+            return result
+        if isinstance(result, Failure):
+            refused = isinstance(result, Failed) and result.stage in ("build", "lower")
+            what = REFUSED if refused else "its shardings could not be propagated"
+            return f"{what}: {failure_reason(result)}"
+        raise TypeError(f"a propagation was answered with {type(result).__name__}")
+
+    def _show(self, note: str, *, took_s: float = 0.0) -> None:
+        self.progress.phase(
+            "estimate",
+            total=self._total,
+            done=self._done,
+            note=note,
+            took_s=took_s,
+            lanes=self.workers,
+        )
+
+
+def _retry(need: Need, sizes: Sizes, finished: Finished) -> Sizes:
+    """The sizes to try again with after a failure, if that may help; else nothing.
+
+    A worker that died may have been spoiled by what it did before; a step may refuse sizes that no
+    plan has.
+    """
+    result = finished.result
+    if finished.doubtful:
+        return sizes
+    refused = isinstance(result, (Failed, OutOfMemory)) and result.stage in ("build", "lower")
+    if refused and sizes != need.spare:
+        return need.spare
+    return ()
+
+
+def _text(need: Need, sizes: Sizes) -> str:
+    mesh = ",".join(f"{axis}:{size}" for axis, size in sizes) or "one device"
+    mapping, knobs = need.call
+    settings = Plan(axes=(), mapping=mapping, knobs=knobs).settings
+    return " ".join([mesh, *(format_setting(*setting) for setting in settings)])

@@ -1,0 +1,312 @@
+"""The estimate rung: one propagation per set of active axes and call of `build`, then a price for
+all."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from automesh.cost.pipeline.terms import PipelineTerms
+from automesh.cost.plans import holds
+from automesh.cost.terms import Terms
+from automesh.hardware.fabric.fabric import Layouts
+from automesh.mesh.axes import Call, Plan
+from automesh.mesh.plan_arrays import Batch
+from automesh.outcomes import Estimated
+from automesh.program.nouns import Propagation
+from automesh.report.estimates import Estimates
+from automesh.report.words import count
+from automesh.tuner.estimate.priced_options import (
+    Price,
+    Prices,
+    price_with_options,
+    unpriced_notice,
+)
+from automesh.tuner.estimate.propagations import (
+    Active,
+    Group,
+    Need,
+    Sizes,
+    groups_of,
+    own_needs,
+    refined_needs,
+)
+from automesh.tuner.estimate.propagator import NO_TIME, Propagator
+from automesh.tuner.estimate.shared_schedules import under_schedule, without_schedule
+from automesh.worker.messages import LayoutJob
+
+_NO_TERMS = "it needs a propagation of its own, for which the time did not suffice"
+BORROWED = "a program of its own: it is priced by that of other sizes"
+
+
+Shapes = tuple[tuple[int, ...], ...]
+PricePipeline = Callable[[PipelineTerms, Terms, Batch, Layouts], Prices]
+
+
+@dataclass(slots=True, kw_only=True)
+class EstimateRung:
+    """Runs the estimate rung of one search.
+
+    Attributes:
+      layout: asks where mesh axes of these ICI shapes lie on a torus; None where there is none.
+      price: of meshes, with the terms of their sets of active axes.
+      price_pipeline: of meshes with the same active axes, with the terms of a pipeline.
+      origin: where the speeds come from, in words.
+    """
+
+    plans: Sequence[Plan]
+    propagator: Propagator
+    layout: Callable[[Shapes], LayoutJob] | None
+    price: Price
+    price_pipeline: PricePipeline
+    origin: str
+    _terms: dict[tuple[Call, Active], Propagation] = field(init=False, default_factory=dict)
+    _reasons: dict[tuple[Call, Active], str] = field(init=False, default_factory=dict)
+    _found: dict[Plan, Estimated] = field(init=False, default_factory=dict)
+    _missing: dict[Plan, str] = field(init=False, default_factory=dict)
+    _notes: dict[str, None] = field(init=False, default_factory=dict)
+    _apart: list[Need] = field(init=False, default_factory=list)
+    _why_apart: Counter[str] = field(init=False, default_factory=Counter)
+    _pipelines: int = field(init=False, default=0)
+
+    def run(self) -> Estimates:
+        """Estimates every plan that it can before the deadline, those with default knobs first."""
+        groups = groups_of(self.plans)
+        if not groups:
+            return Estimates(origin=self.origin)
+        # Asked for first, and done beside the first propagations.
+        ticket = self.propagator.ask(self.layout(_shapes(self.plans))) if self.layout else None
+        self._propagate(groups[0].needs)
+        layouts = self._layouts(ticket)
+        refused = dict(layouts.refused)
+        if refused:
+            self._drop(refused)
+            groups = groups_of(self.plans)
+        if not groups:
+            return Estimates(
+                missing=self._missing,
+                origin=self.origin,
+                details=tuple(self._notes),
+                propagations=len(self._terms),
+                layouts=layouts,
+            )
+        return self._priced(groups, layouts)
+
+    def _layouts(self, ticket: int | None) -> Layouts:
+        if ticket is None:
+            return Layouts(shapes=_shapes(self.plans), spans=((),) * len(_shapes(self.plans)))
+        answer = self.propagator.reply(ticket)
+        if not isinstance(answer, Layouts):
+            raise TypeError(f"a layout job was answered with {type(answer).__name__}")
+        return answer
+
+    def _drop(self, refused: Mapping[tuple[int, ...], str]) -> None:
+        """Leaves out meshes that jax cannot lay out on the devices."""
+        shapes = {plan: tuple(axis.ici for axis in plan.axes) for plan in self.plans}
+        self._missing |= {plan: refused[shapes[plan]] for plan in shapes if shapes[plan] in refused}
+        self.plans = [plan for plan in self.plans if plan not in self._missing]
+
+    def _priced(self, groups: Sequence[Group], layouts: Layouts) -> Estimates:
+        usual, *others = groups
+        self._add_prices(usual, layouts)
+        promise = self._promise(usual)
+        self._propagate([need for one in others for need in sorted(one.needs, key=promise)])
+        for group in others:
+            self._add_prices(group, layouts)
+        self._propagate_pipelines({group.call: group for group in groups}, layouts)
+        apart = self._propagate_apart({group.call: group for group in groups}, layouts)
+        notes: list[str] = []
+        if unpriced := unpriced_notice(self.plans, self.propagator.step.platform):
+            notes.append(unpriced)
+        return Estimates(
+            found=self._found,
+            missing=self._missing,
+            origin=self.origin,
+            notices=tuple(notes),
+            details=(*self._notes, apart) if apart else tuple(self._notes),
+            propagations=len(self._terms) + self._pipelines,
+            layouts=layouts,
+        )
+
+    def _propagate(self, needs: Sequence[Need]) -> None:
+        for need, answer in self.propagator.answer(needs).items():
+            if isinstance(answer, Propagation):
+                self._terms[need.call, need.active] = answer
+                self._notes |= dict.fromkeys(answer.notes)
+            else:
+                self._reasons[need.call, need.active] = answer
+
+    def _promise(self, usual: Group) -> Callable[[Need], float]:
+        """The best estimate at the default knobs among the meshes with the same active axes."""
+        best: dict[Active, float] = {}
+        for need in usual.needs:
+            plans = [self.plans[usual.rows[member]] for member in need.members]
+            times = [self._found[plan].step_s for plan in plans if plan in self._found]
+            best[need.active] = min(times, default=math.inf)
+        return lambda need: best.get(need.active, math.inf)
+
+    def _add_prices(self, group: Group, layouts: Layouts) -> None:
+        """Prices all meshes of a group whose sets of active axes have terms."""
+        propagations = {
+            need.active: self._terms[group.call, need.active]
+            for need in group.needs
+            if (group.call, need.active) in self._terms
+        }
+        terms = {active: one.terms for active, one in propagations.items()}
+        plans = [self.plans[row] for row in group.rows]
+        prices = price_with_options(self.price, terms, group.batch, layouts, plans)
+        for need in group.needs:
+            plans = [self.plans[group.rows[member]] for member in need.members]
+            if need.active not in terms:
+                reason = self._reasons.get((group.call, need.active), NO_TIME)
+                self._missing |= dict.fromkeys(plans, reason)
+                continue
+            self._take(group, need, propagations[need.active], prices, need.members)
+
+    def _take(
+        self, group: Group, need: Need, made: Propagation, prices: Prices, rows: Sequence[int]
+    ) -> None:
+        """Keeps the prices of a need's meshes where its terms hold, and lists what is needed else.
+
+        Args:
+          prices: of any batch with these meshes.
+          rows: of the need's members in it.
+        """
+        contradicted = any(_says_to_hold(made.terms, probe) for probe in made.failed_probes)
+        wrong: list[int] = []
+        for member, row in zip(need.members, rows, strict=True):
+            plan = self._plan(group, member)
+            if prices.needs_own[row]:
+                self._missing.setdefault(plan, _NO_TERMS)
+            else:
+                estimated = prices.estimated(row)
+                if all(plan.sizes[axis] == size for axis, size in made.terms.sampled):
+                    estimated = replace(estimated, own_propagation=True)
+                self._keep(plan, estimated, borrowed=contradicted)
+            if contradicted or prices.needs_own[row]:
+                wrong.append(member)
+        if wrong:
+            self._why_apart[_why_apart(made)] += len(wrong)
+            self._apart += (
+                own_needs(need, group.batch, wrong)
+                if contradicted
+                else refined_needs(need, group.batch, wrong, made.terms)
+            )
+
+    def _keep(self, plan: Plan, estimated: Estimated, *, borrowed: bool = False) -> None:
+        self._missing.pop(plan, None)
+        if borrowed:  # Good for an order until its own propagation, but not for a bound.
+            uncounted = (*estimated.uncounted, BORROWED)
+            estimated = replace(estimated, bound_s=0.0, uncounted=uncounted)
+        if 0 < estimated.step_s < math.inf:
+            self._found[plan] = estimated
+        else:
+            self._missing[plan] = f"its terms give {estimated.step_s} s, which is no time"
+
+    def _propagate_pipelines(self, groups: Mapping[Call, Group], layouts: Layouts) -> None:
+        """Pipelines; those that differ in their schedule alone share their propagations."""
+        firsts: dict[Hashable, Need] = {}
+        others: list[Need] = []
+        for need in (need for group in groups.values() for need in group.pipelined):
+            if firsts.setdefault(without_schedule(need), need) is not need:
+                others.append(need)
+        answers = self._answer_pipelines([*firsts.values()], groups, layouts)
+        alone: list[Need] = []
+        for need in others:
+            first = firsts[without_schedule(need)]
+            answer = answers[first]
+            shared = (
+                under_schedule(answer, need, first) if isinstance(answer, Propagation) else None
+            )
+            if shared is None:
+                alone.append(need)
+            else:
+                self.propagator.keep(need, shared)
+                self._take_apart(groups[need.call], need, shared, layouts)
+        # The same holds among those that are left.
+        if alone:
+            left = {call: replace(group, pipelined=()) for call, group in groups.items()}
+            for need in alone:
+                group = left[need.call]
+                left[need.call] = replace(group, pipelined=(*group.pipelined, need))
+            self._propagate_pipelines(left, layouts)
+
+    def _answer_pipelines(
+        self, needs: Sequence[Need], groups: Mapping[Call, Group], layouts: Layouts
+    ) -> Mapping[Need, Propagation | str]:
+        answers = self.propagator.answer(needs, note="pipelines") if needs else {}
+        for need, answer in answers.items():
+            self._take_apart(groups[need.call], need, answer, layouts)
+            if isinstance(answer, Propagation):
+                self._pipelines += 1
+                self._notes |= dict.fromkeys(answer.notes)
+        return answers
+
+    def _propagate_apart(self, groups: Mapping[Call, Group], layouts: Layouts) -> str:
+        """Meshes that their set's terms do not describe, best first, in rounds; gives a notice."""
+
+        def promise(need: Need) -> float:
+            plans = [self._plan(groups[need.call], member) for member in need.members]
+            return min((self._found[p].step_s for p in plans if p in self._found), default=math.inf)
+
+        meshes = sum(len(need.members) for need in self._apart)
+        propagations = 0
+        while self._apart:
+            needs, self._apart = sorted(self._apart, key=promise), []
+            answers = self.propagator.answer(needs, note="meshes apart")
+            for need, answer in answers.items():
+                self._take_apart(groups[need.call], need, answer, layouts)
+            propagations += len(needs)
+        if not meshes:
+            return ""
+        why = self._why_apart.most_common(1)[0][0]
+        return (
+            f"{count(meshes, 'plan')} took {count(propagations, 'further propagation')}, "
+            f"because {why}"
+        )
+
+    def _take_apart(
+        self, group: Group, need: Need, answer: Propagation | str, layouts: Layouts
+    ) -> None:
+        if not isinstance(answer, Propagation):
+            plans = [self._plan(group, member) for member in need.members]
+            self._missing |= {plan: answer for plan in plans if plan not in self._found}
+            return
+        members = list(need.members)
+        batch = Batch(
+            names=group.batch.names, ici=group.batch.ici[members], dcn=group.batch.dcn[members]
+        )
+        plans = [self._plan(group, member) for member in members]
+        terms = {need.active: answer.terms}
+        prices = (
+            price_with_options(self.price, terms, batch, layouts, plans)
+            if answer.pipeline is None
+            else self.price_pipeline(answer.pipeline, answer.terms, batch, layouts)
+        )
+        self._take(group, need, answer, prices, range(len(members)))
+
+    def _plan(self, group: Group, member: int) -> Plan:
+        return self.plans[group.rows[member]]
+
+
+def _shapes(plans: Sequence[Plan]) -> Shapes:
+    return tuple(dict.fromkeys(tuple(axis.ici for axis in plan.axes) for plan in plans))
+
+
+def _why_apart(propagation: Propagation) -> str:
+    if propagation.terms.fixed:
+        axes = " and ".join(f"`{axis}`" for axis in propagation.terms.fixed)
+        return f"the step has the size of {axes} in its shapes"
+    if propagation.failed_probes:
+        return "their programs differ in more than the sizes of axes"
+    return "some array does not divide evenly there"
+
+
+def _says_to_hold(terms: Terms, sizes: Sizes) -> bool:
+    """Whether terms claim other sizes of their axes."""
+    row = np.array([[size for _, size in sizes]], np.int64)
+    return bool(holds(terms, tuple(axis for axis, _ in sizes), row)[0])

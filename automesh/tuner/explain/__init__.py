@@ -1,0 +1,1 @@
+"""Why a mesh takes its time, from what a study keeps."""

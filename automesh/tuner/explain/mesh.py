@@ -1,0 +1,236 @@
+"""Why a mesh takes its time, from what a study keeps: nothing is compiled, nothing is run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from automesh.cost.breakdown import RouteOf, break_down
+from automesh.cost.pipeline.prices import price_pipeline_terms
+from automesh.cost.pipeline.terms import PipelineTerms
+from automesh.cost.plans import holds
+from automesh.cost.pricing import price
+from automesh.cost.terms import Terms
+from automesh.cost.windowed import under_options
+from automesh.errors import UsageError
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
+from automesh.hardware.fabric.routes import routes
+from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, parse_mesh
+from automesh.mesh.plan_arrays import batch_of
+from automesh.outcomes import Compiled, Measured
+from automesh.program.nouns import Propagation
+from automesh.report.explain.nouns import Explained
+from automesh.report.result import Candidate
+from automesh.report.words import count, reason
+from automesh.tuner.estimate.terms_cache import Kept
+from automesh.tuner.explain.pipelines import break_down_pipeline
+
+_CLOSEST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What estimates rest on.
+
+    Attributes:
+      kept: propagations of the step.
+      layouts: of the ICI shapes that are asked about; not looked at unless the fabric is a torus.
+      command: what makes propagations that are missing.
+    """
+
+    kept: Sequence[Kept]
+    fabric: Fabric
+    layouts: Layouts
+    speeds: Speeds
+    command: str
+
+
+def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explained:
+    """Breaks one plan down.
+
+    Args:
+      candidate: what the study knows of it beyond the estimate.
+
+    Raises:
+      UsageError: no propagation of its set of active axes is there.
+    """
+    found = propagation_for(plan, ground.kept)
+    if found is None:
+        raise UsageError(
+            f"the study holds no terms for `{plan}`: its estimate was not reached, or failed",
+            hint=f"run its search again: {ground.command}"
+            if ground.command
+            else "run its search again",
+        )
+    batch = batch_of([plan])
+    sizes = plan.sizes
+
+    def route_of(axes: tuple[str, ...]) -> Route:
+        return routes(ground.fabric, ground.layouts, batch, axes)
+
+    if found.pipeline is not None:
+        return _explained_pipeline(plan, found.pipeline, found.terms, ground, candidate, route_of)
+    terms = under_options(found.terms, plan.compiler_options)
+    # As if made for this mesh: a mesh that has only the terms of other sizes is priced by these.
+    priced = price(
+        {terms.active: _unguarded(terms)},
+        batch,
+        fabric=ground.fabric,
+        layouts=ground.layouts,
+        speeds=ground.speeds,
+    )
+
+    return Explained(
+        plan=plan,
+        cost=break_down(terms, sizes, speeds=ground.speeds, route_of=route_of),
+        estimated=priced.estimated(0),
+        compiled=_compiled(candidate),
+        measured=_measured(candidate),
+        failure=reason(candidate) if candidate is not None else "",
+        is_borrowed=not _holds(terms, sizes),
+    )
+
+
+def _explained_pipeline(
+    plan: Plan,
+    pipeline: PipelineTerms,
+    where: Terms,
+    ground: Ground,
+    candidate: Candidate | None,
+    route_of: RouteOf,
+) -> Explained:
+    estimated = price_pipeline_terms(
+        pipeline,
+        _unguarded(where),
+        batch_of([plan]),
+        fabric=ground.fabric,
+        layouts=ground.layouts,
+        speeds=ground.speeds,
+    ).estimated(0)
+    return Explained(
+        plan=plan,
+        cost=break_down_pipeline(
+            pipeline, where, estimated, plan.sizes, speeds=ground.speeds, route_of=route_of
+        ),
+        estimated=estimated,
+        compiled=_compiled(candidate),
+        measured=_measured(candidate),
+        failure=reason(candidate) if candidate is not None else "",
+        is_borrowed=not _holds(where, plan.sizes),
+    )
+
+
+def propagation_for(plan: Plan, kept: Iterable[Kept]) -> Propagation | None:
+    """The propagation that the estimate of a plan rests on, the most exact first.
+
+    Those that were made at its own sizes, else those that hold there, else those of other sizes; of
+    pipelines only those with as many ranks.
+    """
+    active = tuple(axis.name for axis in plan.axes if axis.size > 1)
+    mine = [
+        one.propagation
+        for one in kept
+        if (one.job.mapping, one.job.knobs) == plan.call
+        and one.propagation.terms.active == active
+        and _is_as_long(plan, one.propagation)
+    ]
+
+    def exactness(found: Propagation) -> tuple[bool, bool]:
+        at_own_sizes = all(plan.sizes[axis] == size for axis, size in found.terms.sampled)
+        return at_own_sizes, _holds(found.terms, plan.sizes)
+
+    return max(mine, key=exactness, default=None)
+
+
+def _is_as_long(plan: Plan, found: Propagation) -> bool:
+    pipeline = found.pipeline
+    return pipeline is None or pipeline.schedule.num_ranks == plan.sizes[pipeline.axis]
+
+
+def _holds(terms: Terms, sizes: Mapping[str, int]) -> bool:
+    row = np.array([[sizes[axis] for axis in terms.active]], np.int64)
+    return bool(holds(terms, terms.active, row)[0])
+
+
+def _unguarded(terms: Terms) -> Terms:
+    return replace(terms, guards=(), fixed=())
+
+
+def _compiled(candidate: Candidate | None) -> Compiled | None:
+    if candidate is None:
+        return None
+    found = candidate.outcome if isinstance(candidate.outcome, Compiled) else candidate.compiled
+    # At low effort nothing would run as it was compiled.
+    return found if found is not None and found.effort == "default" else None
+
+
+def _measured(candidate: Candidate | None) -> Measured | None:
+    outcome = candidate.outcome if candidate is not None else None
+    return outcome if isinstance(outcome, Measured) else None
+
+
+def find_plan(text: str, plans: Sequence[Plan], *, num_devices: int) -> tuple[Plan, str]:
+    """The plan that a user means: a mesh, which knobs may follow.
+
+    Args:
+      text: `dp:2,tp:4`, or `fsdp:-1 remat=full`.
+      plans: those to choose from, the fastest first.
+
+    Returns:
+      The fastest plan with that mesh and these settings, and a notice if there were several.
+
+    Raises:
+      UsageError: not a mesh of these devices, or none of the plans.
+    """
+    mesh, *settings = text.split() or [""]
+    axes = parse_mesh(
+        mesh,
+        [axis.name for axis in plans[0].axes],
+        num_devices=num_devices,
+        num_granules=plans[0].num_granules,
+    )
+    of_mesh = [plan for plan in plans if plan.axes == axes]
+    if not of_mesh:
+        near = ", ".join(f"`{one}`" for one in _closest(axes, plans))
+        raise UsageError(
+            f"the mesh `{format_mesh(axes)}` is none of the {_meshes(plans)} that are legal here",
+            hint=f"the closest that are: {near}",
+        )
+    found = [plan for plan in of_mesh if _matches(plan, settings)]
+    if not found:
+        there = ", ".join(f"`{' '.join(str(plan).split()[1:])}`" for plan in of_mesh[:_CLOSEST])
+        raise UsageError(
+            f"no plan of the mesh `{mesh}` has the settings `{' '.join(settings)}`",
+            hint=f"there are for example {there}",
+        )
+    notice = (
+        f"{found[0]} is one of {count(len(found), 'plan')} with that mesh: knobs after the mesh, "
+        "as here, choose another"
+    )
+    return found[0], notice if len(found) > 1 else ""
+
+
+def _meshes(plans: Sequence[Plan]) -> str:
+    return count(len({plan.axes for plan in plans}), "mesh", "meshes")
+
+
+def _matches(plan: Plan, settings: Sequence[str]) -> bool:
+    mine = {format_setting(*setting) for setting in plan.settings}
+    return all(setting in mine for setting in settings)
+
+
+def _closest(axes: Sequence[MeshAxis], plans: Sequence[Plan]) -> list[str]:
+    """The meshes that differ least: by factors, moved from axis to axis."""
+
+    def distance(plan: Plan) -> float:
+        return sum(
+            abs(math.log2(one.ici / other.ici)) + abs(math.log2(one.dcn / other.dcn))
+            for one, other in zip(plan.axes, axes, strict=True)
+        )
+
+    meshes = dict.fromkeys(plan.mesh for plan in sorted(plans, key=distance))
+    return list(meshes)[:_CLOSEST]

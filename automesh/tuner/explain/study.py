@@ -1,0 +1,260 @@
+"""Explanations of the plans of a study, or of a script that no search has seen."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.hardware import clusters_in, parse_target
+from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.mesh.axes import MAPPING, Call, Plan, parse_mesh
+from automesh.mesh.mapping import parse_axes
+from automesh.report.estimates import ESTIMATES
+from automesh.report.explain.nouns import Explanation
+from automesh.report.progress import Progress
+from automesh.report.result import Candidate, SearchResult
+from automesh.space.options import value_of
+from automesh.tuner.capture import space_for
+from automesh.tuner.estimate.terms_cache import TERMS, Kept, TermsCache
+from automesh.tuner.explain.mesh import Ground, explained, find_plan
+from automesh.tuner.preparation import memory_share_bytes
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.session import looking
+from automesh.tuner.study.assemble import assemble
+from automesh.tuner.study.identity import workload_name
+from automesh.tuner.study.metadata import Header
+from automesh.tuner.study.reading import reading
+from automesh.worker.messages import LayoutJob, Surroundings
+from automesh.worker.pool import Pool
+
+_LAYOUT_LIMIT_S = 120.0
+
+
+def explain_study(
+    study: Path | None, mesh: str, against: str, *, results: Path, storage: str
+) -> Explanation:
+    """Explains a plan of a study, from what the study keeps.
+
+    Args:
+      mesh: a mesh, which knobs may follow.
+      against: another one to compare it with; empty for none.
+
+    Raises:
+      UsageError: no such study, or it does not hold such a plan or what its estimate rests on.
+    """
+    with reading(study, results=results, storage=storage) as (folder, opened, header):
+        result = assemble(opened, header)
+    if header.template:
+        raise UsageError(
+            f"the study in `{folder}` is of a command: its runs were timed, its programs not seen",
+            hint="only a step that a `build` makes can be explained",
+        )
+    cache = TermsCache(
+        folder=folder / TERMS, source_hash=header.source_hash, versions=header.versions
+    )
+    kept = cache.all()
+    if header.fabric is None or not kept:
+        raise UsageError(
+            f"the study in `{folder}` keeps no terms: nothing in it was estimated",
+            hint=f"run its search again: {header.command or 'automesh search SCRIPT'}",
+        )
+    plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header)
+    chosen, notices = _chosen(mesh, against, plans, header.device_count)
+    fabric = header.fabric
+    ground = Ground(
+        kept=kept,
+        fabric=fabric,
+        layouts=layouts_of(fabric, header.platform, header.device_kind, chosen),
+        speeds=find_speeds(
+            fabric, platform=header.platform, device_kind=header.device_kind, environ=os.environ
+        ),
+        command=header.command,
+    )
+    notices += _propagation_notes(chosen, kept)
+    if header.speeds and header.speeds != ground.speeds.origin:
+        notices += (f"its search estimated by other speeds: {header.speeds}",)
+    return _explanation(result, chosen, ground, notices)
+
+
+def explain_script(
+    request: SearchRequest, mesh: str, against: str, progress: Progress
+) -> Explanation:
+    """Explains a plan of a script, for which shardings are propagated now.
+
+    Raises:
+      UsageError: bad input, or no such plan.
+      NoFeasibleMesh: no plan is legal.
+    """
+    target = parse_target(request.target, os.environ, clusters_in(request.hardware))
+    request, space = space_for(request, target, progress)
+    chosen: Sequence[Plan] = ()
+    notices: Sequence[str] = ()
+
+    def choose(plans: Sequence[Plan]) -> Sequence[Plan]:
+        nonlocal chosen, notices
+        chosen, notices = _chosen(mesh, against, plans, plans[0].num_devices)
+        return chosen
+
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-explain-") as folder,
+        looking(request, target, space, progress) as look,
+    ):
+        preparation = look.preparation
+        estimates = look.estimate(share=1.0, choose=choose, terms_folder=Path(folder))
+        kept = TermsCache(
+            folder=Path(folder),
+            source_hash=preparation.source_hash,
+            versions=preparation.provenance,
+        ).all()
+    for plan, reason in estimates.missing.items():
+        raise UsageError(f"`{plan}` has no estimate: {reason}")
+    fabric = estimates.fabric
+    if fabric is None:
+        raise UsageError(f"the devices of `{request.target}` do not say how they are wired")
+    aim = preparation.aim
+    ground = Ground(
+        kept=kept,
+        fabric=fabric,
+        layouts=layouts_of(fabric, aim.platform, aim.device_kind, chosen),
+        speeds=find_speeds(
+            fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ
+        ),
+        command="",
+    )
+    sides = [explained(plan, ground, None) for plan in chosen]
+    return Explanation(
+        workload=workload_name(request.entry),
+        target=preparation.selector,
+        device=aim.device_kind,
+        device_count=aim.num_devices,
+        speeds=ground.speeds.origin,
+        one=sides[0],
+        against=sides[1] if len(sides) > 1 else None,
+        notices=tuple(dict.fromkeys([*notices, *estimates.notices, *estimates.details])),
+    )
+
+
+def _explanation(
+    result: SearchResult, chosen: Sequence[Plan], ground: Ground, notices: Sequence[str]
+) -> Explanation:
+    candidates = {candidate.plan: candidate for candidate in result.candidates}
+    sides = [explained(plan, ground, candidates.get(plan)) for plan in chosen]
+    return Explanation(
+        workload=result.workload,
+        target=result.target,
+        device=result.device,
+        device_count=result.device_count,
+        speeds=ground.speeds.origin,
+        one=sides[0],
+        against=sides[1] if len(sides) > 1 else None,
+        notices=tuple(notices),
+        study=result.study,
+    )
+
+
+def _chosen(
+    mesh: str, against: str, plans: Sequence[Plan], num_devices: int
+) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
+    """The plans that are asked for, and what is to be said about the choice."""
+    found = [find_plan(mesh, plans, num_devices=num_devices)]
+    if against.strip():
+        first, _ = found[0]
+        # Without knobs of its own it gets those of the first, so that nothing else differs.
+        alike = sorted(plans, key=lambda plan: plan.settings != first.settings)
+        found.append(find_plan(against, alike, num_devices=num_devices))
+    chosen = tuple(plan for plan, _ in found)
+    if len(chosen) == 2 and chosen[0] == chosen[1]:
+        raise UsageError(
+            f"both are the plan `{chosen[0]}`: there is nothing to compare",
+            hint="give another mesh, or knobs after the mesh, to --against",
+        )
+    return chosen, tuple(notice for _, notice in found if notice)
+
+
+def _known_plans(
+    candidates: Iterable[Candidate], table: Path, kept: Sequence[Kept], header: Header
+) -> tuple[Plan, ...]:
+    """All plans of a study, those with a trial first, then by their estimates."""
+    plans = dict.fromkeys(candidate.plan for candidate in candidates)
+    calls = {_as_text(call): call for call in map(_call_of, kept)}
+    if table.is_file():
+        with table.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                plans.setdefault(_plan_of(row, calls, header.axes))
+    return tuple(plans)
+
+
+def _plan_of(
+    row: Mapping[str, str], calls: Mapping[frozenset[tuple[str, str]], Call], axes: Sequence[str]
+) -> Plan:
+    """The plan of one row of `estimates.csv`.
+
+    Args:
+      calls: those that were propagated, by their text.
+    """
+    knobs = {key[5:]: text for key, text in row.items() if key.startswith("knob.") and text}
+    logical = {
+        key[len(MAPPING) :]: parse_axes(text)
+        for key, text in row.items()
+        if key.startswith(MAPPING) and text
+    }
+    # Without terms there is nothing to explain, and what type a knob has does not matter.
+    said: Call = (tuple(logical.items()), tuple(knobs.items()))
+    mapping, known = calls.get(_as_text(said), said)
+    options = {
+        key[7:]: value_of(text) for key, text in row.items() if key.startswith("option.") and text
+    }
+    return Plan(
+        axes=parse_mesh(row["mesh"], axes),
+        mapping=mapping,
+        knobs=known,
+        compiler_options=tuple(options.items()),
+    )
+
+
+def _call_of(kept: Kept) -> Call:
+    return kept.job.mapping, kept.job.knobs
+
+
+def _as_text(call: Call) -> frozenset[tuple[str, str]]:
+    settings = Plan(axes=(), mapping=call[0], knobs=call[1]).settings
+    return frozenset((name, str(value)) for name, value in settings)
+
+
+def _propagation_notes(plans: Sequence[Plan], kept: Sequence[Kept]) -> tuple[str, ...]:
+    calls = {plan.call for plan in plans}
+    notes = [note for one in kept if _call_of(one) in calls for note in one.propagation.notes]
+    return tuple(dict.fromkeys(notes))
+
+
+def layouts_of(fabric: Fabric, platform: str, device_kind: str, plans: Sequence[Plan]) -> Layouts:
+    """Where the axes of the plans lie on a torus; nothing where there is none."""
+    shapes = tuple(dict.fromkeys(tuple(axis.ici for axis in plan.axes) for plan in plans))
+    if fabric.kind != "torus":
+        return Layouts(shapes=shapes, spans=((),) * len(shapes))
+    job = LayoutJob(
+        platform=platform,
+        device_kind=device_kind,
+        torus=fabric.torus,
+        devices_per_chip=fabric.devices_per_chip,
+        shapes=shapes,
+        wraps=fabric.wraps,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-explain-") as logs,
+        Pool(
+            size=1,
+            surroundings=Surroundings(platforms="cpu"),
+            log_dir=Path(logs),
+            memory_limit_bytes=memory_share_bytes(1),
+        ) as pool,
+    ):
+        answer = pool.run(job, _LAYOUT_LIMIT_S)
+    if not isinstance(answer, Layouts):
+        raise UsageError(f"where the mesh lies on the devices could not be found out: {answer}")
+    return answer

@@ -1,0 +1,1 @@
+"""The measure rung: races, fresh processes and the verdict."""

@@ -1,0 +1,148 @@
+"""Fresh processes: baseline, exported plan and challengers timed side by side in each."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Failure
+from automesh.tuner.measure.final import FEWEST, Final
+from automesh.tuner.measure.schedule import Calibration, Course, Subject, VisitPool, VisitRules
+from automesh.tuner.measure.statistics import median_interval
+
+MOST_PASSES = 8
+PROCESS_START_S = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """Time of a step from fresh processes.
+
+    Attributes:
+      rounds_s: one value per process, seconds per step.
+      step_s: their median.
+      interval_s: its 95 % interval, over processes.
+    """
+
+    plan: Plan
+    rounds_s: tuple[float, ...]
+    step_s: float
+    interval_s: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRun:
+    """What one fresh process gave.
+
+    Attributes:
+      seconds: per step, of every plan that ran in all passes that were completed.
+      failures: of plans that failed in it.
+      is_whole: False if time ran out before one pass was over: then `seconds` is empty.
+      took_s: from its start to its last visit.
+    """
+
+    seconds: tuple[tuple[Plan, float], ...]
+    failures: tuple[tuple[Plan, Failure], ...]
+    is_whole: bool
+    took_s: float
+
+
+def run_process(
+    pool: VisitPool,
+    subject: Subject,
+    entrants: Sequence[Calibration],
+    *,
+    rules: VisitRules,
+    number: int,
+    deadline_s: float,
+    clock: Callable[[], float],
+) -> ProcessRun:
+    """Visits the entrants in turns (A B C C B A ...) in a process of their own.
+
+    The best of many is best partly by luck, and a process has luck of its own (addresses, threads),
+    so that figures of the race say nothing here. What drifts slowly hits all of them alike, as each
+    has early places and late ones.
+
+    Args:
+      number: of the process; it decides who begins.
+      deadline_s: when to stop, on `clock`.
+      clock: monotonic seconds.
+    """
+    course = Course(pool=pool, subject=subject, rules=rules, clock=clock, deadline_s=deadline_s)
+    # A fresh process sets a plan up anew, which no visit of the race did.
+    course.visit_s.update({one.plan: one.visit_s + one.first.setup_s for one in entrants})
+    order = list(entrants)
+    random.Random(f"final {number}").shuffle(order)
+    passes = passes_of(entrants)
+    logs: dict[Plan, list[float]] = {one.plan: [] for one in order}
+    failures: dict[Plan, Failure] = {}
+    begun_s = clock()
+    pool.recycle()
+    for one in turns(order, passes):
+        if one.plan in failures:
+            continue
+        value_s = course.value_of(one)
+        if value_s is None:
+            break
+        if isinstance(value_s, Failure):
+            failures[one.plan] = value_s
+        else:
+            logs[one.plan].append(math.log(value_s))
+    left = {plan: found for plan, found in logs.items() if plan not in failures}
+    # A pass that was cut short would compare other times of the one than of the other.
+    whole = min(map(len, left.values()), default=0)
+    return ProcessRun(
+        seconds=tuple(
+            (plan, math.exp(sum(found[:whole]) / whole)) for plan, found in left.items() if whole
+        ),
+        failures=tuple(failures.items()),
+        is_whole=bool(whole) or not left,
+        took_s=clock() - begun_s,
+    )
+
+
+def passes_of(entrants: Sequence[Calibration]) -> int:
+    """Passes over the entrants in a process: as much timed work as its start costs.
+
+    An even number, so that nobody has more early places than others; one where even two would take
+    three times as long as the start.
+    """
+    pass_s = sum(one.visit_s for one in entrants)
+    start_s = PROCESS_START_S + sum(one.first.setup_s for one in entrants)
+    passes = 2 * max(1, round(start_s / max(2 * pass_s, 1e-9)))
+    return 1 if 2 * pass_s > 3 * start_s else min(MOST_PASSES, passes)
+
+
+def process_s_of(entrants: Sequence[Calibration]) -> float:
+    """What one process should take, from its start to its last visit."""
+    passes = passes_of(entrants)
+    return PROCESS_START_S + sum(one.first.setup_s + passes * one.visit_s for one in entrants)
+
+
+def turns(order: Sequence[Calibration], passes: int) -> list[Calibration]:
+    """Whom to visit, one pass after the other: forwards, backwards, backwards, forwards."""
+    backwards = list(reversed(order))
+    return [
+        one for number in range(passes) for one in (backwards if number % 4 in (1, 2) else order)
+    ]
+
+
+def figures_of(final: Final) -> dict[Plan, Figure]:
+    """Of every plan that ran in three processes at least."""
+    plans = dict.fromkeys(plan for row in final.rows for plan in row)
+    found: dict[Plan, Figure] = {}
+    for plan in plans:
+        rounds_s = final.values_of(plan)
+        if len(rounds_s) >= FEWEST and plan not in final.failed:
+            found[plan] = Figure(
+                plan=plan,
+                rounds_s=rounds_s,
+                step_s=float(np.median(rounds_s)),
+                interval_s=median_interval(rounds_s),
+            )
+    return found

@@ -1,0 +1,315 @@
+"""A race over finalists as pure logic: who is visited next, who is out, and how it stands.
+
+The test compares all pairs of finalists at once, by a spread that all of them show together, and
+takes neighbouring rounds for as correlated as they look (`statistics.means_of`). It was chosen by
+simulated races, which `python -m benchmarks.race_errors` runs again. Tried before, and left:
+* t of a trimmed mean for each pair by itself, all ordered pairs paid for one by one: five to ten
+  rounds until the variance of a pair is known;
+* Wilcoxon, sign flips, betting on signs: cannot drop even a finalist that is twice as slow before
+  round 12, since a run of equal signs must be so long before it is rare enough.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import numpy as np
+
+from automesh.tuner.measure.statistics import (
+    Floats,
+    Ratio,
+    means_of,
+    median_interval,
+    paired_ratio,
+)
+
+K = TypeVar("K", bound=Hashable)
+# Before so many rounds two disturbed visits decide: only what they cannot explain is slower then.
+_FIRST_LOOK = 5
+_HOPELESS_LOOKS = (4,)
+_HOPELESS = 0.3
+_EQUIVALENCE_ROUNDS = 6  # a correlation estimated from fewer rounds is mostly luck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceRules:
+    """When a race may call a finalist slower, and when it stops.
+
+    Attributes:
+      error: chance, over the whole race, that any finalist is wrongly called slower.
+      margin: a loser is slower by more than this share.
+      equivalence: the race ends when all that are left are within this share of the best.
+      max_rounds: the race ends after so many rounds.
+      keep: the race ends when so many are left: fresh processes decide among those.
+    """
+
+    error: float = 0.04
+    margin: float = 0.01
+    equivalence: float = 0.02
+    max_rounds: int = 40
+    keep: int = 1
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Completed rounds after which the test is applied: early ones that only the hopeless fail,
+        then each a third more than the last."""
+        rounds = [self.max_rounds]
+        while rounds[-1] * 3 // 4 >= _FIRST_LOOK:
+            rounds.append(rounds[-1] * 3 // 4)
+        early = [one for one in _HOPELESS_LOOKS if one < rounds[-1]]
+        return (*early, *reversed(rounds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextVisit(Generic[K]):
+    """Visit `finalist` for its value number `round_index`, counted from 0."""
+
+    finalist: K
+    round_index: int
+
+
+Verdict = Literal["winner", "open", "slower", "left"]
+Ending = Literal["", "few left", "equivalent", "all rounds", "none left"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing(Generic[K]):
+    """How one finalist stands.
+
+    Attributes:
+      verdict: `slower` is backed by the sequential test, `left` failed on the way, `open` is the
+        rest: not shown to be slower than the winner, which says nothing of whether it is.
+      rounds_s: seconds per step, one per round.
+      step_s: median of `rounds_s`; 0 if it was never visited.
+      interval_s: 95 % interval of `step_s`; (0, inf) below two rounds.
+      to_winner: ratio to the winner over the rounds that both ran, with its own 95 % interval (only
+        the verdict pays for all the other comparisons). None without a common round.
+    """
+
+    finalist: K
+    verdict: Verdict
+    rounds_s: tuple[float, ...]
+    step_s: float
+    interval_s: tuple[float, float]
+    to_winner: Ratio | None
+
+
+class Race(Generic[K]):
+    """Rounds over the finalists, in shuffled order, until few are left or all left are equal.
+
+    The state is the rounds themselves: a race built again from `rounds` and `left` goes on as if it
+    had never stopped. A round that was cut short is completed.
+
+    Args:
+      finalists: at least one, all different, in an order that is the same when the race is resumed.
+      seed: of the shuffling.
+      rounds: values of an earlier run, per finalist; what is not of this race is ignored.
+      left: finalists that failed in an earlier run.
+
+    Raises:
+      ValueError: finalists repeat, or `rounds` cannot come from one race (a finalist lags by more
+        than the last round, or a value is not a positive number).
+    """
+
+    def __init__(
+        self,
+        finalists: Sequence[K],
+        *,
+        rules: RaceRules,
+        seed: int,
+        rounds: Mapping[K, Sequence[float]] | None = None,
+        left: Collection[K] = (),
+    ) -> None:
+        if not finalists or len(set(finalists)) != len(finalists):
+            raise ValueError(f"finalists must be different and at least one, got {len(finalists)}")
+        self.rules = rules
+        self._seed = seed
+        self._finalists = tuple(finalists)
+        self._values: dict[K, list[float]] = {finalist: [] for finalist in finalists}
+        self._beaten_by: dict[K, K] = {}
+        self._left: set[K] = set()
+        self._ending: Ending = ""
+        self._replay(rounds or {}, left)
+
+    @property
+    def ending(self) -> Ending:
+        """Why the race is over; empty while it is not."""
+        return self._ending
+
+    @property
+    def survivors(self) -> tuple[K, ...]:
+        """Finalists that are neither slower nor left, in the given order."""
+        return tuple(
+            finalist
+            for finalist in self._finalists
+            if finalist not in self._beaten_by and finalist not in self._left
+        )
+
+    @property
+    def rounds_completed(self) -> int:
+        """Rounds that all survivors have run; when none is left, the most that anybody has."""
+        lengths = [len(self._values[finalist]) for finalist in self.survivors]
+        return min(lengths) if lengths else max(map(len, self._values.values()))
+
+    @property
+    def leader(self) -> K | None:
+        """Who is best so far, without the intervals; None before the first round is complete."""
+        return self._best() if self.survivors and self.rounds_completed else None
+
+    def values_of(self, finalist: K) -> tuple[float, ...]:
+        """Round values so far, seconds per step."""
+        return tuple(self._values[finalist])
+
+    def next_visit(self) -> NextVisit[K] | None:
+        """Who is visited next; None when the race is over."""
+        if self._ending:
+            return None
+        done = self.rounds_completed
+        # Drawn from all finalists, so that who is out has no say in the order of the others.
+        order = list(self._finalists)
+        random.Random(f"{self._seed} {done}").shuffle(order)
+        waiting = set(self.survivors)
+        for finalist in order:
+            if finalist in waiting and len(self._values[finalist]) == done:
+                return NextVisit(finalist=finalist, round_index=done)
+        raise AssertionError("a race that goes on has somebody to visit")
+
+    def record(self, finalist: K, value_s: float) -> None:
+        """Notes a round's value; the last one of a round may end the race for somebody.
+
+        Raises:
+          ValueError: not a survivor, its value of this round is known, not a positive number, or
+            the race is over.
+        """
+        if self._ending:
+            raise ValueError(f"the race is over: {self._ending}")
+        if finalist not in self.survivors:
+            raise ValueError(f"`{finalist}` is not in the race")
+        if len(self._values[finalist]) > self.rounds_completed:
+            raise ValueError(f"`{finalist}` already has a value in this round")
+        if not 0.0 < value_s < float("inf"):
+            raise ValueError(f"a round takes a positive time, got {value_s}")
+        self._values[finalist].append(value_s)
+        self._close_round()
+
+    def leave(self, finalist: K) -> None:
+        """Takes a survivor that failed out of the race.
+
+        Raises:
+          ValueError: not a survivor.
+        """
+        if finalist not in self.survivors:
+            raise ValueError(f"`{finalist}` is not in the race")
+        before = self.rounds_completed
+        self._left.add(finalist)
+        if self.rounds_completed > before or len(self.survivors) < 2:
+            self._close_round()
+
+    def standings(self) -> tuple[Standing[K], ...]:
+        """How all finalists stand now, in the given order."""
+        winner = self.leader
+        return tuple(self._standing(finalist, winner) for finalist in self._finalists)
+
+    def _standing(self, finalist: K, winner: K | None) -> Standing[K]:
+        values = tuple(self._values[finalist])
+        if finalist in self._left:
+            verdict: Verdict = "left"
+        elif finalist in self._beaten_by and self._victor(finalist) not in self._left:
+            verdict = "slower"
+        else:
+            verdict = "winner" if finalist == winner else "open"
+        return Standing(
+            finalist=finalist,
+            verdict=verdict,
+            rounds_s=values,
+            step_s=float(np.median(values)) if values else 0.0,
+            interval_s=median_interval(values) if values else (0.0, float("inf")),
+            to_winner=(
+                paired_ratio(values, self._values[winner])
+                if values and winner is not None
+                else None
+            ),
+        )
+
+    def _victor(self, finalist: K) -> K:
+        """Who beat whoever beat the finalist, to the end of the chain: slower than that one too."""
+        while finalist in self._beaten_by:
+            finalist = self._beaten_by[finalist]
+        return finalist
+
+    def _replay(self, rounds: Mapping[K, Sequence[float]], left: Collection[K]) -> None:
+        stored = {finalist: tuple(rounds.get(finalist, ())) for finalist in self._finalists}
+        for index in range(max(map(len, stored.values()))):
+            for finalist in self.survivors:
+                if len(stored[finalist]) > index and not self._ending:
+                    self.record(finalist, stored[finalist][index])
+            # After the others of its round: some were visited before it failed.
+            for finalist in self.survivors:
+                if finalist in left and len(stored[finalist]) <= index:
+                    self.leave(finalist)
+        for finalist in self.survivors:
+            if finalist in left:
+                self.leave(finalist)
+
+    def _close_round(self) -> None:
+        done, survivors = self.rounds_completed, self.survivors
+        lengths = {len(self._values[finalist]) for finalist in survivors}
+        if len(lengths) == 1 and done in self.rules.looks and len(survivors) > 1:
+            self._look(done)
+        if not self.survivors:
+            self._ending = "none left"
+        elif len(lengths) == 1 and done and self._are_few(done):
+            self._ending = "few left"
+        elif len(lengths) == 1 and done >= self.rules.max_rounds:
+            self._ending = self._ending or "all rounds"
+
+    def _are_few(self, done: int) -> bool:
+        """Whether those left need no race; one that began with few is over after a round."""
+        begun_with_few = 1 < len(self._finalists) <= self.rules.keep
+        return len(self.survivors) <= self.rules.keep and (done >= _FIRST_LOOK or begun_with_few)
+
+    def _look(self, done: int) -> None:
+        """Applies the test after round `done`.
+
+        Each look pays for all pairs of the finalists that started (the studentized range). Over the
+        looks the error is spent in proportion to the rounds (a spending function, Lan and DeMets,
+        Biometrika 70, 1983), by the union bound.
+        """
+        previous = max((look for look in self.rules.looks if look < done), default=0)
+        allowed = self.rules.error * (done - previous) / self.rules.max_rounds
+        least = self.rules.margin if done >= _FIRST_LOOK else max(_HOPELESS, self.rules.margin)
+        survivors = self.survivors
+        means = means_of(self._logs(survivors))
+        best = int(np.argmin(means.values))
+        tied: list[tuple[float, float]] = []
+        for row, finalist in enumerate(survivors):
+            if row == best:
+                continue
+            if means.is_above(
+                row,
+                best,
+                margin=float(np.log1p(least)),
+                allowed=allowed,
+                among=len(self._finalists),
+            ):
+                self._beaten_by[finalist] = survivors[best]
+            else:
+                tied.append(means.interval(row, best, 0.95))
+        reach = float(np.log1p(self.rules.equivalence))
+        equal = all(-reach <= low and high <= reach for low, high in tied)
+        if tied and equal and done >= _EQUIVALENCE_ROUNDS:
+            self._ending = "equivalent"
+
+    def _best(self) -> K:
+        survivors = self.survivors
+        logs = self._logs(survivors)
+        if min(logs.shape) > 1:
+            return survivors[int(np.argmin(means_of(logs).values))]
+        return survivors[int(np.argmin(logs.mean(axis=1)))]
+
+    def _logs(self, finalists: Sequence[K]) -> Floats:
+        done = self.rounds_completed
+        return np.log(np.asarray([self._values[finalist][:done] for finalist in finalists]))

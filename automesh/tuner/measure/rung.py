@@ -1,0 +1,641 @@
+"""The measure rung: finalists are raced on the devices, the best measured in fresh processes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from automesh.jsonio import from_json, to_json
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, Failure, Measured, Outcome
+from automesh.report.progress import Progress
+from automesh.report.words import failure_reason
+from automesh.tuner.choose.ranking import may_be_exported
+from automesh.tuner.measure.decision import confirmed_outcome, decide, measured_outcome
+from automesh.tuner.measure.final import FEWEST, LOOKS, Final, FinalRules
+from automesh.tuner.measure.fresh_processes import figures_of, process_s_of, run_process
+from automesh.tuner.measure.leased_pool import LivePool, wait_for_lease
+from automesh.tuner.measure.race import Race, RaceRules
+from automesh.tuner.measure.race_visits import run_race
+from automesh.tuner.measure.reference import Checks, Reference, check, find_reference
+from automesh.tuner.measure.schedule import Calibration, Subject, VisitRules, calibrate
+from automesh.tuner.measure.statistics import median_interval
+from automesh.tuner.measure.verdict import (
+    ProcessRecord,
+    RaceRecord,
+    Records,
+    ending_of,
+    raced_against,
+    record_of,
+)
+from automesh.tuner.preparation import Preparation
+from automesh.tuner.study.metadata import Notebook
+from automesh.tuner.study.retrace import OTHER_PROGRAM, explain_programs, other_program
+from automesh.tuner.study.study import Study, Trial
+from automesh.units import format_seconds
+
+RACE = RaceRules(max_rounds=12, keep=FinalRules().entrants)
+EARLY = LOOKS[1]  # processes before other plans are compiled to challenge the best
+RESERVED = 5  # processes that a race leaves time for
+_LEAST_RACE = 1 / 3  # of the time that the fewest processes leave
+_GRACE = 0.05  # of the budget, or so many seconds, whichever is more: for the third process alone
+_GRACE_S = 12.0
+_NOTHING_YET = (
+    "the time did not suffice to measure the best in three fresh processes; "
+    "run the same command to go on"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredVisits:
+    """First visits of one machine, so that a search that goes on need not make them again."""
+
+    machine: str
+    calibrations: tuple[Calibration, ...]
+    references: tuple[Reference, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class MeasureRung:
+    """Runs the measure rung of one search; only the holder of the study's lease measures.
+
+    A race in one process leaves the best two or three; these and the baseline are timed side by
+    side in fresh processes until they are told apart or the time is over. What stays undecided is
+    where the next search goes on: no round and no process is ever repeated.
+
+    Attributes:
+      compiled: outcomes of the compile rung; grows with the challengers.
+      finalists: of the first race, the baseline among them.
+      challenge: by what is measured, until a time on `clock`, compiles plans that may still win.
+      budget_s: of the whole search.
+      deadline_s: when it must be over, on `clock`.
+    """
+
+    preparation: Preparation
+    study: Study
+    notebook: Notebook
+    pool: LivePool
+    progress: Progress
+    compiled: Mapping[Plan, Outcome]
+    finalists: Sequence[Plan]
+    challenge: Callable[[Mapping[Plan, Outcome], float], Sequence[Plan]]
+    budget_s: float
+    deadline_s: float
+    rules: VisitRules
+    clock: Callable[[], float] = time.monotonic
+    _done: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
+    _trials: dict[Plan, Trial] = field(init=False, default_factory=dict[Plan, Trial])
+    _calibrations: dict[Plan, Calibration] = field(
+        init=False, default_factory=dict[Plan, Calibration]
+    )
+    _known_reference: Reference | None = field(init=False, default=None)
+    _checks: Checks = field(init=False, default_factory=Checks)
+    _rounds: int = field(init=False, default=0)
+    _differing: dict[Plan, None] = field(init=False, default_factory=dict[Plan, None])
+    _records: Records = field(init=False, default_factory=Records)
+    _incumbent: tuple[Plan, ...] = field(init=False, default=())
+
+    def run(self) -> str:
+        """Measures what is not measured yet, and stores everything; the study is the result.
+
+        Returns:
+          How it ended, a sentence; empty if there was nothing left to measure.
+
+        Raises:
+          LeaseLost: another search has taken over, as this one was silent for too long.
+          UsageError: the machine, not a plan, failed; or the script was changed meanwhile.
+        """
+        try:
+            ending = self._measure()
+        except KeyboardInterrupt:
+            # What the processes said until now is a decision, too.
+            self._store("it was interrupted")
+            raise
+        self._explain_programs()
+        return ending
+
+    def _measure(self) -> str:
+        for plan in self.preparation.baseline:
+            if not isinstance(self.compiled.get(plan), Compiled):
+                what = f"the baseline {plan} was not compiled, so nobody is raced with it"
+                self.progress.notice(what)
+        if not self.finalists:
+            return "nothing compiled"
+        if not wait_for_lease(self.study, self.progress, until_s=self.deadline_s, clock=self.clock):
+            return "another search on this storage is measuring; run the same command later"
+        self._reload()
+        raced = self._raced_plans()
+        wanted = dict.fromkeys([*self.finalists, *self._begun()])
+        todo = [plan for plan in wanted if plan not in self._done and plan not in raced]
+        if todo:
+            self._run_race(todo)
+        elif self._is_settled() and not self._challenge_until_none(RESERVED):
+            return ""
+        if not self._raced_plans():
+            return self._why_no_race()
+        self._measure_afresh(EARLY)
+        self._challenge_until_none(RESERVED)
+        is_decided = self._measure_afresh(LOOKS[-1])
+        return self._store("all of them are decided" if is_decided else "")
+
+    def _why_no_race(self) -> str:
+        if self._calibrations:
+            return "there was no time for a race; run the same command to go on"
+        if self.clock() > self._race_deadline_s(()):
+            return "there was no time to measure anything; run the same command to go on"
+        return "no finalist could be measured"
+
+    def _is_settled(self) -> bool:
+        """Whether an earlier search has decided all that it has raced."""
+        final = self._final()
+        return not final.entrants(self._contenders(final)) and bool(final.exported())
+
+    def _challenge_until_none(self, reserved: int) -> bool:
+        """Races plans that may still beat the best, while there is time.
+
+        Args:
+          reserved: fresh processes that time is left for.
+
+        Returns:
+          Whether anybody was raced.
+        """
+        has_raced = False
+        while newcomers := self._challengers(reserved):
+            has_raced = self._run_race(newcomers) or has_raced
+        return has_raced
+
+    # What earlier searches left
+
+    def _reload(self) -> None:
+        self.study.measure.adopt_expired()
+        machine = self.study.owner.machine
+        noted = self.notebook.noted("records")
+        records = Records() if noted is None else from_json(noted, Records)
+        self._records = records.of_machine(machine)
+        visits = self.notebook.noted("visits")
+        if visits is not None:
+            stored = from_json(visits, StoredVisits)
+            if stored.machine == machine:
+                self._take_over(stored)
+        for trial in self.study.measure.trials():
+            if trial.outcome is not None and self.notebook.is_current(trial):
+                self._done[trial.plan] = trial.outcome
+        for plan, failure in self._records.failed:
+            self._done[plan] = failure
+        # Killed after a race and before its trials were finished.
+        begun = self._begun()
+        for race in self._records.races:
+            for plan, _ in race.rounds:
+                if plan in begun and plan not in self._done:
+                    self._open_trials([plan])
+                    self._close(race, plan)
+        decision = self.notebook.decision()
+        self._incumbent = () if decision is None else (decision.winner,)
+
+    def _take_over(self, stored: StoredVisits) -> None:
+        plans = frozenset(self.preparation.plans)
+        for one in stored.calibrations:
+            compiled = self.compiled.get(one.plan)
+            is_same = isinstance(compiled, Compiled) and (
+                compiled.fingerprint == one.first.fingerprint
+            )
+            if one.plan in plans and is_same:
+                self._calibrations[one.plan] = one
+        for reference in stored.references:
+            if not self.preparation.baseline or set(reference.plan) & set(
+                self.preparation.baseline
+            ):
+                self._known_reference = reference
+                self.notebook.note_reference(reference.name)
+        if self._known_reference is not None:
+            self._check_all(self._known_reference)
+
+    def _check_all(self, reference: Reference) -> None:
+        """Compares every first visit with the reference, and drops what computes something else."""
+        for plan, one in list(self._calibrations.items()):
+            self._checks.note(plan, *check(reference, plan, one.first))
+            self._drop_unless_agreeing(plan, one)
+
+    def _ensure_reference(self, plans: Sequence[Plan]) -> Reference:
+        """The reference; one for another baseline than before judges all first visits anew."""
+        if self._known_reference is None:
+            self._known_reference = self._reference(plans)
+            self._check_all(self._known_reference)
+        return self._known_reference
+
+    def _note_visits(self) -> None:
+        reference = self._known_reference
+        stored = StoredVisits(
+            machine=self.study.owner.machine,
+            calibrations=tuple(self._calibrations.values()),
+            references=() if reference is None else (reference,),
+        )
+        self.notebook.note("visits", to_json(stored, StoredVisits))
+
+    def _note_records(self) -> None:
+        self.notebook.note("records", to_json(self._records, Records))
+
+    def _begun(self) -> list[Plan]:
+        """Plans that an earlier run has raced and not finished."""
+        plans = frozenset(self.preparation.plans)
+        trials = [one for one in self.study.measure.trials() if one.plan in plans]
+        return [one.plan for one in trials if one.is_open and self.notebook.is_current(one)]
+
+    def _raced_plans(self) -> set[Plan]:
+        return {plan for race in self._records.races for plan, values in race.rounds if values}
+
+    # The race
+
+    def _run_race(self, plans: Sequence[Plan]) -> bool:
+        """Calibrates and races plans against baseline and exported plan.
+
+        Returns:
+          Whether a race was run to its end, or to the end of its time.
+        """
+        self._open_trials(plans)
+        anchors = [plan for plan in self._anchors() if plan not in plans]
+        self._calibrate([*self._first(plans), *anchors])
+        newcomers = [plan for plan in plans if plan in self._calibrations]
+        if not newcomers:
+            return False
+        anchors = [plan for plan in anchors if plan in self._calibrations]
+        return self._race([*newcomers, *anchors])
+
+    def _first(self, plans: Sequence[Plan]) -> list[Plan]:
+        """The baseline before the others: its losses are what they are compared with."""
+        own = [plan for plan in self.preparation.baseline if plan in plans]
+        return list(dict.fromkeys([*own, *plans]))
+
+    def _anchors(self) -> list[Plan]:
+        """Finished plans to race newcomers against: times of another race do not compare."""
+        exported = self._final().exported()
+        plans = dict.fromkeys([*self.preparation.baseline, *exported, *self._incumbent])
+        return [plan for plan in plans if may_be_exported(self._done.get(plan))]
+
+    def _challengers(self, reserved: int) -> list[Plan]:
+        """Plans that may still win, as long as there is time to race them and to measure them."""
+        until_s = self.deadline_s - reserved * self._process_s()
+        if self.clock() >= until_s:
+            return []
+        # The workers are needed to compile, and an accelerator serves one process only.
+        self.pool.recycle()
+        measured = self._measured()
+        return [plan for plan in self.challenge(measured, until_s) if plan not in measured]
+
+    def _measured(self) -> dict[Plan, Outcome]:
+        """All that is known of the plans that were measured, the best figures first."""
+        final = self._final()
+        return {**self._done, **self._confirmed(final)}
+
+    def _open_trials(self, plans: Sequence[Plan]) -> None:
+        for plan in plans:
+            trial = self.study.measure.begin(plan) if plan not in self._trials else None
+            if trial is not None:
+                self._trials[plan] = trial
+
+    def _calibrate(self, entrants: Sequence[Plan]) -> None:
+        """Visits every entrant once, drops those that fail or compute something else.
+
+        The best come first; when the time for it is over, those left wait for the next search.
+        """
+        reference = self._ensure_reference(entrants)
+        for number, plan in enumerate(entrants):
+            is_due = sum(one in self._calibrations for one in entrants) < 2
+            if not is_due and self.clock() > self._race_deadline_s(entrants):
+                break
+            if plan not in self._calibrations:
+                self._visit_first(plan)
+            calibration = self._calibrations.get(plan)
+            if calibration is not None:
+                self._checks.note(plan, *check(reference, plan, calibration.first))
+                self._drop_unless_agreeing(plan, calibration)
+            self.progress.phase(
+                "measure", total=len(entrants), done=number + 1, note="first visits"
+            )
+        self._note_visits()
+
+    def _visit_first(self, plan: Plan) -> None:
+        self.progress.now(f"{plan}, first visit")
+        found = calibrate(
+            self.pool,
+            self._subject,
+            plan,
+            rules=self.rules,
+            clock=self.clock,
+            is_reference=plan in self.preparation.baseline,
+        )
+        if not isinstance(found, Calibration):
+            self._finish(plan, found)
+            return
+        compiled = self.compiled.get(plan)
+        if isinstance(compiled, Compiled) and compiled.fingerprint != found.first.fingerprint:
+            self._finish(plan, other_program(self._subject.sources))
+            return
+        self._calibrations[plan] = found
+
+    def _reference(self, entrants: Sequence[Plan]) -> Reference:
+        baseline = [plan for plan in self.preparation.baseline if plan in entrants]
+        for plan in baseline:
+            if plan not in self._calibrations:
+                self._visit_first(plan)
+        reference = find_reference(
+            self.pool,
+            self._subject,
+            baseline=[self._calibrations[plan] for plan in baseline if plan in self._calibrations],
+            plans=self.preparation.plans,
+            rules=self.rules,
+        )
+        self.notebook.note_reference(reference.name)
+        return reference
+
+    @property
+    def _subject(self) -> Subject:
+        inspection = self.preparation.inspection
+        return Subject(
+            entry=self.preparation.entry,
+            axis_types=inspection.axis_types,
+            facts=inspection.facts,
+            cache_dir=str(self.preparation.cache_dir),
+            sources=(*inspection.sources, *inspection.reads.files),
+        )
+
+    def _drop_unless_agreeing(self, plan: Plan, calibration: Calibration) -> None:
+        if self._checks.agrees(plan):
+            return
+        samples = calibration.first.samples_s
+        span = (min(samples), max(samples))
+        outcome = measured_outcome(
+            calibration,
+            self.compiled.get(plan),
+            self._checks.of(plan),
+            samples,
+            step_s=statistics.median(samples),
+            interval_s=span,
+        )
+        self._finish(plan, outcome)
+        del self._calibrations[plan]
+
+    def _race(self, entrants: Sequence[Plan]) -> bool:
+        machine = self.study.owner.machine
+        known = {plan: self._trials.get(plan) for plan in entrants}
+        stored = {plan: one.medians_s(machine) if one else () for plan, one in known.items()}
+        # An anchor has no rounds of this race, and without them the others' compare with nothing.
+        resumable = all(plan in self._trials for plan in entrants)
+        race = self._start_race(entrants, stored if resumable else {})
+        report = run_race(
+            self.pool,
+            self._subject,
+            race,
+            self._calibrations,
+            rules=self.rules,
+            deadline_s=max(self._race_end_s(entrants), self._one_round_s(entrants)),
+            clock=self.clock,
+            on_round=lambda plan, number, value_s: self._on_round(race, plan, number, value_s),
+            on_failure=self._finish,
+        )
+        if report.winner is None:
+            return False
+        record = record_of(report.standings, machine=machine, sentence=report.sentence)
+        self._records = replace(self._records, races=(*self._records.races, record))
+        self._note_records()
+        # After the record: whoever is killed here finds it, and only has trials to close.
+        for plan, _ in record.rounds:
+            if plan not in self._done:
+                self._close(record, plan)
+        return True
+
+    def _one_round_s(self, entrants: Sequence[Plan]) -> float:
+        """When a single round should be over: without one, nobody ever gets to a fresh process."""
+        round_s = sum(self._calibrations[plan].visit_s for plan in entrants)
+        return min(self.clock() + 1.5 * round_s, self.deadline_s)
+
+    def _close(self, race: RaceRecord, plan: Plan) -> None:
+        """Finishes the trial of a plan with what a race has said of it."""
+        rounds_s = dict(race.rounds)[plan]
+        if not rounds_s or plan not in self._calibrations:
+            return
+        outcome = measured_outcome(
+            self._calibrations[plan],
+            self.compiled.get(plan),
+            self._checks.of(plan),
+            rounds_s,
+            step_s=statistics.median(rounds_s),
+            interval_s=median_interval(rounds_s),
+            raced_out=plan in race.beaten,
+        )
+        self._finish(plan, outcome)
+
+    def _race_deadline_s(self, entrants: Sequence[Plan]) -> float:
+        """When a race must be over so that its best can be measured in fresh processes."""
+        return self.deadline_s - FEWEST * self._process_s(entrants)
+
+    def _race_end_s(self, entrants: Sequence[Plan]) -> float:
+        """When a race should be over: fresh processes decide, it only chooses who gets there."""
+        now_s, latest_s = self.clock(), self._race_deadline_s(entrants)
+        early_s = self.deadline_s - RESERVED * self._process_s(entrants)
+        return max(early_s, now_s + _LEAST_RACE * (latest_s - now_s))
+
+    def _start_race(
+        self, entrants: Sequence[Plan], stored: Mapping[Plan, Sequence[float]]
+    ) -> Race[Plan]:
+        try:
+            return Race(entrants, rules=RACE, seed=0, rounds=stored)
+        except ValueError:
+            # Other finalists than last time: rounds that do not line up cannot be paired.
+            self.progress.notice("the finalists have changed; the race starts again from round one")
+            return Race(entrants, rules=RACE, seed=0)
+
+    def _on_round(self, race: Race[Plan], plan: Plan, number: int, value_s: float) -> None:
+        trial = self._trials.get(plan)
+        if trial is not None:
+            self.study.measure.report(trial, number, [value_s])
+        self._rounds = max(self._rounds, number + 1)
+        left = len(race.survivors)
+        self.progress.phase(
+            "measure",
+            total=race.rules.max_rounds,
+            done=self._rounds,
+            note=f"round {self._rounds}, {left} left",
+        )
+        self.progress.now(f"{plan}, {format_seconds(value_s)}")
+        leader = race.leader
+        if leader is not None:
+            middle_s = statistics.median(race.values_of(leader))
+            self.progress.best(f"{leader}, {format_seconds(middle_s)} measured")
+
+    # Fresh processes
+
+    def _final(self) -> Final:
+        excluded = [plan for plan, one in self._done.items() if not may_be_exported(one)]
+        baseline = [plan for plan in self.preparation.baseline if self._is_known(plan)]
+        return self._records.final(
+            rules=FinalRules(),
+            baseline=baseline,
+            incumbent=self._incumbent,
+            excluded=excluded,
+        )
+
+    def _is_known(self, plan: Plan) -> bool:
+        return plan in self._calibrations or may_be_exported(self._done.get(plan))
+
+    def _contenders(self, final: Final) -> list[Plan]:
+        """Plans that races leave as possibly the fastest, the likeliest first."""
+        own = [plan for plan in final.baseline if plan not in final.failed]
+        reference = [*final.exported(at_look=True), *own, *self._leaders(final)]
+        if not reference:
+            return []
+        raced = raced_against(self._records.races, final, reference[0])
+        undecided = [one.plan for one in raced if one.verdict == "undecided"]
+        return list(dict.fromkeys([reference[0], *undecided]))
+
+    def _leaders(self, final: Final) -> list[Plan]:
+        """The fastest of the last race in which anybody is left."""
+        for race in reversed(self._records.races):
+            alive = [
+                (statistics.median(values), str(plan), plan)
+                for plan, values in race.rounds
+                if values and plan not in race.beaten and plan not in final.failed
+            ]
+            if alive:
+                return [min(alive)[2]]
+        return []
+
+    def _measure_afresh(self, most: int) -> bool:
+        """Runs fresh processes until nothing is left to decide or the time is over.
+
+        Args:
+          most: processes in which the exported plan runs at most.
+
+        Returns:
+          Whether all that was raced is decided.
+        """
+        self._ensure_reference(self.preparation.baseline)
+        while True:
+            final = self._final()
+            entrants = final.entrants(self._contenders(final))
+            if not entrants:
+                return True
+            if final.count(*entrants) >= most:
+                return False
+            for plan in entrants:
+                if plan not in self._calibrations:
+                    self._visit_first(plan)
+            if not all(plan in self._calibrations for plan in entrants):
+                self._fail([plan for plan in entrants if plan not in self._calibrations])
+                continue
+            if not self._has_time(final, entrants) or not self._run_process(final, entrants):
+                return False
+
+    def _has_time(self, final: Final, entrants: Sequence[Plan]) -> bool:
+        late_s = self.clock() + self._process_s(entrants) - self.deadline_s
+        is_needed = not final.exported()
+        return late_s <= (max(_GRACE * self.budget_s, _GRACE_S) if is_needed else 0.0)
+
+    def _run_process(self, final: Final, entrants: Sequence[Plan]) -> bool:
+        """Runs one process; False if the time was over before it had a figure."""
+        count = final.count(entrants[0])
+        self.progress.phase(
+            "confirm",
+            total=next((look for look in LOOKS if look > count), LOOKS[-1]),
+            done=count,
+            note=f"fresh processes of {len(entrants)} meshes",
+        )
+        ran = run_process(
+            self.pool,
+            self._subject,
+            [self._calibrations[plan] for plan in entrants],
+            rules=self.rules,
+            number=len(final.rows),
+            deadline_s=self.deadline_s,
+            clock=self.clock,
+        )
+        for plan, value_s in ran.seconds:
+            self.progress.now(f"{plan}, {format_seconds(value_s)} in fresh process {count + 1}")
+        records = self._records
+        if ran.seconds:
+            machine = self.study.owner.machine
+            record = ProcessRecord(machine=machine, seconds=ran.seconds, took_s=ran.took_s)
+            records = replace(records, processes=(*records.processes, record))
+        self._records = replace(records, failed=(*records.failed, *ran.failures))
+        self._note_records()
+        for plan, failure in ran.failures:
+            self._done[plan] = failure
+            self.progress.notice(f"{plan} failed in a fresh process: {failure_reason(failure)}")
+        return ran.is_whole
+
+    def _fail(self, plans: Sequence[Plan]) -> None:
+        """Notes plans that ran before and could not be visited again."""
+        failed = [(plan, self._done[plan]) for plan in plans]
+        found = tuple((plan, one) for plan, one in failed if isinstance(one, Failure))
+        self._records = replace(self._records, failed=(*self._records.failed, *found))
+        self._note_records()
+
+    def _process_s(self, entrants: Sequence[Plan] = ()) -> float:
+        """What a process takes: as the last one did, or what the first visits let expect."""
+        pair = list(dict.fromkeys([*self.preparation.baseline, *self._incumbent, *entrants]))
+        known = [self._calibrations[plan] for plan in pair if plan in self._calibrations]
+        expected_s = process_s_of(known[: FinalRules().entrants])
+        last = [one.took_s for one in self._records.processes[-1:]]
+        return max([*last, expected_s]) if known else expected_s
+
+    def _confirmed(self, final: Final) -> dict[Plan, Measured]:
+        figures = figures_of(final)
+        return {
+            plan: confirmed_outcome(
+                self._calibrations[plan],
+                self.compiled.get(plan),
+                self._checks.of(plan),
+                figure,
+            )
+            for plan, figure in figures.items()
+            if plan in self._calibrations
+        }
+
+    def _store(self, ending: str) -> str:
+        """Notes what is exported and how everything compares with it.
+
+        Args:
+          ending: how it ended; if empty, time was used up before all was decided.
+        """
+        final = self._final()
+        exported = final.exported()
+        confirmed = self._confirmed(final)
+        if not exported or exported[0] not in confirmed:
+            return _NOTHING_YET
+        decision = decide(
+            self._records,
+            final,
+            exported[0],
+            confirmed,
+            process_s=self._process_s([*exported, *self._contenders(final)]),
+            sentence=ending,
+        )
+        if not ending:
+            decision = replace(decision, sentence=ending_of(decision))
+        self.notebook.note_decision(decision)
+        return decision.sentence
+
+    def _explain_programs(self) -> None:
+        """Finishes the plans whose programs differed, once no process has anything ready."""
+        if not self._differing:
+            return
+        self.progress.now("tracing steps again whose programs have changed")
+        plans = tuple(self._differing)
+        found = explain_programs(self.pool, self._subject, plans, self.rules.timeout_s)
+        self._differing.clear()
+        for plan, failed in found.items():
+            self._finish(plan, failed)
+            self.progress.notice(f"{plan} was not measured: {failed.reason}")
+
+    def _finish(self, plan: Plan, outcome: Outcome) -> None:
+        self._done[plan] = outcome
+        if outcome == OTHER_PROGRAM:
+            self._differing[plan] = None
+            return
+        trial = self._trials.pop(plan, None)
+        if trial is not None:
+            calibration = self._calibrations.get(plan)
+            fingerprint = calibration.first.fingerprint if calibration else ""
+            self.study.measure.finish(trial, outcome, fingerprint=fingerprint)

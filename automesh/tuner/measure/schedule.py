@@ -1,0 +1,255 @@
+"""Visits to finalists through a pool of workers: how one is made, and how long it should be."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Failed, Failure, TimedOut
+from automesh.program.nouns import Entry, VisitAnswer
+from automesh.program.script.sources import Sources
+from automesh.tuner.study.retrace import other_program
+from automesh.worker.messages import VisitJob
+
+_REFUSALS = ("load", "build", "lower", "compile")
+_CALIBRATIONS = 3
+_LONG_ENOUGH = 0.8
+_PATIENCE = 3.0
+
+
+class VisitPool(Protocol):
+    """What measuring needs of the workers."""
+
+    def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
+        """Does one job; a worker that dies or overruns is a failure of this job alone."""
+        ...
+
+    def recycle(self) -> None:
+        """Lets the next job start in a fresh process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What all visits of one search have in common; the other attributes are those of `VisitJob`.
+
+    Attributes:
+      sources: the files of the script, as they were when it was inspected.
+    """
+
+    entry: Entry
+    axis_types: tuple[str, ...]
+    facts: tuple[tuple[str, int], ...]
+    cache_dir: str
+    sources: Sources = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisitRules:
+    """How a visit is made, the same for every finalist.
+
+    Attributes:
+      sample_s: a sample chains enough steps to last this long. Starting a chain and waiting for its
+        end costs 0.1 to 1 ms, the same for all, and should vanish in it.
+      samples: samples per visit, of which the median counts; of three, one may be disturbed.
+      long_step_s: from this length of a step on, one sample is enough: the step itself averages.
+      warmup_s: steps are run for so long, at least one, before the first sample of a visit.
+      loss_steps: first steps of which the scalars are recorded when calibrating.
+      timeout_s: the most that one visit may take, compilation included.
+    """
+
+    sample_s: float = 0.05
+    samples: int = 3
+    long_step_s: float = 1.0
+    warmup_s: float = 0.05
+    loss_steps: int = 3
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """How a plan is to be visited, found by visiting it.
+
+    Attributes:
+      steps: chained steps per sample.
+      samples: samples per visit.
+      visit_s: seconds that one visit takes, the worker being warm.
+      first: answer of the first visit: the losses, and where the values came from.
+    """
+
+    plan: Plan
+    steps: int
+    samples: int
+    visit_s: float
+    first: VisitAnswer
+
+
+def visit_job(
+    subject: Subject,
+    plan: Plan,
+    *,
+    steps: int,
+    samples: int,
+    loss_steps: int,
+    warmup_s: float,
+    sensitivity: bool = False,
+) -> VisitJob:
+    """The message that asks a worker for one visit."""
+    return VisitJob(
+        entry=subject.entry,
+        plan=plan,
+        axis_types=subject.axis_types,
+        facts=subject.facts,
+        cache_dir=subject.cache_dir,
+        steps=steps,
+        samples=samples,
+        loss_steps=loss_steps,
+        warmup_s=warmup_s,
+        sensitivity=sensitivity,
+    )
+
+
+def visit(pool: VisitPool, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
+    """Makes one visit, and again in a fresh process if the first died of something that may pass.
+
+    A crash or lack of memory can be the fault of what the process did before; a refusal by the
+    user's code or the compiler is repeated word for word, and a timeout has had its time.
+    """
+    answer = _run(pool, job, timeout_s)
+    if isinstance(answer, VisitAnswer | TimedOut) or answer.stage in _REFUSALS:
+        return answer
+    pool.recycle()
+    return _run(pool, job, timeout_s)
+
+
+def record_losses(
+    pool: VisitPool, subject: Subject, plan: Plan, *, rules: VisitRules
+) -> VisitAnswer | Failure:
+    """Runs only the first steps of a reference, for its losses and updates: nothing is timed."""
+    job = visit_job(
+        subject,
+        plan,
+        steps=0,
+        samples=0,
+        loss_steps=rules.loss_steps,
+        warmup_s=0.0,
+        sensitivity=True,
+    )
+    return visit(pool, job, rules.timeout_s)
+
+
+def calibrate(
+    pool: VisitPool,
+    subject: Subject,
+    plan: Plan,
+    *,
+    rules: VisitRules,
+    clock: Callable[[], float],
+    is_reference: bool = False,
+) -> Calibration | Failure:
+    """Visits a plan for the first time: records losses, and finds how many steps make a sample.
+
+    Args:
+      clock: monotonic seconds.
+      is_reference: others are compared with it.
+    """
+    answers: list[VisitAnswer] = []
+    steps, visit_s, step_s = 1, 0.0, 0.0
+    for _ in range(_CALIBRATIONS):
+        job = visit_job(
+            subject,
+            plan,
+            steps=steps,
+            samples=rules.samples,
+            loss_steps=0 if answers else rules.loss_steps,
+            warmup_s=rules.warmup_s,
+            sensitivity=is_reference and not answers,
+        )
+        started_s = clock()
+        answer = visit(pool, job, rules.timeout_s)
+        if not isinstance(answer, VisitAnswer):
+            return answer
+        # The first visit may start a process and compiles, which none of the race's visits does.
+        visit_s = clock() - started_s if answers else steps * sum(answer.samples_s)
+        step_s = statistics.median(answer.samples_s)
+        answers.append(answer)
+        # A sample of one short step is mostly overhead, so the first guess falls short: look again.
+        if steps * step_s >= _LONG_ENOUGH * rules.sample_s:
+            break
+        steps = math.ceil(rules.sample_s / step_s)
+    samples = 1 if step_s >= rules.long_step_s else rules.samples
+    return Calibration(
+        plan=plan,
+        steps=steps,
+        samples=samples,
+        visit_s=max(visit_s - (rules.samples - samples) * steps * step_s, 0.0),
+        first=answers[0],
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Course:
+    """Visits one after the other under a deadline.
+
+    Attributes:
+      deadline_s: when to stop, on `clock`.
+      visit_s: seconds that the last visit to each plan took.
+    """
+
+    pool: VisitPool
+    subject: Subject
+    rules: VisitRules
+    clock: Callable[[], float]
+    deadline_s: float
+    visit_s: dict[Plan, float] = field(default_factory=dict[Plan, float])
+
+    def has_time_for(self, plans: Sequence[Plan]) -> bool:
+        """Whether visits to all of them should end before the deadline."""
+        return self.clock() + sum(self.visit_s[plan] for plan in plans) <= self.deadline_s
+
+    def value_of(self, calibration: Calibration) -> float | Failure | None:
+        """Visits a plan: the median of its samples, seconds per step; None past the deadline.
+
+        Raises:
+          UsageError: the script was edited meanwhile.
+        """
+        plan = calibration.plan
+        job = visit_job(
+            self.subject,
+            plan,
+            steps=calibration.steps,
+            samples=calibration.samples,
+            loss_steps=0,
+            warmup_s=self.rules.warmup_s,
+        )
+        started_s = self.clock()
+        # A visit that was slow for once may overrun the deadline a little; a hanging one may not.
+        patience_s = max(self.deadline_s - started_s, _PATIENCE * self.visit_s[plan])
+        limit_s = min(self.rules.timeout_s, patience_s)
+        answer = visit(self.pool, job, limit_s)
+        if isinstance(answer, TimedOut) and limit_s < self.rules.timeout_s:
+            return None
+        if not isinstance(answer, VisitAnswer):
+            return answer
+        self.visit_s[plan] = self.clock() - started_s
+        if answer.fingerprint != calibration.first.fingerprint:
+            return other_program(self.subject.sources)
+        return statistics.median(answer.samples_s)
+
+
+def _run(pool: VisitPool, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
+    answer = pool.run(job, timeout_s)
+    if not isinstance(answer, VisitAnswer):
+        return answer
+    taken = len(answer.samples_s)
+    sane = all(0.0 < sample_s < math.inf for sample_s in answer.samples_s)
+    if sane and (not job.steps or taken == job.samples):
+        return answer
+    # The script shares its process with the clock, and may have replaced it.
+    seconds = ", ".join(f"{sample_s:g}" for sample_s in answer.samples_s)
+    reason = f"{job.samples} step times were asked for, and {seconds or 'none'} came back"
+    return Failed(stage="run", reason=reason)

@@ -1,0 +1,280 @@
+"""What races and fresh processes say together: every measured plan against the exported one.
+
+One denominator: plans that ran in the same fresh processes as the exported plan are compared by
+those. What only a race has seen is compared by the rounds that it shares with the exported plan, or
+with the baseline, whose own ratio to the exported plan is then known from fresh processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Failure, Measured
+from automesh.report.result import Verification
+from automesh.tuner.choose.ranking import Comparison
+from automesh.tuner.measure.final import FEWEST, LOOKS, Call, Final, FinalRules, call_of
+from automesh.tuner.measure.race import Standing
+from automesh.tuner.measure.statistics import Ratio, paired_ratio
+
+_NARROW = 0.9  # confidence of two one-sided tests at 5 %
+_KNOWN: tuple[Call, ...] = ("slower", "equal", "no faster")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceRecord:
+    """A race that is over, kept in the study.
+
+    Attributes:
+      machine: where it was run.
+      rounds: seconds per step of every finalist, round by round.
+      beaten: finalists that the race has shown to be slower than another.
+      left: finalists that failed on the way.
+      sentence: why it ended.
+    """
+
+    machine: str
+    rounds: tuple[tuple[Plan, tuple[float, ...]], ...]
+    beaten: tuple[Plan, ...]
+    left: tuple[Plan, ...]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """A fresh process, kept in the study.
+
+    Attributes:
+      machine: where it ran.
+      seconds: per step, of each plan in it.
+      took_s: from its start to its end.
+    """
+
+    machine: str
+    seconds: tuple[tuple[Plan, float], ...]
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """All races and processes of a search, in order of time."""
+
+    races: tuple[RaceRecord, ...] = ()
+    processes: tuple[ProcessRecord, ...] = ()
+    failed: tuple[tuple[Plan, Failure], ...] = ()
+
+    def of_machine(self, machine: str) -> Records:
+        """Those of one machine: seconds of different ones do not compare."""
+        return Records(
+            races=tuple(one for one in self.races if one.machine == machine),
+            processes=tuple(one for one in self.processes if one.machine == machine),
+            failed=self.failed,
+        )
+
+    def final(
+        self,
+        *,
+        rules: FinalRules,
+        baseline: Sequence[Plan],
+        incumbent: Sequence[Plan],
+        excluded: Collection[Plan] = (),
+    ) -> Final:
+        """The rows of the processes; those of `excluded` and of what failed are left out."""
+        out = {*excluded, *(plan for plan, _ in self.failed)}
+        rows = [
+            {plan: seconds for plan, seconds in one.seconds if plan not in out}
+            for one in self.processes
+        ]
+        return Final(
+            rules=rules,
+            baseline=tuple(baseline),
+            incumbent=tuple(incumbent),
+            rows=[dict(row) for row in rows],
+            failed=out,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The plan to export.
+
+    Attributes:
+      winner: the exported plan: the baseline, unless another was shown to be faster.
+      comparisons: every other plan that was measured, against it.
+      confirmed: figures from fresh processes, which alone are exported.
+      failed: plans that failed in them.
+      sentence: how races and processes ended.
+      made: UTC time in ISO 8601.
+    """
+
+    winner: Plan
+    verification: Verification
+    comparisons: tuple[Comparison, ...]
+    confirmed: tuple[tuple[Plan, Measured], ...]
+    sentence: str
+    made: str
+    failed: tuple[tuple[Plan, Failure], ...] = ()
+
+    @property
+    def undecided(self) -> tuple[Comparison, ...]:
+        """Plans of which it is open whether they are faster, the likeliest first."""
+        return tuple(one for one in self.comparisons if one.verdict == "undecided")
+
+
+def record_of(standings: Sequence[Standing[Plan]], *, machine: str, sentence: str) -> RaceRecord:
+    """A race as it is kept."""
+    return RaceRecord(
+        machine=machine,
+        rounds=tuple((one.finalist, one.rounds_s) for one in standings),
+        beaten=tuple(one.finalist for one in standings if one.verdict == "slower"),
+        left=tuple(one.finalist for one in standings if one.verdict == "left"),
+        sentence=sentence,
+    )
+
+
+def raced_against(
+    races: Sequence[RaceRecord], final: Final, reference: Plan, *, out: Collection[Plan] = ()
+) -> tuple[Comparison, ...]:
+    """What races alone say of plans against `reference`, the likeliest to be faster first.
+
+    Args:
+      out: plans that are not asked about.
+    """
+    found: dict[Plan, Comparison] = {}
+    for race in races:
+        rounds = dict(race.rounds)
+        for plan, values in race.rounds:
+            is_asked = plan != reference and plan not in out and plan not in final.failed
+            if not is_asked or not values:
+                continue
+            ratios = _ratios(values, rounds, final, reference)
+            if ratios is not None:
+                # A later race has seen the plan beside better ones.
+                is_beaten = plan in race.beaten
+                found[plan] = _comparison(plan, *ratios, is_beaten=is_beaten, rules=final.rules)
+    return tuple(sorted(found.values(), key=lambda one: (one.ratio, str(one.plan))))
+
+
+def _ratios(
+    values: Sequence[float],
+    rounds: Mapping[Plan, Sequence[float]],
+    final: Final,
+    reference: Plan,
+) -> tuple[Ratio, Ratio] | None:
+    """A plan against the reference: at 95 %, and at the level of equality; None if unknown."""
+    if rounds.get(reference):
+        own = rounds[reference]
+        return paired_ratio(values, own), paired_ratio(values, own, confidence=_NARROW)
+    for between in final.baseline:
+        known = final.compare(between, reference)
+        if rounds.get(between) and known.count >= FEWEST:
+            own = rounds[between]
+            return (
+                _chained(paired_ratio(values, own), known.ratio),
+                _chained(paired_ratio(values, own, confidence=_NARROW), known.ratio),
+            )
+    return None
+
+
+def _chained(first: Ratio, second: Ratio) -> Ratio:
+    """The product of two independent ratios; halves of the intervals add as squares."""
+    value = first.value * second.value
+    below = math.hypot(_log(first.value, first.low), _log(second.value, second.low))
+    above = math.hypot(_log(first.high, first.value), _log(second.high, second.value))
+    return Ratio(value=value, low=value * math.exp(-below), high=value * math.exp(above))
+
+
+def _log(over: float, under: float) -> float:
+    return math.log(over / under) if under > 0.0 and math.isfinite(over) else math.inf
+
+
+def _comparison(
+    plan: Plan, ratio: Ratio, narrow: Ratio, *, is_beaten: bool, rules: FinalRules
+) -> Comparison:
+    call = call_of(_logs(ratio), _logs(narrow), rules.margin)
+    if is_beaten and call not in _KNOWN:
+        call = "no faster"
+    # That a race finds a plan faster is no evidence yet: fresh processes have to say so.
+    verdict = "undecided" if call == "faster" else call
+    high = ratio.high if math.isfinite(ratio.high) else ratio.value
+    return Comparison(plan=plan, verdict=verdict, ratio=ratio.value, interval=(ratio.low, high))
+
+
+def _logs(ratio: Ratio) -> tuple[float, float]:
+    low = math.log(ratio.low) if ratio.low > 0.0 else -math.inf
+    return low, math.log(ratio.high) if math.isfinite(ratio.high) else math.inf
+
+
+def comparisons_of(
+    records: Records, final: Final, exported: Plan, *, process_s: float
+) -> tuple[Comparison, ...]:
+    """Every plan that was measured against the exported one, the fastest first.
+
+    Args:
+      process_s: what a process takes, to say what deciding would.
+    """
+    found: dict[Plan, Comparison] = {}
+    for one in raced_against(records.races, final, exported):
+        more = LOOKS[0] if one.verdict == "undecided" else 0
+        found[one.plan] = Comparison(
+            plan=one.plan,
+            verdict=one.verdict,
+            ratio=one.ratio,
+            interval=one.interval,
+            more_s=more * process_s,
+        )
+    for plan in dict.fromkeys(plan for row in final.rows for plan in row):
+        effect = final.compare(plan, exported)
+        if plan == exported or plan in final.failed or effect.count < FEWEST:
+            continue
+        found[plan] = Comparison(
+            plan=plan,
+            verdict=effect.verdict,
+            ratio=effect.ratio.value,
+            interval=(effect.ratio.low, effect.ratio.high),
+            more_s=(effect.needed - effect.count) * process_s,
+            processes=effect.count,
+        )
+    return tuple(sorted(found.values(), key=lambda one: (one.ratio, str(one.plan))))
+
+
+def ending_of(decision: Decision) -> str:
+    """How a search ended whose time was used up."""
+    waiting = len(decision.undecided)
+    if not waiting:
+        return "all of them are decided"
+    return (
+        f"the time was used up before {waiting} of them {'was' if waiting == 1 else 'were'} decided"
+    )
+
+
+def verification_of(
+    final: Final, exported: Plan, comparisons: Sequence[Comparison]
+) -> Verification:
+    """The exported plan against the script's own."""
+    own = [one for one in comparisons if one.plan in final.baseline and one.processes]
+    kept = exported in final.baseline
+    lows = [one.interval[0] for one in comparisons]
+    is_bounded = all(low > 0.0 for low in lows)
+    most = max((1 / low - 1 for low in lows if low > 0.0), default=0.0)
+    verification = Verification(
+        processes=final.count(exported),
+        baseline=str(exported) if kept else "",
+        speedup=1.0,
+        speedup_interval=(1.0, 1.0),
+        is_tie=False,
+        most_faster=(max(most, 0.0),) if is_bounded else (),
+    )
+    if kept or not own:
+        return verification
+    low, high = own[0].interval
+    return Verification(
+        processes=final.count(exported, own[0].plan),
+        baseline=str(own[0].plan),
+        speedup=own[0].ratio,
+        speedup_interval=(low, high),
+        is_tie=own[0].verdict != "slower",
+        most_faster=verification.most_faster,
+    )

@@ -1,0 +1,79 @@
+"""Folders and files that a search keeps things in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from automesh.errors import UsageError
+from automesh.mesh.rules.file import check_mergeable
+from automesh.tuner.study.study import parse_storage
+
+
+class Places(Protocol):
+    """Where a request wants things kept."""
+
+    @property
+    def results(self) -> Path: ...
+    @property
+    def storage(self) -> str: ...
+    @property
+    def rules(self) -> str: ...
+
+
+def check_places(request: Places) -> None:
+    """Makes sure, before anything costs time, that what is found can be kept.
+
+    Raises:
+      UsageError: results, storage or rules cannot be written.
+    """
+    make_folder(request.results)
+    parse_storage(request.storage, request.results)
+    if request.rules:
+        check_mergeable(Path(request.rules))
+
+
+def make_folder(folder: Path) -> Path:
+    """Makes a folder unless it exists.
+
+    Raises:
+      UsageError: it is a file, or cannot be made or written.
+    """
+    hint = "choose another folder with --results"
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"`{folder}` is a file, but results need a folder", hint=hint)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(
+            f"the folder `{folder}` cannot be made or written: {reason}", hint=hint
+        ) from None
+    return folder
+
+
+def newest_study(results: Path, storage: str) -> Path:
+    """The folder of the study that changed last.
+
+    Raises:
+      UsageError: there is none.
+    """
+    # With a storage of its own a study has no database in its folder.
+    marker = "logs" if storage else "study.db"
+    studies = [path.parent for path in results.glob(f"*/{marker}")]
+    if not studies:
+        raise UsageError(
+            f"there is no study under `{results}`",
+            hint="run `automesh search SCRIPT` first, or give the study's folder",
+        )
+    return max(studies, key=lambda folder: (folder / marker).stat().st_mtime)
+
+
+def as_seen(path: Path | str) -> str:
+    """A path as one would type it here: relative to the working directory if it is inside."""
+    absolute = Path(path).absolute()
+    here = Path.cwd()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)

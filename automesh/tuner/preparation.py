@@ -1,0 +1,322 @@
+"""Before the first trial: what the script is, what the devices are, which plans are legal."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from automesh.errors import UsageError
+from automesh.hardware import Chip, Target, chip_for, selector_of
+from automesh.hardware.compile_client import elsewhere_of
+from automesh.hardware.reserve import NO_RESERVE, Reserve, default_reserve, parse_reserve
+from automesh.mesh.axes import Plan
+from automesh.mesh.axis_types import as_axis_types
+from automesh.mesh.granules import granules_of
+from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.program.nouns import Entry, Inspection
+from automesh.report.progress import Progress
+from automesh.space.legal import Enumeration, find_legal
+from automesh.space.settings import StepFacts
+from automesh.space.space import SearchSpace
+from automesh.tuner.choose.baseline import parse_plan
+from automesh.tuner.compile.memory_limit import Room
+from automesh.tuner.estimate.logical_knobs import with_knobs
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.study.identity import study_name
+from automesh.tuner.worker_errors import inspection_error
+from automesh.worker.environment import surroundings_for
+from automesh.worker.messages import DevicesJob, InspectJob, Surroundings
+from automesh.worker.pool import Pool
+from automesh.worker.protocol import Answer
+
+Versions = tuple[tuple[str, str], ...]
+_NEEDED_BYTES = (
+    2 * 2**30
+)  # what a compile of a middling step takes; decides how many run side by side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """The devices that the plans are for, here or not.
+
+    Attributes:
+      memory_bytes: what one device can hold; 0 where nobody says (CPU).
+    """
+
+    platform: str
+    device_kind: str
+    num_devices: int
+    num_granules: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """Everything that the rungs need to know.
+
+    Attributes:
+      aim: the devices; those of the inspection stand in for them where they are not here.
+      baseline: the script's own plan, or nothing.
+      axis_types: what the step asks for, a word for each axis.
+      batch_axes: of the search space.
+      name: of the study.
+      folder: of the study.
+      device_memory_bytes: what one device can hold; 0 where nobody says (CPU).
+      reserve: of these, what is kept free.
+      source_hash: what trials of the script as it is now are known by; see `tuner.study.freshness`.
+      provenance: versions and environment; trials made with others are stale.
+      promised: what a rule promises that was only compiled so far; see `tuner.choose.prior_rule`.
+    """
+
+    entry: Entry
+    selector: str
+    name: str
+    folder: Path
+    inspection: Inspection
+    enumeration: Enumeration
+    baseline: tuple[Plan, ...]
+    aim: Aim
+    chip: Chip
+    device_memory_bytes: int
+    provenance: Versions
+    num_granules: int
+    timeout_s: float
+    axis_types: tuple[str, ...]
+    batch_axes: tuple[str, ...]
+    source_hash: str
+    reserve: Reserve = NO_RESERVE
+    promised: tuple[Plan, ...] = ()
+
+    @property
+    def room(self) -> Room:
+        """What a plan may use of a device's memory."""
+        limit = self.device_memory_bytes
+        return Room(limit_bytes=limit, reserve_bytes=self.reserve.of(limit))
+
+    def with_memory(self, limit_bytes: int) -> Preparation:
+        """With the limit that a compiler has stated; 0 leaves what is on record."""
+        if not limit_bytes:
+            return self
+        aim = replace(self.aim, memory_bytes=limit_bytes)
+        return replace(self, aim=aim, device_memory_bytes=limit_bytes)
+
+    @property
+    def split(self) -> str:
+        """Which axes of a script's mesh are several here, in the words of `--split`."""
+        capture = self.entry.capture
+        return " ".join(map(str, capture.splits)) if capture is not None else ""
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where jax keeps compiled programs, so that the measure rung need not compile again."""
+        return self.folder / "cache"
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans to compile: the baseline, then the legal ones."""
+        return tuple(dict.fromkeys([*self.baseline, *self.enumeration.legal]))
+
+
+def surroundings_of(target: Target) -> Surroundings:
+    """The environment in which workers serve a target."""
+    if target.absent is not None:
+        return surroundings_for(elsewhere_of(target.absent), cpu_devices=target.cpu_devices)
+    return Surroundings(platforms=target.platforms, cpu_devices=target.cpu_devices)
+
+
+def memory_share_bytes(workers: int) -> int:
+    """What one of several workers may take: its part of nine tenths of what is free now."""
+    return max(int(0.9 * psutil.virtual_memory().available / workers), 2**28)
+
+
+def count_workers(target: Target, wanted: int) -> int:
+    """How many compile side by side: one per core that memory allows, one on an accelerator."""
+    return 1 if target.platforms != "cpu" else wanted or count_lowering()
+
+
+def count_lowering() -> int:
+    """How many programs to lower side by side, which the cores alone do: one per core that memory
+    allows."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    fitting = int(psutil.virtual_memory().available // _NEEDED_BYTES)
+    return max(1, min(cores, fitting))
+
+
+def inspect_job(request: SearchRequest, target: Target, space: SearchSpace) -> InspectJob:
+    """The first job of a search."""
+    # What an attached accelerator is called is not known yet.
+    platform = "cpu" if target.platforms == "cpu" else ""
+    return InspectJob(
+        entry=request.entry,
+        axis_names=space.names,
+        platform=target.absent.platform if target.absent else platform,
+        mapping=tuple((axis.name, axis.choices[0]) for axis in space.mapping),
+        elsewhere=elsewhere_of(target.absent) if target.absent else None,
+    )
+
+
+def inspect(
+    pool: Pool,
+    request: SearchRequest,
+    target: Target,
+    space: SearchSpace,
+    progress: Progress,
+    *,
+    warm_up: int = 0,
+) -> Inspection:
+    """Asks a worker what the script and the devices are.
+
+    Args:
+      warm_up: further workers that start jax meanwhile, to be ready for what follows.
+
+    Raises:
+      UsageError: the script or its `build` cannot be used, or there are several processes.
+    """
+    progress.now(f"looking at {request.entry.location}")
+    job = inspect_job(request, target, space)
+    ticket = pool.submit(job, request.timeout_s)
+    for _ in range(warm_up):
+        pool.submit(DevicesJob(), request.timeout_s)
+    answer: Answer | Failure | None = None
+    while answer is None:
+        for finished in pool.wait():
+            if finished.ticket == ticket:
+                answer = finished.result
+    if isinstance(answer, (Failed, TimedOut, OutOfMemory)):
+        raise inspection_error(answer, request.entry, space)
+    if not isinstance(answer, Inspection):
+        raise TypeError(f"an inspection was answered with {type(answer).__name__}")
+    if answer.process_count > 1:
+        raise UsageError(
+            f"jax was started with {answer.process_count} processes, but a search runs in one",
+            hint="run the search on one host, without a launcher",
+        )
+    return with_knobs(pool, job, answer, space, progress, timeout_s=request.timeout_s)
+
+
+def prepare(
+    request: SearchRequest,
+    target: Target,
+    space: SearchSpace,
+    inspection: Inspection,
+    progress: Progress,
+) -> Preparation:
+    """Enumerates the plans and names the study.
+
+    Raises:
+      UsageError: the space or the baseline does not fit the script or the devices.
+      NoFeasibleMesh: no plan is legal.
+    """
+    aim = aim_of(target, inspection)
+    enumeration = find_legal(
+        space,
+        StepFacts(
+            facts=inspection.facts,
+            used_axes=inspection.used_axes,
+            mapping=inspection.mapping,
+            knobs=inspection.knobs,
+            takes_any_knob=inspection.takes_any_knob,
+        ),
+        num_devices=aim.num_devices,
+        num_granules=aim.num_granules,
+        platform=aim.platform,
+    )
+    # Those of the request were said when they were found, before the script was inspected.
+    for notice in (*target.notices, *enumeration.notices):
+        progress.notice(notice)
+    enumeration = replace(enumeration, notices=(*request.notices, *enumeration.notices))
+    selector = target.selector or selector_of(inspection.devices)
+    baseline = _baseline(request, inspection, enumeration, space, aim)
+    name = study_name(
+        request.entry,
+        selector=selector,
+        axes=space.names,
+        scope=request.results,
+        figures=target.figures,
+    )
+    folder = study_folder(request.results, name, new=request.new)
+    return Preparation(
+        entry=request.entry,
+        selector=selector,
+        name=folder.name,
+        folder=folder,
+        inspection=inspection,
+        enumeration=enumeration,
+        baseline=baseline,
+        aim=aim,
+        chip=chip_for(aim.device_kind, aim.platform)
+        if target.absent is None
+        else target.absent.fabric.chip,
+        device_memory_bytes=aim.memory_bytes,
+        provenance=tuple(sorted((*inspection.versions, *inspection.environment))),
+        num_granules=aim.num_granules,
+        timeout_s=request.timeout_s,
+        axis_types=as_axis_types(inspection.axis_types, space.names),
+        batch_axes=space.batch_axes,
+        source_hash=inspection.source_hash,
+        reserve=_reserve(request, target, aim),
+    )
+
+
+def _reserve(request: SearchRequest, target: Target, aim: Aim) -> Reserve:
+    """What is kept free; of devices that are here nothing, unless it is asked for: they say
+    themselves what fits."""
+    if request.reserve:
+        return parse_reserve(request.reserve)
+    return default_reserve(aim.platform, os.environ) if target.absent else NO_RESERVE
+
+
+def aim_of(target: Target, inspection: Inspection) -> Aim:
+    """The devices of a target: those that the inspection found, unless it names absent ones."""
+    absent = target.absent
+    if absent is not None:
+        return Aim(
+            platform=absent.platform,
+            device_kind=absent.device_kind or absent.fabric.chip.name,
+            num_devices=absent.num_devices,
+            num_granules=absent.fabric.num_granules,
+            memory_bytes=absent.device_memory_bytes,
+        )
+    first = inspection.devices[0]
+    return Aim(
+        platform=first.platform,
+        device_kind=first.kind,
+        num_devices=len(inspection.devices),
+        num_granules=len(granules_of(inspection.devices)),
+        memory_bytes=inspection.device_memory_bytes,
+    )
+
+
+def _baseline(
+    request: SearchRequest,
+    inspection: Inspection,
+    enumeration: Enumeration,
+    space: SearchSpace,
+    aim: Aim,
+) -> tuple[Plan, ...]:
+    text = request.baseline.strip() or inspection.baseline.strip()
+    if not text:
+        return ()
+    plan = parse_plan(
+        text,
+        names=space.names,
+        num_devices=aim.num_devices,
+        num_granules=aim.num_granules,
+        mapping=enumeration.mapping,
+        knobs=dict(inspection.knobs),
+        varied=[name for name, _ in enumeration.legal[0].knobs],
+    )
+    return (plan,)
+
+
+def study_folder(results: Path, name: str, *, new: bool) -> Path:
+    """The folder of the newest study of a name, or the next free one: `name`, `name-2`, ..."""
+    number, folder = 1, results / name
+    while (following := results / f"{name}-{number + 1}").exists():
+        number, folder = number + 1, following
+    return following if new and folder.exists() else folder

@@ -1,0 +1,623 @@
+"""Looks at a script as a search would, in seconds and without searching: what it takes and gives,
+on which meshes it can be traced, whether every process traces the same program, what to mend."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError
+from automesh.hardware import Target, parse_target
+from automesh.hardware.compile_client import elsewhere_of
+from automesh.mesh.axes import MAPPING, MeshAxis, Plan, Scalar
+from automesh.outcomes import Failure
+from automesh.program.lower.program_text import first_difference, read_text
+from automesh.program.nouns import Inspection, Traced
+from automesh.program.step_summary import StepSummary
+from automesh.report.progress import Progress, Silent
+from automesh.report.script_check.nouns import (
+    CheckedScript,
+    KnobUse,
+    PlanCount,
+    Problem,
+    ProgramCheck,
+    Sameness,
+)
+from automesh.report.words import count
+from automesh.space.legal import Enumeration
+from automesh.space.space import SearchSpace
+from automesh.tuner.estimate.logical_knobs import with_knobs
+from automesh.tuner.preparation import (
+    Preparation,
+    aim_of,
+    inspect_job,
+    memory_share_bytes,
+    prepare,
+    surroundings_of,
+)
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.start import read_aim
+from automesh.tuner.study.retrace import CURE
+from automesh.tuner.worker_errors import inspection_error
+from automesh.worker.environment import hash_seed
+from automesh.worker.messages import Job, SummarizeJob, Surroundings, TraceJob
+from automesh.worker.pool import Pool
+from automesh.worker.protocol import Answer
+
+_VIRTUAL = "cpu:8"  # where the only device of this machine leaves no mesh to look at
+_MOST_MESHES = 6
+_SCRIPTS_OWN = ("start", "load")  # what ends in these stages has said nothing of the step
+_NO_LOSS = (
+    "return the loss beside the new state: meshes are compared by it, and what cannot be compared "
+    "becomes no rule"
+)
+
+
+def check_script(
+    request: SearchRequest,
+    *,
+    script: str,
+    command: Callable[[str], str],
+    progress: Progress,
+) -> CheckedScript:
+    """Looks at a script.
+
+    Args:
+      script: as the user gave it.
+      command: what searches it, by the name of a target.
+
+    Raises:
+      UsageError: bad arguments, or a script that cannot be loaded.
+    """
+    request, target, space = read_aim(request, progress)
+    with _Workers.on(target, request) as workers:
+        check = _Check(
+            request=request, target=target, space=space, workers=workers, progress=progress
+        )
+        inspected = check.inspect()
+        if not _is_single(inspected, target):
+            return check.look(inspected, script=script, command=command(request.target))
+    virtual = parse_target(_VIRTUAL, os.environ)
+    with _Workers.on(virtual, request) as workers:
+        check = _Check(
+            request=request, target=virtual, space=space, workers=workers, progress=progress
+        )
+        check.notes.append(
+            "this machine has a single device: looked at on 8 virtual ones, --target cpu:8"
+        )
+        return check.look(check.inspect(), script=script, command=command(_VIRTUAL))
+
+
+def _is_single(inspected: Inspection | Failure, target: Target) -> bool:
+    return (
+        isinstance(inspected, Inspection)
+        and target.absent is None
+        and not target.cpu_devices
+        and len(inspected.devices) == 1
+        and inspected.devices[0].platform == "cpu"
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Workers:
+    """A process like those of a search, and on CPUs a second one beside it.
+
+    Attributes:
+      first: with the hash seed of all workers.
+      second: with another one; None where an accelerator serves one process alone.
+      folder: for the texts of programs.
+    """
+
+    first: Pool
+    second: Pool | None
+    surroundings: Surroundings
+    other_seed: str
+    folder: Path
+
+    @staticmethod
+    @contextmanager
+    def on(target: Target, request: SearchRequest) -> Generator[_Workers]:
+        """The workers of a target; they end with the body."""
+        surroundings, seed = surroundings_of(target), hash_seed(os.environ)
+        other_seed = str(int(seed) + 1) if seed.isdecimal() else "1"
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="automesh-check-"))
+
+            def open_pool(around: Surroundings, name: str) -> Pool:
+                pool = Pool(
+                    size=1,
+                    surroundings=around,
+                    log_dir=Path(folder) / name,
+                    memory_limit_bytes=request.memory_limit_bytes or memory_share_bytes(2),
+                )
+                return stack.enter_context(pool)
+
+            other = _with_seed(surroundings, other_seed)
+            yield _Workers(
+                first=open_pool(surroundings, "first"),
+                second=open_pool(other, "second") if serves_several(target) else None,
+                surroundings=surroundings,
+                other_seed=other_seed,
+                folder=Path(folder),
+            )
+
+
+def serves_several(target: Target) -> bool:
+    """Whether several processes can have the devices of a target at the same time."""
+    return target.platforms == "cpu"
+
+
+def _with_seed(surroundings: Surroundings, seed: str) -> Surroundings:
+    variables = {**dict(surroundings.variables), "PYTHONHASHSEED": seed}
+    return replace(surroundings, variables=tuple(sorted(variables.items())))
+
+
+@dataclass(slots=True)
+class _Tracing:
+    """The meshes that were tried.
+
+    Attributes:
+      traced: plans that the step could be traced for.
+      step: what it is on the first of them.
+      refused: plans that it could not be traced for, and why.
+    """
+
+    traced: list[Plan] = field(default_factory=list[Plan])
+    step: StepSummary | None = None
+    refused: list[tuple[Plan, Failure]] = field(default_factory=list[tuple[Plan, Failure]])
+
+
+@dataclass(slots=True, kw_only=True)
+class _Check:
+    """One script on one target.
+
+    Attributes:
+      begun: what the second process traces.
+    """
+
+    request: SearchRequest
+    target: Target
+    space: SearchSpace
+    workers: _Workers
+    progress: Progress
+    problems: list[Problem] = field(default_factory=list[Problem])
+    notes: list[str] = field(default_factory=list[str])
+    begun: Plan | None = None
+
+    def inspect(self) -> Inspection | Failure:
+        """Does what every search does first.
+
+        Raises:
+          UsageError: the script cannot be loaded.
+        """
+        self.progress.log(f"importing {self.request.entry.location}")
+        answer = self._ask(
+            inspect_job(self.request, self.target, self.space),
+            {"build": f"calling `{self.request.entry.function}` on one device"},
+        )
+        if isinstance(answer, Inspection):
+            if answer.process_count > 1:
+                raise UsageError(
+                    f"jax was started with {answer.process_count} processes, but a search runs in "
+                    "one",
+                    hint="run it on one host, without a launcher",
+                )
+            return answer
+        if not isinstance(answer, Failure):
+            raise TypeError(f"an inspection was answered with {type(answer).__name__}")
+        if answer.stage in _SCRIPTS_OWN:
+            raise inspection_error(answer, self.request.entry, self.space)
+        return answer
+
+    def look(self, inspected: Inspection | Failure, *, script: str, command: str) -> CheckedScript:
+        """Everything that follows from an inspection."""
+        found = _empty(self, script=script, command=command)
+        if not isinstance(inspected, Inspection):
+            self._blame("", inspected)
+            return replace(found, problems=tuple(self.problems), notes=tuple(self.notes))
+        aim = aim_of(self.target, inspected)
+        preparation = self._prepare(inspected)
+        legal = preparation.enumeration.legal if preparation else ()
+        meshes, step = self._trace_meshes(inspected, legal)
+        program = found.program
+        if step is not None:
+            self._judge(step)
+            if not step.change:  # Other arguments are another program in any case.
+                program = self._compare_programs(meshes[0], step, inspected)
+        return replace(
+            found,
+            target=preparation.selector if preparation else self.target.selector,
+            platform=aim.platform,
+            device=aim.device_kind,
+            device_count=aim.num_devices,
+            mesh=_short(meshes[0], legal) if meshes else "",
+            meshes=tuple(_short(plan, legal) for plan in meshes),
+            step=step,
+            used_axes=self._used(inspected, legal),
+            searched_axes=tuple(name for name in self.space.names if name in _covered(legal)),
+            axis_types=inspected.axis_types,
+            baseline=self.request.baseline or inspected.baseline,
+            facts=inspected.facts,
+            tokens_per_step=inspected.tokens_per_step,
+            knobs=_knobs_of(inspected, legal),
+            left_out=preparation.enumeration.notices if preparation else (),
+            program=program,
+            plans=_counted(preparation.enumeration) if preparation else None,
+            notes=tuple(self.notes),
+            problems=tuple(self.problems),
+            versions=tuple(sorted((*inspected.versions, *inspected.environment))),
+        )
+
+    def _prepare(self, inspected: Inspection) -> Preparation | None:
+        """The plans of a search, with the baseline if it fits; None if there is none."""
+        try:
+            if self.space.mapping:
+                self.progress.log("looking at what the knobs do to the arrays")
+            inspected = with_knobs(
+                self.workers.first,
+                inspect_job(self.request, self.target, self.space),
+                inspected,
+                self.space,
+                self.progress,
+                timeout_s=self.request.timeout_s,
+            )
+            request = replace(self.request, baseline="")
+            alone = replace(inspected, baseline="")
+            preparation = prepare(request, self.target, self.space, alone, Silent())
+        except NoFeasibleMesh as error:
+            self._add(error if inspected.used_axes else self._nothing_split())
+            return None
+        except UsageError as error:
+            self._add(error)
+            return None
+        try:
+            return prepare(self.request, self.target, self.space, inspected, Silent())
+        except UsageError as error:
+            self._add(error)
+            return preparation
+
+    def _nothing_split(self) -> UsageError:
+        names = ", ".join(f"`{name}`" for name in self.space.names)
+        return UsageError(
+            f"the step splits nothing over the mesh axes {names}: every mesh would do the same",
+            hint=f'give arrays shardings such as NamedSharding(mesh, P("{self.space.names[0]}")); '
+            "axes of other names go into a search space of your own, --space FILE",
+        )
+
+    def _trace_meshes(
+        self, inspected: Inspection, legal: Sequence[Plan]
+    ) -> tuple[list[Plan], StepSummary | None]:
+        """Builds and traces the step on meshes that make every axis larger than 1, if they can.
+
+        Returns:
+          The plans that could be traced; what the step is on the first of them.
+        """
+        tracing = _Tracing()
+        axes = self._used(inspected, legal)
+        plans = covering(legal, axes)[:_MOST_MESHES] or [self._single(inspected)]
+        self._begin_second(plans[0], inspected)
+        self._trace_all(tracing, inspected, plans)
+        if tracing.refused:
+            rest = _uncovered(tracing.traced, axes)
+            self._trace_all(tracing, inspected, alone(legal, rest)[:_MOST_MESHES])
+        if tracing.step is None:
+            self._trace_all(tracing, inspected, [self._single(inspected)])
+        self._tell_refused(tracing)
+        return tracing.traced, tracing.step
+
+    def _trace_all(self, tracing: _Tracing, inspected: Inspection, plans: Sequence[Plan]) -> None:
+        for plan in plans:
+            if plan in tracing.traced or any(plan == one for one, _ in tracing.refused):
+                continue
+            answer = self._trace_or_summarize(plan, inspected, is_first=tracing.step is None)
+            if isinstance(answer, Failure):
+                tracing.refused.append((plan, answer))
+                continue
+            tracing.traced.append(plan)
+            tracing.step = answer if isinstance(answer, StepSummary) else tracing.step
+
+    def _used(self, inspected: Inspection, legal: Sequence[Plan]) -> tuple[str, ...]:
+        """The axes that the step uses by itself, and those that a searched mapping makes it use."""
+        used = {*inspected.used_axes, *_covered(legal)}
+        return tuple(name for name in self.space.names if name in used)
+
+    def _single(self, inspected: Inspection) -> Plan:
+        mapping = inspect_job(self.request, self.target, self.space).mapping
+        axes = tuple(MeshAxis(name=name) for name in self.space.names)
+        return Plan(axes=axes, mapping=mapping if inspected.mapping is not None else ())
+
+    def _tell_refused(self, tracing: _Tracing) -> None:
+        """Meshes that the step cannot be traced on: worth knowing, and a problem if there are no
+        others."""
+        has_mesh = any(plan.num_devices > 1 for plan in tracing.traced)
+        for plan, failure in tracing.refused:
+            if not has_mesh:
+                self._blame(f"on {plan.mesh}: ", failure)
+                return
+            error = inspection_error(failure, self.request.entry, self.space)
+            self.notes.append(f"not on {plan.mesh}: {error.message}")
+
+    def _trace_or_summarize(
+        self, plan: Plan, inspected: Inspection, *, is_first: bool
+    ) -> StepSummary | Traced | Failure:
+        name = self.request.entry.function
+        if is_first:
+            self.progress.log(f"calling `{name}` twice on {plan.mesh}")
+            job = SummarizeJob(
+                entry=self.request.entry,
+                plan=plan,
+                axis_types=inspected.axis_types,
+                facts=inspected.facts,
+                elsewhere=elsewhere_of(self.target.absent) if self.target.absent else None,
+            )
+            answer = self._ask(job, {"lower": "tracing the step"})
+        else:
+            self.progress.log(f"calling `{name}` on {plan.mesh}")
+            answer = self._ask(self._trace_job(plan, inspected, "another mesh"), {})
+        if not isinstance(answer, StepSummary | Traced | Failure):
+            raise TypeError(f"a step was answered with {type(answer).__name__}")
+        return answer
+
+    def _trace_job(self, plan: Plan, inspected: Inspection, name: str) -> TraceJob:
+        return TraceJob(
+            entry=self.request.entry,
+            plan=plan,
+            axis_types=inspected.axis_types,
+            facts=inspected.facts,
+            text_file=str(self._text(name)),
+            elsewhere=elsewhere_of(self.target.absent) if self.target.absent else None,
+        )
+
+    def _judge(self, step: StepSummary) -> None:
+        """What of a step keeps it from being searched, and what is worth knowing."""
+        if step.change:
+            self.problems.append(
+                Problem(
+                    what="two calls of `build` on the same mesh give other arguments: "
+                    + step.change,
+                    hint="let what it returns depend on its parameters alone",
+                )
+            )
+        if not step.losses:
+            what = "the step returns no scalar float, such as its loss"
+            if self.target.absent is None:
+                self.problems.append(Problem(what=what, hint=_NO_LOSS))
+            else:
+                self.notes.append(f"{what}: it could not be measured on devices that are here")
+        unsaid = [one.name for one in step.arguments if not one.spec and one.shape]
+        if unsaid:
+            self.notes.append(
+                f"nothing says how {count(len(unsaid), 'array')} are split, such as "
+                f"`{unsaid[0]}`: the compiler chooses; give them a NamedSharding"
+                if len(unsaid) > 1
+                else f"nothing says how `{unsaid[0]}` is split: the compiler chooses; give it a "
+                "NamedSharding"
+            )
+        if step.lost:
+            self.notes.append(
+                f"`{step.lost[0]}`"
+                + (f" and {len(step.lost) - 1} more" if len(step.lost) > 1 else "")
+                + ": donated, and no output replaces it, so that it is made anew for every step; "
+                "`Workload(advance=...)` can say what does"
+            )
+        carries = step.carried or step.has_advance or any(one.is_ref for one in step.arguments)
+        if not carries:
+            self.notes.append(
+                "no output looks like an argument, so that every step starts from the same "
+                "arguments; `Workload(advance=...)` can say how they go on"
+            )
+
+    def _compare_programs(
+        self, plan: Plan, step: StepSummary, inspected: Inspection
+    ) -> ProgramCheck:
+        """Whether the step is the same program once more, in this process and in others."""
+        self.progress.log("tracing the step in a second process")
+        here = self._ask(self._trace_job(plan, inspected, "here"), {})
+        other = self._in_second(plan, inspected)
+        if not isinstance(here, Traced) or not isinstance(other, Traced):
+            failed = other if isinstance(here, Traced) else here
+            if isinstance(failed, Failure):
+                self._blame("traced once more: ", failed)
+            return self._program("not looked at", "")
+        if here.fingerprint == other.fingerprint == step.fingerprint:
+            return self._program("same", "")
+        if here.fingerprint == step.fingerprint:
+            self.progress.log("tracing the step in a third process, to see why it differs")
+            self.workers.first.recycle(self.workers.surroundings)
+        third = self._ask(self._trace_job(plan, inspected, "third"), {})
+        if isinstance(third, Traced) and third.fingerprint == here.fingerprint == step.fingerprint:
+            return self._by_seed()
+        return self._differing("third" if isinstance(third, Traced) else "second")
+
+    def _begin_second(self, plan: Plan, inspected: Inspection) -> None:
+        """Lets the second process load the script and trace a plan meanwhile."""
+        if self.workers.second is not None:
+            job = self._trace_job(plan, inspected, "second")
+            self.workers.second.submit(job, self.request.timeout_s)
+            self.begun = plan
+
+    def _in_second(self, plan: Plan, inspected: Inspection) -> Answer | Failure:
+        """Traces a plan in a process with another hash seed."""
+        second = self.workers.second
+        if second is None:
+            # An accelerator serves one process: the first has to go.
+            seeded = _with_seed(self.workers.surroundings, self.workers.other_seed)
+            self.workers.first.recycle(seeded)
+            return self._ask(self._trace_job(plan, inspected, "second"), {})
+        if self.begun != plan:
+            second.wait()
+            self._begin_second(plan, inspected)
+        return second.wait()[0].result
+
+    def _by_seed(self) -> ProgramCheck:
+        detail = self._difference("second")
+        self.notes.append(
+            "the program depends on the order of a set"
+            + (f" ({detail})" if detail else "")
+            + f": the workers of a search agree on one (PYTHONHASHSEED={hash_seed(os.environ)}), "
+            "and so must the processes of a training on several hosts; sort it"
+        )
+        return self._program("by hash seed", detail)
+
+    def _differing(self, other: str) -> ProgramCheck:
+        detail = self._difference(other)
+        what = "the step is traced to another program every time"
+        self.problems.append(Problem(what=what + (f": {detail}" if detail else ""), hint=CURE))
+        return self._program("differs", detail)
+
+    def _difference(self, other: str) -> str:
+        texts = [read_text(self._text(name)) for name in ("here", other)]
+        return str(first_difference(*texts) or "")
+
+    def _text(self, name: str) -> Path:
+        return self.workers.folder / f"{name}.txt"
+
+    def _program(self, found: Sameness, detail: str) -> ProgramCheck:
+        return ProgramCheck(
+            found=found,
+            detail=detail,
+            hash_seed=hash_seed(os.environ),
+            other_seed=self.workers.other_seed,
+        )
+
+    def _ask(self, job: Job, told: dict[str, str]) -> Answer | Failure:
+        """Has a job done.
+
+        Args:
+          told: what to say when the job enters a stage.
+        """
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") == "stage" and (text := told.get(event["stage"])):
+                self.progress.log(text)
+
+        return self.workers.first.run(job, self.request.timeout_s, on_event)
+
+    def _blame(self, where: str, failure: Failure) -> None:
+        error = inspection_error(failure, self.request.entry, self.space)
+        self.problems.append(Problem(what=where + error.message, hint=error.hint))
+
+    def _add(self, error: AutomeshError) -> None:
+        self.problems.append(Problem(what=error.message, hint=error.hint))
+
+
+def covering(legal: Sequence[Plan], axes: Sequence[str]) -> list[Plan]:
+    """A few plans that together have every axis above 1 that any plan has so: the first has most of
+    them, with the settings of the first legal plan, and its sizes are alike."""
+    chosen: list[Plan] = []
+    usual = [plan for plan in legal if plan.settings == legal[0].settings]
+    for candidates in (usual, legal):
+        while left := set(axes) - _covered(chosen):
+            best = max(candidates, key=lambda plan: _merit(plan, left), default=None)
+            if best is None or not left & _covered([best]):
+                break
+            chosen.append(best)
+    return chosen or list(legal[:1])
+
+
+def alone(legal: Sequence[Plan], axes: Sequence[str]) -> list[Plan]:
+    """For each axis the first plan that has no other above 1."""
+    found: dict[str, Plan] = {}
+    for plan in legal:
+        above = _covered([plan])
+        if len(above) == 1 and (name := next(iter(above))) in axes:
+            found.setdefault(name, plan)
+    return list(found.values())
+
+
+def _covered(plans: Sequence[Plan]) -> set[str]:
+    return {axis.name for plan in plans for axis in plan.axes if axis.size > 1}
+
+
+def _uncovered(plans: Sequence[Plan], axes: Sequence[str]) -> list[str]:
+    covered = _covered(plans)
+    return [name for name in axes if name not in covered]
+
+
+def _merit(plan: Plan, wanted: set[str]) -> tuple[int, int, int]:
+    sizes = [axis.size for axis in plan.axes]
+    return len(wanted & _covered([plan])), -max(sizes), -plan.num_granules
+
+
+def _knobs_of(inspected: Inspection, legal: Sequence[Plan]) -> tuple[KnobUse, ...]:
+    """Keywords of `build`, then logical axes and compiler options that are searched."""
+    values: dict[str, dict[str, Scalar]] = {}
+    options: set[str] = set()
+    for plan in legal:
+        options.update(name for name, _ in plan.compiler_options)
+        for name, value in plan.settings:
+            values.setdefault(name, {})[repr(value)] = value  # In words: True == 1.
+    own = [
+        KnobUse(
+            name=name,
+            kind=type(default).__name__,
+            default=default,
+            values=tuple(values.pop(name, {}).values()),
+        )
+        for name, default in inspected.knobs
+    ]
+    others = [
+        KnobUse(name=name.removeprefix(MAPPING), kind=_kind(name, tried, options), default=None,
+                values=tuple(tried.values()))
+        for name, tried in values.items()
+    ]  # fmt: skip
+    return (*own, *others)
+
+
+def _kind(name: str, tried: dict[str, Scalar], options: set[str]) -> str:
+    if name.startswith(MAPPING):
+        return "logical axis"
+    return "compiler option" if name in options else type(next(iter(tried.values()))).__name__
+
+
+def _counted(enumeration: Enumeration) -> PlanCount:
+    return PlanCount(
+        enumerated=enumeration.num_plans,
+        legal=len(enumeration.legal),
+        ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
+    )
+
+
+def _short(plan: Plan, legal: Sequence[Plan]) -> str:
+    """A plan in words, without the settings that are tried first."""
+    return plan.mesh if not legal or plan.settings == legal[0].settings else str(plan)
+
+
+def _empty(check: _Check, *, script: str, command: str) -> CheckedScript:
+    """What is known before anything is."""
+    return CheckedScript(
+        script=script,
+        function=check.request.entry.function,
+        target=check.target.selector or check.target.name,
+        platform="",
+        device="",
+        device_count=0,
+        mesh="",
+        meshes=(),
+        step=None,
+        axes=check.space.names,
+        used_axes=(),
+        searched_axes=(),
+        axis_types=(),
+        baseline="",
+        facts=(),
+        tokens_per_step=0,
+        knobs=(),
+        left_out=(),
+        program=ProgramCheck(
+            found="not looked at",
+            detail="",
+            hash_seed=hash_seed(os.environ),
+            other_seed=check.workers.other_seed,
+        ),
+        plans=None,
+        notes=(),
+        problems=(),
+        command=command,
+        versions=(),
+    )

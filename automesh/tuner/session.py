@@ -1,0 +1,320 @@
+"""The start of every search: what the script and the devices are, which plans are legal, and what
+they should take."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from automesh.cost.pipeline.prices import PipelinePrices, price_pipeline_terms
+from automesh.cost.pipeline.terms import PipelineTerms
+from automesh.cost.prices import Prices
+from automesh.cost.pricing import price
+from automesh.cost.terms import Terms
+from automesh.errors import UsageError
+from automesh.hardware import Target
+from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.hardware.compile_client import elsewhere_of
+from automesh.hardware.fabric.discover import fabric_of
+from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.mesh.axes import Plan
+from automesh.mesh.plan_arrays import Batch
+from automesh.report.estimates import Estimates
+from automesh.report.progress import Progress
+from automesh.report.words import uncounted_notices
+from automesh.space.space import SearchSpace
+from automesh.tuner.choose.ranking import estimated_candidates
+from automesh.tuner.estimate.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
+from automesh.tuner.estimate.propagations import Active
+from automesh.tuner.estimate.propagator import REFUSED, Propagator, Step
+from automesh.tuner.estimate.rung import EstimateRung
+from automesh.tuner.estimate.terms_cache import TERMS, TermsCache
+from automesh.tuner.preparation import (
+    Preparation,
+    count_lowering,
+    count_workers,
+    inspect,
+    memory_share_bytes,
+    prepare,
+    surroundings_of,
+)
+from automesh.tuner.request import SearchRequest
+from automesh.worker.messages import BuildJob, LayoutJob, Surroundings
+from automesh.worker.pool import Pool
+
+# Of the budget: what is listed is built, and a search compiles what it has built.
+BUILD_SHARE = 0.1
+Choose = Callable[[Sequence[Plan]], Sequence[Plan]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is known before anything is tried, and the workers to estimate it with.
+
+    Attributes:
+      pool: serves the target's virtual devices on the CPU.
+    """
+
+    request: SearchRequest
+    target: Target
+    space: SearchSpace
+    preparation: Preparation
+    progress: Progress
+    pool: Pool
+    workers: int
+    clock: Callable[[], float]
+
+    def counting(self, preparation: Preparation) -> Look:
+        """The same look, of a preparation of which more is known."""
+        return replace(self, preparation=preparation)
+
+    def estimate(
+        self,
+        *,
+        share: float,
+        pulse: Callable[[], object] = lambda: None,
+        choose: Choose | None = None,
+        terms_folder: Path | None = None,
+    ) -> Estimates:
+        """Estimates the legal plans.
+
+        Args:
+          share: of the budget that this may take.
+          pulse: called every half second or so.
+          choose: which of the plans; by default all.
+          terms_folder: where terms are kept; by default in the study's folder, if there is one.
+        """
+        preparation = self.preparation
+        propagator = Propagator(
+            step=_step(preparation, self.target, self.space),
+            pool=self.pool,
+            cache=_cache(preparation, terms_folder, self.request.shared_terms),
+            progress=self.progress,
+            workers=self.workers,
+            deadline_s=self.clock() + share * self.request.budget_s,
+            timeout_s=self.request.timeout_s,
+            clock=self.clock,
+            pulse=pulse,
+        )
+        return _estimate(preparation, self.target, propagator, choose)
+
+    def rule_out(
+        self, estimates: Estimates, *, share: float, pulse: Callable[[], object] = lambda: None
+    ) -> tuple[Preparation, Estimates]:
+        """Builds the baseline and the plans that promise most, and rules out what cannot be built.
+
+        Args:
+          share: of the budget that this may take, the baseline left out.
+          pulse: as in `estimate`.
+
+        Returns:
+          What was given and prepared, without the plans that cannot be built.
+
+        Raises:
+          UsageError: the baseline cannot be built.
+          NoFeasibleMesh: no plan is left.
+        """
+        preparation = self.preparation
+        check = BuildCheck(
+            entry=preparation.entry,
+            job=lambda plan: _build_job(preparation, self.target, plan),
+            pool=self.pool,
+            progress=self.progress,
+            workers=self.workers,
+            deadline_s=self.clock() + share * self.request.budget_s,
+            timeout_s=self.request.timeout_s,
+            clock=self.clock,
+            pulse=pulse,
+        )
+        for plan in preparation.baseline:
+            check.require(plan)
+        ranked = [
+            one.plan
+            for one in estimated_candidates(
+                estimates.found,
+                baseline=preparation.baseline,
+                device_memory_bytes=preparation.device_memory_bytes,
+            )
+        ]
+        check.build(ranked, wanted=self.request.top)
+        doubtful = [plan for plan, why in estimates.missing.items() if why.startswith(REFUSED)]
+        check.build(doubtful[:MOST_SUSPECTS], wanted=MOST_SUSPECTS)
+        refused = check.refused(preparation.plans)
+        notices = refusal_notices(refused)
+        listed = [plan for plan in ranked if plan not in refused][: self.request.top]
+        if not all(check.is_done(plan) for plan in listed):
+            notices += ("the time did not suffice to build the step on all meshes that are listed",)
+        return (
+            replace(preparation, enumeration=preparation.enumeration.without(refused)),
+            replace(
+                estimates,
+                found={plan: one for plan, one in estimates.found.items() if plan not in refused},
+                missing={
+                    plan: why for plan, why in estimates.missing.items() if plan not in refused
+                },
+                refused=refused,
+                notices=(*estimates.notices, *notices),
+            ),
+        )
+
+
+@contextmanager
+def looking(
+    request: SearchRequest,
+    target: Target,
+    space: SearchSpace,
+    progress: Progress,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Generator[Look]:
+    """Inspects the script and the devices, and enumerates the plans.
+
+    Raises:
+      UsageError: the script, the space or the baseline cannot be used.
+      NoFeasibleMesh: no plan is legal.
+    """
+    surroundings = surroundings_of(target)
+    shared = surroundings.platforms == "cpu"  # The workers that propagate can inspect, too.
+    workers = count_workers(target, request.workers) if shared else count_lowering()
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="automesh-look-")))
+
+        def open_pool(size: int, around: Surroundings) -> Pool:
+            limit = request.memory_limit_bytes or memory_share_bytes(size)
+            pool = Pool(
+                size=size,
+                surroundings=around,
+                log_dir=logs,
+                memory_limit_bytes=limit,
+                on_wait=progress.tick,
+            )
+            return stack.enter_context(pool)
+
+        pool = open_pool(workers if shared else 1, surroundings)
+        inspection = inspect(
+            pool, request, target, space, progress, warm_up=workers - 1 if shared else 0
+        )
+        preparation = prepare(request, target, space, inspection, progress)
+        enumeration = preparation.enumeration
+        progress.phase(
+            "enumerate",
+            total=enumeration.num_plans,
+            done=enumeration.num_plans,
+            note=f"{len(enumeration.legal)} legal",
+        )
+        if not shared:
+            pool.close()
+            devices = preparation.aim.num_devices
+            pool = open_pool(workers, Surroundings(platforms="cpu", cpu_devices=devices))
+        yield Look(
+            request=request,
+            target=target,
+            space=space,
+            preparation=preparation,
+            progress=progress,
+            pool=pool,
+            workers=workers,
+            clock=clock,
+        )
+
+
+def notices_of(preparation: Preparation, estimates: Estimates) -> tuple[str, ...]:
+    """What the user should know of the plans and of their estimates."""
+    said = [*preparation.enumeration.notices, *estimates.notices]
+    if estimates.missing:
+        said.append(estimates.missing_notice)
+    said += uncounted_notices(list(estimates.found.values()))
+    return tuple(dict.fromkeys(said))
+
+
+def _step(preparation: Preparation, target: Target, space: SearchSpace) -> Step:
+    inspection = preparation.inspection
+    return Step(
+        entry=preparation.entry,
+        axis_names=space.names,
+        axis_types=inspection.axis_types,
+        facts=inspection.facts,
+        platform=preparation.aim.platform,
+        seen=inspection.seen,
+        elsewhere=elsewhere_of(target.absent) if target.absent else None,
+    )
+
+
+def _build_job(preparation: Preparation, target: Target, plan: Plan) -> BuildJob:
+    inspection = preparation.inspection
+    return BuildJob(
+        entry=preparation.entry,
+        plan=plan,
+        axis_types=inspection.axis_types,
+        facts=inspection.facts,
+        elsewhere=elsewhere_of(target.absent) if target.absent else None,
+    )
+
+
+def _cache(
+    preparation: Preparation, terms_folder: Path | None, shared: tuple[Path, ...]
+) -> TermsCache:
+    # A dry run leaves nothing behind, but reads and completes what a search has begun.
+    folder = preparation.folder
+    return TermsCache(
+        folder=terms_folder or (folder / TERMS if folder.is_dir() else None),
+        source_hash=preparation.source_hash,
+        versions=preparation.provenance,
+        others=shared,
+    )
+
+
+def _estimate(
+    preparation: Preparation, target: Target, propagator: Propagator, choose: Choose | None
+) -> Estimates:
+    try:
+        fabric = fabric_of(target, preparation.inspection.devices)
+    except UsageError as error:
+        missing = dict.fromkeys(preparation.plans, error.message)
+        return Estimates(missing=missing)
+    aim = preparation.aim
+    speeds = find_speeds(
+        fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ
+    )
+
+    def price_on_fabric(terms: Mapping[Active, Terms], batch: Batch, layouts: Layouts) -> Prices:
+        return price(terms, batch, fabric=fabric, layouts=layouts, speeds=speeds)
+
+    def price_stages(
+        pipeline: PipelineTerms, where: Terms, batch: Batch, layouts: Layouts
+    ) -> PipelinePrices:
+        return price_pipeline_terms(
+            pipeline, where, batch, fabric=fabric, layouts=layouts, speeds=speeds
+        )
+
+    legal = tuple(dict.fromkeys([*preparation.enumeration.legal, *preparation.baseline]))
+    rung = EstimateRung(
+        plans=choose(legal) if choose else legal,
+        propagator=propagator,
+        layout=_layout_job(preparation, fabric) if fabric.kind == "torus" else None,
+        price=price_on_fabric,
+        price_pipeline=price_stages,
+        origin=speeds.origin,
+    )
+    return replace(rung.run(), fabric=fabric)
+
+
+def _layout_job(
+    preparation: Preparation, fabric: Fabric
+) -> Callable[[tuple[tuple[int, ...], ...]], LayoutJob]:
+    def job(shapes: tuple[tuple[int, ...], ...]) -> LayoutJob:
+        return LayoutJob(
+            platform=preparation.aim.platform,
+            device_kind=preparation.aim.device_kind,
+            torus=fabric.torus,
+            devices_per_chip=fabric.devices_per_chip,
+            shapes=shapes,
+            wraps=fabric.wraps,
+        )
+
+    return job

@@ -1,0 +1,1 @@
+"""A search's memory: trials, storage, leases, and whether they still hold."""

@@ -1,0 +1,321 @@
+"""Opens Optuna's storage, and turns whatever can go wrong with it into one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import optuna
+import sqlalchemy as sa
+import sqlalchemy.exc as sa_errors
+from filelock import FileLock, Timeout
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from automesh.errors import UsageError
+from automesh.tuner.study.lease import Holds
+from automesh.tuner.study.lease_tables import FileHolds, SqlHolds
+from automesh.tuner.study.storage import Storage
+
+BUSY_S = 60.0  # how long a write waits for another process to end its own, which takes milliseconds
+CONNECT_S = 10
+_RECORD = b'{"op_code":'
+_HEADER = b"SQLite format 3\x00"
+_KEEP = "it is never overwritten: move it away to start over, or name another --storage"
+# What Optuna makes before its other tables: in a database without them there is no study.
+_FIRST_TABLES = ("studies", "version_info")
+_DRIVERS = {
+    "postgresql": "pip install 'jax-automesh[postgres]'",
+    "mysql": "pip install pymysql, and write `mysql+pymysql://...`",
+    "mariadb": "pip install pymysql, and write `mariadb+pymysql://...`",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """An open storage: Optuna's studies and the holds beside them."""
+
+    optuna: BaseStorage
+    holds: Holds
+    storage: Storage
+
+    def explained(self) -> AbstractContextManager[None]:
+        """As the function `explained`, for this storage."""
+        return explained(self.storage)
+
+    def close(self) -> None:
+        self.holds.close()
+        if isinstance(self.optuna, RDBStorage):
+            self.optuna.remove_session()
+            self.optuna.engine.dispose()
+
+
+def open_backend(storage: Storage) -> Backend:
+    """Opens the storage, or makes it if there is none.
+
+    Raises:
+      UsageError: it is not a study's storage, is damaged, may not be written, or cannot be reached.
+    """
+    with explained(storage):
+        match storage.kind:
+            case "sqlite":
+                return _open_sqlite(storage)
+            case "server":
+                return _open_server(storage)
+            case "journal":
+                return _open_journal(storage)
+
+
+@contextmanager
+def explained(storage: Storage) -> Generator[None]:
+    """Turns whatever a storage raises into a `UsageError` that names it."""
+    # Log lines of Optuna about what we do with it would stand between ours.
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    except optuna.exceptions.StorageInternalError as error:
+        raise _failure(storage, error.__cause__ or error) from error
+    except (sa_errors.SQLAlchemyError, sqlite3.Error, OSError, Timeout) as error:
+        raise _failure(storage, error) from error
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def _failure(storage: Storage, error: BaseException) -> UsageError:
+    cause = getattr(error, "orig", None) or error
+    reason = " ".join(str(cause).split()) or type(cause).__name__
+    return UsageError(
+        f"the study's storage {storage.text} failed: {reason}",
+        hint="what was finished is kept: mend it and run the same command again",
+    )
+
+
+# SQLite
+
+
+def _open_sqlite(storage: Storage) -> Backend:
+    path = Path(storage.location)
+    _check_writable(path, storage)
+    _check_sqlite(path, storage)
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+        # With the write-ahead log, NORMAL loses nothing when a process is killed and never
+        # damages the file; a power cut may undo the last trials, which are then tried again.
+        # FULL would wait for the disk some ten times per trial.
+        connection.execute("PRAGMA synchronous=NORMAL")
+        return connection
+
+    # One process makes the tables, the others wait: Optuna does not expect two at once.
+    with FileLock(f"{path}.flock", timeout=BUSY_S, poll_interval=0.01):
+        setup = connect()
+        try:
+            setup.execute("PRAGMA journal_mode=WAL")
+        finally:
+            setup.close()
+        return _open_rdb(storage, f"sqlite:///{path}", {"creator": connect})
+
+
+def _check_writable(path: Path, storage: Storage) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the folder `{path.parent}` cannot be made: {error.strerror}",
+            hint="name another folder with --results, or another --storage",
+        ) from error
+    write = os.R_OK | os.W_OK
+    for place, what, access in ((path.parent, "folder", write | os.X_OK), (path, "file", write)):
+        # The folder first: without its permission the file cannot even be asked about.
+        if place.exists() and not os.access(place, access):
+            raise UsageError(
+                f"the {what} `{place}` may not be read and written",
+                hint="change its permissions, or name another place with --results or --storage",
+            )
+    if path.is_dir():
+        raise UsageError(f"{storage.text} is a folder, not a file", hint="name a file in it")
+
+
+def _check_sqlite(path: Path, storage: Storage) -> None:
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb") as file:
+        if file.read(len(_HEADER)) != _HEADER:
+            raise UsageError(f"{storage.text} is not a SQLite database", hint=_KEEP)
+    connection = sqlite3.connect(path, timeout=BUSY_S)
+    try:
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.DatabaseError as error:
+        verdict, tables = str(error), set[str]()
+    finally:
+        connection.close()
+    if verdict != "ok":
+        reason = " ".join(verdict.split())
+        raise UsageError(f"the database {storage.text} is damaged: {reason}", hint=_KEEP)
+    if tables and tables.isdisjoint(_FIRST_TABLES):
+        raise UsageError(f"{storage.text} is a database of another program", hint=_KEEP)
+
+
+# Database servers
+
+
+def _open_server(storage: Storage) -> Backend:
+    try:
+        url = sa.make_url(storage.location)
+    except (sa_errors.ArgumentError, ValueError) as error:
+        raise UsageError(
+            f"`{storage.text}` is not a database URL",
+            hint="write `postgresql+psycopg://user:password@host:5432/database`",
+        ) from error
+    arguments: dict[str, Any] = {}
+    if "connect_timeout" not in url.query:
+        arguments["connect_timeout"] = CONNECT_S
+    options = {"connect_args": arguments, "pool_pre_ping": True}
+    _check_server(storage, url, options)
+    return _open_rdb(storage, storage.location, options)
+
+
+def _check_server(storage: Storage, url: sa.URL, options: dict[str, Any]) -> None:
+    kind = url.get_backend_name()
+    try:
+        engine = sa.create_engine(url, **options)
+    except (ImportError, sa_errors.NoSuchModuleError) as error:
+        raise UsageError(
+            f"the driver for {storage.text} is not installed: {error}",
+            hint=_DRIVERS[kind],
+        ) from error
+    try:
+        with engine.connect():
+            pass
+    except sa_errors.DBAPIError as error:
+        reason = " ".join(str(error.orig).split())
+        raise UsageError(
+            f"{storage.text} cannot be reached: {reason}",
+            hint="check that the server runs, and the host, database, user and password in the URL",
+        ) from error
+    finally:
+        engine.dispose()
+
+
+def _open_rdb(storage: Storage, url: str, options: dict[str, Any]) -> Backend:
+    attempts = 5
+    for attempt in range(1, attempts + 1):
+        try:
+            rdb = _new_rdb(url, options)
+            return Backend(optuna=rdb, holds=SqlHolds(rdb.engine), storage=storage)
+        except RuntimeError as error:
+            raise _schema_mismatch(storage, error) from error
+        except (sa_errors.SQLAlchemyError, optuna.exceptions.StorageInternalError):
+            # Two processes made the tables at the same moment: one of them failed.
+            if attempt == attempts:
+                raise
+            time.sleep(0.2 * attempt)
+    raise AssertionError("unreachable")
+
+
+def _new_rdb(url: str, options: dict[str, Any]) -> RDBStorage:
+    """As the constructor; but one that raises has opened connections that nobody could close."""
+    rdb = RDBStorage.__new__(RDBStorage)
+    try:
+        # Optuna fills `{SCHEMA_VERSION}` into the URL: other braces must be doubled.
+        rdb.__init__(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
+    except BaseException:
+        if hasattr(rdb, "engine"):
+            rdb.engine.dispose()
+        raise
+    return rdb
+
+
+def _schema_mismatch(storage: Storage, error: RuntimeError) -> UsageError:
+    if "storage upgrade" in str(error):
+        return UsageError(
+            f"{storage.text} was made by an older Optuna than the installed {optuna.__version__}",
+            hint=f"upgrade it: `optuna storage upgrade --storage {storage.text}`",
+        )
+    return UsageError(
+        f"{storage.text} was made by a newer Optuna than the installed {optuna.__version__}",
+        hint="install a newer one: `pip install -U optuna`",
+    )
+
+
+# Journal
+
+
+class FlockedJournal(JournalFileOpenLock):
+    """A lock for Optuna's journal file that the kernel releases at the death of its process.
+
+    Optuna's own locks are files that a killed process leaves behind for 30 s, and the half line
+    that it was writing makes the journal unreadable once another follows: it is cut off first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = FileLock(f"{path}.flock", timeout=BUSY_S, poll_interval=0.002)
+
+    def acquire(self) -> bool:
+        self._lock.acquire()
+        cut_torn_tail(self._path)
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def cut_torn_tail(path: Path) -> None:
+    """Cuts a last line without its end off; the caller has the journal's lock."""
+    with path.open("r+b") as file:
+        torn = len(_tail(file))
+        if torn:
+            file.seek(-torn, os.SEEK_END)
+            file.truncate()
+
+
+def _tail(file: BinaryIO) -> bytes:
+    """What follows the last line end."""
+    end = file.seek(0, os.SEEK_END)
+    tail = b""
+    while len(tail) < end and b"\n" not in tail:
+        start = max(0, end - len(tail) - 4096)
+        file.seek(start)
+        tail = file.read(end - len(tail) - start) + tail
+    return tail.rpartition(b"\n")[2]
+
+
+def _open_journal(storage: Storage) -> Backend:
+    path = Path(storage.location)
+    _check_writable(path, storage)
+    _check_journal(path, storage)
+    lock = FlockedJournal(path)
+    journal = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+    holds = FileHolds(path.with_name(f"{path.name}.holds"))
+    return Backend(optuna=journal, holds=holds, storage=storage)
+
+
+def _check_journal(path: Path, storage: Storage) -> None:
+    """Refuses what is not a journal: its last line would be taken for torn and cut off."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not _is_record(line):
+                what = "is not an Optuna journal" if number == 1 else f"is damaged at line {number}"
+                raise UsageError(f"{storage.text} {what}", hint=_KEEP)
+
+
+def _is_record(line: bytes) -> bool:
+    if not line.endswith(b"\n"):
+        return line[: len(_RECORD)] == _RECORD[: len(line)]
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and "op_code" in record

@@ -1,0 +1,179 @@
+"""The table of holds in a database (SQLite, PostgreSQL, MySQL) and in a file beside a journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import sqlalchemy.exc as sa_errors
+from filelock import FileLock
+
+from automesh.errors import AutomeshError, UsageError
+from automesh.jsonio import from_json, to_json
+from automesh.tuner.study.lease import Hold, Owner
+
+_TABLE = sa.Table(
+    "automesh_holds",
+    sa.MetaData(),
+    sa.Column("hold_key", sa.String(512), primary_key=True),
+    sa.Column("owner", sa.String(512), nullable=False),
+    sa.Column("renewed_s", sa.Double(), nullable=False),
+    sa.Column("version", sa.BigInteger(), nullable=False),
+)
+_CLOCKS = {
+    "postgresql": "SELECT extract(epoch FROM clock_timestamp())",
+    "mysql": "SELECT unix_timestamp(now(6))",
+    "mariadb": "SELECT unix_timestamp(now(6))",
+}
+
+
+class SqlHolds:
+    """Holds in a table beside Optuna's; each change is one statement, so nothing is ever locked."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        # Single statements need no transaction, and SQLite must not keep a read snapshot open.
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        _TABLE.create(engine, checkfirst=True)
+        clock = _CLOCKS.get(engine.dialect.name)
+        self._clock = sa.text(clock) if clock else None
+
+    def now(self) -> float:
+        # SQLite in WAL mode is shared within one host only: one clock.
+        return time.time() if self._clock is None else float(self._rows(self._clock)[0][0])
+
+    def get(self, key: str) -> Hold | None:
+        rows = self._rows(sa.select(_TABLE).where(_TABLE.c.hold_key == key))
+        return _from_row(rows[0]) if rows else None
+
+    def under(self, prefix: str) -> dict[str, Hold]:
+        rows = self._rows(
+            sa.select(_TABLE).where(_TABLE.c.hold_key.startswith(prefix, autoescape=True))
+        )
+        return {row.hold_key: _from_row(row) for row in rows}
+
+    def swap(self, key: str, old: Hold | None, owner: Owner | None) -> bool:
+        if old is None:
+            return owner is not None and self._insert(key, owner)
+        unchanged = sa.and_(_TABLE.c.hold_key == key, _TABLE.c.version == old.version)
+        unchanged = sa.and_(unchanged, _TABLE.c.owner == _owner_text(old.owner))
+        if owner is None:
+            return self._changed(sa.delete(_TABLE).where(unchanged)) == 1
+        values = {"owner": _owner_text(owner), "renewed_s": self.now(), "version": old.version + 1}
+        return self._changed(sa.update(_TABLE).where(unchanged).values(values)) == 1
+
+    def _insert(self, key: str, owner: Owner) -> bool:
+        row = {"hold_key": key, "owner": _owner_text(owner), "renewed_s": self.now()}
+        row["version"] = _first_version()
+        try:
+            self._changed(sa.insert(_TABLE).values(row))
+        except sa_errors.IntegrityError:
+            return False
+        return True
+
+    def renew(self, owner: Owner) -> None:
+        values: dict[str, Any] = {"renewed_s": self.now(), "version": _TABLE.c.version + 1}
+        mine = _TABLE.c.owner == _owner_text(owner)
+        self._changed(sa.update(_TABLE).where(mine).values(values))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _rows(self, statement: sa.Executable) -> Sequence[sa.Row[Any]]:
+        with self._engine.connect() as connection:
+            return connection.execute(statement).all()
+
+    def _changed(self, statement: sa.Executable) -> int:
+        with self._engine.connect() as connection:
+            return connection.execute(statement).rowcount
+
+
+class FileHolds:
+    """Holds in a JSON file, replaced whole under a lock that the kernel releases at death."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = FileLock(f"{path}.flock", timeout=60, poll_interval=0.002)
+        with self._lock:  # makes the lock's file, which is also the clock
+            pass
+
+    def now(self) -> float:
+        # The file system's clock: hosts that share it over NFS agree on it.
+        os.utime(self._lock.lock_file)
+        return Path(self._lock.lock_file).stat().st_mtime
+
+    def get(self, key: str) -> Hold | None:
+        return self._read().get(key)
+
+    def under(self, prefix: str) -> dict[str, Hold]:
+        return {key: hold for key, hold in self._read().items() if key.startswith(prefix)}
+
+    def swap(self, key: str, old: Hold | None, owner: Owner | None) -> bool:
+        with self._lock:
+            holds = self._read()
+            if holds.get(key) != old or (old is None and owner is None):
+                return False
+            if owner is None:
+                del holds[key]
+            else:
+                version = _first_version() if old is None else old.version + 1
+                holds[key] = Hold(key=key, owner=owner, renewed_s=self.now(), version=version)
+            self._write(holds)
+            return True
+
+    def renew(self, owner: Owner) -> None:
+        with self._lock:
+            now_s, holds = self.now(), self._read()
+            for key, hold in holds.items():
+                if hold.owner == owner:
+                    holds[key] = Hold(
+                        key=key, owner=owner, renewed_s=now_s, version=hold.version + 1
+                    )
+            self._write(holds)
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def _read(self) -> dict[str, Hold]:
+        if not self._path.exists():
+            return {}
+        text = self._path.read_bytes().strip(b"\0")
+        if not text:  # a power cut may leave the name without the content
+            return {}
+        try:
+            holds: list[Hold] = from_json(json.loads(text), list[Hold])
+        except (ValueError, AutomeshError) as error:
+            raise UsageError(
+                f"the file `{self._path}` is damaged",
+                hint="delete it while no search runs: it only says which process runs what",
+            ) from error
+        return {hold.key: hold for hold in holds}
+
+    def _write(self, holds: dict[str, Hold]) -> None:
+        # No fsync: after a power cut no owner is alive, and a lost hold is a free one.
+        draft = self._path.with_name(f"{self._path.name}.new")
+        draft.write_text(json.dumps(to_json(list(holds.values()), list[Hold])))
+        draft.replace(self._path)
+
+
+def _first_version() -> int:
+    # Random: a key that was given back and taken again must not look unchanged.
+    return secrets.randbits(40)
+
+
+def _owner_text(owner: Owner) -> str:
+    return json.dumps(to_json(owner, Owner), sort_keys=True)
+
+
+def _from_row(row: Any) -> Hold:
+    return Hold(
+        key=row.hold_key,
+        owner=from_json(json.loads(row.owner), Owner),
+        renewed_s=float(row.renewed_s),
+        version=int(row.version),
+    )

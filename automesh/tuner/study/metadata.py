@@ -1,0 +1,177 @@
+"""What a study remembers besides its trials: its header, the reference, the decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from automesh.hardware.fabric.fabric import Fabric
+from automesh.jsonio import from_json, to_json
+from automesh.mesh.axes import Plan, usual_batch_axes
+from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
+from automesh.tuner.measure.verdict import Decision
+from automesh.tuner.study.study import Study, Trial
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a search knew when it started; with the trials it is all that `show` needs.
+
+    Attributes:
+      plans: how many plans are legal, the baseline included.
+      ruled_out: how many plans each rule rejected.
+      location: where the trials are, for people.
+      speeds: where the speeds of the estimates come from, in words.
+      estimated: how many of `plans` have an estimate.
+      fabric: how the devices are wired; None if that could not be told.
+      is_ahead: True if the devices are not here: nothing can be measured.
+      room: what a plan may use of a device's memory.
+      axis_types: what the step was searched with, a word for each axis; empty: nobody noted them.
+      batch_axes: axes that the rows of a batch are split over; None: nobody noted them.
+      outside: plans, as text, that the study knows from other search spaces and that are not legal
+        in this one.
+      split: the axes of a script's mesh that are several in the search, in the words of `--split`.
+      template: of the command that is run for each plan; empty where a script's step is.
+      details: how the estimates were made, for those who ask.
+      made_up: arguments of the step that nobody gives values for, by name.
+    """
+
+    workload: str
+    target: str
+    platform: str
+    device_kind: str
+    device_count: int
+    axes: tuple[str, ...]
+    enumerated: int
+    plans: int
+    ruled_out: tuple[tuple[str, int], ...]
+    baseline: tuple[Plan, ...]
+    notices: tuple[str, ...]
+    tokens_per_step: int
+    location: str
+    results_dir: str
+    command: str
+    source_hash: str
+    versions: Pairs
+    speeds: str = ""
+    estimated: int = 0
+    fabric: Fabric | None = None
+    is_ahead: bool = False
+    room: Room = NO_LIMIT
+    outside: tuple[str, ...] = ()
+    template: str = ""
+    split: str = ""
+    axis_types: tuple[str, ...] = ()
+    batch_axes: tuple[str, ...] | None = None
+    details: tuple[str, ...] = ()
+    made_up: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """How the last run ended; `certificate`, `belief` and `made` as in `SearchResult`."""
+
+    stop_reason: str
+    rules_path: str
+    interrupted: bool
+    certificate: str = ""
+    belief: str = ""
+    made: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notebook:
+    """Typed notes of one study; those of an older script or other versions are not read.
+
+    Attributes:
+      outside: plans, as text, that are not told of, beside those out of the study's scope.
+    """
+
+    study: Study
+    source_hash: str
+    versions: Pairs
+    outside: frozenset[str] = frozenset()
+
+    def is_current(self, trial: Trial) -> bool:
+        """Whether a trial counts: of the script and the versions as they are now, of a plan that is
+        searched, and not for want of time or memory that there is now."""
+        mine = trial.matches(self.source_hash, self.versions) and self.tells_of(trial.plan)
+        return mine and not self.study.scope.overcomes(trial.outcome)
+
+    def tells_of(self, plan: Plan) -> bool:
+        """Whether a plan belongs to the search space as it is now."""
+        return self.study.scope.covers(plan) and str(plan) not in self.outside
+
+    def note_header(self, header: Header) -> None:
+        self.study.note("header", to_json(header, Header))
+
+    def note_footer(self, footer: Footer) -> None:
+        self.note("footer", to_json(footer, Footer))
+
+    def footer(self) -> Footer | None:
+        found = self.noted("footer")
+        return None if found is None else from_json(found, Footer)
+
+    def note_reference(self, name: str) -> None:
+        self.note("reference", name)
+
+    def reference(self) -> str:
+        return str(self.noted("reference") or "")
+
+    def note_decision(self, decision: Decision) -> None:
+        self.note("decision", to_json(decision, Decision))
+
+    def decision(self) -> Decision | None:
+        """What was decided; None if nothing was, or for a plan that is not searched any more."""
+        found = self.noted("decision")
+        decision = None if found is None else from_json(_upgraded(found), Decision)
+        if decision is None or not self.tells_of(decision.winner):
+            return None
+        return replace(
+            decision,
+            comparisons=tuple(one for one in decision.comparisons if self.tells_of(one.plan)),
+            confirmed=tuple(pair for pair in decision.confirmed if self.tells_of(pair[0])),
+        )
+
+    def note(self, key: str, value: Any) -> None:
+        """Keeps a JSON value for the script and the versions as they are now."""
+        mine = {"source_hash": self.source_hash, "versions": dict(self.versions), "value": value}
+        self.study.note(self._name(key), mine)
+
+    def _name(self, key: str) -> str:
+        # One for each script: a change that is taken back finds what was decided before it.
+        return f"{key}.{self.source_hash}"
+
+    def noted(self, key: str) -> Any:
+        """What `note` has kept under a key; None if nothing."""
+        found = self.study.noted(self._name(key)) or {}
+        mine = (self.source_hash, dict(self.versions))
+        return (
+            found.get("value")
+            if (found.get("source_hash"), found.get("versions")) == mine
+            else None
+        )
+
+
+def _upgraded(found: dict[str, Any]) -> dict[str, Any]:
+    """A decision of a version that compared with the winner of a race, as one of now.
+
+    Its comparisons are left out: they were made with another plan than the exported one.
+    """
+    if "race" not in found:
+        return found
+    race, kept = found["race"], {key: one for key, one in found.items() if key != "race"}
+    return {**kept, "comparisons": [], "sentence": race["sentence"]}
+
+
+def batch_axes_of(header: Header) -> tuple[str, ...]:
+    """Axes that split the rows of a batch; by their names where nobody noted them."""
+    return usual_batch_axes(header.axes) if header.batch_axes is None else header.batch_axes
+
+
+def read_header(study: Study) -> Header | None:
+    """The header that the last search left in a study; None if none got that far."""
+    found = study.noted("header")
+    return None if found is None else from_json(found, Header)

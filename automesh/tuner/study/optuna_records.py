@@ -1,0 +1,206 @@
+"""Our trials as Optuna's: sizes and choices as integer parameters, the rest as attributes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from automesh.jsonio import from_json, to_json
+from automesh.mesh.axes import MAPPING, Plan, Scalar
+from automesh.mesh.mapping import format_axes
+from automesh.outcomes import (
+    Compiled,
+    Estimated,
+    Failed,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    RuledOut,
+    TimedOut,
+)
+from automesh.tuner.study.lease import Owner
+from automesh.tuner.study.trials import Round, RungName, State, Trial
+
+Choices = dict[str, list[Scalar | None]]
+"""Parameter -> its values in the order in which they were first seen; trials store the index."""
+
+ROUND = "round."
+LOG_TAIL_CHARS = 20_000  # MySQL keeps at most 64 kB in one attribute
+_STATES: dict[TrialState, State] = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "done",
+    TrialState.PRUNED: "raced_out",
+    TrialState.FAIL: "failed",
+}
+
+
+def extended(choices: Choices, plans: Sequence[Plan]) -> Choices:
+    """`choices` with the settings of `plans` that it lacks, at the ends of its lists.
+
+    Index 0 of a compiler option is null: a plan that leaves the option at the compiler's default.
+    """
+    grown = {name: list(values) for name, values in choices.items()}
+    for plan in plans:
+        for name, value in _settings(plan).items():
+            values = grown.setdefault(name, [None] if name.startswith("option.") else [])
+            if _index(values, value) is None:
+                values.append(value)
+    return grown
+
+
+def new_trial(
+    plan: Plan,
+    choices: Choices,
+    *,
+    source_hash: str,
+    versions: Sequence[tuple[str, str]],
+    estimated: Estimated | None = None,
+    run: str = "",
+) -> FrozenTrial:
+    """A waiting Optuna trial for `plan`; every setting of the plan must be in `choices`."""
+    params: dict[str, int] = {}
+    distributions: dict[str, BaseDistribution] = {}
+    for axis in plan.axes:
+        sizes = {axis.name: axis.ici}
+        if plan.num_granules > 1:
+            sizes[f"dcn.{axis.name}"] = axis.dcn
+        for name, size in sizes.items():
+            params[name] = size
+            distributions[name] = IntDistribution(1, max(plan.num_devices, 1), log=True)
+    settings = _settings(plan)
+    for name, values in choices.items():
+        index = _index(values, settings.get(name))
+        if index is not None:
+            params[name] = index
+            distributions[name] = IntDistribution(0, len(values) - 1)
+    attributes = {
+        "plan": str(plan),
+        "plan_json": json.dumps(to_json(plan, Plan)),
+        "source_hash": source_hash,
+        "versions": dict(versions),
+    }
+    if run:
+        attributes["run"] = run
+    if estimated is not None:
+        attributes["estimated"] = json.dumps(to_json(estimated, Estimated))
+    return create_trial(
+        state=TrialState.WAITING,
+        params=dict(params),
+        distributions=distributions,
+        user_attrs=attributes,
+    )
+
+
+def read_trial(rung: RungName, frozen: FrozenTrial) -> Trial:
+    """Reads what `new_trial` and the rung have stored."""
+    attributes = frozen.user_attrs
+    outcome: Outcome | None = None
+    # An outcome is stored just before the state: until then the trial is not finished.
+    if frozen.state.is_finished() and "outcome" in attributes:
+        outcome = from_json(json.loads(attributes["outcome"]), Outcome)
+    return Trial(
+        rung=rung,
+        number=frozen.number,
+        storage_id=frozen._trial_id,  # pyright: ignore[reportPrivateUsage]
+        plan=from_json(json.loads(attributes["plan_json"]), Plan),
+        state=_STATES[frozen.state],
+        outcome=outcome,
+        owner=from_json(attributes["owner"], Owner) if "owner" in attributes else None,
+        attempts=attributes.get("attempts", 0),
+        fingerprint=attributes.get("fingerprint", ""),
+        source_hash=attributes["source_hash"],
+        versions=tuple(attributes["versions"].items()),
+        rounds=_rounds(attributes),
+        estimated=from_json(json.loads(attributes["estimated"]), Estimated)
+        if "estimated" in attributes
+        else None,
+        run=attributes.get("run", ""),
+    )
+
+
+def is_ours(frozen: FrozenTrial) -> bool:
+    """False for a trial that somebody added to the study with Optuna's own tools."""
+    return "plan_json" in frozen.user_attrs and "versions" in frozen.user_attrs
+
+
+def outcome_attributes(outcome: Outcome) -> dict[str, Any]:
+    """The attributes of an outcome: its kind, the JSON, and for failures a readable reason."""
+    if isinstance(outcome, Failed | TimedOut) and len(outcome.log_tail) > LOG_TAIL_CHARS:
+        outcome = replace(outcome, log_tail=outcome.log_tail[-LOG_TAIL_CHARS:])
+    attributes = {"kind": outcome.kind, "outcome": json.dumps(to_json(outcome, Outcome))}
+    match outcome:
+        case Compiled():
+            attributes["fingerprint"] = outcome.fingerprint
+        case Measured() | Estimated():
+            pass
+        case Failed():
+            attributes["reason"] = outcome.reason
+        case OutOfMemory() | RuledOut():
+            attributes["reason"] = outcome.detail
+        case TimedOut():
+            attributes["reason"] = f"no end after {outcome.limit_s:g} s"
+    return attributes
+
+
+def final_state(outcome: Outcome) -> tuple[TrialState, list[float] | None]:
+    """Optuna's state and value, seconds, for an outcome.
+
+    Raises:
+      ValueError: the step time is not a positive number.
+    """
+    if isinstance(outcome, Compiled | Measured) and not 0 < outcome.step_s < math.inf:
+        raise ValueError(f"a step cannot take {outcome.step_s} s")
+    match outcome:
+        case Compiled():
+            return TrialState.COMPLETE, [outcome.step_s]
+        case Measured():
+            state = TrialState.PRUNED if outcome.raced_out else TrialState.COMPLETE
+            return state, [outcome.step_s]
+        case _:
+            return TrialState.FAIL, None
+
+
+def owner_attributes(frozen: FrozenTrial, owner: Owner) -> dict[str, Any]:
+    """The attributes that a claim changes."""
+    attempts = frozen.user_attrs.get("attempts", 0) + 1
+    return {"owner": to_json(owner, Owner), "attempts": attempts}
+
+
+def round_attribute(measured: Round) -> tuple[str, Any]:
+    """Name and value of the attribute that keeps a round's samples."""
+    value = {"machine": measured.machine, "samples_s": list(measured.samples_s)}
+    return f"{ROUND}{measured.number:04d}", value
+
+
+def _rounds(attributes: Mapping[str, Any]) -> tuple[Round, ...]:
+    stored = sorted((key, value) for key, value in attributes.items() if key.startswith(ROUND))
+    return tuple(
+        Round(
+            number=int(key.removeprefix(ROUND)),
+            samples_s=tuple(value["samples_s"]),
+            machine=value["machine"],
+        )
+        for key, value in stored
+    )
+
+
+def _settings(plan: Plan) -> dict[str, Scalar]:
+    settings: dict[str, Scalar] = {
+        f"{MAPPING}{name}": format_axes(axes) for name, axes in plan.mapping
+    }
+    settings |= {f"knob.{name}": value for name, value in plan.knobs}
+    return settings | {f"option.{name}": value for name, value in plan.compiler_options}
+
+
+def _index(values: Sequence[Scalar | None], value: Scalar | None) -> int | None:
+    # By JSON text: True, 1 and 1.0 are equal in Python, but different knobs.
+    texts = [json.dumps(known) for known in values]
+    text = json.dumps(value)
+    return texts.index(text) if text in texts else None

@@ -1,0 +1,344 @@
+"""One rung of a study: plans queued, claimed, measured in rounds and finished."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState
+
+from automesh.errors import UsageError
+from automesh.jsonio import from_json
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Estimated, Outcome
+from automesh.tuner.study.backend import Backend
+from automesh.tuner.study.lease import Lease, Owner, expired, release, take
+from automesh.tuner.study.optuna_records import (
+    Choices,
+    extended,
+    final_state,
+    is_ours,
+    new_trial,
+    outcome_attributes,
+    owner_attributes,
+    read_trial,
+    round_attribute,
+)
+from automesh.tuner.study.scope import EVERYTHING, Scope
+from automesh.tuner.study.trials import Round, RungName, Trial
+
+SCHEMA = 1
+Finish = Literal["stored", "already_finished", "lost"]
+Versions = tuple[tuple[str, str], ...]
+
+
+class Rung:
+    """The trials of one kind, in one Optuna study.
+
+    A trial is run by whoever has its hold: a claim takes the hold before it touches the trial, so
+    two processes never run the same one, and a running trial always has an owner. Optuna alone does
+    not see to that: on SQLite its change of a trial's state reads first and writes later.
+    Everything raises `UsageError` if the storage fails.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        search: str,
+        name: RungName,
+        *,
+        owner: Owner,
+        lease: Lease,
+        source_hash: str,
+        versions: Versions,
+        scope: Scope = EVERYTHING,
+    ) -> None:
+        self.name: RungName = name
+        self._backend = backend
+        self._storage = backend.optuna
+        self._owner = owner
+        self._lease = lease
+        self.source_hash = source_hash
+        self._versions = versions
+        self._scope = scope
+        self._prefix = f"{search}/{name}/"
+        self._queue: deque[FrozenTrial] = deque()
+        self._claimed: dict[int, Trial] = {}
+        self._read: dict[int, Trial] = {}
+        self.optuna_study = optuna.create_study(
+            storage=backend.optuna,
+            study_name=f"{search}/{name}",
+            direction="minimize",
+            load_if_exists=True,
+        )
+        self._study_id = self._storage.get_study_id_from_name(f"{search}/{name}")
+        self._check_schema()
+
+    def trials(self) -> list[Trial]:
+        """All trials, stale ones too, in the order of their numbers."""
+        with self._backend.explained():
+            frozen = self.optuna_study.get_trials(deepcopy=False)
+            return [self._trial(one) for one in frozen if is_ours(one)]
+
+    def enqueue(
+        self,
+        plans: Iterable[Plan],
+        estimates: Mapping[Plan, Estimated] | None = None,
+        *,
+        run: str = "",
+    ) -> list[Trial]:
+        """Adds a waiting trial for every plan that has none for this script and these versions yet.
+
+        What failed for want of time or memory that there is now does not count, and is tried again.
+
+        Args:
+          estimates: to be kept with the trials of their plans.
+          run: which of several runs, see `Trial`.
+
+        Returns:
+          The new trials; fewer or none if this process does not have the lease.
+        """
+        known = {one.plan for one in self.trials() if one.run == run and self._matches(one)}
+        new = [plan for plan in dict.fromkeys(plans) if plan not in known]
+        added: list[Trial] = []
+        with self._backend.explained():
+            choices = self._grown_choices(new) if new and self._lease.renew() else {}
+            for plan in new:
+                # Asked for each plan: who was paused here must not go on beside its successor.
+                if not self._lease.renew():
+                    break
+                template = new_trial(
+                    plan,
+                    choices,
+                    source_hash=self.source_hash,
+                    versions=self._versions,
+                    estimated=(estimates or {}).get(plan),
+                    run=run,
+                )
+                storage_id = self._storage.create_new_trial(self._study_id, template)
+                added.append(self._trial(self._storage.get_trial(storage_id)))
+        return added
+
+    def claim(self) -> Trial | None:
+        """Takes the first waiting trial for this script, these versions and a plan in scope.
+
+        It is this process's until `finish`, `give_back`, or `LEASE_S` without `Study.heartbeat`.
+        """
+        with self._backend.explained():
+            for _ in range(2):
+                while self._queue:
+                    trial = self._claim(self._queue.popleft())
+                    if trial is not None:
+                        return trial
+                self._refill()
+            return None
+
+    def begin(self, plan: Plan, *, run: str = "") -> Trial | None:
+        """Claims the trial of `plan`: a waiting or abandoned one with its rounds, or a new one.
+
+        Args:
+          run: which of several runs, see `Trial`.
+
+        Returns:
+          None if the plan's trial is finished, another process runs it, or this one lost the lease.
+        """
+        mine = [one for one in self.trials() if one.plan == plan and one.run == run]
+        mine = [one for one in mine if self._matches(one)]
+        if not mine:
+            mine = self.enqueue([plan], run=run)
+        elif mine[0].state == "running":
+            mine = [one for one in self.adopt_expired() if one.number == mine[0].number]
+        with self._backend.explained():
+            return self._claim(self._storage.get_trial(mine[0].storage_id)) if mine else None
+
+    def adopt_expired(self) -> list[Trial]:
+        """Puts running trials whose process is gone back into the queue, their rounds kept.
+
+        One whose outcome was stored, and only its state was not, is finished instead.
+
+        Returns:
+          The trials that wait again.
+        """
+        with self._backend.explained():
+            running = self._storage.get_all_trials(
+                self._study_id, deepcopy=False, states=(TrialState.RUNNING,)
+            )
+            waiting = [self._requeue(one) for one in running if is_ours(one)]
+        return [one for one in waiting if one is not None]
+
+    def report(self, trial: Trial, number: int, samples_s: Sequence[float]) -> bool:
+        """Stores one round of a race; its median becomes Optuna's intermediate value.
+
+        Returns:
+          False, and stores nothing, if the trial is not this process's any more.
+        """
+        with self._backend.explained():
+            if not self._is_mine(trial):
+                return False
+            measured = Round(number=number, samples_s=tuple(samples_s), machine=self._owner.machine)
+            try:
+                self._storage.set_trial_user_attr(trial.storage_id, *round_attribute(measured))
+                self._storage.set_trial_intermediate_value(
+                    trial.storage_id, number, statistics.median(samples_s)
+                )
+            except UpdateFinishedTrialError:
+                return False
+            return True
+
+    def finish(self, trial: Trial, outcome: Outcome, *, fingerprint: str = "") -> Finish:
+        """Stores what became of a claimed trial; after that nothing can change it.
+
+        Compiled and measured plans complete with their step time as value, raced-out ones are
+        pruned, all others fail.
+
+        Returns:
+          `stored`. Or, with nothing stored, `already_finished` or `lost`: this process was silent
+          for so long that another took the trial over, and has or has not finished it.
+
+        Raises:
+          ValueError: the outcome's step time is not a positive number.
+        """
+        state, value = final_state(outcome)
+        with self._backend.explained():
+            self._claimed.pop(trial.storage_id, None)
+            if not self._is_mine(trial):
+                finished = self._storage.get_trial(trial.storage_id).state.is_finished()
+                return "already_finished" if finished else "lost"
+            attributes = outcome_attributes(outcome)
+            if fingerprint:
+                attributes = {"fingerprint": fingerprint} | attributes
+            try:
+                self._store(trial.storage_id, attributes, state, value)
+            except UpdateFinishedTrialError:
+                return "already_finished"
+            finally:
+                release(self._backend.holds, self._key(trial.number), self._owner)
+            return "stored"
+
+    def give_back(self, trial: Trial) -> None:
+        """Puts a claimed trial back into the queue."""
+        with self._backend.explained():
+            self._claimed.pop(trial.storage_id, None)
+            if self._is_mine(trial):
+                self._storage.set_trial_state_values(trial.storage_id, TrialState.WAITING)
+                release(self._backend.holds, self._key(trial.number), self._owner)
+
+    def give_all_back(self) -> None:
+        """Puts everything that this process claimed and did not finish back into the queue."""
+        for trial in list(self._claimed.values()):
+            self.give_back(trial)
+
+    def _claim(self, frozen: FrozenTrial) -> Trial | None:
+        key, holds = self._key(frozen.number), self._backend.holds
+        if not take(holds, key, self._owner):
+            return None
+        storage_id = _id(frozen)
+        # Read again under the hold: whoever had it before may have finished the trial.
+        frozen = self._storage.get_trial(storage_id)
+        if frozen.state != TrialState.WAITING:
+            if storage_id not in self._claimed:
+                release(holds, key, self._owner)
+            return None
+        attributes = owner_attributes(frozen, self._owner)
+        self._store(storage_id, attributes, TrialState.RUNNING, None)
+        trial = replace(
+            self._trial(frozen),
+            state="running",
+            owner=self._owner,
+            attempts=attributes["attempts"],
+        )
+        self._claimed[storage_id] = trial
+        return trial
+
+    def _requeue(self, frozen: FrozenTrial) -> Trial | None:
+        key, holds = self._key(frozen.number), self._backend.holds
+        hold = holds.get(key)
+        if hold is not None and (hold.owner == self._owner or not expired(hold, holds.now())):
+            return None
+        if not holds.swap(key, hold, self._owner):
+            return None
+        storage_id = _id(frozen)
+        frozen = self._storage.get_trial(storage_id)
+        stored = frozen.user_attrs.get("outcome")
+        if frozen.state == TrialState.RUNNING and stored is not None:
+            outcome: Outcome = from_json(json.loads(stored), Outcome)
+            self._store(storage_id, {}, *final_state(outcome))
+        elif frozen.state == TrialState.RUNNING:
+            self._storage.set_trial_state_values(storage_id, TrialState.WAITING)
+        release(holds, key, self._owner)
+        trial = self._trial(self._storage.get_trial(storage_id))
+        return trial if trial.is_waiting else None
+
+    def _store(
+        self,
+        storage_id: int,
+        attributes: dict[str, Any],
+        state: TrialState,
+        value: list[float] | None,
+    ) -> None:
+        # The state last: until it is stored the trial is still open.
+        for name, attribute in attributes.items():
+            self._storage.set_trial_user_attr(storage_id, name, attribute)
+        self._storage.set_trial_state_values(storage_id, state, value)
+
+    def _refill(self) -> None:
+        waiting = self._storage.get_all_trials(
+            self._study_id, deepcopy=False, states=(TrialState.WAITING,)
+        )
+        holds, now_s = self._backend.holds.under(self._prefix), self._backend.holds.now()
+        taken = {key for key, hold in holds.items() if not expired(hold, now_s)}
+        self._queue = deque(
+            one
+            for one in waiting
+            if is_ours(one)
+            and self._matches(trial := self._trial(one))
+            and self._scope.covers(trial.plan)
+            and self._key(one.number) not in taken
+        )
+
+    def _grown_choices(self, plans: Sequence[Plan]) -> Choices:
+        known: Choices = self.optuna_study.user_attrs.get("choices", {})
+        grown = extended(known, plans)
+        if grown != known:
+            self.optuna_study.set_user_attr("choices", grown)
+        return grown
+
+    def _check_schema(self) -> None:
+        schema = self.optuna_study.user_attrs.get("automesh_schema")
+        if schema is None:
+            self.optuna_study.set_user_attr("automesh_schema", SCHEMA)
+        elif schema > SCHEMA:
+            raise UsageError(
+                f"the study in {self._backend.storage.text} was made by a newer automesh",
+                hint="install that version, or start another study with --new",
+            )
+
+    def _trial(self, frozen: FrozenTrial) -> Trial:
+        known = self._read.get(_id(frozen))
+        if known is None:
+            known = read_trial(self.name, frozen)
+            if frozen.state.is_finished():  # and so never changes again
+                self._read[_id(frozen)] = known
+        return known
+
+    def _matches(self, trial: Trial) -> bool:
+        """Whether a trial counts for the script, the versions and the limits as they are now."""
+        mine = trial.matches(self.source_hash, self._versions)
+        return mine and not self._scope.overcomes(trial.outcome)
+
+    def _is_mine(self, trial: Trial) -> bool:
+        hold = self._backend.holds.get(self._key(trial.number))
+        return hold is not None and hold.owner == self._owner
+
+    def _key(self, number: int) -> str:
+        return f"{self._prefix}{number}"
+
+
+def _id(frozen: FrozenTrial) -> int:
+    return frozen._trial_id  # pyright: ignore[reportPrivateUsage]  # Optuna's storages have no other key

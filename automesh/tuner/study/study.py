@@ -1,0 +1,201 @@
+"""A search's memory: the studies `screen`, `compile` and `measure`, shared by all who open the
+storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from automesh.errors import UsageError
+from automesh.tuner.study.lease import Lease, Owner, this_owner
+from automesh.tuner.study.scope import EVERYTHING, Scope
+from automesh.tuner.study.storage import Storage, parse_storage
+from automesh.tuner.study.trials import Round, RungName, Trial
+
+if TYPE_CHECKING:
+    from automesh.tuner.study.backend import Backend
+    from automesh.tuner.study.rung import Rung
+
+__all__ = ["Owner", "Round", "Storage", "Study", "Trial", "open_study", "parse_storage"]
+
+
+def open_study(
+    storage: Storage,
+    name: str,
+    *,
+    source_hash: str = "",
+    versions: tuple[tuple[str, str], ...] = (),
+    scope: Scope = EVERYTHING,
+    create: bool = True,
+) -> Study:
+    """Opens the study `name` in `storage`.
+
+    Args:
+      source_hash: of the script as it is now; only trials with the same one are claimed.
+      versions: of everything whose change makes figures stale; likewise.
+      scope: what the search may try; only its plans are claimed.
+      create: make the study if there is none; False for those who only want to read it.
+
+    Raises:
+      UsageError: the storage cannot be used, a newer automesh made the study, or there is none.
+    """
+    # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
+    from automesh.tuner.study.backend import explained, open_backend
+    from automesh.tuner.study.rung import Rung
+
+    backend = open_backend(storage)
+    owner = this_owner()
+    lease = Lease(backend.holds, f"{name}/lease", owner)
+
+    def open_rung(rung: RungName) -> Rung:
+        return Rung(
+            backend,
+            name,
+            rung,
+            owner=owner,
+            lease=lease,
+            source_hash=source_hash,
+            versions=versions,
+            scope=scope,
+        )
+
+    try:
+        with explained(storage):
+            if not create:
+                _check_exists(backend, name)
+            compiles, measures = open_rung("compile"), open_rung("measure")
+    except BaseException:
+        backend.close()
+        raise
+    return Study(
+        backend,
+        name,
+        owner=owner,
+        lease=lease,
+        scope=scope,
+        compiles=compiles,
+        measures=measures,
+        open_screen=lambda: open_rung("screen"),
+    )
+
+
+def _check_exists(backend: Backend, name: str) -> None:
+    names = {study.study_name.rpartition("/")[0] for study in backend.optuna.get_all_studies()}
+    if name not in names:
+        there = ", ".join(f"`{one}`" for one in sorted(names - {""})) or "none"
+        raise UsageError(
+            f"there is no study `{name}` in {backend.storage.text}",
+            hint=f"run its search first; the studies there are: {there}",
+        )
+
+
+class Study:
+    """The open study of one search in one process; a context manager, to be used from one thread.
+
+    Attributes:
+      name: of the search; Optuna's studies are `<name>/compile`, `<name>/measure` and, for devices
+        that are not here, `<name>/screen`.
+      storage: where it is kept.
+      owner: what this process is known as to the others.
+      scope: what the search may try.
+      compile: the rung of compiled plans.
+      measure: the rung of measured plans.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        *,
+        owner: Owner,
+        lease: Lease,
+        scope: Scope,
+        compiles: Rung,
+        measures: Rung,
+        open_screen: Callable[[], Rung],
+    ) -> None:
+        self.name = name
+        self.storage = backend.storage
+        self.owner = owner
+        self.scope = scope
+        self.compile = compiles
+        self.measure = measures
+        self._backend = backend
+        self._lease = lease
+        self._open_screen = open_screen
+        self._screen: Rung | None = None
+
+    @property
+    def screen(self) -> Rung:
+        """The rung of plans compiled at low effort; it is made when it is asked for."""
+        if self._screen is None:
+            with self._backend.explained():
+                self._screen = self._open_screen()
+                self._screen.source_hash = self.compile.source_hash
+        return self._screen
+
+    def count_for(self, source_hash: str) -> None:
+        """From now on trials count for the script of this hash, and new ones are made for it."""
+        self.compile.source_hash = self.measure.source_hash = source_hash
+        if self._screen is not None:
+            self._screen.source_hash = source_hash
+
+    def lead(self) -> bool:
+        """Whether this process enqueues and measures: takes the lease if nobody else has it."""
+        with self._backend.explained():
+            return self._lease.acquire()
+
+    def leader(self) -> Owner | None:
+        """Who has the lease; None if nobody."""
+        with self._backend.explained():
+            return self._lease.holder()
+
+    def heartbeat(self) -> bool:
+        """Keeps the lease and the claims of this process; call it every few seconds.
+
+        Returns:
+          Whether this process has the lease.
+        """
+        with self._backend.explained():
+            return self._lease.renew()
+
+    def note(self, key: str, value: Any) -> None:
+        """Keeps a JSON value in the study, beside its trials; the last note of a key counts."""
+        with self._backend.explained():
+            self.compile.optuna_study.set_user_attr(f"automesh.{key}", json.dumps(value))
+
+    def noted(self, key: str) -> Any:
+        """What was last noted under `key`; None if nothing was."""
+        with self._backend.explained():
+            text = self.compile.optuna_study.user_attrs.get(f"automesh.{key}")
+        return None if text is None else json.loads(text)
+
+    def close(self) -> None:
+        """Gives everything back that is not finished, for the next search to go on with."""
+        try:
+            self.compile.give_all_back()
+            self.measure.give_all_back()
+            if self._screen is not None:
+                self._screen.give_all_back()
+            with self._backend.explained():
+                self._lease.release()
+        finally:
+            self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except UsageError:
+            # If the storage is gone, what failed first says so; otherwise this is news.
+            if error is None:
+                raise
