@@ -1,5 +1,5 @@
-"""A stand-in for `automesh.worker.handlers.jobs` where devices are absent: compiles are made up, the rest is
-done by the real worker.
+"""A stand-in for `worker.handlers.jobs` where devices are absent: compiles are made up, the rest
+is done by the real worker.
 
 `$AUTOMESH_TEST_JOURNAL` gets a line for the begin and the end of every compile.
 """

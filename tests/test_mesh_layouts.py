@@ -146,7 +146,7 @@ def test_run_time_ahead_of_time_and_cost_model_agree(platform, number, granules)
     ("sizes", "kind"), [((64, 4), "TPU v5 lite"), ((1, 32, 8), "TPU v6 lite"), ((64, 4), "TPU v4")]
 )
 def test_pods_agree_too(sizes, kind):
-    """With the rings of `automesh.mesh.layout.rings`, on two slices, and without on another chip."""
+    """With the rings of `mesh.layout.rings`, on two slices, and without on another chip."""
     torus = (16, 16) if "lite" in kind else (4, 8, 8)
     devices = slices(kind, torus, 2)
     axes = tuple(

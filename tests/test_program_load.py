@@ -236,6 +236,7 @@ def test_torn_pickle_is_told(tmp_path):
 def test_loading_does_not_import_jax():
     code = (
         "import sys, automesh, automesh.program.script.load, automesh.program.script.workload, "
-        "automesh.program.script.signature, automesh.program.script.payload; sys.exit('jax' in sys.modules)"
+        "automesh.program.script.signature, automesh.program.script.payload; "
+        "sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

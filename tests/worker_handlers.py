@@ -1,4 +1,4 @@
-"""A stand-in for `automesh.worker.handlers.jobs`: the job's function names what to do, its argv how."""
+"""A stand-in for `worker.handlers.jobs`: the job's function names what to do, its argv how."""
 
 from __future__ import annotations
 

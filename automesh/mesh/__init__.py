@@ -1,1 +1,1 @@
-"""What a mesh is. Importing this never imports jax; `automesh.mesh.layout.devices` is its jax half."""
+"""What a mesh is. Importing this never imports jax; `mesh.layout` is its jax half."""

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from automesh.pipeline.runtime.training import Optimizer, TrainState, TrainStep, train_step
 
 _RUNTIME = {
-    "chain": ("chain", "repeat_layer", "split_layers"),
+    "split.chain": ("chain", "repeat_layer", "split_layers"),
     "compiled": ("CompiledPipeline",),
-    "marks": ("register_task", "stage_boundary", "task"),
-    "measuring": ("measure_costs",),
+    "split.marks": ("register_task", "stage_boundary", "task"),
+    "stage_costs": ("measure_costs",),
     "mesh": ("MpmdMesh",),
     "microbatching": ("Microbatched", "accumulate", "microbatch"),
     "parallel": ("Parallelized", "parallelize"),

@@ -16,6 +16,7 @@ from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis, Scalar, usual_b
 from automesh.mesh.mapping import check_mapped_axes, format_axes, read_mapped
 from automesh.mesh.names import check_names
 from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.package import PACKAGE
 from automesh.space.space import PLATFORMS, AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -68,9 +69,8 @@ def read_space(name: str) -> SearchSpace:
 
 def shipped_spaces() -> dict[str, Path]:
     """Name -> file of every space that comes with automesh, installed or in a checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "search_spaces"
-    folder = installed if installed.is_dir() else package.parent / "search_spaces"
+    installed = PACKAGE / "search_spaces"
+    folder = installed if installed.is_dir() else PACKAGE.parent / "search_spaces"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.package import PACKAGE
 from automesh.program.nouns import Entry
 from automesh.space.space import SearchSpace
 from automesh.units import format_wait
@@ -21,7 +22,7 @@ _NO_SUCH_AXIS = re.compile(r"Resource axis: (?P<axis>\w+) of ")
 _NO_SUCH_KEY = re.compile(r"raised KeyError: '(?P<axis>\w+)'")
 _FATAL = "Fatal Python error: "  # of faulthandler, whose frames have no lines of code
 _JAX_NOTE = "For simplicity, JAX has removed its internal frames"
-_OURS = str(Path(__file__).parent.parent)
+_OURS = str(PACKAGE)
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )

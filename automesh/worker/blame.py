@@ -7,10 +7,10 @@ import resource
 import signal
 import sys
 import traceback
-from pathlib import Path
 
 from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, OutOfMemory
+from automesh.package import PACKAGE
 from automesh.worker.failures import OutcomeError
 
 _DOING = {
@@ -25,7 +25,7 @@ _DOING = {
     "propagate": "propagating shardings",
     "calibrate": "measuring the devices",
 }
-_OURS = str(Path(__file__).parent.parent)
+_OURS = str(PACKAGE)
 _REASON_CHARS = 200
 # jax/_src/sharding.py
 _INDIVISIBLE = re.compile(

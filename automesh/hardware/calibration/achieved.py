@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from automesh.hardware.chips import Chip
 from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.package import PACKAGE
 
-_TABLE = Path(__file__).parent / "data" / "achieved.json"
+_TABLE = PACKAGE / "hardware" / "data" / "achieved.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def create_mesh_for(
     """Lays axes out on devices: the one layout of run time, ahead-of-time compiles and cost model.
 
     Inside a granule it is that of `jax.experimental.mesh_utils`, but for the rings of
-    `automesh.mesh.layout.rings`. Granule g is the block at `unravel_index(g, dcn sizes)`, as in jax's
+    `mesh.layout.rings`. Granule g is the block at `unravel_index(g, dcn sizes)`, as in jax's
     hybrid meshes. A mesh without a `dcn.` part may be smaller than the devices: it takes the first
     ones of the first granule.
 

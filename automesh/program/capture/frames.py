@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import sysconfig
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from automesh.package import PACKAGE
 from automesh.program.capture.nouns import SourceLine
 
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_OWN = str(Path(__file__).resolve().parents[2])
+_OWN = str(PACKAGE)
 # Where wrappers of other libraries keep the function that they wrap: functools, Flax NNX, Haliax.
 _WRAPPED = ("__wrapped__", "func", "f", "_fun", "fn")
 

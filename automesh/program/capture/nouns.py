@@ -108,7 +108,7 @@ class Capture:
       mesh: the script's own.
       step: where the script is stopped.
       splits: axes of its mesh that are several axes of ours.
-      without_arrays: True if what it computes has no data, see `automesh.program.capture.abstract_arrays`.
+      without_arrays: True if what it computes has no data, see `capture.abstract_arrays`.
     """
 
     mesh: ScriptMesh

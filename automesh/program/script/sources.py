@@ -7,8 +7,10 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from automesh.package import PACKAGE
+
 _INSTALLED = ("site-packages", "dist-packages")
-_OWN = Path(__file__).resolve().parents[1]
+_OWN = PACKAGE
 _HASHED_BYTES = 256 * 2**20
 
 Sources = tuple[tuple[str, str], ...]

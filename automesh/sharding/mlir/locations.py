@@ -6,6 +6,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from automesh.package import PACKAGE
 from automesh.sharding.passes import Bindings
 
 # Not the user's: the standard library, what is installed beside it, and this package.
@@ -13,7 +14,7 @@ _FOREIGN = tuple(
     str(Path(path))
     for path in {
         *(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")),
-        Path(__file__).resolve().parents[1],
+        PACKAGE,
     }
 )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.jsonio import from_json, to_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.package import PACKAGE
 from automesh.program.lower.memory_text import needed_and_limit
 from automesh.tuner.command.step_times import (
     FEW,
@@ -40,7 +41,7 @@ from automesh.worker.process import Ending, Guarded, log_tail, read_ending
 
 RUN_VARIABLE = "AUTOMESH_RUN"
 _TIMER_VARIABLE = "AUTOMESH_STEP_TIMER"  # of program/step_timer/sitecustomize.py
-_TIMER = Path(__file__).parents[2] / "program" / "step_timer"
+_TIMER = PACKAGE / "program" / "step_timer"
 _CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 _LOOK_S = 0.1
 _PULSE_S = 2.0

@@ -404,7 +404,7 @@ def _build(job: BuildJob, stages: Stages) -> BuildAnswer:
 
 def _platforms(elsewhere: Elsewhere | None) -> tuple[str, ...] | None:
     """What to lower for: kernels may exist for the platform of the target alone."""
-    return PLATFORMS[client.platform] if client else None
+    return PLATFORMS[elsewhere.platform] if elsewhere else None
 
 
 def _platform(built: Built) -> str:

@@ -15,6 +15,7 @@ import jax
 from automesh.hardware.absent import Elsewhere
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
+from automesh.package import PACKAGE
 from automesh.partition.haliax_support import restore_removed_names
 from automesh.program.absent.array_errors import explaining_real_arrays
 from automesh.program.absent.client import devices_of
@@ -38,7 +39,7 @@ from automesh.worker.messages import (
 from automesh.worker.stages import Stages
 
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
-_OWN = Path(__file__).resolve().parents[1]
+_OWN = PACKAGE
 _INSTALLED = ("site-packages", "dist-packages")
 
 
