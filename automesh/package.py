@@ -1,7 +1,24 @@
-"""Where automesh itself lies: its data, and the frames of a traceback that are not the user's."""
+"""Whose a file is: automesh's own, installed, or the user's."""
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders for what is installed, wherever they are."""
+_FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+LIBRARIES = tuple(sorted({*_FOLDERS, *(str(Path(folder).resolve()) for folder in _FOLDERS)}))
+"""Folders of the standard library and of what is installed beside it."""
+
+
+def is_users_file(file: str) -> bool:
+    """Whether a file is the user's own code: not installed, none of ours, no text that was run.
+
+    Args:
+      file: as frames and tracebacks name it.
+    """
+    if any(folder in file for folder in INSTALLED):
+        return False
+    return not file.startswith(("<", str(PACKAGE), *LIBRARIES))

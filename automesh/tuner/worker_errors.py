@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import sysconfig
 from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
-from automesh.package import PACKAGE
+from automesh.package import is_users_file
 from automesh.program.nouns import Entry
 from automesh.space.space import SearchSpace
 from automesh.units import format_wait
@@ -22,10 +21,6 @@ _NO_SUCH_AXIS = re.compile(r"Resource axis: (?P<axis>\w+) of ")
 _NO_SUCH_KEY = re.compile(r"raised KeyError: '(?P<axis>\w+)'")
 _FATAL = "Fatal Python error: "  # of faulthandler, whose frames have no lines of code
 _JAX_NOTE = "For simplicity, JAX has removed its internal frames"
-_OURS = str(PACKAGE)
-_LIBRARIES = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
 _MOST_LINES = 8
 
 
@@ -75,7 +70,7 @@ def innermost_frame(tail: str) -> str:
     found = [
         frame
         for line in tail.splitlines()
-        if (frame := _FRAME.fullmatch(line)) is not None and _is_users(frame["file"])
+        if (frame := _FRAME.fullmatch(line)) is not None and is_users_file(frame["file"])
     ]
     return f"{Path(found[-1]['file']).name}:{found[-1]['line']}" if found else ""
 
@@ -178,7 +173,7 @@ def _user_frames(tail: str) -> list[str]:
     lines = tail.splitlines()
     for number, line in enumerate(lines):
         frame = _FRAME.fullmatch(line)
-        if frame is None or not _is_users(frame["file"]):
+        if frame is None or not is_users_file(frame["file"]):
             continue
         has_code = number + 1 < len(lines) and _FATAL not in tail
         code = lines[number + 1].strip() if has_code else ""
@@ -188,10 +183,6 @@ def _user_frames(tail: str) -> list[str]:
         if text not in found:
             found.append(text)
     return found[-_MOST_LINES:]
-
-
-def _is_users(file: str) -> bool:
-    return not file.startswith((_OURS, *_LIBRARIES, "<frozen"))
 
 
 def _rest_of_message(tail: str) -> list[str]:

@@ -25,7 +25,6 @@ _DOING = {
     "propagate": "propagating shardings",
     "calibrate": "measuring the devices",
 }
-_OURS = str(PACKAGE)
 _REASON_CHARS = 200
 # jax/_src/sharding.py
 _INDIVISIBLE = re.compile(
@@ -139,7 +138,7 @@ def _drop_our_frames(report: traceback.TracebackException, seen: set[int]) -> No
     theirs = [
         frame
         for frame in report.stack
-        if not frame.filename.startswith((_OURS, "<frozen importlib", "<frozen runpy"))
+        if not frame.filename.startswith((str(PACKAGE), "<frozen importlib", "<frozen runpy"))
     ]
     report.stack = traceback.StackSummary.from_list(theirs)
     for other in (report.__cause__, report.__context__):

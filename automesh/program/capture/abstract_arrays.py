@@ -41,8 +41,9 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from automesh.errors import UsageError
+from automesh.package import is_users_file
 from automesh.program.absent.device_queries import attached
-from automesh.program.capture.frames import asking_line, is_users
+from automesh.program.capture.frames import asking_line
 from automesh.program.capture.nouns import SourceLine
 from automesh.program.lower.compiled import output_shardings
 from automesh.program.lower.compiler_options import known, quick_options
@@ -260,7 +261,7 @@ _TAKES_AVAL = "aval" in inspect.signature(_CORE.Tracer.__init__).parameters
 
 def _needed(array: AbstractArray) -> ValueNeeded:
     frame: FrameType | None = inspect.currentframe()
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
         frame = frame.f_back
     place, name, code = "?", "", ""
     if frame is not None:

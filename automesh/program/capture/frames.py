@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sysconfig
 from types import FrameType, TracebackType
 from typing import Any
 
-from automesh.package import PACKAGE
+from automesh.package import is_users_file
 from automesh.program.capture.nouns import SourceLine
 
-_LIBRARIES = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
-_OWN = str(PACKAGE)
 # Where wrappers of other libraries keep the function that they wrap: functools, Flax NNX, Haliax.
 _WRAPPED = ("__wrapped__", "func", "f", "_fun", "fn")
-
-
-def is_users(file: str) -> bool:
-    """Whether a file is of the user's own code: not installed, and none of ours."""
-    if file.startswith("<") or "site-packages" in file or "dist-packages" in file:
-        return False
-    return not file.startswith((*_LIBRARIES, _OWN))
 
 
 def asking_line() -> SourceLine:
     """The innermost line of the user's code that is being run."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
+        if is_users_file(frame.f_code.co_filename):
             return SourceLine(file=frame.f_code.co_filename, line=frame.f_lineno)
         frame = frame.f_back
     return SourceLine()
@@ -41,7 +29,7 @@ def failing_line(traceback: TracebackType | None) -> SourceLine:
     found = SourceLine()
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if is_users(file):
+        if is_users_file(file):
             found = SourceLine(file=file, line=traceback.tb_lineno)
         traceback = traceback.tb_next
     return found
@@ -53,7 +41,7 @@ def describe_function(function: Any) -> tuple[str, SourceLine]:
     for part in _unwrapped(function):
         name = getattr(part, "__name__", "") or name
         code: Any = getattr(part, "__code__", None)
-        if code is not None and is_users(code.co_filename):
+        if code is not None and is_users_file(code.co_filename):
             return name, SourceLine(file=code.co_filename, line=code.co_firstlineno)
     return name or type(function).__name__, place
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from automesh.program.capture.frames import is_users
+from automesh.package import is_users_file
 from automesh.program.capture.hooks import Watcher, watching
 from automesh.program.nouns import Entry
 
@@ -101,4 +101,4 @@ def _is_users_module(name: str) -> bool:
     # absl calls the main module by the path of the script.
     module = sys.modules.get(name)
     file: Any = name if module is None else getattr(module, "__file__", None)
-    return name == "__main__" or (isinstance(file, str) and is_users(file))
+    return name == "__main__" or (isinstance(file, str) and is_users_file(file))

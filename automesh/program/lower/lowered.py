@@ -20,9 +20,9 @@ import jaxlib
 
 from automesh.errors import AutomeshError
 from automesh.mesh.axes import Scalar
+from automesh.package import is_users_file
 from automesh.program.lower.program_text import TextLine, read_lines
 from automesh.program.notes import note
-from automesh.sharding.mlir.locations import is_users
 
 _SDY = (
     "MeshAttr",
@@ -169,7 +169,7 @@ def canonical_lines(lowered: jax.stages.Lowered) -> tuple[TextLine, ...]:
         text = module.get_asm(enable_debug_info=False)
         printed = module.get_asm(enable_debug_info=True)
     try:
-        return read_lines(text, printed, is_users=is_users)
+        return read_lines(text, printed, is_users=is_users_file)
     except AutomeshError as error:  # Another MLIR may print locations in another way.
         note(f"where the lines of the program come from is not known: {error.message}")
         return tuple(TextLine(text=line, place="") for line in text.splitlines())

@@ -7,7 +7,6 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from automesh.errors import UsageError, did_you_mean, kind_of
+from automesh.package import LIBRARIES
 from automesh.program.nouns import Entry
 from automesh.program.script.payload import read_payload
-
-_LIBRARIES = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
 
 
 def load_entry(entry: Entry) -> Callable[..., Any]:
@@ -120,7 +116,7 @@ def _import_error(location: str, error: Exception) -> UsageError:
     ]
     own = [frame for frame in frames if Path(frame.filename).name != Path(__file__).name]
     # Where the user's code was, not what it called in a library.
-    theirs = [frame for frame in own if not frame.filename.startswith(_LIBRARIES)] or own
+    theirs = [frame for frame in own if not frame.filename.startswith(LIBRARIES)] or own
     place = f" at {theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     hint = "make it importable without side effects; put what trains under `if __name__ == ...`"

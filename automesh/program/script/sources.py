@@ -7,10 +7,8 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from automesh.package import PACKAGE
+from automesh.package import INSTALLED, PACKAGE
 
-_INSTALLED = ("site-packages", "dist-packages")
-_OWN = PACKAGE
 _HASHED_BYTES = 256 * 2**20
 
 Sources = tuple[tuple[str, str], ...]
@@ -54,7 +52,7 @@ def is_users(path: Path, roots: Collection[Path]) -> bool:
       roots: folders of the user's. A virtual environment in one of them is no part of it; one that
         lies in Python's own folder is.
     """
-    if path.is_relative_to(_OWN) or any(part in _INSTALLED for part in path.parts):
+    if path.is_relative_to(PACKAGE) or any(part in INSTALLED for part in path.parts):
         return False
     inside = [root for root in roots if path.is_relative_to(root)]
     prefixes = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}

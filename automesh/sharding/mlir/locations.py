@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import sysconfig
 from pathlib import Path
 from typing import Any
 
-from automesh.package import PACKAGE
+from automesh.package import is_users_file
 from automesh.sharding.passes import Bindings
-
-# Not the user's: the standard library, what is installed beside it, and this package.
-_FOREIGN = tuple(
-    str(Path(path))
-    for path in {
-        *(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")),
-        PACKAGE,
-    }
-)
-
-
-def is_users(path: str) -> bool:
-    """Whether a file that a program names is of the user's own code."""
-    return not path.startswith((*_FOREIGN, "<"))
 
 
 class SourceReader:
@@ -48,5 +33,5 @@ class SourceReader:
             return next(filter(None, map(self._innermost, location.locations)), "")
         if isinstance(location, ir.FileLineColLoc):
             path = str(location.filename)
-            return f"{Path(path).name}:{location.start_line}" if is_users(path) else ""
+            return f"{Path(path).name}:{location.start_line}" if is_users_file(path) else ""
         return ""

@@ -15,7 +15,7 @@ import jax
 from automesh.hardware.absent import Elsewhere
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
-from automesh.package import PACKAGE
+from automesh.package import is_users_file
 from automesh.partition.haliax_support import restore_removed_names
 from automesh.program.absent.array_errors import explaining_real_arrays
 from automesh.program.absent.client import devices_of
@@ -39,8 +39,6 @@ from automesh.worker.messages import (
 from automesh.worker.stages import Stages
 
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
-_OWN = PACKAGE
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,10 +202,4 @@ def _forget(script: Script) -> None:
 def _is_users(name: str) -> bool:
     """Whether a module is of the user's own code, not installed and none of ours."""
     file = getattr(sys.modules[name], "__file__", None)
-    if not isinstance(file, str):
-        return False
-    path = Path(file).resolve()
-    standard = path.is_relative_to(Path(sys.base_prefix).resolve() / "lib")
-    return not (
-        standard or path.is_relative_to(_OWN) or any(part in _INSTALLED for part in path.parts)
-    )
+    return isinstance(file, str) and is_users_file(str(Path(file).resolve()))
