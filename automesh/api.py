@@ -14,9 +14,8 @@ from automesh.mesh.axes import Scalar
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
 from automesh.space.options import knobs_of
-from automesh.tuner.arguments import make_request
 from automesh.tuner.command.request import CommandRequest, check_subject, make_command_request
-from automesh.tuner.request import SearchRequest
+from automesh.tuner.request import SearchRequest, make_request
 from automesh.units import parse_duration
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from automesh.answers import Account
 from automesh.errors import UsageError
-from automesh.tuner.arguments import make_request
+from automesh.tuner.request import make_request
 
 if TYPE_CHECKING:
     from automesh.report.progress import Progress

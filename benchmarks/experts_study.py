@@ -8,9 +8,8 @@ from pathlib import Path
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome, OutOfMemory
-from automesh.tuner.choose.ahead_of_time import view_by_replay
+from automesh.tuner.choose.ahead_of_time import large_last, view_by_replay
 from automesh.tuner.choose.beliefs import compile_order
-from automesh.tuner.choose.memory_order import large_last
 from automesh.units import format_bytes, format_seconds
 from benchmarks.experts_presets import Expert
 from benchmarks.tpu_rank_compiles import Bench, Case, bench

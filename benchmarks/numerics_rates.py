@@ -27,8 +27,7 @@ import typer
 
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.nouns import Entry, Inspection, VisitAnswer
-from automesh.tuner.measure.numerics import compare_losses
-from automesh.tuner.measure.reference import Reference, check
+from automesh.tuner.measure.numerics import Reference, check, compare_losses
 from automesh.tuner.measure.schedule import Subject, VisitRules, record_losses
 from automesh.worker.messages import InspectJob, Surroundings
 from automesh.worker.pool import Pool

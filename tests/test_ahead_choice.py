@@ -13,15 +13,17 @@ from automesh.outcomes import Compiled, Estimated, Failed, Outcome, OutOfMemory
 from automesh.tuner.choose.ahead_of_time import (
     challengers,
     chances_left,
+    hopeless,
     interleaved,
+    large_last,
     left_of,
     pairs_in_order,
+    said_of_hopeless,
     surely_fits,
     to_compile,
     to_screen,
     view_by_replay,
 )
-from automesh.tuner.choose.memory_order import hopeless, large_last, said_of_hopeless
 from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
 from tests.storage_cases import compiled as compiled_as
 

@@ -18,7 +18,7 @@ from automesh.space.curated import curated_for, curated_options
 from automesh.space.options import knobs_of, parse_options, with_options
 from automesh.space.spec import read_space
 from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
-from automesh.tuner.compile.option_names import known_names, refuse_options
+from automesh.tuner.compile.rung import known_names, refuse_options
 from tests.test_ahead_choice import compiled
 
 GIB = 2**30

@@ -225,7 +225,7 @@ def test_an_option_that_the_compiler_does_not_take_ends_the_search(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = frozenset({"xla_such_option", "xla_other"})
-    monkeypatch.setattr("automesh.tuner.compile.option_names.known_names", lambda: names)
+    monkeypatch.setattr("automesh.tuner.compile.rung.known_names", lambda: names)
     with pytest.raises(UsageError, match="did you mean `xla_such_option`") as raised:
         place.search(xla={"xla_no_such_option": 1})
     assert "--xla" in raised.value.hint

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from automesh.tuner.entry import UNMODIFIED, defines, parse_entry
+from automesh.tuner.request import UNMODIFIED, defines, parse_entry
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "tests" / "scripts" / "capture"

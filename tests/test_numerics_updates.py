@@ -20,8 +20,7 @@ from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.execute.updates import SAMPLED, sampled, updates_of
 from automesh.program.nouns import LeafUpdate, VisitAnswer
-from automesh.tuner.measure.numerics import compare_losses, compare_updates
-from automesh.tuner.measure.reference import Reference, check
+from automesh.tuner.measure.numerics import Reference, check, compare_losses, compare_updates
 from tests.program_support import SCRIPTS, Worker, own_process, script
 
 __all__ = ["own_process"]

@@ -11,7 +11,7 @@ import pytest
 
 from automesh.space.curated import curated_options
 from automesh.space.space import DEFAULT_OPTION
-from automesh.tuner.compile.option_names import known_names
+from automesh.tuner.compile.rung import known_names
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
 

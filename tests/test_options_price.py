@@ -15,7 +15,7 @@ from automesh.cost.windowed import THRESHOLDS, under_options
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan, Scalar
 from automesh.mesh.plan_arrays import Batch, batch_of
-from automesh.tuner.estimate.priced_options import price_with_options, unpriced_notice
+from automesh.tuner.estimate.rung import price_with_options, unpriced_notice
 from tests.cost_samples import PlainSpeeds, simple_routes
 
 OPTION = THRESHOLDS["tpu"]

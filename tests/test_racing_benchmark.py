@@ -7,7 +7,7 @@ import pytest
 
 from automesh.mesh.axes import Plan
 from automesh.tuner.measure.race import Race, RaceRules
-from automesh.tuner.measure.race_visits import RaceReport
+from automesh.tuner.measure.schedule import RaceReport
 from benchmarks import final_noise, race_errors
 from benchmarks.race_errors import EXTRA, FINALISTS, Tally, count, plan, summary
 from benchmarks.race_noise import METHODS, NOISES, noise

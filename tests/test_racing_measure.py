@@ -16,14 +16,15 @@ from automesh.program.nouns import Entry, VisitAnswer
 from automesh.program.script.sources import hash_of_file
 from automesh.tuner.measure.fresh_processes import ProcessRun, passes_of, process_s_of, run_process
 from automesh.tuner.measure.race import Race, RaceRules
-from automesh.tuner.measure.race_visits import RaceReport, run_race
 from automesh.tuner.measure.schedule import (
     Calibration,
     Course,
+    RaceReport,
     Subject,
     VisitRules,
     calibrate,
     record_losses,
+    run_race,
     visit,
     visit_job,
 )

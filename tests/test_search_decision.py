@@ -16,7 +16,6 @@ from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed
 from automesh.report.result import Candidate
 from automesh.tuner.choose.ranking import rank
-from automesh.tuner.measure.decision import decide
 from automesh.tuner.measure.final import LOOKS, Final, FinalRules
 from automesh.tuner.measure.fresh_processes import figures_of
 from automesh.tuner.measure.verdict import (
@@ -25,6 +24,7 @@ from automesh.tuner.measure.verdict import (
     RaceRecord,
     Records,
     comparisons_of,
+    decide,
     raced_against,
 )
 from automesh.tuner.worker_errors import refuse_to_blame

@@ -20,9 +20,8 @@ from automesh.program.capture.nouns import (
 from automesh.report.progress import Progress
 from automesh.space.space import AxisRange, SearchSpace
 from automesh.space.spec import read_space
-from automesh.tuner.entry import UNMODIFIED
 from automesh.tuner.preparation import memory_share_bytes, surroundings_of
-from automesh.tuner.request import SearchRequest
+from automesh.tuner.request import UNMODIFIED, SearchRequest
 from automesh.tuner.worker_errors import inspection_error
 from automesh.units import format_bytes
 from automesh.worker.messages import DiscoverJob

@@ -22,9 +22,8 @@ from automesh.tuner.paths import check_places, make_folder
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import BUILD_SHARE, looking
-from automesh.tuner.study.heading import header_of
-from automesh.tuner.study.metadata import Header, Notebook
-from automesh.tuner.study.settle import settled
+from automesh.tuner.study.freshness import settled
+from automesh.tuner.study.metadata import Header, Notebook, header_of
 from automesh.tuner.study.study import open_study, parse_storage
 from automesh.units import format_bytes
 

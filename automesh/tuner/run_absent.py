@@ -27,26 +27,27 @@ from automesh.report.words import best_of, count
 from automesh.tuner.choose.ahead_of_time import (
     challengers,
     chances_left,
+    hopeless,
     interleaved,
+    large_last,
     left_of,
     pairs_in_order,
+    said_of_hopeless,
     to_compile,
     to_screen,
     view_by_replay,
 )
 from automesh.tuner.choose.beliefs import View, compile_order
 from automesh.tuner.choose.certificate import belief
-from automesh.tuner.choose.memory_order import hopeless, large_last, said_of_hopeless
 from automesh.tuner.choose.prior_rule import measured_rule
-from automesh.tuner.compile.absent import CompilingAhead
+from automesh.tuner.compile.attached import CompilingAhead
 from automesh.tuner.compile.replay import Player
 from automesh.tuner.compile.rung import CompileRung
 from automesh.tuner.paths import as_seen
 from automesh.tuner.preparation import Preparation, memory_share_bytes
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.assemble import assemble, outcomes_of
-from automesh.tuner.study.heading import header_of, spent
-from automesh.tuner.study.metadata import Footer, Notebook
+from automesh.tuner.study.metadata import Footer, Notebook, header_of, spent
 from automesh.tuner.study.study import Study
 from automesh.tuner.worker_errors import refuse_to_blame
 from automesh.worker.environment import surroundings_for

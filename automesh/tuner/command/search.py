@@ -49,7 +49,6 @@ from automesh.tuner.command.results import (
 )
 from automesh.tuner.command.run import Manner, Place, Ran, RunResult, Unseen, recovered, run
 from automesh.tuner.command.step_times import SeenStep
-from automesh.tuner.measure.decision import decide
 from automesh.tuner.measure.final import FEWEST, LOOKS, Final, FinalRules
 from automesh.tuner.measure.fresh_processes import figures_of
 from automesh.tuner.measure.leased_pool import LeaseLost, wait_for_lease
@@ -58,13 +57,13 @@ from automesh.tuner.measure.verdict import (
     ProcessRecord,
     RaceRecord,
     Records,
+    decide,
     ending_of,
     raced_against,
     record_of,
 )
 from automesh.tuner.paths import as_seen
-from automesh.tuner.study.heading import spent
-from automesh.tuner.study.metadata import Footer, Header, Notebook
+from automesh.tuner.study.metadata import Footer, Header, Notebook, spent
 from automesh.tuner.study.study import Study, Trial
 from automesh.units import format_seconds
 

@@ -28,7 +28,7 @@ from automesh.tuner.session import looking
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.identity import workload_name
 from automesh.tuner.study.metadata import Header
-from automesh.tuner.study.reading import reading
+from automesh.tuner.study.study import reading
 from automesh.worker.messages import LayoutJob, Surroundings
 from automesh.worker.pool import Pool
 
