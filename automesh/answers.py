@@ -223,7 +223,7 @@ class ScriptCheck:
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain JSON values; what `check-script --json` prints."""
-        from automesh.report.script_check.json import to_json
+        from automesh.report.script_check.nouns import to_json
 
         return to_json(self.found)
 
@@ -256,6 +256,6 @@ class TargetList:
 
     def to_json(self) -> dict[str, Any]:
         """The targets as plain JSON values; what `targets --json` prints."""
-        from automesh.report.pages.targets_json import to_json
+        from automesh.report.pages.targets import to_json
 
         return to_json(self.found, self.compilers)

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.cost.prices import Prices
-from automesh.cost.pricing import price
+from automesh.cost.pricing import Prices, price
 from automesh.cost.terms import Terms
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds

@@ -27,7 +27,7 @@ from automesh.outcomes import Outcome as AnyOutcome
 from automesh.program.nouns import CompileAnswer, Entry
 from automesh.report.progress import Silent
 from automesh.space.spec import read_space
-from automesh.tuner.compile.attached import CompilingAhead
+from automesh.tuner.compile.jobs import CompilingAhead
 from automesh.tuner.compile.replay import Player
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest

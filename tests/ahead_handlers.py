@@ -16,7 +16,7 @@ from typing import Any
 from automesh.hlo.store import ModuleStore, Stored
 from automesh.outcomes import Counts, Failed, Memory, OutOfMemory
 from automesh.program.nouns import Attachment, CompileAnswer, Device, Lowered
-from automesh.worker.failures import OutcomeError
+from automesh.worker.blame import OutcomeError
 from automesh.worker.messages import CompileJob, DevicesJob, Job
 
 Emit = Callable[[dict[str, Any]], dict[str, Any]]

@@ -9,7 +9,7 @@ from typing import Any
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
 from automesh.tuner.study.trials import Trial
-from automesh.worker.tasks import Finished
+from automesh.worker.pool import Finished
 
 TURN_S = 5.0
 

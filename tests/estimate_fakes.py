@@ -20,7 +20,7 @@ from automesh.tuner.estimate.propagator import Propagator, Step
 from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import Job, LayoutJob, PropagateJob
-from automesh.worker.tasks import Finished
+from automesh.worker.pool import Finished
 
 AXES = ("dp", "tp", "sp")
 PIPELINE_AXES = ("pp", *AXES)

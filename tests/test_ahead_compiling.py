@@ -15,7 +15,7 @@ from automesh.hlo.store import ModuleStore, Stored
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Compiled, Counts, Failed, Memory, OutOfMemory
 from automesh.program.nouns import CompileAnswer
-from automesh.tuner.compile.attached import CompilingAhead
+from automesh.tuner.compile.jobs import CompilingAhead
 from automesh.tuner.compile.memory_limit import Room
 from automesh.tuner.compile.replay import Player
 from tests.ahead_fakes import play, replayed

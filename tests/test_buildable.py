@@ -18,7 +18,7 @@ from automesh.report.progress import Silent
 from automesh.space.mapping import SplitArray, SplitDimension
 from automesh.tuner.estimate.buildable import BuildCheck, refusal_notices
 from automesh.worker.messages import BuildJob, Job
-from automesh.worker.tasks import Finished
+from automesh.worker.pool import Finished
 
 AXES = ("dp", "tp")
 ENTRY = Entry(kind="script", location="/train.py")

@@ -33,7 +33,7 @@ from automesh.report.progress import PlainProgress, Silent
 from automesh.tuner import calibration
 from automesh.tuner.calibration import CalibrationRequest, run_calibration
 from automesh.worker.messages import CalibrateJob
-from automesh.worker.tasks import Finished
+from automesh.worker.pool import Finished
 from tests import bad_inputs_run
 from tests.test_calibrate_fit import point
 

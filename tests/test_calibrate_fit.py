@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.hardware.calibration.fit import fit_law, held_out_error, matmul_row
 from automesh.hardware.calibration.points import (
     COLLECTIVES,
     CollectiveProbe,
@@ -20,7 +19,14 @@ from automesh.hardware.calibration.points import (
     StreamProbe,
 )
 from automesh.hardware.calibration.probes import Lot, plan_lots, probe_shapes
-from automesh.hardware.calibration.profile import Profile, make_profile, merge
+from automesh.hardware.calibration.profile import (
+    Profile,
+    fit_law,
+    held_out_error,
+    make_profile,
+    matmul_row,
+    merge,
+)
 from automesh.hardware.chips import chip_for
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 

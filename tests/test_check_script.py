@@ -20,8 +20,7 @@ from automesh.answers import ScriptCheck
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program.step_summary import Argument, Carried, StepSummary
-from automesh.report.script_check.json import SCHEMA
-from automesh.report.script_check.nouns import CheckedScript, Problem, ProgramCheck
+from automesh.report.script_check.nouns import SCHEMA, CheckedScript, Problem, ProgramCheck
 from automesh.report.script_check.table import render
 from automesh.tuner import script_check
 from automesh.tuner.script_check import alone, covering

@@ -15,7 +15,7 @@ from automesh.report.progress import Silent
 from automesh.tuner.compile import rung as compile_rung
 from automesh.tuner.compile.memory_limit import NO_LIMIT
 from automesh.tuner.compile.rung import CompileRung
-from automesh.worker.tasks import Finished
+from automesh.worker.pool import Finished
 from tests.compile_fakes import TURN_S, Clock, Memory, Slow
 
 PLANS = [Plan(axes=parse_mesh(text)) for text in ("dp:8", "dp:4,tp:2", "tp:8")]

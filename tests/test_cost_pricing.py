@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from automesh.cost.plans import price_on
-from automesh.cost.prices import Prices
-from automesh.cost.pricing import price
+from automesh.cost.pricing import Prices, price, price_on
 from automesh.cost.terms import (
     CollectiveTerm,
     Guard,

@@ -38,8 +38,8 @@ from automesh.program.nouns import Attachment, CompileAnswer
 from automesh.program.refused import Refused
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
+from automesh.worker.blame import OutcomeError
 from automesh.worker.environment import surroundings_for
-from automesh.worker.failures import OutcomeError
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import CompileJob, DevicesJob, InspectJob
 from automesh.worker.pool import Pool

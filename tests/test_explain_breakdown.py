@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from automesh.cost.breakdown import MeshCost, break_down
 from automesh.cost.comparison import compare_causes, compare_collectives, judge, shares_of
-from automesh.cost.plans import price_on
+from automesh.cost.pricing import price_on
 from automesh.hardware.fabric.fabric import Route
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated

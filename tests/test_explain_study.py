@@ -13,7 +13,7 @@ from automesh.errors import UsageError
 from automesh.mesh.axes import Plan
 from automesh.program.nouns import Entry, Propagation
 from automesh.report.estimates import Estimates
-from automesh.report.files.estimates_csv import write_estimates
+from automesh.report.files.csv import write_estimates
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.tuner.study.metadata import Header, Notebook
 from automesh.tuner.study.study import open_study, parse_storage

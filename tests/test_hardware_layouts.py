@@ -17,9 +17,13 @@ from automesh.hardware import parse_target
 from automesh.hardware.fabric.discover import attached_fabric, fabric_of
 from automesh.hardware.fabric.fabric import Layouts, Span
 from automesh.hardware.fabric.routes import routes
-from automesh.hardware.fabric.torus_groups import reach_of_rings
-from automesh.hardware.fabric.torus_links import reach, shrunk
-from automesh.hardware.fabric.torus_paths import both_ways, ring_along
+from automesh.hardware.fabric.torus import (
+    both_ways,
+    reach,
+    reach_of_rings,
+    ring_along,
+    shrunk,
+)
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.layout.devices import create_mesh_for
 from automesh.mesh.plan_arrays import Batch

@@ -14,10 +14,9 @@ import pytest
 from packaging.version import Version
 
 from automesh.program.absent.device_queries import _query, answering
-from automesh.program.execute.value_domains import Domain, domains
+from automesh.program.execute.value_domains import Domain, UnknownLoop, domains, scan_operands
 from automesh.program.lower import compiler_options
 from automesh.program.lower.compiler_options import known, quick_options
-from automesh.program.lower.jaxpr_params import UnknownLoop, scan_operands
 from tests.test_pretending import V5E
 
 JAX = Version(metadata.version("jax"))

@@ -21,7 +21,7 @@ from automesh.tuner.estimate import logical_knobs
 from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import InspectJob
-from automesh.worker.tasks import Finished
+from automesh.worker.pool import Finished
 from tests.program_support import own_process, script
 
 __all__ = ["own_process"]

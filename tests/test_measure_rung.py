@@ -17,8 +17,8 @@ from automesh.outcomes import Failed, Failure, Measured
 from automesh.program.nouns import VisitAnswer
 from automesh.program.script.reads import NOTHING_READ
 from automesh.report.progress import Silent
+from automesh.tuner.measure.decision import Decision, Records
 from automesh.tuner.measure.rung import MeasureRung
-from automesh.tuner.measure.verdict import Decision, Records
 from automesh.tuner.study.metadata import Notebook
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.worker.messages import VisitJob

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from automesh.cost.plans import price_on
-from automesh.cost.prices import Prices
+from automesh.cost.pricing import Prices, price_on
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Region, Sum, Terms, Windowed
 from automesh.cost.windowed import THRESHOLDS, under_options
 from automesh.hardware.fabric.fabric import Layouts

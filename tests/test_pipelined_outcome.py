@@ -26,7 +26,7 @@ from automesh.outcomes import (
     StageProgram,
 )
 from automesh.pipeline import make_schedule
-from automesh.report.pipelines import stages_sentence
+from automesh.report.predicted import stages_sentence
 from automesh.tuner.compile.pipelines import predict_pipeline
 
 MEMORY = Memory(argument_bytes=0, output_bytes=0, alias_bytes=0, temporary_bytes=0, peak_bytes=0)

@@ -17,7 +17,7 @@ from automesh.jsonio import from_json, to_json
 from automesh.outcomes import Failed, OutOfMemory
 from automesh.program.lower.compiled import out_of_memory
 from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
-from automesh.worker.failures import OutcomeError
+from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import DevicesJob, InspectJob
 from automesh.worker.pool import Pool

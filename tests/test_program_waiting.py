@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from automesh.program.execute.waiting import wait
+from automesh.program.execute.timed_loop import wait
 
 
 @jax.jit

@@ -16,7 +16,7 @@ from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hardware.fabric.links import Wires, Wiring
 from automesh.hardware.fabric.placement import Placement
 from automesh.hardware.fabric.routes import routes
-from automesh.hardware.fabric.torus_paths import way
+from automesh.hardware.fabric.torus import way
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.layout.devices import create_mesh_for
 from automesh.mesh.plan_arrays import Batch

@@ -16,9 +16,7 @@ from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed
 from automesh.report.result import Candidate
 from automesh.tuner.choose.ranking import rank
-from automesh.tuner.measure.final import LOOKS, Final, FinalRules
-from automesh.tuner.measure.fresh_processes import figures_of
-from automesh.tuner.measure.verdict import (
+from automesh.tuner.measure.decision import (
     Decision,
     ProcessRecord,
     RaceRecord,
@@ -27,6 +25,8 @@ from automesh.tuner.measure.verdict import (
     decide,
     raced_against,
 )
+from automesh.tuner.measure.final import LOOKS, Final, FinalRules
+from automesh.tuner.measure.fresh_processes import figures_of
 from automesh.tuner.worker_errors import refuse_to_blame
 from tests.test_search_ranking import measured
 

@@ -14,7 +14,7 @@ import pytest
 import automesh
 from automesh import api
 from automesh.outcomes import Compiled, Measured
-from automesh.report.pipelines import stage_bytes
+from automesh.report.predicted import stage_bytes
 from automesh.report.table import render
 
 ROOT = Path(__file__).parent.parent

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from automesh.cost.terms import MemoryPoint, Monomial, value_of
 from automesh.ir.graph import Block, Graph, Operation, Value
-from automesh.ir.memory.liveness import Footprint, memory_points
+from automesh.ir.memory.liveness import Footprint, memory_points, undominated
 from automesh.ir.memory.order import Compiler
-from automesh.ir.memory.peaks import undominated
 
 MESH = (("x", 2), ("y", 2))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from automesh.ir.graph import Block, Graph, Operation, Value
-from automesh.ir.passes.loops import simplify_loops
+from automesh.ir.passes.simplify import simplify_loops
 
 
 def value(*shape: int) -> Value:

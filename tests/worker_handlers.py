@@ -18,7 +18,7 @@ from typing import Any
 from automesh.errors import UsageError
 from automesh.outcomes import OutOfMemory
 from automesh.program.nouns import Lowered, VisitAnswer
-from automesh.worker.failures import OutcomeError
+from automesh.worker.blame import OutcomeError
 from automesh.worker.messages import Job
 
 Emit = Callable[[dict[str, Any]], dict[str, Any]]

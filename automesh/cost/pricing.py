@@ -1,16 +1,372 @@
-"""The entry to pricing: terms of a step and plans of a fabric in, prices out (numpy, no jax)."""
+"""Time, its causes and memory of many plans at once.
+
+What depends on a part of a plan is computed once per distinct part: kernels and memory depend on
+the total sizes of the axes, a collective on where its own axes lie and on the sizes that divide its
+payload. Only the overlap of the two is computed plan by plan.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from automesh.cost.plans import price_on
-from automesh.cost.prices import Prices
-from automesh.cost.terms import Terms
+import numpy as np
+from numpy.typing import NDArray
+
+from automesh.cost.collective_demand import Collectives
+from automesh.cost.collective_prices import Ways, priced_groups
+from automesh.cost.formulas import Formulas
+from automesh.cost.kernels import Kernels, KernelSeconds, product_of
+from automesh.cost.overlap import overlapped
+from automesh.cost.route_table import Roads, RoutesOf
+from automesh.cost.terms import Terms, Uncounted
+from automesh.cost.unique_rows import Codes, distinct
 from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
+from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
 from automesh.hardware.fabric.routes import routes
-from automesh.mesh.plan_arrays import Batch
+from automesh.mesh.plan_arrays import Batch, Sizes
+from automesh.outcomes import Estimated
+
+# Memory of one device, for many sizes of one set of active axes.
+
+_MOST_COMPARED = 512  # memory points: more are not searched for those that never count
+
+
+class Peak:
+    """Arguments and outputs of one step, and the temporaries at every point of it."""
+
+    def __init__(self, terms: Terms, formulas: Formulas) -> None:
+        lasting = (terms.argument_bytes, terms.output_bytes, terms.alias_bytes)
+        points = formulas.matrix([point.bytes for point in terms.points])
+        self._points = _undominated(points)
+        self._lasting = formulas.matrix(lasting)
+
+    def argument_bytes(self, values: Floats) -> Floats:
+        """Bytes of the arguments, [sizes], from `Formulas.values`."""
+        return np.rint(self._lasting[0] @ values[: self._lasting.shape[1]])
+
+    def bytes(self, values: Floats) -> NDArray[np.int64]:
+        """Arguments, outputs that take no argument's place, and the most temporaries: [sizes]."""
+        arguments, outputs, alias = self._lasting @ values[: self._lasting.shape[1]]
+        temporaries = np.zeros(values.shape[1])
+        if len(self._points):
+            temporaries = (self._points @ values[: self._points.shape[1]]).max(axis=0)
+        # Whole bytes: the last digit of a matrix product depends on how many meshes there are.
+        return np.rint(arguments + temporaries + outputs - alias).astype(np.int64)
+
+
+def _undominated(points: Floats) -> Floats:
+    """Leaves out points that another point exceeds on every mesh, coefficient by coefficient."""
+    points = np.unique(points, axis=0)
+    if len(points) > _MOST_COMPARED:
+        return points
+    exceeds = (points[:, None, :] >= points[None, :, :]).all(axis=2)
+    return points[exceeds.sum(axis=0) == 1]  # each but exceeds itself, being unlike all others
+
+
+# What a batch of plans costs: seconds by cause, a bracket, a bound and bytes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The causes of the plans of one set of active axes.
+
+    Attributes:
+      active: axes larger than 1.
+      plans: [plans] their rows in the batch, ascending.
+      causes: names of the rows of `cause_s`.
+      cause_s: [causes, plans]; they sum to the central estimate.
+      uncounted: what has no price, in words.
+      own: True if the terms were made for one mesh alone.
+    """
+
+    active: tuple[str, ...]
+    plans: Codes
+    causes: tuple[str, ...]
+    cause_s: Floats
+    uncounted: tuple[str, ...]
+    own: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What a batch of plans costs; every array is [plans].
+
+    Attributes:
+      needs_own: True where the terms do not hold: the mesh needs a propagation of its own. All
+        seconds are NaN there, and counts 0.
+      step_s: central estimate.
+      lower_s, upper_s: what must take that long at the assumed speeds when everything that may
+        overlap does, and what it takes if nothing overlaps.
+      bound_s: no step can be faster; see `automesh.cost.pricing`.
+      memory_bytes: peak on one device.
+      collectives: executed per step.
+      blocks: causes, by set of active axes.
+      block, column: where in `blocks` a plan's causes are.
+    """
+
+    needs_own: NDArray[np.bool_]
+    step_s: Floats
+    lower_s: Floats
+    upper_s: Floats
+    bound_s: Floats
+    memory_bytes: NDArray[np.int64]
+    collectives: Floats
+    blocks: tuple[Block, ...]
+    block: NDArray[np.int32]
+    column: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.step_s)
+
+    def estimated(self, row: int) -> Estimated:
+        """The estimate of one plan.
+
+        Raises:
+          ValueError: the plan needs a propagation of its own.
+        """
+        if self.needs_own[row]:
+            raise ValueError(f"no terms hold for plan {row}: it needs a propagation of its own")
+        block, column = self.blocks[self.block[row]], self.column[row]
+        seconds = [
+            (cause, float(spent))
+            for cause, spent in zip(block.causes, block.cause_s[:, column], strict=True)
+            if spent > 0.0
+        ]
+        return Estimated(
+            step_s=float(self.step_s[row]),
+            bracket_s=(float(self.lower_s[row]), float(self.upper_s[row])),
+            bound_s=float(self.bound_s[row]),
+            memory_bytes=int(self.memory_bytes[row]),
+            causes=tuple(sorted(seconds, key=lambda cause: (-cause[1], cause[0]))),
+            uncounted=block.uncounted,
+            own_propagation=block.own,
+        )
+
+    def cause_s(self, cause: str) -> Floats:
+        """Seconds of one cause: [plans], 0 where a plan has none of it."""
+        seconds = np.where(self.needs_own, np.nan, 0.0)
+        for block in self.blocks:
+            if cause in block.causes:
+                seconds[block.plans] = block.cause_s[block.causes.index(cause)]
+        return seconds
+
+
+# A time that no step can beat: the only figure that may rule a plan out.
+#
+# Kept apart from the estimate. It assumes of the hardware only `Speeds.bound_*` (no device of the
+# kind can do more) and of the program only
+#
+# - that every multiplication in the terms is done, none by an algorithm that needs fewer operations
+#   (XLA has none): the terms hold what is left after common subexpressions and dead code are gone;
+# - that the arguments, which lie in device memory when a step starts, cross the memory bus once: a
+#   train step reads all of them, since it updates all parameters. A step that leaves a part of its
+#   arguments unread (a look-up in a frozen table) has kernels that touch less, so that no more than
+#   the kernels' bytes are counted.
+#
+# The two may overlap completely, hence the larger one and not the sum. Communication is left out: a
+# compiler may find a cheaper way to move data than the collectives that the terms name.
+
+
+def bound_s(peak_s: Floats, argument_bytes: Floats, kernel_bytes: Floats, speeds: Speeds) -> Floats:
+    """Seconds that a step takes at least; 0 where the speeds know no bound.
+
+    Args:
+      peak_s: all multiplications of the step at `Speeds.bound_flops_per_s`.
+      argument_bytes: of one device.
+      kernel_bytes: read and written by all kernels of a step.
+    """
+    if speeds.bound_memory_bytes_per_s <= 0.0:
+        return peak_s
+    through_memory = np.minimum(argument_bytes, kernel_bytes)
+    return np.maximum(peak_s, through_memory / speeds.bound_memory_bytes_per_s)
+
+
+_CHUNK = 512  # sizes at a time: 100 kernels on them stay in the processor's cache
+
+
+def price_on(
+    terms: Mapping[tuple[str, ...], Terms],
+    batch: Batch,
+    *,
+    routes_of: RoutesOf,
+    speeds: Speeds,
+) -> Prices:
+    """Prices plans whose axes lie on the wires as `routes_of` says; see `pricing.price`."""
+    roads = Roads(batch, routes_of)
+    shapes = roads.sizes
+    held = batch.ici[shapes.first] * batch.dcn[shapes.first]
+    prices = _unpriced(len(batch))
+    blocks: list[Block] = []
+    for active, own, of_set, plans in _sets(terms, batch, held, shapes.inverse):
+        columns = [batch.names.index(axis) for axis in active]
+        place = np.zeros(len(held), np.intp)
+        place[of_set] = np.arange(len(of_set))
+        ways = Ways(
+            ici=roads.ici.inverse[plans],
+            dcn=roads.dcn.inverse[plans],
+            size=place[shapes.inverse[plans]],
+        )
+        step = _Step(own, active)
+        prices.block[plans] = len(blocks)
+        prices.column[plans] = np.arange(len(plans))
+        blocks.append(step.priced(held[of_set][:, columns], plans, ways, roads, speeds, prices))
+    return replace(prices, blocks=tuple(blocks))
+
+
+def _sets(
+    terms: Mapping[tuple[str, ...], Terms], batch: Batch, held: Sizes, shape: Codes
+) -> Iterator[tuple[tuple[str, ...], Terms, Codes, Codes]]:
+    """Splits a batch by the terms that hold.
+
+    Args:
+      held: [shapes, axes] distinct sizes.
+      shape: [plans] which of them a plan has.
+
+    Yields:
+      the active axes, their terms, rows of `held` and rows of the batch, both ascending.
+    """
+    above = held > 1
+    found = distinct(list(above.T.astype(np.int64)), len(held))
+    number = np.full(len(held), -1, np.int16 if len(found) < 1 << 15 else np.int64)
+    sets: list[tuple[tuple[str, ...], Terms]] = []
+    for place, row in enumerate(found.first):
+        active = tuple(name for name, is_above in zip(batch.names, above[row]) if is_above)
+        if active in terms:
+            of_set = np.flatnonzero(found.inverse == place)
+            columns = [batch.names.index(axis) for axis in active]
+            fits = holds(terms[active], active, held[of_set][:, columns])
+            number[of_set[fits]] = len(sets)
+            sets.append((active, terms[active]))
+    of_plans = number[shape]
+    order = np.argsort(of_plans, kind="stable")
+    ends = np.searchsorted(of_plans[order], np.arange(len(sets) + 1))
+    for place, (active, own) in enumerate(sets):
+        plans = order[ends[place] : ends[place + 1]]
+        if len(plans):
+            yield active, own, np.flatnonzero(number == place), plans
+
+
+def holds(terms: Terms, active: tuple[str, ...], sizes: Sizes) -> NDArray[np.bool_]:
+    """Whether terms hold at other sizes than they were made at: [meshes].
+
+    Args:
+      sizes: [meshes, axes] of the active axes.
+    """
+    fits = np.ones(len(sizes), np.bool_)
+    for guard in terms.guards:
+        fits &= guard.size % product_of(guard.axes, active, sizes) == 0
+    sampled = dict(terms.sampled)
+    made_at = np.array([sampled.get(axis, 1) for axis in active], np.int64)
+    is_same = sizes == made_at
+    for place, axis in enumerate(active):
+        if axis in terms.fixed:
+            fits &= is_same[:, place]
+    for axis, limit in terms.limits:
+        fits &= sizes[:, active.index(axis)] <= limit
+    return fits | is_same.all(axis=1)
+
+
+class _Step:
+    """The formulas of one set of active axes, ready to be evaluated."""
+
+    def __init__(self, terms: Terms, active: tuple[str, ...]) -> None:
+        self._terms = terms
+        self._formulas = Formulas(active)
+        self._kernels = Kernels(terms, self._formulas)
+        self._collectives = Collectives(terms, self._formulas)
+        self._peak = Peak(terms, self._formulas)
+
+    def priced(
+        self, sizes: Sizes, plans: Codes, ways: Ways, roads: Roads, speeds: Speeds, prices: Prices
+    ) -> Block:
+        """Fills the rows `plans` of `prices`.
+
+        Args:
+          sizes: [sizes, axes] distinct sizes of the active axes.
+          ways: where each of the plans stands in them.
+        """
+        of_sizes = self._of_sizes(sizes, speeds)
+        regions = len(self._terms.regions)
+        groups = priced_groups(self._collectives, sizes, ways, roads, speeds, regions=regions)
+        seconds = overlapped(of_sizes.kernels, groups, ways)
+        prices.needs_own[plans] = False
+        prices.step_s[plans] = seconds.step_s
+        prices.lower_s[plans] = seconds.lower_s
+        prices.upper_s[plans] = seconds.upper_s
+        prices.bound_s[plans] = of_sizes.bound_s[ways.size]
+        prices.memory_bytes[plans] = of_sizes.memory_bytes[ways.size]
+        prices.collectives[plans] = of_sizes.collectives[ways.size]
+        return Block(
+            active=self._formulas.axes,
+            plans=plans,
+            causes=seconds.causes,
+            cause_s=seconds.cause_s,
+            uncounted=tuple(dict.fromkeys(_said(one) for one in self._terms.uncounted)),
+            own=set(self._formulas.axes) <= set(self._terms.fixed),
+        )
+
+    def _of_sizes(self, sizes: Sizes, speeds: Speeds) -> _OfSizes:
+        """Prices all that depends on the sizes alone, a part of them at a time."""
+        starts = range(0, len(sizes), _CHUNK)
+        return _OfSizes.joined(
+            [self._of_some_sizes(sizes[start : start + _CHUNK], speeds) for start in starts]
+        )
+
+    def _of_some_sizes(self, sizes: Sizes, speeds: Speeds) -> _OfSizes:
+        if len(sizes) == 1:
+            sizes = np.repeat(sizes, 2, axis=0)  # see `kernels.total`
+        values = self._formulas.values(sizes)
+        kernels = self._kernels.seconds(values, sizes, speeds)
+        arguments = self._peak.argument_bytes(values)
+        return _OfSizes(
+            kernels=kernels,
+            bound_s=bound_s(kernels.peak_s, arguments, kernels.bytes, speeds),
+            memory_bytes=self._peak.bytes(values),
+            collectives=self._collectives.executed(values),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfSizes:
+    """What depends on the sizes of the axes alone; every array is [sizes]."""
+
+    kernels: KernelSeconds
+    bound_s: Floats
+    memory_bytes: NDArray[np.int64]
+    collectives: Floats
+
+    @staticmethod
+    def joined(parts: Sequence[_OfSizes]) -> _OfSizes:
+        return _OfSizes(
+            kernels=KernelSeconds.joined([part.kernels for part in parts]),
+            bound_s=np.concatenate([part.bound_s for part in parts]),
+            memory_bytes=np.concatenate([part.memory_bytes for part in parts]),
+            collectives=np.concatenate([part.collectives for part in parts]),
+        )
+
+
+def _said(one: Uncounted) -> str:
+    where = f" ({one.source})" if one.source else ""
+    return f"{one.what}{where}: {one.why}"
+
+
+def _unpriced(plans: int) -> Prices:
+    return Prices(
+        needs_own=np.ones(plans, np.bool_),
+        step_s=np.full(plans, np.nan),
+        lower_s=np.full(plans, np.nan),
+        upper_s=np.full(plans, np.nan),
+        bound_s=np.full(plans, np.nan),
+        memory_bytes=np.zeros(plans, np.int64),
+        collectives=np.zeros(plans),
+        blocks=(),
+        block=np.zeros(plans, np.int32),
+        column=np.zeros(plans, np.int32),
+    )
+
+
+# The entry to pricing: terms of a step and plans of a fabric in, prices out (numpy, no jax).
 
 
 def price(

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
+from automesh.pipeline import orders
 from automesh.pipeline.actions import Ranks
 from automesh.pipeline.costs import StageCost
-from automesh.pipeline.orders import flat, interleaved, zero_bubble
-from automesh.pipeline.orders.dualpipe import dualpipe_v
-from automesh.pipeline.orders.wavefront import wavefront
 from automesh.pipeline.schedule import Schedule
 from automesh.pipeline.simulate import simulate
 
@@ -79,7 +77,7 @@ def _eager_live(shape: Shape, rank: int) -> int:
 
 
 def _interleaved_live(shape: Shape, rank: int, *, further_ahead: int = 0) -> int:
-    ahead = interleaved.forwards_ahead(rank, shape.ranks, shape.microbatches, shape.stages)
+    ahead = orders.forwards_ahead(rank, shape.ranks, shape.microbatches, shape.stages)
     return min(ahead + further_ahead + 1, shape.microbatches * shape.per_rank)
 
 
@@ -92,28 +90,28 @@ _RECIPES = (
     Recipe(
         name="gpipe",
         about="all forwards, then all backwards",
-        make=lambda shape: flat.gpipe(shape.ranks, shape.microbatches),
+        make=lambda shape: orders.gpipe(shape.ranks, shape.microbatches),
         peak_live=_by_rank(lambda shape, _: shape.microbatches),
         makespan_s=_whole_backward_s,
     ),
     Recipe(
         name="1f1b",
         about="a forward and a backward in turns: rank s holds p - s activations",
-        make=lambda shape: flat.one_forward_one_backward(shape.ranks, shape.microbatches),
+        make=lambda shape: orders.one_forward_one_backward(shape.ranks, shape.microbatches),
         peak_live=_by_rank(lambda shape, rank: min(shape.ranks - rank, shape.microbatches)),
         makespan_s=_whole_backward_s,
     ),
     Recipe(
         name="eager_1f1b",
         about="1f1b with twice the forwards ahead, to hide transfers",
-        make=lambda shape: flat.eager(shape.ranks, shape.microbatches),
+        make=lambda shape: orders.eager(shape.ranks, shape.microbatches),
         peak_live=_by_rank(_eager_live),
         makespan_s=_whole_backward_s,
     ),
     Recipe(
         name="interleaved",
         about="1f1b with several stages per rank, dealt round: a smaller bubble, more transfers",
-        make=lambda shape: interleaved.interleaved(shape.ranks, shape.microbatches, shape.stages),
+        make=lambda shape: orders.interleaved(shape.ranks, shape.microbatches, shape.stages),
         peak_live=_by_rank(_interleaved_live),
         makespan_s=_whole_backward_s,
         stages_per_rank=0,
@@ -121,7 +119,7 @@ _RECIPES = (
     Recipe(
         name="kimi_k2",
         about="interleaved with one more forward ahead",
-        make=lambda shape: interleaved.interleaved(
+        make=lambda shape: orders.interleaved(
             shape.ranks, shape.microbatches, shape.stages, further_ahead=1
         ),
         peak_live=_by_rank(functools.partial(_interleaved_live, further_ahead=1)),
@@ -131,7 +129,7 @@ _RECIPES = (
     Recipe(
         name="zb_h1",
         about="weight gradients fill the bubble, in the memory of 1f1b's first rank",
-        make=lambda shape: zero_bubble.zero_bubble_h1(shape.ranks, shape.microbatches),
+        make=lambda shape: orders.zero_bubble_h1(shape.ranks, shape.microbatches),
         peak_live=_by_rank(lambda shape, _: shape.ranks),
         makespan_s=_halves_s,
         least_per_rank=1,
@@ -139,7 +137,7 @@ _RECIPES = (
     Recipe(
         name="zb_h2",
         about="no bubble between steps that need not wait for each other, in twice the memory",
-        make=lambda shape: zero_bubble.zero_bubble_h2(shape.ranks, shape.microbatches),
+        make=lambda shape: orders.zero_bubble_h2(shape.ranks, shape.microbatches),
         peak_live=_by_rank(lambda shape, _: min(2 * shape.ranks - 1, shape.microbatches)),
         makespan_s=_halves_s,
         least_per_rank=1,
@@ -147,7 +145,7 @@ _RECIPES = (
     Recipe(
         name="wavefront",
         about="MultiMesh's order by wavefronts, backward first",
-        make=lambda shape: wavefront(shape.ranks, shape.microbatches, shape.stages),
+        make=lambda shape: orders.wavefront(shape.ranks, shape.microbatches, shape.stages),
         peak_live=_by_rank(_wavefront_live),
         makespan_s=_whole_backward_s,
         stages_per_rank=0,
@@ -156,7 +154,7 @@ _RECIPES = (
     Recipe(
         name="dualpipe_v",
         about="two stages per rank, folded: every rank holds 2p + 1 activations of half a rank",
-        make=lambda shape: dualpipe_v(shape.ranks, shape.microbatches),
+        make=lambda shape: orders.dualpipe_v(shape.ranks, shape.microbatches),
         peak_live=_by_rank(lambda shape, _: 2 * shape.ranks + 1),
         makespan_s=_halves_s,
         stages_per_rank=2,

@@ -22,8 +22,7 @@ from automesh.report.columns import (
 )
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
 from automesh.report.estimates import ESTIMATES
-from automesh.report.pipelines import stages_of, stages_sentence
-from automesh.report.predicted import predicted_lines, replay_of
+from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
 from automesh.report.result import EXPORTED, Candidate, SearchResult
 from automesh.units import format_count
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from automesh.hardware import Target
 from automesh.report.estimates import ESTIMATES, Estimates
-from automesh.report.files.estimates_csv import write_estimates
+from automesh.report.files.csv import write_estimates
 from automesh.report.progress import Progress
 from automesh.report.result import Funnel, SearchResult
 from automesh.report.words import count

@@ -15,15 +15,14 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
 from automesh.program.nouns import Attachment
 from automesh.report.estimates import ESTIMATES, Estimates
-from automesh.report.files.csv import write_csv
-from automesh.report.files.estimates_csv import write_estimates
+from automesh.report.files.csv import write_csv, write_estimates
 from automesh.report.files.rule import save_rule
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.finalists import COMPILES_PER_FINALIST, Contest, contest_of
 from automesh.tuner.choose.prior_rule import promised_plans
-from automesh.tuner.compile.attached import CompilingHere
+from automesh.tuner.compile.jobs import CompilingHere
 from automesh.tuner.compile.rung import CompileRung
 from automesh.tuner.measure.leased_pool import LeaseLost, LivePool
 from automesh.tuner.measure.rung import MeasureRung

@@ -18,8 +18,7 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Effort, Failed, Outcome, OutOfMemory, TimedOut
 from automesh.program.nouns import Attachment
 from automesh.report.estimates import ESTIMATES, Estimates
-from automesh.report.files.csv import write_csv
-from automesh.report.files.estimates_csv import write_estimates
+from automesh.report.files.csv import write_csv, write_estimates
 from automesh.report.files.rule import save_rule
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
@@ -40,7 +39,7 @@ from automesh.tuner.choose.ahead_of_time import (
 from automesh.tuner.choose.beliefs import View, compile_order
 from automesh.tuner.choose.certificate import belief
 from automesh.tuner.choose.prior_rule import measured_rule
-from automesh.tuner.compile.attached import CompilingAhead
+from automesh.tuner.compile.jobs import CompilingAhead
 from automesh.tuner.compile.replay import Player
 from automesh.tuner.compile.rung import CompileRung
 from automesh.tuner.paths import as_seen

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from automesh.cost.pipeline.prices import PipelinePrices, price_pipeline_terms
 from automesh.cost.pipeline.terms import PipelineTerms
-from automesh.cost.prices import Prices
-from automesh.cost.pricing import price
+from automesh.cost.pricing import Prices, price
 from automesh.cost.terms import Terms
 from automesh.errors import UsageError
 from automesh.hardware import Target

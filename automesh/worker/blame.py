@@ -11,7 +11,17 @@ import traceback
 from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.package import PACKAGE
-from automesh.worker.failures import OutcomeError
+
+# How job code in a worker says that it ended in a failure which is an outcome, not a crash.
+
+
+class OutcomeError(Exception):
+    """Carries a finished `Failure` (such as `OutOfMemory`) from the job to the parent unchanged."""
+
+    def __init__(self, outcome: Failure) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
 
 _DOING = {
     "start": "starting",

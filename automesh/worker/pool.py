@@ -11,8 +11,10 @@ import os
 import selectors
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, TimedOut
@@ -21,8 +23,41 @@ from automesh.worker.activity import OnWait, doing_all
 from automesh.worker.messages import Job, Surroundings
 from automesh.worker.process import Process, clear_logs
 from automesh.worker.protocol import Answer
-from automesh.worker.tasks import Finished, OnEvent, Task
 from automesh.worker.wire import Message, WireError
+
+# What a pool is given and what it gives back (no jax).
+
+OnEvent = Callable[[dict[str, Any]], dict[str, Any] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A job that is done, in whatever way.
+
+    Attributes:
+      ticket: what `submit` gave for it.
+      job: the job.
+      result: the noun that its kind of job is answered with, or why there is none.
+      doubtful: True if the process ended by itself and the job need not be to blame: it had done
+        other jobs before, or somebody killed it.
+    """
+
+    ticket: int
+    job: Job
+    result: Answer | Failure
+    doubtful: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A job that waits or runs; what `Pool.submit` was given, with its ticket."""
+
+    ticket: int
+    job: Job
+    timeout_s: float
+    on_event: OnEvent | None
+    fresh: bool
+
 
 START_LIMIT_S = 120.0  # Importing jax takes seconds, on a busy machine or a network disk many.
 _KILL_LIMIT_S = 1.5  # The guardian needs milliseconds, its deputy half a second.

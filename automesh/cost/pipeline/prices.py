@@ -19,9 +19,7 @@ from automesh.cost.pipeline.step import (
 )
 from automesh.cost.pipeline.terms import PipelineTerms, StageTerms
 from automesh.cost.pipeline.transfers import batch_moves
-from automesh.cost.plans import holds
-from automesh.cost.prices import Prices
-from automesh.cost.pricing import price
+from automesh.cost.pricing import Prices, holds, price
 from automesh.cost.terms import Terms, value_of
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts

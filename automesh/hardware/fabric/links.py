@@ -20,14 +20,15 @@ import numpy as np
 from automesh.hardware.fabric.fabric import Fabric, Layouts, Reach, Route, Span
 from automesh.hardware.fabric.placement import Ints, Placement
 from automesh.hardware.fabric.routes import CORE_LINKS, device_links, routes
-from automesh.hardware.fabric.torus_groups import (
+from automesh.hardware.fabric.torus import (
+    Link,
     box_of,
     busiest,
+    reach,
     reach_of_box_or_rings,
     ring_loads,
+    way,
 )
-from automesh.hardware.fabric.torus_links import reach
-from automesh.hardware.fabric.torus_paths import Link, way
 from automesh.mesh.plan_arrays import Batch
 
 DCN, HOST, CHIP = "dcn", "host", "chip"
@@ -340,7 +341,7 @@ def _span_shares(spans: Sequence[Span], fabric: Fabric, spreads: bool) -> Shares
     """Dimensions serve at the same time and equally long, but for an all-to-all.
 
     An all-to-all loads the middle of every dimension with a quarter of what its members hold, see
-    `automesh.hardware.fabric.torus_links.reach`.
+    `automesh.hardware.fabric.torus.reach`.
     """
     weights: dict[int, float] = {}
     for dimension, size in enumerate(fabric.torus):

@@ -10,8 +10,7 @@ import numpy as np
 
 from automesh.errors import AutomeshError
 from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Reach, Route
-from automesh.hardware.fabric.torus_groups import Ints, ring_loads
-from automesh.hardware.fabric.torus_links import reach
+from automesh.hardware.fabric.torus import Ints, reach, ring_loads
 from automesh.mesh.plan_arrays import Batch
 
 # Between the two cores of a chip, in links of one direction: an assumption, no source was found.

@@ -2,21 +2,149 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from automesh.hlo.collectives import source_of, transfer_of
 from automesh.hlo.kinds import kind_of
 from automesh.hlo.nouns import Computation, Instruction, Module
 from automesh.hlo.partitions import Partitions
-from automesh.hlo.schedule.async_pairs import Lanes
 from automesh.hlo.schedule.core_work import compute_of
 from automesh.hlo.schedule.megascale import is_megascale, transfer_between_slices
 from automesh.hlo.schedule.nouns import Done, Medium, Operation, Platform, Start, Transfer
-from automesh.hlo.schedule.send_recv import is_exchange, join_pairs, transfer_in_pairs
 from automesh.hlo.schedule.totals import COPIES
+from automesh.hlo.spans import span_of_pairs
 from automesh.hlo.work.fusions import Held, amounts_to, contents_of
 from automesh.hlo.work.memories import Touched, platform_of
 from automesh.hlo.work.traffic import traffic_of, traffic_of_fused_collective
+
+# Sends and receives by which the devices of one program exchange data.
+#
+# Between TPU slices they are what is left of a collective, see `megascale`; on GPUs a compiler may
+# take a collective-permute apart so (xla/service/collective_ops_utils.h,
+# kSendRecvSourceTargetPairs).
+
+_PAIRS = "_xla_send_recv_source_target_pairs"
+_RENDEZVOUS = "_xla_host_transfer_rendezvous"
+_PAIR = re.compile(r"\{(\d+),(\d+)\}")
+
+
+def is_exchange(instruction: Instruction) -> bool:
+    """True for a send, a receive or the end of one whose other side is this program too."""
+    return is_megascale(instruction) or _PAIRS in dict(instruction.frontend)
+
+
+def join_pairs(module: Module, lanes: Lanes) -> None:
+    """Lets the send and the receive of one exchange travel together."""
+    for computation in module.computations.values():
+        first: dict[str, Instruction] = {}
+        for instruction in computation.instructions.values():
+            if instruction.opcode in ("send", "recv") and is_exchange(instruction):
+                attributes = dict(instruction.frontend)
+                name = attributes.get(_RENDEZVOUS) or f"channel {instruction.channel}"
+                lanes.join(first.setdefault(name, instruction), instruction)
+
+
+def transfer_in_pairs(
+    computation: Computation, send: Instruction, partitions: Partitions, hbm_bytes: int
+) -> Transfer:
+    """Says what one send from device to device moves.
+
+    Raises:
+      ValueError: it names a device outside the mesh.
+    """
+    listed = _PAIR.findall(dict(send.frontend)[_PAIRS])
+    pairs = partitions.pairs(tuple((int(source), int(target)) for source, target in listed))
+    span = span_of_pairs(pairs, partitions.axes)
+    held = computation.operands(send)[0].shape.bytes
+    return Transfer(
+        name=send.name,
+        kind="collective-permute",
+        medium="fabric",
+        axes=span.axes,
+        pairs=pairs,
+        group_size=span.group_size,
+        payload_bytes=held,
+        wire_bytes=held,
+        hbm_bytes=hbm_bytes,
+        op_name=send.op_name,
+        source=source_of(send),
+    )
+
+
+# Which starts of transfers an operation waits for, across loops.
+#
+# A compiler may start a transfer in one trip of a loop and finish it in the next, or before the
+# loop and in it, or in it and after it. The handle then travels as a member of the loop's state.
+# All places through which one handle can travel make a lane.
+
+_SAME = frozenset({"bitcast", "copy", "opt-barrier", "async-update"})
+_WHOLE = -1
+# An instruction's value, or one member of its tuple.
+_Place = tuple[int, int]
+
+
+class Lanes:
+    """The lanes of a module, found once by joining places that hold the same handle."""
+
+    def __init__(self, module: Module) -> None:
+        self._leaders: dict[_Place, _Place] = {}
+        self._names: dict[_Place, str] = {}
+        for computation in module.computations.values():
+            if not computation.is_fusion:
+                for instruction in computation.instructions.values():
+                    self._follow(module, computation, instruction)
+
+    def of_start(self, start: Instruction) -> str:
+        """The lane that the handle of `start` enters; it is called after the first start asked."""
+        return self._names.setdefault(self._leader((start.id, _WHOLE)), start.name)
+
+    def of_done(self, done: Instruction) -> str:
+        """The lane that `done` waits for."""
+        handle = (done.operands[0], _WHOLE)
+        return self._names.setdefault(self._leader(handle), f"into {done.name}")
+
+    def join(self, one: Instruction, other: Instruction) -> None:
+        """Makes two handles travel together."""
+        self._join((one.id, _WHOLE), (other.id, _WHOLE))
+
+    def _follow(self, module: Module, computation: Computation, instruction: Instruction) -> None:
+        opcode, operands = instruction.opcode, instruction.operands
+        if opcode == "get-tuple-element":
+            self._join((instruction.id, _WHOLE), (operands[0], instruction.tuple_index))
+        elif opcode == "tuple":
+            for index, operand in enumerate(operands):
+                self._join((instruction.id, index), (operand, _WHOLE))
+        elif opcode in _SAME:
+            self._join_values(instruction, computation.instructions[operands[0]])
+        elif opcode == "while":
+            self._join_values(instruction, computation.instructions[operands[0]])
+            for callee in module.called(instruction):
+                self._join_values(instruction, callee.parameters()[0])
+            self._join_values(instruction, module.called(instruction)[0].root_instruction)
+        elif opcode == "call":
+            callee = module.called(instruction)[0]
+            self._join_values(instruction, callee.root_instruction)
+            for number, parameter in callee.parameters().items():
+                self._join_values(parameter, computation.instructions[operands[number]])
+
+    def _join_values(self, one: Instruction, other: Instruction) -> None:
+        self._join((one.id, _WHOLE), (other.id, _WHOLE))
+        for index in range(len(one.shape.elements)):
+            self._join((one.id, index), (other.id, index))
+
+    def _join(self, one: _Place, other: _Place) -> None:
+        self._leaders[self._leader(one)] = self._leader(other)
+
+    def _leader(self, place: _Place) -> _Place:
+        path: list[_Place] = []
+        while (above := self._leaders.setdefault(place, place)) != place:
+            path.append(place)
+            place = above
+        for passed in path:
+            self._leaders[passed] = place
+        return place
+
 
 _HOST_THREAD = "host"  # What `compute_on("device_host")` becomes on TPUs.
 _HOST = frozenset({"send", "recv", "infeed", "outfeed"})

@@ -20,8 +20,7 @@ from automesh.ir.passes.collectives import (
     scatter_reductions,
     separate_reductions_from_slices,
 )
-from automesh.ir.passes.common import drop_unused, share_equal
-from automesh.ir.passes.loops import simplify_loops
+from automesh.ir.passes.simplify import drop_unused, share_equal, simplify_loops
 from automesh.ir.passes.windowed import mark_windowed
 
 ALL = frozenset(("none", "cpu", "gpu", "tpu"))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from automesh.errors import UsageError
 from automesh.hardware.fabric.fabric import Crooked, Layouts, Span, Wound
 from automesh.hardware.fabric.placement import places_along
-from automesh.hardware.fabric.torus_groups import box_of, reach_of_box_or_rings
+from automesh.hardware.fabric.torus import box_of, reach_of_box_or_rings
 from automesh.hardware.slices import wraps_of
 from automesh.mesh.layout.devices import arrange_granule
 

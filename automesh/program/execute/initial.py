@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from automesh.errors import UsageError
 from automesh.program.lower.compiler_options import known, quick_options
+from automesh.program.lower.static_args import is_concrete
 from automesh.program.notes import in_one_line, note
 from automesh.program.script.leaf_forms import difference, forms_of, same_names
+from automesh.program.script.workload import Workload
 
 Init = Callable[[Any], Any]
 
@@ -133,3 +136,42 @@ def _check(start: Any, arg: Any, position: int) -> None:
     for new, old in zip(given, wanted, strict=True):
         if not new.has_type_of(old):
             raise UsageError(f"`{where}{old.name}` is {old}, but `init` gives {new}", hint=hint)
+
+
+# Which arguments of a step have no values of the user's (jax).
+
+
+def made_up_arguments(workload: Workload) -> tuple[str, ...]:
+    """Arguments that are only described, and whose values are made up on the devices.
+
+    Returns:
+      Names of the step's parameters, or `args[1]` where they are not known. Empty if the workload
+      has an `init`, which may give any of them.
+    """
+    if workload.init is not None:
+        return ()
+    parameters = _parameters(workload.step)
+    named = [
+        (parameters[place] if place < len(parameters) else f"args[{place}]", arg)
+        for place, arg in enumerate(workload.args)
+    ]
+    named += list(workload.kwargs.items())
+    return tuple(name for name, arg in named if _has_described(arg))
+
+
+def _has_described(arg: Any) -> bool:
+    return any(hasattr(leaf, "shape") and not is_concrete(leaf) for leaf in jax.tree.leaves(arg))
+
+
+def _parameters(step: Any) -> list[str]:
+    """Positional parameters of the step, as far as they have names of their own."""
+    try:
+        found = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # of a callable that says nothing of its parameters
+        return []
+    names: list[str] = []
+    for one in found:
+        if one.kind not in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
+            break
+        names.append(one.name)
+    return names

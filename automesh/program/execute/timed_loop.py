@@ -14,11 +14,27 @@ import jax.numpy as jnp
 from automesh.errors import UsageError, kind_of
 from automesh.program.execute.prepare import Ready, conform, duplicate, state
 from automesh.program.execute.updates import disturbed, sampled, updates_of, with_sensitivities
-from automesh.program.execute.waiting import wait
 from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import LeafUpdate
 from automesh.program.script.contexts import entered
 from automesh.program.script.leaf_forms import difference, forms_of, repacked
+
+# Waiting for the devices, references included (jax).
+
+
+def wait(outputs: Any, args: Any) -> None:
+    """Waits until a step is done that gave `outputs`, or wrote to references among `args`.
+
+    `jax.block_until_ready` passes over a reference without waiting (jax 0.10.1 to 0.12.0.1).
+    """
+    written = [_buffer(leaf) for leaf in jax.tree.leaves(args) if is_ref(leaf)]
+    jax.block_until_ready((outputs, written))
+
+
+def _buffer(reference: Any) -> Any:
+    """The array in a reference; where this jax hides it, what can be read from it: a copy."""
+    buffer = getattr(getattr(reference, "_refs", None), "_buf", None)
+    return reference[...] if buffer is None else buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, Evidence, RunnerUp
 from automesh.mesh.rules.file import merge_rule
 from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.outcomes import Compiled, Measured, OutOfMemory, Replayed
-from automesh.report.pipelines import stage_bytes
-from automesh.report.predicted import exposed_s
+from automesh.report.predicted import exposed_s, stage_bytes
 from automesh.report.result import COMPARED, Candidate, SearchResult
 from automesh.report.words import best_of, funnel_sentence, is_duplicate, reason
 from automesh.units import format_bytes

@@ -33,9 +33,9 @@ from automesh.report.words import best_of, count
 from automesh.tuner.choose.ranking import rank
 from automesh.tuner.command.run import Ran
 from automesh.tuner.command.template import parse_template
+from automesh.tuner.measure.decision import Decision
 from automesh.tuner.measure.numerics import compare_losses
 from automesh.tuner.measure.statistics import median_interval
-from automesh.tuner.measure.verdict import Decision
 from automesh.tuner.study.metadata import Header, Notebook, batch_axes_of
 from automesh.tuner.study.study import Study
 

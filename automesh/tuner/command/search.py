@@ -49,11 +49,7 @@ from automesh.tuner.command.results import (
 )
 from automesh.tuner.command.run import Manner, Place, Ran, RunResult, Unseen, recovered, run
 from automesh.tuner.command.step_times import SeenStep
-from automesh.tuner.measure.final import FEWEST, LOOKS, Final, FinalRules
-from automesh.tuner.measure.fresh_processes import figures_of
-from automesh.tuner.measure.leased_pool import LeaseLost, wait_for_lease
-from automesh.tuner.measure.race import Race, RaceRules
-from automesh.tuner.measure.verdict import (
+from automesh.tuner.measure.decision import (
     ProcessRecord,
     RaceRecord,
     Records,
@@ -62,6 +58,10 @@ from automesh.tuner.measure.verdict import (
     raced_against,
     record_of,
 )
+from automesh.tuner.measure.final import FEWEST, LOOKS, Final, FinalRules
+from automesh.tuner.measure.fresh_processes import figures_of
+from automesh.tuner.measure.leased_pool import LeaseLost, wait_for_lease
+from automesh.tuner.measure.race import Race, RaceRules
 from automesh.tuner.paths import as_seen
 from automesh.tuner.study.metadata import Footer, Header, Notebook, spent
 from automesh.tuner.study.study import Study, Trial

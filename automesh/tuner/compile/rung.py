@@ -25,7 +25,7 @@ from automesh.outcomes import (
 )
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.report.progress import Progress
-from automesh.tuner.compile.attached import Compiling
+from automesh.tuner.compile.jobs import Compiling
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.study.metadata import Notebook
 from automesh.tuner.study.rung import Rung

@@ -30,7 +30,7 @@ from automesh.space.mapping import SplitArray
 from automesh.tuner.estimate.propagator import POLL_S, JobPool
 from automesh.tuner.worker_errors import innermost_frame, raised_here
 from automesh.worker.messages import BuildJob
-from automesh.worker.tasks import Finished
+from automesh.worker.pool import Finished
 
 # Builds beside those of the listed plans: of plans that the step refused while it was estimated,
 # and of those whose sizes do not divide what is split elsewhere.

@@ -17,8 +17,8 @@ from automesh.report.words import failure_reason
 from automesh.tuner.estimate.propagations import Need, Sizes
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import Job, PropagateJob
+from automesh.worker.pool import Finished
 from automesh.worker.protocol import Answer
-from automesh.worker.tasks import Finished
 
 POLL_S = 0.5
 NO_TIME = "the time for estimates was used up"

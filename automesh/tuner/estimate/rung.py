@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.pipeline.terms import PipelineTerms
-from automesh.cost.plans import holds
+from automesh.cost.pricing import holds
 from automesh.cost.terms import Terms
 from automesh.cost.windowed import THRESHOLDS, under_options
 from automesh.hardware.fabric.fabric import Layouts

@@ -12,8 +12,7 @@ import numpy as np
 from automesh.cost.breakdown import MeshCost, RouteOf, break_down
 from automesh.cost.pipeline.prices import price_pipeline_terms
 from automesh.cost.pipeline.terms import PipelineTerms
-from automesh.cost.plans import holds
-from automesh.cost.pricing import price
+from automesh.cost.pricing import holds, price
 from automesh.cost.terms import Terms
 from automesh.cost.windowed import under_options
 from automesh.errors import UsageError

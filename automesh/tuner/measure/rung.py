@@ -13,14 +13,7 @@ from automesh.outcomes import Compiled, Failure, Measured, Outcome
 from automesh.report.progress import Progress
 from automesh.report.words import failure_reason
 from automesh.tuner.choose.ranking import may_be_exported
-from automesh.tuner.measure.final import FEWEST, LOOKS, Final, FinalRules
-from automesh.tuner.measure.fresh_processes import figures_of, process_s_of, run_process
-from automesh.tuner.measure.leased_pool import LivePool, wait_for_lease
-from automesh.tuner.measure.numerics import Checks, Reference, check, find_reference
-from automesh.tuner.measure.race import Race, RaceRules
-from automesh.tuner.measure.schedule import Calibration, Subject, VisitRules, calibrate, run_race
-from automesh.tuner.measure.statistics import median_interval
-from automesh.tuner.measure.verdict import (
+from automesh.tuner.measure.decision import (
     ProcessRecord,
     RaceRecord,
     Records,
@@ -31,6 +24,13 @@ from automesh.tuner.measure.verdict import (
     raced_against,
     record_of,
 )
+from automesh.tuner.measure.final import FEWEST, LOOKS, Final, FinalRules
+from automesh.tuner.measure.fresh_processes import figures_of, process_s_of, run_process
+from automesh.tuner.measure.leased_pool import LivePool, wait_for_lease
+from automesh.tuner.measure.numerics import Checks, Reference, check, find_reference
+from automesh.tuner.measure.race import Race, RaceRules
+from automesh.tuner.measure.schedule import Calibration, Subject, VisitRules, calibrate, run_race
+from automesh.tuner.measure.statistics import median_interval
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.study.metadata import Notebook
 from automesh.tuner.study.retrace import OTHER_PROGRAM, explain_programs, other_program

@@ -18,10 +18,9 @@ from automesh.outcomes import (
 )
 from automesh.report.result import Candidate, Funnel, SearchResult
 from automesh.report.words import count
-from automesh.tuner.choose.ranking import rank
-from automesh.tuner.choose.ranking_ahead import rank_ahead
+from automesh.tuner.choose.ranking import rank, rank_ahead
 from automesh.tuner.command.results import assemble_command
-from automesh.tuner.measure.verdict import Decision
+from automesh.tuner.measure.decision import Decision
 from automesh.tuner.study.freshness import changed_versions
 from automesh.tuner.study.metadata import Footer, Header, Notebook, batch_axes_of
 from automesh.tuner.study.rung import Rung

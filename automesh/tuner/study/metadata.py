@@ -10,7 +10,7 @@ from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import Plan, usual_batch_axes
 from automesh.report.estimates import Estimates
 from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
-from automesh.tuner.measure.verdict import Decision
+from automesh.tuner.measure.decision import Decision
 from automesh.tuner.paths import as_seen
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest

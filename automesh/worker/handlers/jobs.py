@@ -22,7 +22,7 @@ from automesh.program.absent.layout import lay_out
 from automesh.program.capture.discover import discover_for_absent, discover_here
 from automesh.program.capture.nouns import Discovery
 from automesh.program.execute.calibrate import calibrate
-from automesh.program.execute.made_up import made_up_arguments
+from automesh.program.execute.initial import made_up_arguments
 from automesh.program.execute.prepare import Ready, prepare
 from automesh.program.execute.timed_loop import visit
 from automesh.program.execute.value_domains import Domain, domains
@@ -63,7 +63,7 @@ from automesh.program.step_summary import StepSummary
 from automesh.program.summarize import summarize
 from automesh.sharding.programs import PLATFORMS
 from automesh.space.mapping import StepMapping
-from automesh.worker.failures import OutcomeError
+from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.compile_absent import compile_ahead
 from automesh.worker.handlers.inspect_step import Trials, used_axes
 from automesh.worker.handlers.logical_axes import default_mapping, seen_mapping

@@ -27,7 +27,7 @@ from automesh.program.refused import Refused
 from automesh.program.script.build import Built, build_on, check_facts, read_facts
 from automesh.program.script.load import load_entry
 from automesh.program.script.signature import Signature, check_knobs, check_mapping, read_signature
-from automesh.worker.failures import OutcomeError
+from automesh.worker.blame import OutcomeError
 from automesh.worker.messages import (
     BuildJob,
     CompileJob,

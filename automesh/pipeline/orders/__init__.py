@@ -1,1 +1,0 @@
-"""The orders of actions behind the schedules."""
