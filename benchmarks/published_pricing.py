@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from automesh.collectives import CollectiveName
 from automesh.cost.pipeline.prices import price_pipeline_terms
 from automesh.cost.pipeline.step import PipelineCost
 from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText, StageTerms
-from automesh.cost.terms import CollectiveKind, CollectiveTerm, Kernel, Monomial, Sum, Terms
+from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Sum, Terms
 from automesh.hardware import parse_target
 from automesh.hardware.absent import Absent
 from automesh.hardware.calibration.datasheet import datasheet_speeds
@@ -174,7 +175,7 @@ def _reduced(stage: StageTerms, layout: Layout, group: LayoutGroup, *, shared: b
             ),
         )
     gradients = _scaled(stage.sums_bytes, group.gradient_bytes / _SUM)
-    moved: list[tuple[CollectiveKind, Sum]] = [("all-reduce", gradients)]
+    moved: list[tuple[CollectiveName, Sum]] = [("all-reduce", gradients)]
     if shared:
         moved = [("reduce-scatter", gradients), ("all-gather", stage.params_bytes)]
     if layout.dp == 1:

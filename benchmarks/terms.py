@@ -48,8 +48,8 @@ from typing import Any
 import jax
 from scipy import stats
 
+from automesh.collectives import kind_named
 from automesh.cost.terms import Terms, value_of
-from automesh.hlo.collectives import wire_bytes
 from automesh.ir.kernel_cost import flops
 from automesh.outcomes import Counts
 from automesh.program.script.build import build_on
@@ -133,7 +133,7 @@ def sent_bytes(terms: Terms, sizes: dict[str, int]) -> dict[str, float]:
     sent = {axis: 0.0 for axis, size in sizes.items() if size > 1}
     for one in terms.collectives:
         group = math.prod(sizes.get(axis, 1) for axis in one.axes)
-        each = wire_bytes(one.kind, round(value_of(one.payload_bytes, sizes)), group)
+        each = kind_named(one.kind).wire_bytes(round(value_of(one.payload_bytes, sizes)), group)
         for axis in set(one.axes) & set(sent):
             sent[axis] += value_of(one.count, sizes) * each
     return sent

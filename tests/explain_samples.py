@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from automesh.collectives import CollectiveName
 from automesh.cost.terms import (
-    CollectiveKind,
     CollectiveTerm,
     Kernel,
     Matmul,
@@ -68,7 +68,7 @@ def streaming(bytes_: Sum, *, operation: str, source: str, region: int = LOOP) -
 
 
 def collective(
-    kind: CollectiveKind,
+    kind: CollectiveName,
     *axes: str,
     payload: Sum,
     source: str,

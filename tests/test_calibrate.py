@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from automesh.collectives import MEASURED
 from automesh.errors import Interrupted, UsageError
 from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.hardware.calibration.points import (
-    COLLECTIVES,
     STREAM_FORMS,
     CollectiveProbe,
     KernelProbe,
@@ -113,7 +113,7 @@ _NOWHERE = Layouts(shapes=(), spans=())
 # What the programs do: on the first of the test process's own devices.
 
 _OPCODES = {
-    **{kind: rf"\b{kind}(-start)?\(" for kind in COLLECTIVES},
+    **{kind: rf"\b{kind}(-start)?\(" for kind in MEASURED},
     "matmul": r"/dot_general\"",  # a fusion of a library's, on some versions
     "stream": r"\bfusion\(",
 }
@@ -125,7 +125,7 @@ def probes_of_every_kind() -> list[Probe]:
             CollectiveProbe(
                 collective=kind, group_size=4, stride=2, payload_bytes=4096, link_s=1e-6
             )
-            for kind in COLLECTIVES
+            for kind in MEASURED
         ),
         MatmulProbe(dtype="f32", batch=2, m=24, n=16, k=8),
         *(StreamProbe(form=form, bytes=2**16) for form in STREAM_FORMS),

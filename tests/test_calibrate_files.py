@@ -6,13 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from automesh.cost.terms import CollectiveKind
 from automesh.errors import UsageError
-from automesh.hardware.calibration.points import COLLECTIVES, CollectiveProbe, KernelProbe
+from automesh.hardware.calibration.points import CollectiveProbe, KernelProbe
 from automesh.hardware.calibration.profile import Profile
 from automesh.hardware.calibration.profile_files import (
     NoProfile,
@@ -139,7 +138,3 @@ def test_the_folder_is_the_users_own_unless_the_environment_says() -> None:
     assert profile_folder({}).parts[-2:] == ("automesh", "profiles")
     assert host_of("tpu") == ""
     assert "core" in host_of("cpu")
-
-
-def test_every_collective_has_a_name_of_the_terms() -> None:
-    assert get_args(CollectiveKind) == COLLECTIVES

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from automesh.collectives import MEASURED
 from automesh.hardware.calibration.points import (
-    COLLECTIVES,
     CollectiveProbe,
     KernelProbe,
     MatmulProbe,
@@ -155,8 +155,8 @@ def test_every_size_of_axis_is_measured_at_both_ends() -> None:
     assert probe_shapes(GPU_8) == ((4, 2, 1), (1, 2, 4), (2, 4, 1), (1, 4, 2), (1, 8, 1))
     probes = [probe for lot in plan_lots(GPU_8, NOWHERE) for probe in lot.probes]
     collectives = [one for one in probes if isinstance(one, CollectiveProbe)]
-    assert {one.collective for one in collectives} == set(COLLECTIVES)
-    for kind in COLLECTIVES:
+    assert {one.collective for one in collectives} == set(MEASURED)
+    for kind in MEASURED:
         where = {(c.group_size, c.stride) for c in collectives if c.collective == kind}
         assert where == {(2, 1), (2, 4), (4, 1), (4, 2), (8, 1)}
     assert len(set(probes)) == len(probes)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from automesh.collectives import MEASURED
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.calibration.measured_speeds import Calibrated, find_speeds, speeds_for
-from automesh.hardware.calibration.points import COLLECTIVES
 from automesh.hardware.calibration.probes import link_seconds
 from automesh.hardware.calibration.profile import (
     SCHEMA,
@@ -45,7 +45,7 @@ def profiles(draw: st.DrawFn) -> Profile:
             slowness=draw(st.floats(0, 100)),
             error=ERROR,
         )
-        for kind in draw(st.lists(st.sampled_from(COLLECTIVES), unique=True))
+        for kind in draw(st.lists(st.sampled_from(MEASURED), unique=True))
         for size in draw(st.lists(st.sampled_from([2, 4, 8]), min_size=1, unique=True))
     ]
     matmul = [draw(constants) for _ in range(6)]
@@ -87,7 +87,7 @@ def route(sizes: list[int], granules: int = 1) -> Route:
     )
 
 
-@given(profiles(), st.sampled_from(COLLECTIVES), st.integers(0, 2**32), st.integers(0, 2**32))
+@given(profiles(), st.sampled_from(MEASURED), st.integers(0, 2**32), st.integers(0, 2**32))
 def test_collectives_take_longer_with_more_bytes(
     measured: Profile, kind: str, one: int, other: int
 ) -> None:
@@ -126,7 +126,7 @@ def test_bounds_and_what_was_not_measured_are_the_data_sheets(measured: Profile)
         "f64", ones, ones, ones, ones
     )
     known = {fit.collective for fit in measured.collectives}
-    for kind in set(COLLECTIVES) - known:
+    for kind in set(MEASURED) - known:
         mine = speeds.collective_s(kind, np.array([1e6]), route([4]))
         sheets = SHEET.collective_s(kind, np.array([1e6]), route([4]))
         assert (mine.latency_s, mine.ici_s) == (sheets.latency_s, sheets.ici_s)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from automesh.collectives import kind_named
 from automesh.hlo import count, read_module
-from automesh.hlo.collectives import wire_bytes
 from automesh.hlo.nouns import WindowDimension
 from automesh.hlo.schedule.trip_counts import trip_count
 from automesh.hlo.spans import Span, span_of_groups, span_of_pairs
@@ -538,13 +538,13 @@ def test_ring_bytes_equal_a_simulated_ring(devices: int) -> None:
     array = chunk * devices
     # Around a ring, n-1 rounds, each sending one of n chunks; an all-reduce goes around twice.
     around = sum(chunk for _ in range(devices - 1))
-    assert wire_bytes("all-gather", array, devices) == around
-    assert wire_bytes("reduce-scatter", array, devices) == around
-    assert wire_bytes("all-reduce", array, devices) == 2 * around
+    assert kind_named("all-gather").wire_bytes(array, devices) == around
+    assert kind_named("reduce-scatter").wire_bytes(array, devices) == around
+    assert kind_named("all-reduce").wire_bytes(array, devices) == 2 * around
     # Each device holds n chunks, one for each device, itself included.
-    assert wire_bytes("all-to-all", devices * array, devices) == around
-    assert wire_bytes("collective-permute", array, devices) == array
-    assert wire_bytes("collective-broadcast", array, devices) == array
+    assert kind_named("all-to-all").wire_bytes(devices * array, devices) == around
+    assert kind_named("collective-permute").wire_bytes(array, devices) == array
+    assert kind_named("collective-broadcast").wire_bytes(array, devices) == array
 
 
 def shard_mapped(function: Callable[..., Any], output: P, dtype: Any = jnp.bfloat16) -> Counts:

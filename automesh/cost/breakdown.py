@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from automesh.collectives import priced_as
 from automesh.cost.collective_demand import whole_sum_cost
 from automesh.cost.kernels import stays
 from automesh.cost.terms import (
@@ -204,7 +205,7 @@ def _collectives(
                 float(one[0]) for one in ring_seconds(_one(payload), route, speeds)
             )
         else:
-            each = speeds.collective_s(term.kind, _one(payload), route)
+            each = speeds.collective_s(priced_as(term.kind), _one(payload), route)
             slower = whole_sum_cost(terms, term.kind, axes)
             latency, ici, dcn = (
                 slower * float(one[0]) for one in (each.latency_s, each.ici_s, each.dcn_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from automesh.collectives import priced_as
 from automesh.cost.collective_demand import Collectives, Demand, Group
 from automesh.cost.route_table import Road, Roads, joined
 from automesh.cost.unique_rows import Codes, distinct
@@ -161,7 +162,7 @@ def _seconds(
             [demand.payload_bytes[member, columns[place]] for place, _, member in asked]
         )
         routes = [pairs[place].road.routes.rows(pairs[place].route) for place, _, _ in asked]
-        times = speeds.collective_s(kind, payload, joined(routes))
+        times = speeds.collective_s(priced_as(kind), payload, joined(routes))
         start = 0
         for place, position, _ in asked:
             here = slice(start, start + len(pairs[place].route))

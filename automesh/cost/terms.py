@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-CollectiveKind = Literal[
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
-]
+from automesh.collectives import CollectiveName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +133,7 @@ class CollectiveTerm:
 
     region: int
     count: Sum
-    kind: CollectiveKind
+    kind: CollectiveName
     axes: tuple[str, ...]
     payload_bytes: Sum
     hides: bool

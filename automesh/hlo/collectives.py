@@ -5,33 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import PurePath
 
-from automesh.hlo.kinds import SHARDED_BEFORE, kind_of
+from automesh.collectives import kind_named
+from automesh.hlo.kinds import kind_of
 from automesh.hlo.nouns import Computation, Groups, Instruction, Module
 from automesh.hlo.partitions import Partitions
 from automesh.hlo.schedule.cpu_promotion import narrowed_bits
 from automesh.hlo.schedule.nouns import Platform, Transfer
 from automesh.hlo.spans import span_of_groups, span_of_pairs
-
-
-def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
-    """Bytes that one device of a group of n sends for a full array of V bytes, rounded up.
-
-    all-gather and reduce-scatter on a ring: (n-1)/n V; all-reduce, being both in turn: 2 (n-1)/n V;
-    all-to-all: every device keeps 1/n of its V/n and sends the rest, (n-1)/n V/n;
-    collective-permute: all that it holds; collective-broadcast: V, handed on along a chain.
-    Source: scaling-book, sharding.md, and NCCL's algorithm bandwidths (nccl-tests, PERFORMANCE.md).
-
-    >>> wire_bytes("all-reduce", 1024, 4), wire_bytes("all-to-all", 1024, 4)
-    (1536, 192)
-    """
-    others = group_size - 1
-    if kind in ("all-gather", "reduce-scatter"):
-        return -(-others * payload_bytes // group_size)
-    if kind == "all-reduce":
-        return -(-2 * others * payload_bytes // group_size)
-    if kind in ("all-to-all", "ragged-all-to-all"):
-        return -(-others * payload_bytes // group_size**2)
-    return payload_bytes if others else 0
 
 
 def transfer_of(
@@ -65,7 +45,7 @@ def transfer_of(
         groups = partitions.groups(_listed_groups(instruction))
         span = span_of_groups(groups, partitions.axes)
     held, unproven = _held_bytes(module, computation, instruction, kind, platform)
-    payload = held * span.group_size if kind in SHARDED_BEFORE else held
+    payload = held * span.group_size if kind_named(kind).is_sharded_before else held
     return Transfer(
         name=by.name,
         kind=kind,
@@ -75,7 +55,7 @@ def transfer_of(
         pairs=pairs,
         group_size=span.group_size,
         payload_bytes=payload,
-        wire_bytes=wire_bytes(kind, payload, span.group_size),
+        wire_bytes=kind_named(kind).wire_bytes(payload, span.group_size),
         hbm_bytes=hbm_bytes,
         synchronous=synchronous,
         uncounted=unproven,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from automesh.collectives import STABLEHLO
+
 # Move data between devices; `all_slice` does not: every device keeps a part of what it has.
-COLLECTIVES = frozenset(
-    ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
-)
+COLLECTIVES = frozenset(STABLEHLO)
 # Their results are their operands, seen in another way.
 VIEWS = frozenset(
     ("reshape", "bitcast_convert", "optimization_barrier", "enter_manual", "leave_manual", "copy")

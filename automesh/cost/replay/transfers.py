@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from automesh.collectives import is_kind, priced_as
 from automesh.cost.replay.program import Flight, Use, ticks
 from automesh.hardware.calibration.engines import engines_of
 from automesh.hardware.calibration.speeds import Speeds
@@ -16,12 +17,6 @@ from automesh.hardware.fabric.placement import Placement
 from automesh.hlo.schedule.nouns import Transfer
 from automesh.mesh.axes import MeshAxis
 
-# What has no formula of its own moves as these do: the same bytes the same way.
-_AS = {
-    "ragged-all-to-all": "all-to-all",
-    "collective-broadcast": "all-gather",
-    "send": "collective-permute",
-}
 Seconds = tuple[float, float, float]
 
 
@@ -109,7 +104,7 @@ class Flights:
 
     def _priced(self, one: Transfer) -> tuple[Seconds, Seconds, Wires]:
         """Seconds of latency, inside and between granules; of messages apart the same; wires."""
-        kind = _AS.get(one.kind, one.kind)
+        kind = priced_as(one.kind) if is_kind(one.kind) else one.kind
         key = (kind, one.medium, one.axes, one.groups, one.pairs, one.payload_bytes, one.group_size)
         if key not in self._known:
             wires = self._wires(one, kind)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from automesh.collectives import MEASURED, kind_named
 from automesh.hardware.calibration.engines import engines_of
 from automesh.hardware.calibration.speeds import CollectiveSeconds
 from automesh.hardware.chips import Chip
@@ -64,8 +65,6 @@ _CURVE_FLOPS_PER_S = 1153.5e12
 # round figure, chosen on 45 programs of libtpu 0.0.42 for v5e that are not kept here (15 meshes of
 # three models): 1/8 and 1/2 order them no worse, and 0 makes small steps wait for memory.
 _STAYS = 0.25
-# Times that an array goes through the links, and through the waits of a ring.
-_PASSES = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2, "all-to-all": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,12 +253,6 @@ def _faster(one: CollectiveSeconds, other: CollectiveSeconds) -> CollectiveSecon
     )
 
 
-def _passes(kind: str) -> int:
-    if kind not in _PASSES:
-        raise ValueError(f"no formula for a collective of kind {kind}")
-    return _PASSES[kind]
-
-
 def _up(size: Floats, tile: int) -> Floats:
     return np.ceil(size / tile) * tile
 
@@ -276,3 +269,9 @@ def _listed(dtype: str) -> str:
     if re.fullmatch(r"(u|s|ui|si|i|int|uint)8", dtype):
         return "int8"
     return "bf16" if dtype in ("f16", "float16", "bfloat16") else dtype
+
+
+def _passes(kind: str) -> int:
+    if kind not in MEASURED:
+        raise ValueError(f"no formula for a collective of kind {kind}")
+    return kind_named(kind).passes

@@ -6,16 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-CollectiveName = Literal[
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
-]
-COLLECTIVES: tuple[CollectiveName, ...] = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-permute",
-)
+from automesh.collectives import CollectiveName
+
 StreamForm = Literal["copy", "map", "reduce", "transpose"]
 STREAM_FORMS: tuple[StreamForm, ...] = ("copy", "map", "reduce", "transpose")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from automesh.collectives import MEASURED
 from automesh.hardware.calibration.points import (
-    COLLECTIVES,
     STREAM_FORMS,
     CollectiveProbe,
     KernelProbe,
@@ -169,7 +169,7 @@ def _group_lots(fabric: Fabric, layouts: Layouts, payloads: Sequence[int]) -> tu
             dcn=np.array([(fabric.num_granules, 1, 1)], np.int64),
         )
         route = routes(fabric, layouts, batch, PROBE_AXES[1:2])
-        for kind in COLLECTIVES:
+        for kind in MEASURED:
             for payload in payloads:
                 seconds = link_seconds(kind, np.array([float(payload)]), route)
                 probe = CollectiveProbe(

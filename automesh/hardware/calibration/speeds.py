@@ -56,7 +56,7 @@ class Speeds(Protocol):
         """Seconds of one collective.
 
         Args:
-          kind: as in `automesh.cost.terms.CollectiveKind`.
+          kind: one of `collectives.MEASURED`.
           payload_bytes: the full (gathered, unreduced) array of one group; for collective-permute
             what one device sends.
         """

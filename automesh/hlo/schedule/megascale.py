@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import re
 
-from automesh.hlo.collectives import source_of, wire_bytes
-from automesh.hlo.kinds import SHARDED_BEFORE
+from automesh.collectives import MEGASCALE
+from automesh.hlo.collectives import source_of
 from automesh.hlo.nouns import Computation, Groups, Instruction
 from automesh.hlo.partitions import Pairs, Partitions
 from automesh.hlo.schedule.nouns import Transfer
 from automesh.hlo.spans import span_of_groups, span_of_pairs
 
 _HANDLER = "xla_megascale_runtime"
-_KINDS = {
-    "ALL_REDUCE": "all-reduce",
-    "ALL_GATHER": "all-gather",
-    "REDUCE_SCATTER": "reduce-scatter",
-    "ALL_TO_ALL": "all-to-all",
-    "ONE_TO_ONE": "collective-permute",
-}
 # Every one of some slices with every one of some devices: {1,2}x{0:15}.
 _PRODUCT = re.compile(r"\{([\d,:]+)\}x\{([\d,:]+)\}")
 # Groups or pairs one by one: {{100000,200000},{100001,200001}}, {{100000->200000}}.
@@ -47,30 +40,30 @@ def transfer_between_slices(
         outside the mesh.
     """
     attributes = dict(send.frontend)
-    kind = _KINDS.get(attributes.get("_xla_megascale_transfer_type", ""), "")
+    kind = MEGASCALE.get(attributes.get("_xla_megascale_transfer_type", ""))
     members = _members(attributes.get("_xla_megascale_target", ""), partitions)
-    if not (kind and members):
+    if kind is None or not members:
         raise ValueError(f"`{send.name}` sends to other slices in a way that is not known here")
     groups: Groups = ()
     pairs: Pairs = ()
-    if kind == "collective-permute":
+    if kind.name == "collective-permute":
         pairs = tuple((source, target) for source, target in members)
         span = span_of_pairs(pairs, partitions.axes)
     else:
         groups = members
         span = span_of_groups(groups, partitions.axes)
     held = computation.operands(send)[0].shape.bytes
-    payload = held * span.group_size if kind in SHARDED_BEFORE else held
+    payload = held * span.group_size if kind.is_sharded_before else held
     return Transfer(
         name=send.name,
-        kind=kind,
+        kind=kind.name,
         medium="dcn",
         axes=span.axes,
         groups=groups,
         pairs=pairs,
         group_size=span.group_size,
         payload_bytes=payload,
-        wire_bytes=wire_bytes(kind, payload, span.group_size),
+        wire_bytes=kind.wire_bytes(payload, span.group_size),
         hbm_bytes=hbm_bytes,
         op_name=send.op_name,
         source=source_of(send),

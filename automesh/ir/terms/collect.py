@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from automesh.collectives import UNPRICED
 from automesh.cost.terms import (
     CollectiveTerm,
     Kernel,
@@ -35,7 +36,6 @@ _PLAIN_TARGETS = frozenset(
     )
 )  # fmt: skip
 _OTHER_MATH = frozenset(("fft", "triangular_solve", "cholesky"))
-_HOST = frozenset(("send", "recv", "infeed", "outfeed"))
 
 
 def uncounted_in(operation: Operation) -> list[Uncounted]:
@@ -57,14 +57,8 @@ def uncounted_in(operation: Operation) -> list[Uncounted]:
         found.append(
             Uncounted(what=f"FLOPs of {name}", why="only its bytes are counted", source=source)
         )
-    elif name in _HOST:
-        found.append(
-            Uncounted(
-                what=name,
-                why="the way to the host or to another program has no price",
-                source=source,
-            )
-        )
+    elif name in UNPRICED:
+        found.append(Uncounted(what=name, why=UNPRICED[name], source=source))
     if operation.attributes.get("exact") is False:
         found.append(
             Uncounted(

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from automesh.cost.terms import CollectiveKind, CollectiveTerm, Monomial, Sum, value_of
+from automesh.collectives import STABLEHLO, CollectiveName
+from automesh.cost.terms import CollectiveTerm, Monomial, Sum, value_of
 from automesh.ir.fusion import times
 from automesh.ir.graph import Block, Operation, Value, element_bytes
 from automesh.ir.kernel_cost import added
@@ -48,15 +49,6 @@ def _makers(operation: Operation) -> list[Operation]:
     return [one.producer for one in operation.operands if one.producer is not None]
 
 
-_KINDS: dict[str, CollectiveKind] = {
-    "all_gather": "all-gather",
-    "all_reduce": "all-reduce",
-    "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "collective_permute": "collective-permute",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Backend:
     """What a compiler does with collectives.
@@ -70,9 +62,9 @@ class _Backend:
       source: where that is known from.
     """
 
-    hides: frozenset[CollectiveKind] = frozenset()
+    hides: frozenset[CollectiveName] = frozenset()
     has_slots: bool = False
-    combined_kinds: frozenset[CollectiveKind] = frozenset()
+    combined_kinds: frozenset[CollectiveName] = frozenset()
     combined_bytes: float = 0.0
     widens: bool = False
     source: str
@@ -89,7 +81,7 @@ _BACKENDS = {
         "collectives wait",
     ),
     "gpu": _Backend(
-        hides=frozenset(_KINDS.values()),
+        hides=frozenset(kind.name for kind in STABLEHLO.values()),
         combined_kinds=frozenset(("all-reduce", "all-gather", "reduce-scatter")),
         combined_bytes=30.0 * 2**20,
         source="xla/service/gpu/gpu_compiler.cc: asynchronous collectives for all kinds, combiners "
@@ -141,7 +133,7 @@ def collective_term(
     axes: tuple[str, ...] = operation.attributes["axes"]
     if not axes or operation.attributes.get("group", 2) == 1:
         return None
-    backend, kind = _BACKENDS[platform], _KINDS[operation.name]
+    backend, kind = _BACKENDS[platform], STABLEHLO[operation.name].name
     whole: Sum = operation.attributes.get(IN_RING, ())
     windowed = bool(whole)
     beside = places.beside(operation) if kind in backend.hides else None
@@ -262,7 +254,7 @@ class _Dependence:
                 before = made.get(value)
                 if before is not None:
                     needs |= self._needs.get(before, set())
-                    if before.name in _KINDS:
+                    if before.name in STABLEHLO:
                         needs.add(before)
             self._needs[operation] = needs
 

@@ -1,0 +1,161 @@
+"""The kinds of collectives: one row for each, with its names, what it sends and how it is priced.
+
+A collective moves data between the devices of a group. Every dialect has its own names for the same
+kinds, and whatever must know one of them asks this table. An operation that has no row and moves
+data all the same is in `UNPRICED`, with the reason; a test walks the operations of the installed
+jaxlib and fails when one is in neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CollectiveName = Literal[
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "send",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveKind:
+    """One kind of collective.
+
+    Attributes:
+      name: of the kind, as HLO has it.
+      stablehlo: its operation in StableHLO and in Shardy's dialect; empty if they have none.
+      megascale: its transfer type in the runtime between TPU slices; empty if there is none.
+      sends: what a device of a group of n sends of a full array of V bytes. `ring`: (n-1)/n V in
+        each pass; `exchange`: of its own V/n all but the part that it keeps, (n-1)/n V/n;
+        `forward`: V.
+      passes: how often the array goes round the ring, and waits for its messages.
+      is_sharded_before: True if each device holds one part of the full array before, False if it
+        holds an array of the full size.
+      reduces: True if it adds up (or takes the largest of, ...) what the devices hold.
+      priced_as: the kind whose measured or published speed is taken; empty: its own.
+    """
+
+    name: CollectiveName
+    stablehlo: str = ""
+    megascale: str = ""
+    sends: Literal["ring", "exchange", "forward"]
+    passes: int = 1
+    is_sharded_before: bool = False
+    reduces: bool = False
+    priced_as: CollectiveName | Literal[""] = ""
+
+    def wire_bytes(self, payload_bytes: int, group_size: int) -> int:
+        """Bytes that one device of a group of n sends for a full array of V bytes, rounded up.
+
+        An all-reduce is a reduce-scatter and an all-gather: 2 (n-1)/n V. Source: scaling-book,
+        sharding.md, and NCCL's algorithm bandwidths (nccl-tests, PERFORMANCE.md).
+
+        >>> kind_named("all-reduce").wire_bytes(1024, 4)
+        1536
+        >>> kind_named("all-to-all").wire_bytes(1024, 4)
+        192
+        """
+        others = group_size - 1
+        if self.sends == "ring":
+            return -(-self.passes * others * payload_bytes // group_size)
+        if self.sends == "exchange":
+            return -(-others * payload_bytes // group_size**2)
+        return payload_bytes if others else 0
+
+
+KINDS = (
+    CollectiveKind(
+        name="all-reduce",
+        stablehlo="all_reduce",
+        megascale="ALL_REDUCE",
+        sends="ring",
+        passes=2,
+        reduces=True,
+    ),
+    CollectiveKind(
+        name="all-gather",
+        stablehlo="all_gather",
+        megascale="ALL_GATHER",
+        sends="ring",
+        is_sharded_before=True,
+    ),
+    CollectiveKind(
+        name="reduce-scatter",
+        stablehlo="reduce_scatter",
+        megascale="REDUCE_SCATTER",
+        sends="ring",
+        reduces=True,
+    ),
+    CollectiveKind(
+        name="all-to-all",
+        stablehlo="all_to_all",
+        megascale="ALL_TO_ALL",
+        sends="exchange",
+        is_sharded_before=True,
+    ),
+    # How much of it is sent is known when it runs: the array's size is the most.
+    CollectiveKind(
+        name="ragged-all-to-all",
+        sends="exchange",
+        is_sharded_before=True,
+        priced_as="all-to-all",
+    ),
+    CollectiveKind(
+        name="collective-permute",
+        stablehlo="collective_permute",
+        megascale="ONE_TO_ONE",
+        sends="forward",
+    ),
+    # Handed on from device to device, a part after the other: as long as a gather of the array.
+    CollectiveKind(
+        name="collective-broadcast",
+        stablehlo="collective_broadcast",
+        sends="forward",
+        priced_as="all-gather",
+    ),
+    # What GPU compilers make of a collective-permute, and TPU compilers of all between slices.
+    CollectiveKind(name="send", sends="forward", priced_as="collective-permute"),
+)
+MEASURED: tuple[CollectiveName, ...] = tuple(kind.name for kind in KINDS if not kind.priced_as)
+"""Kinds that a calibration measures, and that have formulas of their own."""
+STABLEHLO = {kind.stablehlo: kind for kind in KINDS if kind.stablehlo}
+"""Operation in StableHLO -> kind."""
+MEGASCALE = {kind.megascale: kind for kind in KINDS if kind.megascale}
+"""Transfer type between TPU slices -> kind."""
+UNPRICED = {
+    "send": "the way to the host or to another program has no price",
+    "recv": "the way to the host or to another program has no price",
+    "infeed": "the way to the host or to another program has no price",
+    "outfeed": "the way to the host or to another program has no price",
+    "cross-replica-sum": "an all-reduce over replicas, of which a step of jax has one",
+    "sharded_to_unreduced": "a reduction that is put off: the collective that ends it is priced",
+    "replicated_to_unreduced": "a reduction that is put off: the collective that ends it is priced",
+}
+"""Operations between devices or with the host that have no price -> why; found in a step, they are
+named as uncounted."""
+_BY_NAME = {kind.name: kind for kind in KINDS}
+
+
+def kind_named(name: str) -> CollectiveKind:
+    """The kind of that name.
+
+    Raises:
+      KeyError: there is none.
+    """
+    return _BY_NAME[name]
+
+
+def is_kind(name: str) -> bool:
+    """Whether a kind has that name."""
+    return name in _BY_NAME
+
+
+def priced_as(name: str) -> str:
+    """The kind whose speed a collective of the kind has."""
+    return kind_named(name).priced_as or name
