@@ -2,7 +2,7 @@
 
 A collective moves data between the devices of a group. Every dialect has its own names for the same
 kinds, and whatever must know one of them asks this table. An operation that has no row and moves
-data all the same is in `UNPRICED`, with the reason; a test walks the operations of the installed
+data all the same is known to `why_unpriced`; a test walks the operations of the installed
 jaxlib and fails when one is in neither.
 """
 
@@ -128,17 +128,16 @@ STABLEHLO = {kind.stablehlo: kind for kind in KINDS if kind.stablehlo}
 """Operation in StableHLO -> kind."""
 MEGASCALE = {kind.megascale: kind for kind in KINDS if kind.megascale}
 """Transfer type between TPU slices -> kind."""
-UNPRICED = {
+_UNPRICED = {
+    "collective_reduce": "a reduction to one device of each group has no price",
     "send": "the way to the host or to another program has no price",
     "recv": "the way to the host or to another program has no price",
     "infeed": "the way to the host or to another program has no price",
     "outfeed": "the way to the host or to another program has no price",
-    "cross-replica-sum": "an all-reduce over replicas, of which a step of jax has one",
+    "cross_replica_sum": "an all-reduce over replicas, of which a step of jax has one",
     "sharded_to_unreduced": "a reduction that is put off: the collective that ends it is priced",
     "replicated_to_unreduced": "a reduction that is put off: the collective that ends it is priced",
 }
-"""Operations between devices or with the host that have no price -> why; found in a step, they are
-named as uncounted."""
 _BY_NAME = {kind.name: kind for kind in KINDS}
 
 
@@ -154,6 +153,17 @@ def kind_named(name: str) -> CollectiveKind:
 def is_kind(name: str) -> bool:
     """Whether a kind has that name."""
     return name in _BY_NAME
+
+
+def why_unpriced(operation: str) -> str:
+    """Why an operation between devices or with the host has no price; empty if it has one.
+
+    A step that holds such an operation names it as uncounted.
+
+    Args:
+      operation: in StableHLO, Shardy's dialect or HLO, without the dialect.
+    """
+    return _UNPRICED.get(operation.removesuffix("-start").replace("-", "_"), "")
 
 
 def priced_as(name: str) -> str:

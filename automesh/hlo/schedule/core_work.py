@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from automesh.collectives import why_unpriced
 from automesh.hlo.collectives import source_of
 from automesh.hlo.nouns import Computation, Instruction
 from automesh.hlo.schedule.nouns import Compute, Matmul
@@ -88,7 +89,6 @@ def _matrix_or_memory(
     instruction: Instruction, matmuls: tuple[Matmul, ...], flops: int, touched: Touched
 ) -> Compute:
     kind: Literal["matrix", "memory"] = "matrix" if matmuls else "memory"
-    is_other = instruction.opcode in _OTHER_MATH
     return Compute(
         name=instruction.name,
         kind=kind,
@@ -99,10 +99,17 @@ def _matrix_or_memory(
         hbm_bytes=touched.main,
         onchip_bytes=touched.chip,
         cycles=cycles_of(instruction),
-        uncounted=f"FLOPs of `{instruction.opcode}`" if is_other else "",
+        uncounted=_uncounted(instruction.opcode),
         op_name=instruction.op_name,
         source=source_of(instruction),
     )
+
+
+def _uncounted(opcode: str) -> str:
+    if opcode in _OTHER_MATH:
+        return f"FLOPs of `{opcode}`"
+    why = why_unpriced(opcode)
+    return f"`{opcode}`: {why}" if why else ""
 
 
 def _kernel(computation: Computation, call: Instruction, touched: Touched) -> Compute:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from automesh.collectives import UNPRICED
+from automesh.collectives import why_unpriced
 from automesh.cost.terms import (
     CollectiveTerm,
     Kernel,
@@ -57,8 +57,8 @@ def uncounted_in(operation: Operation) -> list[Uncounted]:
         found.append(
             Uncounted(what=f"FLOPs of {name}", why="only its bytes are counted", source=source)
         )
-    elif name in UNPRICED:
-        found.append(Uncounted(what=name, why=UNPRICED[name], source=source))
+    elif why := why_unpriced(name):
+        found.append(Uncounted(what=name, why=why, source=source))
     if operation.attributes.get("exact") is False:
         found.append(
             Uncounted(
