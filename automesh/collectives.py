@@ -9,18 +9,13 @@ jaxlib and fails when one is in neither.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-CollectiveName = Literal[
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-    "send",
+MeasuredName = Literal[
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
 ]
+"""Kinds that a calibration measures, and that have formulas of their own."""
+CollectiveName = MeasuredName | Literal["ragged-all-to-all", "collective-broadcast", "send"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +43,7 @@ class CollectiveKind:
     passes: int = 1
     is_sharded_before: bool = False
     reduces: bool = False
-    priced_as: CollectiveName | Literal[""] = ""
+    priced_as: MeasuredName | Literal[""] = ""
 
     def wire_bytes(self, payload_bytes: int, group_size: int) -> int:
         """Bytes that one device of a group of n sends for a full array of V bytes, rounded up.
@@ -122,8 +117,7 @@ KINDS = (
     # What GPU compilers make of a collective-permute, and TPU compilers of all between slices.
     CollectiveKind(name="send", sends="forward", priced_as="collective-permute"),
 )
-MEASURED: tuple[CollectiveName, ...] = tuple(kind.name for kind in KINDS if not kind.priced_as)
-"""Kinds that a calibration measures, and that have formulas of their own."""
+MEASURED: tuple[MeasuredName, ...] = get_args(MeasuredName)
 STABLEHLO = {kind.stablehlo: kind for kind in KINDS if kind.stablehlo}
 """Operation in StableHLO -> kind."""
 MEGASCALE = {kind.megascale: kind for kind in KINDS if kind.megascale}

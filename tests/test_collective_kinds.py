@@ -75,6 +75,7 @@ def test_every_collective_of_hlo_has_a_price_or_a_reason() -> None:
 def test_kinds_are_consistent() -> None:
     assert len({kind.name for kind in KINDS}) == len(KINDS)
     assert set(STABLEHLO) == COLLECTIVES
+    assert tuple(kind.name for kind in KINDS if not kind.priced_as) == MEASURED
     for kind in KINDS:
         assert is_kind(kind.name) and kind_named(kind.name) is kind
         assert (kind.priced_as or kind.name) in MEASURED

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from automesh.collectives import CollectiveName
+from automesh.collectives import MeasuredName
 
 StreamForm = Literal["copy", "map", "reduce", "transpose"]
 STREAM_FORMS: tuple[StreamForm, ...] = ("copy", "map", "reduce", "transpose")
@@ -77,7 +77,7 @@ class CollectiveProbe:
       link_s: what its bytes take at the nominal speed of the links; no part of what the probe is.
     """
 
-    collective: CollectiveName
+    collective: MeasuredName
     group_size: int
     stride: int
     payload_bytes: int
