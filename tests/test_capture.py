@@ -317,7 +317,11 @@ COMMANDS = re.findall(r"^automesh search train.py.*$", GUIDE, re.MULTILINE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    # One in CI: that for devices that are not here.
+    [one if "--dry-run" in one else pytest.param(one, marks=pytest.mark.long) for one in COMMANDS],
+)
 def test_a_command_of_the_guide_works(command: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     options = shlex.split(command)[3:]

@@ -136,7 +136,7 @@ def test_large_arrays_are_not_made_and_the_line_is_told(tmp_path: Path) -> None:
     assert "train.py:13 needs the value of" in " ".join(done.stderr.split())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_that_no_machine_here_holds_is_estimated(tmp_path: Path) -> None:
     script = SCRIPTS / "large_model.py"
     seen = bare(script)

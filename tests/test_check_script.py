@@ -71,7 +71,10 @@ OWN = "[axes]\ndp = {}\ntp = { max = 2 }\n[knobs]\nfused = [false, true]\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", READY)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.long) if one == "haliax_lm" else one for one in READY],
+)
 def test_a_ready_script_in_words(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
