@@ -8,7 +8,7 @@ from typing import Protocol
 
 from automesh.errors import UsageError
 from automesh.mesh.rules.file import check_mergeable
-from automesh.tuner.study.study import parse_storage
+from automesh.tuner.study.storage import parse_storage
 
 
 class Places(Protocol):

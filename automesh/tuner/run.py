@@ -39,9 +39,9 @@ from automesh.tuner.run_absent import AheadSearch, ready_for
 from automesh.tuner.session import BUILD_SHARE, looking
 from automesh.tuner.study.assemble import assemble, outcomes_of
 from automesh.tuner.study.freshness import settled
-from automesh.tuner.study.metadata import Footer, Header, Notebook, header_of, spent
+from automesh.tuner.study.metadata import Footer, Header, Notebook, header_of, reading, spent
 from automesh.tuner.study.scope import Scope
-from automesh.tuner.study.study import Study, open_study, parse_storage, reading
+from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.worker.messages import Surroundings
 from automesh.worker.pool import Pool
 

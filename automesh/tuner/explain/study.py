@@ -27,8 +27,7 @@ from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import looking
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.identity import workload_name
-from automesh.tuner.study.metadata import Header
-from automesh.tuner.study.study import reading
+from automesh.tuner.study.metadata import Header, reading
 from automesh.worker.messages import LayoutJob, Surroundings
 from automesh.worker.pool import Pool
 

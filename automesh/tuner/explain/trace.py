@@ -16,7 +16,7 @@ from automesh.tuner.compile.replay import Player
 from automesh.tuner.explain.mesh import find_plan
 from automesh.tuner.explain.study import layouts_of
 from automesh.tuner.study.assemble import assemble
-from automesh.tuner.study.study import reading
+from automesh.tuner.study.metadata import reading
 
 
 def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: str) -> Plan:

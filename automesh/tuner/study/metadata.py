@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from automesh.errors import UsageError
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import Plan, usual_batch_axes
 from automesh.report.estimates import Estimates
 from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
 from automesh.tuner.measure.decision import Decision
-from automesh.tuner.paths import as_seen
+from automesh.tuner.paths import as_seen, newest_study
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import notices_of
 from automesh.tuner.study.identity import workload_name
-from automesh.tuner.study.study import Study, Trial
+from automesh.tuner.study.storage import parse_storage
+from automesh.tuner.study.study import Study, Trial, open_study
 from automesh.units import format_wait
 
 Pairs = tuple[tuple[str, str], ...]
@@ -251,3 +256,34 @@ def spent(budget_s: float) -> str:
     """`the budget of 10 min was spent`."""
     text = format_wait(budget_s) if budget_s >= 120 else f"{budget_s:.0f} s"
     return f"the budget of {text} was spent"
+
+
+# Opening a study that is there, to read it.
+
+
+@contextmanager
+def reading(
+    study: Path | None, *, results: Path, storage: str
+) -> Generator[tuple[Path, Study, Header]]:
+    """Opens a study; gives its folder, the study, and what its search knew when it started.
+
+    Args:
+      study: its folder; None for the one that changed last under `results`.
+
+    Raises:
+      UsageError: there is no such study, or it cannot be read.
+    """
+    folder = newest_study(results, storage) if study is None else study
+    place = parse_storage(storage, folder)
+    if place.kind != "server" and not Path(place.location).is_file():
+        raise UsageError(
+            f"there is no study in `{folder}`",
+            hint="give the folder of a study, as `search` printed it, or its --storage",
+        )
+    with open_study(place, folder.resolve().name, create=False) as opened:
+        header = read_header(opened)
+        if header is None:
+            raise UsageError(
+                f"the study in `{folder}` holds nothing yet", hint="run its search first"
+            )
+        yield folder, opened, header

@@ -17,12 +17,7 @@ from automesh.tuner.study.trials import Round, RungName, Trial
 if TYPE_CHECKING:
     from automesh.tuner.study.backend import Backend
     from automesh.tuner.study.rung import Rung
-from collections.abc import Generator
-from contextlib import contextmanager
-from pathlib import Path
 
-from automesh.tuner.paths import newest_study
-from automesh.tuner.study.metadata import Header, read_header
 
 __all__ = ["Owner", "Round", "Storage", "Study", "Trial", "open_study", "parse_storage"]
 
@@ -205,34 +200,3 @@ class Study:
             # If the storage is gone, what failed first says so; otherwise this is news.
             if error is None:
                 raise
-
-
-# Opening a study that is there, to read it.
-
-
-@contextmanager
-def reading(
-    study: Path | None, *, results: Path, storage: str
-) -> Generator[tuple[Path, Study, Header]]:
-    """Opens a study; gives its folder, the study, and what its search knew when it started.
-
-    Args:
-      study: its folder; None for the one that changed last under `results`.
-
-    Raises:
-      UsageError: there is no such study, or it cannot be read.
-    """
-    folder = newest_study(results, storage) if study is None else study
-    place = parse_storage(storage, folder)
-    if place.kind != "server" and not Path(place.location).is_file():
-        raise UsageError(
-            f"there is no study in `{folder}`",
-            hint="give the folder of a study, as `search` printed it, or its --storage",
-        )
-    with open_study(place, folder.resolve().name, create=False) as opened:
-        header = read_header(opened)
-        if header is None:
-            raise UsageError(
-                f"the study in `{folder}` holds nothing yet", hint="run its search first"
-            )
-        yield folder, opened, header
