@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from automesh.cost.replay import engine
 from automesh.cost.replay.engine import Played, play
 from automesh.cost.replay.program import Await, Depart, Flight, Repeat, Step, Use, Work, ticks
-from automesh.cost.replay import engine
 
 
 def work(spent: int, *, memory: int = 0, name: str = "work") -> Work:

@@ -1,0 +1,44 @@
+"""The shape of the package: import-linter checks the floors, these tests what it cannot say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import grimp
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "automesh"
+_GENERATED = ("hlo_pb2.py",)
+_MOST_MODULES = 15
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("automesh", exclude_type_checking_imports=True, cache_dir=None)
+
+
+def test_no_folder_holds_more_than_a_newcomer_can_look_over() -> None:
+    modules = (
+        path
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py" and path.name not in _GENERATED
+    )
+    sizes = Counter(str(path.parent.relative_to(PACKAGE)) for path in modules)
+    assert {folder: size for folder, size in sizes.items() if size > _MOST_MODULES} == {}
+
+
+def test_no_modules_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> None:
+    waiting = {
+        module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules
+    }
+    # Whoever imports nothing that is left is in no circle.
+    while free := {module for module, needs in waiting.items() if not needs & waiting.keys()}:
+        for module in free:
+            del waiting[module]
+    assert sorted(waiting) == []
+
+
+def test_every_folder_of_modules_says_what_it_is_for() -> None:
+    for init in PACKAGE.rglob("__init__.py"):
+        assert init.read_text().startswith('"""'), init
