@@ -1,7 +1,7 @@
 """A partitioned program as a graph of our own: values with their mesh axes, operations, loops.
 
-Made by `importing` from the MLIR module that Shardy leaves, changed in place by `rewriting`, read
-by `fusing`, `collecting` and `liveness`. Nothing here knows MLIR.
+Made by `sharding.mlir.module` from the MLIR module that Shardy leaves, changed in place by
+`ir.passes`, read by `ir.fusion`, `ir.terms` and `ir.memory`. Nothing here knows MLIR.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Operation:
       name: of StableHLO or Shardy without dialect: dot_general, add, all_gather (Shardy's),
         while, case, custom_call ... Explicit collectives of manual regions have Shardy's names
         too: all_gather, all_reduce, reduce_scatter, all_to_all, collective_permute.
-      attributes: what analyses need, by name, as plain Python values; see `importing`.
+      attributes: what analyses need, by name, as plain Python values; see
+        `sharding.mlir.attributes`.
       bodies: of while: [body]; of case: its branches; of custom_call, sort, reduce, scatter: none.
       trips: of while: executions of the body each time the loop is reached, at the sampled sizes;
         None if unknown.

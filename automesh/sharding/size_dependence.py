@@ -1,6 +1,6 @@
 """Reads the numbers of a lowered module that may depend on axis sizes, and notes the fit (jax).
 
-The notes are attributes of the operations. They outlive Shardy's passes; `importing` reads them.
+The notes are attributes of the operations. They outlive Shardy's passes; `mlir.module` reads them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The ladder of rungs, its study, its statistics (no jax)."""
+"""The search: requests, sessions, and the rungs from estimate to measurement (no jax)."""

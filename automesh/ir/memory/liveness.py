@@ -2,7 +2,7 @@
 
 The program is walked in the order of its trace, and once more with every operation as late as
 possible: compilers choose something between the two. A buffer lives from the operation that fills
-it to the last one that reads it; see `liveness_walk`.
+it to the last one that reads it; see `memory.walk`.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class _Backend:
 
     Attributes:
       hides: kinds that it runs beside compute.
-      has_slots: True if a collective runs beside one slot of its block, see `slots`, rather than
-        beside all of it.
+      has_slots: True if a collective runs beside one slot of its block, see `ir.overlap`, rather
+        than beside all of it.
       combines: bytes, at most, of several collectives of these kinds that it makes one; 0: none.
       widens: True if 16-bit floats travel in 32 bits.
       source: where that is known from.

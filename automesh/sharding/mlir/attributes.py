@@ -1,4 +1,4 @@
-"""What analyses need of an MLIR operation, as plain values; `importing` lists them (jax)."""
+"""What analyses need of an MLIR operation, as plain values (jax); `module` lists them."""
 
 from __future__ import annotations
 
