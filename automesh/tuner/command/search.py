@@ -2,8 +2,8 @@
 
 Every run is a fresh process, and a trial of the study; a run that is finished is never repeated.
 1. Explore, for up to three fifths of the budget: each plan once, in the order of `order`.
-2. Race: the best of them and the baseline in rounds, in shuffled order, until `measure.race` can tell
-   them apart or the time is over; not where only one came near. What a plan took when it was
+2. Race: the best of them and the baseline in rounds, in shuffled order, until `measure.race` can
+   tell them apart or the time is over; not where only one came near. What a plan took when it was
    explored does not count here: it is in the race because that was little, which may be luck.
 3. Side by side: the best two or three and the baseline in turn, again and again, until they are
    told apart or the time is over; only these figures are exported. What stays undecided is where
