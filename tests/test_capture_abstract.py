@@ -178,7 +178,7 @@ import json, sys
 from dataclasses import replace
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.nouns import Entry
-from automesh.worker import jobs
+from automesh.worker.handlers import jobs
 from automesh.worker.messages import DiscoverJob, InspectJob, VisitJob
 jobs.describing.device_memory_bytes = lambda: 1000
 emit = lambda event: {}
