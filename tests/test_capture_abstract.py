@@ -180,7 +180,7 @@ from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.nouns import Entry
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import DiscoverJob, InspectJob, VisitJob
-jobs.describing.device_memory_bytes = lambda: 1000
+jobs.surroundings.device_memory_bytes = lambda: 1000
 emit = lambda event: {}
 entry = Entry(kind="script", location=sys.argv[1], function="")
 capture = jobs.handle(DiscoverJob(entry=entry), emit).capture
