@@ -1,6 +1,6 @@
 """`python -m automesh` is the command `automesh`."""
 
-from automesh.cli import main
+from automesh.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from automesh.answers import Account, Result, Results, ScriptCheck, TargetList, is_colourful
 from automesh.api_explain import explain, is_study, write_trace
-from automesh.mesh.axes import Scalar
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
-from automesh.space.options import knobs_of
-from automesh.tuner.command.request import CommandRequest, check_subject, make_command_request
-from automesh.tuner.request import SearchRequest, make_request
+from automesh.platforms import COMPILED_ABSENT
+from automesh.tuner.command.timed_command import TimedCommand
+from automesh.tuner.request import SearchOptions, SearchRequest, read_request
 from automesh.units import parse_duration
 
 __all__ = [
@@ -23,20 +23,18 @@ __all__ = [
     "Result",
     "Results",
     "ScriptCheck",
+    "SearchOptions",
     "TargetList",
     "calibrate",
     "check_script",
-    "check_subject",
     "explain",
     "is_colourful",
     "is_study",
     "load",
-    "make_command_request",
-    "make_request",
     "progress_on_stderr",
+    "read_request",
     "run",
     "run_all",
-    "run_command",
     "search",
     "show",
     "targets",
@@ -52,29 +50,9 @@ if TYPE_CHECKING:
 def search(
     build: str | Path | Callable[..., Any] | None = ...,
     *,
-    command: str = ...,
-    step_time: str = ...,
-    skip_steps: int | None = ...,
-    timed_steps: int | None = ...,
     target: str = ...,
-    hardware: str | Path = ...,
-    space: str | Path = ...,
-    step: str = ...,
-    split: Sequence[str] = ...,
-    budget: str = ...,
-    top: int | None = ...,
-    baseline: str = ...,
-    args: Sequence[str] = ...,
-    rules: str | Path | None = ...,
-    results: str | Path = ...,
-    storage: str = ...,
-    workers: int = ...,
-    timeout: str = ...,
-    reserve_hbm: str = ...,
-    xla: Mapping[str, Scalar | Sequence[Scalar]] | None = ...,
-    dry_run: bool = ...,
-    new: bool = ...,
     progress: Progress | None = ...,
+    **options: Unpack[SearchOptions],
 ) -> Result: ...
 
 
@@ -82,58 +60,18 @@ def search(
 def search(
     build: str | Path | Callable[..., Any] | None = ...,
     *,
-    command: str = ...,
-    step_time: str = ...,
-    skip_steps: int | None = ...,
-    timed_steps: int | None = ...,
     target: list[str] | tuple[str, ...],
-    hardware: str | Path = ...,
-    space: str | Path = ...,
-    step: str = ...,
-    split: Sequence[str] = ...,
-    budget: str = ...,
-    top: int | None = ...,
-    baseline: str = ...,
-    args: Sequence[str] = ...,
-    rules: str | Path | None = ...,
-    results: str | Path = ...,
-    storage: str = ...,
-    workers: int = ...,
-    timeout: str = ...,
-    reserve_hbm: str = ...,
-    xla: Mapping[str, Scalar | Sequence[Scalar]] | None = ...,
-    dry_run: bool = ...,
-    new: bool = ...,
     progress: Progress | None = ...,
+    **options: Unpack[SearchOptions],
 ) -> Results: ...
 
 
 def search(
     build: str | Path | Callable[..., Any] | None = None,
     *,
-    command: str = "",
-    step_time: str = "",
-    skip_steps: int | None = None,
-    timed_steps: int | None = None,
     target: str | list[str] | tuple[str, ...] = "local",
-    hardware: str | Path = "",
-    space: str | Path = "",
-    step: str = "",
-    split: Sequence[str] = (),
-    budget: str = "10m",
-    top: int | None = None,
-    baseline: str = "",
-    args: Sequence[str] = (),
-    rules: str | Path | None = None,
-    results: str | Path = "results",
-    storage: str = "",
-    workers: int = 0,
-    timeout: str = "5m",
-    reserve_hbm: str = "",
-    xla: Mapping[str, Scalar | Sequence[Scalar]] | None = None,
-    dry_run: bool = False,
-    new: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[SearchOptions],
 ) -> Result | Results:
     """Searches for a training step's fastest mesh; the same call resumes an unfinished search.
 
@@ -164,6 +102,7 @@ def search(
       storage: Optuna storage URL or journal file; by default SQLite in the study's folder.
       workers: compiles side by side; 0 for as many as fit.
       timeout: limit for one compile, one visit of a mesh, or one run of a command.
+      worker_memory: limit for one worker, as `8GiB`; by default its share of what is free.
       reserve_hbm: memory of a device that plans leave free, as `1GiB` or `5%`.
       xla: compiler options by name, with the value or the values to try; `default` leaves an option
         to the compiler.
@@ -189,73 +128,11 @@ def search(
     from automesh.report.progress import Silent
 
     shown = progress or Silent()
-    check_subject(
-        build,
-        command,
-        target if isinstance(target, list | tuple) else [target],
-        of_commands={
-            "step_time": step_time,
-            "skip_steps": skip_steps is not None,
-            "timed_steps": timed_steps is not None,
-        },
-        of_builds={
-            "args": args,
-            "hardware": hardware,
-            "workers": workers,
-            "reserve_hbm": reserve_hbm,
-            "xla": xla,
-            "step": step,
-            "split": split,
-        },
-    )
-    if build is None:
-        return run_command(
-            make_command_request(
-                command,
-                step_time=step_time,
-                skip_steps=skip_steps,
-                timed_steps=timed_steps,
-                rules=Path(rules) if rules is not None else None,
-                results=Path(results),
-                command="",
-                target=target if isinstance(target, str) else target[0],
-                space=str(space),
-                budget_s=parse_duration(budget),
-                top=top,
-                baseline=baseline,
-                storage=storage,
-                timeout_s=parse_duration(timeout),
-                memory_limit_bytes=0,
-                dry_run=dry_run,
-                new=new,
-            ),
-            shown,
-        )
-    request = make_request(
-        build,
-        args=args,
-        target=target if isinstance(target, str) else "local",
-        hardware=str(hardware),
-        space=str(space) or "auto",
-        budget_s=parse_duration(budget),
-        top=top,
-        baseline=baseline,
-        rules=Path(rules) if rules is not None else None,
-        results=Path(results),
-        storage=storage,
-        workers=workers,
-        timeout_s=parse_duration(timeout),
-        memory_limit_bytes=0,
-        reserve=reserve_hbm,
-        xla=knobs_of(xla or {}),
-        dry_run=dry_run,
-        new=new,
-        step=step,
-        split=split,
-    )
-    if isinstance(target, str):
+    targets = [target] if isinstance(target, str) else list(target)
+    request = read_request(build, options, targets=targets)
+    if isinstance(target, str) or isinstance(request.subject, TimedCommand):
         return run(request, shown)
-    return run_all(request, target, lambda: shown)
+    return run_all(request, targets, lambda: shown)
 
 
 def run(request: SearchRequest, progress: Progress) -> Result:
@@ -265,15 +142,6 @@ def run(request: SearchRequest, progress: Progress) -> Result:
 
     with interrupts_at_rest():
         return Result(found=start(request, progress))
-
-
-def run_command(request: CommandRequest, progress: Progress) -> Result:
-    """As `run`, for a search by a command."""
-    from automesh.tuner.command.start import search_command
-    from automesh.tuner.interrupts import interrupts_at_rest
-
-    with interrupts_at_rest():
-        return Result(found=search_command(request, progress))
 
 
 def run_all(
@@ -331,26 +199,19 @@ def check_script(
     from automesh.tuner.interrupts import interrupts_at_rest
     from automesh.tuner.script_check import check_script as check
 
-    request = make_request(
-        build,
-        args=args,
-        target=target,
-        hardware=str(hardware),
-        space=str(space),
-        budget_s=parse_duration(timeout),
-        top=1,
-        baseline=baseline,
-        rules=None,
-        results=Path("results"),
-        storage="",
-        workers=0,
-        timeout_s=parse_duration(timeout),
-        memory_limit_bytes=0,
-        dry_run=True,
-        new=False,
+    given = SearchOptions(
+        hardware=hardware,
+        space=space,
         step=step,
         split=split,
+        baseline=baseline,
+        args=args,
+        timeout=timeout,
+        top=1,
+        dry_run=True,
     )
+    request = read_request(build, given, targets=[target])
+    request = replace(request, budget_s=request.timeout_s)
     is_script = isinstance(build, str | Path)
     name = str(build) if is_script else getattr(build, "__name__", "build")
     options = [("hardware", hardware), ("space", space), ("baseline", baseline), ("step", step)]
@@ -456,7 +317,7 @@ def targets(pattern: str = "", *, hardware: str | Path = "") -> TargetList:
     return TargetList(
         found=find_targets(pattern, clusters_in(str(hardware))),
         pattern=pattern,
-        compilers=(compiler_for("tpu"), compiler_for("gpu")),
+        compilers=tuple(compiler_for(one.name) for one in reversed(COMPILED_ABSENT)),
     )
 
 

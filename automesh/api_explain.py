@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from automesh.answers import Account
 from automesh.errors import UsageError
-from automesh.tuner.request import make_request
+from automesh.tuner.request import SearchOptions, read_request
 
 if TYPE_CHECKING:
     from automesh.report.progress import Progress
-
-_EXPLAIN_S = 600.0
 
 
 def explain(
@@ -69,23 +67,10 @@ def explain(
         folder = Path(subject)
         found = explain_study(folder, mesh, against, results=folder.parent, storage=storage)
         return Account(found=found)
-    request = make_request(
+    request = read_request(
         subject,
-        args=args,
-        target=target or "local",
-        hardware=str(hardware),
-        space=str(space) or "auto",
-        budget_s=_EXPLAIN_S,
-        top=1,
-        baseline="",
-        rules=None,
-        results=Path("results"),
-        storage="",
-        workers=0,
-        timeout_s=_EXPLAIN_S,
-        memory_limit_bytes=0,
-        dry_run=True,
-        new=False,
+        SearchOptions(hardware=hardware, space=space, args=args, top=1, dry_run=True),
+        targets=[target or "local"],
     )
     return Account(found=explain_script(request, mesh, against, progress or Silent()))
 

@@ -268,7 +268,8 @@ def _environment(attachment: Attachment) -> list[Finding]:
 def _targets() -> list[Finding]:
     """What compiles for devices that are not here; for attached ones it is needed as well."""
     found: list[Finding] = []
-    for what, kind in (("TPU targets", "tpu"), ("GPU targets", "gpu")):
+    for kind in ("tpu", "gpu"):
+        what = f"{kind.upper()} targets"
         compiler = compiler_for(kind)
         wanted = wanted_by_jax(kind)
         detail = f"{compiler.name} {compiler.version}"

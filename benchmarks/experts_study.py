@@ -8,8 +8,8 @@ from pathlib import Path
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome, OutOfMemory
-from automesh.tuner.choose.ahead_of_time import large_last, view_by_replay
-from automesh.tuner.choose.beliefs import compile_order
+from automesh.tuner.choose.ahead_of_time import large_last
+from automesh.tuner.choose.beliefs import compile_order, view_of
 from automesh.units import format_bytes, format_seconds
 from benchmarks.experts_presets import Expert
 from benchmarks.tpu_rank_compiles import Bench, Case, bench
@@ -96,7 +96,7 @@ class Study:
         wanted = [self.plan, *(plan for plan in self.order() if plan != self.plan)][:workers]
         while wanted:
             self.one.compile(wanted, workers=workers)
-            judged = self.one.preparation.room.judged
+            judged = self.one.preparation.device_memory.judged
             for plan in wanted:
                 outcome = self.one.outcome(plan)
                 assert outcome is not None
@@ -112,20 +112,20 @@ class Study:
         legal = [plan for plan in preparation.enumeration.legal if plan in estimates]
         order = compile_order(
             legal,
-            view_by_replay(estimates, self._outcomes),
+            view_of(list(estimates), estimates, {}, self._outcomes),
             estimates,
             {},
             usual=legal[0],
             first=(),
-            device_memory_bytes=preparation.room.free_bytes,
+            device_memory_bytes=preparation.device_memory.free_bytes,
         )
-        return large_last(order, estimates, preparation.room)
+        return large_last(order, estimates, preparation.device_memory)
 
     def row(self) -> Row:
         """What is known now."""
         preparation, estimates = self.one.preparation, self.one.estimates
         legal = preparation.enumeration.legal
-        times = believed_s(estimates, self._outcomes, preparation.room.free_bytes)
+        times = believed_s(estimates, self._outcomes, preparation.device_memory.free_bytes)
         found = [plan for plan in self._led() if plan in times] or list(self.order()[:1])
         best = min(found, key=lambda plan: times.get(plan, float("inf")))
         expert, ours = self._side(self.plan), self._side(best)
@@ -151,7 +151,7 @@ class Study:
 
     def _side(self, plan: Plan) -> Side:
         outcome, estimated = self._outcomes.get(plan), self.one.estimates[plan]
-        room = self.one.preparation.room
+        room = self.one.preparation.device_memory
         match outcome:
             case Compiled(replay=replay, memory=memory) if replay is not None:
                 peak = format_bytes(memory.peak_bytes)
@@ -209,7 +209,7 @@ def believed_s(
     estimates: Mapping[Plan, Estimated], outcomes: Mapping[Plan, Outcome], free_bytes: int
 ) -> dict[Plan, float]:
     """Seconds of the plans that may fit: replayed, else estimated and corrected by the replays."""
-    view = view_by_replay(estimates, outcomes)
+    view = view_of(list(estimates), estimates, {}, outcomes)
     times: dict[Plan, float] = {}
     for plan, estimated in estimates.items():
         outcome = outcomes.get(plan)

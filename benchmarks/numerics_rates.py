@@ -26,7 +26,7 @@ from typing import Annotated
 import typer
 
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.program.nouns import Entry, Inspection, VisitAnswer
+from automesh.program.nouns import Entry, Inspection, StepRef, VisitAnswer
 from automesh.tuner.measure.numerics import Reference, check, compare_losses
 from automesh.tuner.measure.schedule import Subject, VisitRules, record_losses
 from automesh.worker.messages import InspectJob, Surroundings
@@ -266,13 +266,11 @@ def main(
             script = Path(directory) / "train.py"
             script.write_text(SCRIPT)
             entry = Entry(kind="script", location=str(script))
-            found = ask(pool, InspectJob(entry=entry, axis_names=("dp", "tp")), 120.0)
+            found = ask(pool, InspectJob(step=StepRef(entry=entry), axis_names=("dp", "tp")), 120.0)
             if not isinstance(found, Inspection):
                 raise SystemExit(f"the benchmark's own script cannot be inspected: {found}")
             subject = Subject(
-                entry=entry,
-                axis_types=found.axis_types,
-                facts=found.facts,
+                step=StepRef(entry=entry, axis_types=found.axis_types, facts=found.facts),
                 cache_dir=str(Path(directory) / "cache"),
             )
             bench = Bench(visitors=Visitors(pool=pool), subject=subject, references={})

@@ -22,6 +22,7 @@ from automesh.hardware.absent import Absent
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.clusters_file import read_clusters
 from automesh.hardware.fabric.fabric import Layouts
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis
 from automesh.mesh.plan_arrays import Batch
 from automesh.program.nouns import Propagation
@@ -86,9 +87,11 @@ def priced(layout: Layout, group: LayoutGroup, made: Propagation, absent: Absent
         pipeline,
         where,
         batch,
-        fabric=fabric,
-        layouts=Layouts(shapes=(tuple(one.ici for one in axes),), spans=((),)),
-        speeds=datasheet_speeds(fabric.chip, fabric),
+        hardware=HardwareModel(
+            fabric=fabric,
+            layouts=Layouts(shapes=(tuple(one.ici for one in axes),), spans=((),)),
+            speeds=datasheet_speeds(fabric.chip, fabric),
+        ),
     )
     if not found.costs:
         raise ValueError(f"the terms of {layout} do not hold there: {where.fixed}, {where.guards}")

@@ -26,7 +26,7 @@ from scipy import stats
 
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failure
-from automesh.program.nouns import Entry, Inspection, VisitAnswer
+from automesh.program.nouns import Entry, Inspection, StepRef, VisitAnswer
 from automesh.tuner.measure.race import Race, RaceRules
 from automesh.tuner.measure.schedule import (
     Calibration,
@@ -138,12 +138,13 @@ def inspect(pool: Pool, directory: Path) -> Subject:
     script = directory / "train.py"
     script.write_text(SCRIPT)
     entry = Entry(kind="script", location=str(script))
-    found = ask(pool, InspectJob(entry=entry, axis_names=("dp",)), 120.0)
+    found = ask(pool, InspectJob(step=StepRef(entry=entry), axis_names=("dp",)), 120.0)
     if not isinstance(found, Inspection):
         raise SystemExit(f"the benchmark's own script cannot be inspected: {found}")
     cache = directory / "cache"
     return Subject(
-        entry=entry, axis_types=found.axis_types, facts=found.facts, cache_dir=str(cache)
+        step=StepRef(entry=entry, axis_types=found.axis_types, facts=found.facts),
+        cache_dir=str(cache),
     )
 
 

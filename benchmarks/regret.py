@@ -25,13 +25,13 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated
 from automesh.report.progress import Silent
 from automesh.space.spec import read_space
-from automesh.tuner.session import looking
+from automesh.tuner.session import open_session
 from benchmarks.regret_replay import figures, record_of
 from benchmarks.regret_sweep import DEVICES, Example, Sweep, Table, prepare, say, space_file, sweep
 from benchmarks.spaces import with_usual_axes
 
 _TARGET = f"cpu:{DEVICES}"
-_ESTIMATE_S = 3600.0
+_ESTIMATE = "1h"
 _ROUNDS = 5
 
 _COMMON = """
@@ -95,27 +95,14 @@ def estimates_of(one: Sweep) -> tuple[Mapping[Plan, Estimated], str]:
     """The estimates that a search would rank by, and where their speeds come from."""
     example = one.example
     space = space_file(example, one.folder)
-    request = api.make_request(
-        example.entry.location,
-        args=example.argv,
-        target=_TARGET,
-        space=str(space),
-        budget_s=_ESTIMATE_S,
-        top=1,
-        baseline="",
-        rules=None,
-        results=one.folder,
-        storage="",
-        workers=0,
-        timeout_s=_ESTIMATE_S,
-        memory_limit_bytes=0,
-        dry_run=True,
-        new=False,
+    options = api.SearchOptions(
+        args=example.argv, space=space, budget=_ESTIMATE, top=1, results=one.folder, dry_run=True
     )
+    request = api.read_request(example.entry.location, options, targets=[_TARGET])
     target = parse_target(_TARGET, os.environ)
     terms = one.folder / example.name / "terms"
-    with looking(request, target, read_space(str(space)), Silent()) as look:
-        estimates = look.estimate(share=1.0, terms_folder=terms)
+    with open_session(request, target, read_space(str(space)), Silent()) as session:
+        estimates = session.estimate(share=1.0, terms_folder=terms)
     return estimates.found, estimates.origin
 
 

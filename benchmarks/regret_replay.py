@@ -20,7 +20,14 @@ from automesh.cost.correction import Subject, refine
 from automesh.hardware import chip_for
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Counts, Estimated, Measured, Memory, Outcome
-from automesh.tuner.choose.finalists import COMPILES_PER_FINALIST, Contest
+from automesh.tuner.choose.finalists import (
+    COMPILES_PER_FINALIST,
+    challengers,
+    finalists,
+    raceable,
+    to_compile,
+)
+from automesh.tuner.choose.state import SearchState
 from benchmarks.regret_sweep import Row
 
 SHARE = 0.1  # of the sweep's device time: what a search may spend
@@ -145,9 +152,11 @@ class Purse:
 def search(record: Record, estimates: Mapping[Plan, Estimated], usual: Plan) -> Found:
     """The choices of `automesh search`: races of the most promising, each refining the model."""
     plans = tuple(record.step_s)
-    contest = Contest(
+    start = SearchState(
         plans=plans,
         estimates={plan: estimates[plan] for plan in plans if plan in estimates},
+        programs={},
+        results={},
         baseline=(),
         usual=usual,
         chip=chip_for("cpu", "cpu"),
@@ -156,18 +165,19 @@ def search(record: Record, estimates: Mapping[Plan, Estimated], usual: Plan) -> 
     )
     purse = Purse(record, SHARE * record.sweep_s)
     measured: dict[Plan, Outcome] = {}
-    chosen = contest.to_compile({}, measured, wanted=COMPILES_PER_FINALIST * TOP)
+    chosen = to_compile(start, wanted=COMPILES_PER_FINALIST * TOP)
     compiled: dict[Plan, Outcome] = {plan: _compiled(record, plan) for plan in chosen}
-    race = contest.finalists(compiled, measured)
+    race = finalists(start.knowing(compiled, measured))
     while race:
         for plan in race:
             seconds = purse.measure(plan)
             if seconds is None:
                 return purse.found()
             measured[plan] = _measured(seconds, record.noise)
-        likely = contest.challengers(compiled, measured)[:TOP]
+        state = start.knowing(compiled, measured)
+        likely = challengers(state)[:TOP]
         compiled |= {plan: _compiled(record, plan) for plan in likely}
-        race = contest.raceable(likely, compiled, measured)
+        race = raceable(start.knowing(compiled, measured), likely)
     return purse.found()
 
 

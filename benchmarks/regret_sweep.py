@@ -24,7 +24,7 @@ import numpy as np
 from automesh.jsonio import from_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failure
-from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
+from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, StepRef, VisitAnswer
 from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space
@@ -192,7 +192,9 @@ def prepare(example: Example, folder: Path) -> Sweep:
     """Inspects an example and lists its legal plans."""
     space = read_space(str(space_file(example, folder)))
     with open_pool(1, folder / example.name / "logs") as pool:
-        found = pool.run(InspectJob(entry=example.entry, axis_names=space.names), _TIMEOUT_S)
+        found = pool.run(
+            InspectJob(step=StepRef(entry=example.entry), axis_names=space.names), _TIMEOUT_S
+        )
     if not isinstance(found, Inspection):
         raise SystemExit(f"{example.script} cannot be inspected: {found}")
     facts = StepFacts(
@@ -258,10 +260,12 @@ def _compile(one: Sweep, table: Table, plans: Sequence[Plan], pool: Pool) -> Non
 
     for plan in wanted:
         job = CompileJob(
-            entry=one.example.entry,
+            step=StepRef(
+                entry=one.example.entry,
+                axis_types=one.inspection.axis_types,
+                facts=one.inspection.facts,
+            ),
             plan=plan,
-            axis_types=one.inspection.axis_types,
-            facts=one.inspection.facts,
             cache_dir=one.cache_dir,
         )
         tickets[pool.submit(job, _TIMEOUT_S, on_event=on_event)] = plan
@@ -323,9 +327,11 @@ def _measure(
 ) -> None:
     """Visits every plan once per round, each round in another order."""
     subject = Subject(
-        entry=one.example.entry,
-        axis_types=one.inspection.axis_types,
-        facts=one.inspection.facts,
+        step=StepRef(
+            entry=one.example.entry,
+            axis_types=one.inspection.axis_types,
+            facts=one.inspection.facts,
+        ),
         cache_dir=one.cache_dir,
     )
     missing = [plan for plan in plans if len(table.rows[str(plan)].rounds_s) < rounds]

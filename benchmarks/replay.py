@@ -19,6 +19,7 @@ import typer
 
 from automesh.cost.replay.replay import replay
 from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.model import HardwareModel
 from automesh.hlo.schedule.nouns import Block, Branch, Loop
 from tests.replay_golden import ALL, Recorded
 from tests.replay_samples import layouts_of
@@ -52,7 +53,11 @@ def measured(one: Recorded, repeats: int) -> Timed:
         start = time.perf_counter()
         one.schedule()
         between = time.perf_counter()
-        replay(schedule, axes=one.axes, fabric=fabric, layouts=layouts, speeds=speeds)
+        replay(
+            schedule,
+            axes=one.axes,
+            hardware=HardwareModel(fabric=fabric, layouts=layouts, speeds=speeds),
+        )
         read_s.append(between - start)
         replay_s.append(time.perf_counter() - between)
     written, executed = _operations(schedule.body)

@@ -16,15 +16,15 @@ from automesh.cost.pricing import Prices, price
 from automesh.cost.terms import Terms
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
-from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.fabric.fabric import Layouts
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.plan_arrays import Batch, Sizes
 from automesh.program.nouns import Entry
 from automesh.report.progress import Progress
 from automesh.space.spec import read_space
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.tuner.request import SearchRequest
-from automesh.tuner.session import looking
+from automesh.tuner.session import open_session
 from automesh.worker.messages import LayoutJob, Surroundings
 from automesh.worker.pool import Pool
 
@@ -40,17 +40,13 @@ class Bench:
 
     terms: Mapping[tuple[str, ...], Terms]
     batch: Batch
-    fabric: Fabric
-    layouts: Layouts
-    speeds: Speeds
+    hardware: HardwareModel
 
     def prices(self) -> Prices:
         return price(
             self.terms,
             self.batch,
-            fabric=self.fabric,
-            layouts=self.layouts,
-            speeds=self.speeds,
+            hardware=self.hardware,
         )
 
 
@@ -95,20 +91,20 @@ def _bench(
         raise ValueError(f"{target} is here; the benchmark is about devices that are not")
     with tempfile.TemporaryDirectory() as folder:
         request = SearchRequest(
-            entry=Entry(kind="script", location=str(script.resolve()), argv=arguments),
+            subject=Entry(kind="script", location=str(script.resolve()), argv=arguments),
             target=target,
             space=str(space),
             rules="",
             results=Path(folder),
             dry_run=True,
         )
-        with looking(request, aim, read_space(str(space)), progress) as look:
-            look.estimate(share=1.0, terms_folder=Path(folder))
-        inspection = look.preparation.inspection
+        with open_session(request, aim, read_space(str(space)), progress) as session:
+            session.estimate(share=1.0, terms_folder=Path(folder))
+        inspection = session.preparation.inspection
         kept = TermsCache(
             folder=Path(folder),
             source_hash=inspection.source_hash,
-            versions=look.preparation.provenance,
+            versions=session.preparation.provenance,
         ).all()
         # Guards would send the extreme plans of this benchmark to propagations of their own.
         terms = {
@@ -130,9 +126,9 @@ def _bench(
     return Bench(
         terms=terms,
         batch=batch,
-        fabric=fabric,
-        layouts=layouts,
-        speeds=datasheet_speeds(fabric.chip, fabric),
+        hardware=HardwareModel(
+            fabric=fabric, layouts=layouts, speeds=datasheet_speeds(fabric.chip, fabric)
+        ),
     )
 
 

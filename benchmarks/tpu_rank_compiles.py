@@ -18,7 +18,8 @@ from typing import Any
 
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
-from automesh.hardware.compile_client import elsewhere_of
+from automesh.hardware.compile_client import absent_devices_of
+from automesh.hardware.model import HardwareModel
 from automesh.hlo.store import ModuleStore
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import Plan
@@ -31,7 +32,7 @@ from automesh.tuner.compile.jobs import CompilingAhead
 from automesh.tuner.compile.replay import Player
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
-from automesh.tuner.session import looking
+from automesh.tuner.session import open_session
 from automesh.worker.environment import surroundings_for
 from automesh.worker.pool import Pool
 
@@ -119,10 +120,8 @@ class Bench:
             return
         absent = parse_target(self.case.target, os.environ).absent
         assert absent is not None
-        elsewhere = elsewhere_of(absent)
         compiling = CompilingAhead(
             preparation=self.preparation,
-            elsewhere=elsewhere,
             effort="default",
             store=self.player.store,
             player=None,
@@ -130,7 +129,7 @@ class Bench:
         began_s = time.monotonic()
         with Pool(
             size=workers,
-            surroundings=surroundings_for(elsewhere),
+            surroundings=surroundings_for(absent_devices_of(absent)),
             log_dir=self.folder / "logs",
             memory_limit_bytes=_WORKER_BYTES,
         ) as pool:
@@ -221,7 +220,7 @@ def bench(case: Case, folder: Path, choose: Choose) -> Generator[Bench]:
     if target.absent is None:
         raise ValueError(f"{case.target} is here; the benchmark is about devices that are not")
     request = SearchRequest(
-        entry=case.entry,
+        subject=case.entry,
         target=case.target,
         space=case.space,
         baseline=case.baseline,
@@ -238,9 +237,9 @@ def bench(case: Case, folder: Path, choose: Choose) -> Generator[Bench]:
         return chosen
 
     space = read_space(_space_file(case, folder))
-    with looking(request, target, space, Silent()) as look:
-        say(f"{case.slug}: {len(look.preparation.plans)} legal plans")
-        estimates = look.estimate(
+    with open_session(request, target, space, Silent()) as session:
+        say(f"{case.slug}: {len(session.preparation.plans)} legal plans")
+        estimates = session.estimate(
             share=1.0, choose=remember, terms_folder=folder / "terms" / case.slug
         )
     assert estimates.layouts is not None
@@ -248,12 +247,14 @@ def bench(case: Case, folder: Path, choose: Choose) -> Generator[Bench]:
     yield Bench(
         case=case,
         folder=folder,
-        preparation=look.preparation,
+        preparation=session.preparation,
         player=Player(
             store=ModuleStore(folder / "modules", STORE_BYTES),
-            fabric=fabric,
-            layouts=estimates.layouts,
-            speeds=datasheet_speeds(fabric.chip, fabric),
+            hardware=HardwareModel(
+                fabric=fabric,
+                layouts=estimates.layouts,
+                speeds=datasheet_speeds(fabric.chip, fabric),
+            ),
         ),
         plans=tuple(sorted(found, key=lambda plan: found[plan].step_s)),
         estimates=found,

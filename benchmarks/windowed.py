@@ -109,9 +109,7 @@ def reasons(one: Bench, first: Plan, second: Plan) -> list[str]:
         source_hash=preparation.inspection.source_hash,
         versions=preparation.provenance,
     ).all()
-    ground = Ground(
-        kept=kept, fabric=player.fabric, layouts=player.layouts, speeds=player.speeds, command=""
-    )
+    ground = Ground(kept=kept, hardware=player.hardware, command="")
 
     def side(plan: Plan) -> Explained:
         outcome = one.outcome(plan)
@@ -121,9 +119,9 @@ def reasons(one: Bench, first: Plan, second: Plan) -> list[str]:
     explanation = Explanation(
         workload=one.case.name,
         target=one.case.target,
-        device=player.fabric.chip.name,
+        device=player.hardware.fabric.chip.name,
         device_count=first.num_devices,
-        speeds=player.speeds.origin,
+        speeds=player.hardware.speeds.origin,
         one=side(first),
         against=side(second),
     )

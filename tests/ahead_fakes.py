@@ -12,8 +12,9 @@ from typing import Any
 from automesh.cost.replay.timeline import Slice, Timeline
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Replayed
-from automesh.tuner import run_absent, session, several_targets, start
+from automesh.tuner import context, session, several_targets, start
 from automesh.tuner.compile.replay import Player
+from automesh.tuner.strategies import absent
 from automesh.worker.pool import Pool
 from tests.bad_inputs import GOOD
 from tests.worker_help import ROOT
@@ -53,7 +54,8 @@ def install(put: Set) -> None:
       put: sets an attribute, as `monkeypatch.setattr` does.
     """
     pool = functools.partial(Pool, handler="tests.ahead_handlers")
-    put(run_absent, "Pool", pool)
+    put(context, "Pool", pool)
+    put(absent, "Pool", pool)
     put(session, "Pool", pool)
     for module in (start, several_targets):
         put(module, "check_compilable", lambda _: None)
@@ -69,7 +71,7 @@ def folder_for_search(folder: Path, space: str = SPACE) -> Path:
 def main() -> None:
     """`python -m tests.ahead_fakes ARGUMENTS`: the command, without compilers."""
     install(setattr)
-    from automesh.cli import main as command
+    from automesh.cli.app import main as command
 
     command()
 

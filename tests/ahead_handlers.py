@@ -28,7 +28,7 @@ JOURNAL, SECONDS = "AUTOMESH_TEST_JOURNAL", "AUTOMESH_TEST_COMPILE_S"
 
 
 def handle(job: Job, emit: Emit) -> object:
-    if isinstance(job, DevicesJob) and job.elsewhere is not None:
+    if isinstance(job, DevicesJob) and job.absent is not None:
         return Attachment(
             devices=(
                 Device(id=0, platform="tpu", kind="x", process_index=0, slice_index=0, coords=()),
@@ -38,7 +38,7 @@ def handle(job: Job, emit: Emit) -> object:
             versions=(),
             environment=(),
         )
-    if isinstance(job, CompileJob) and job.elsewhere is not None:
+    if isinstance(job, CompileJob) and job.step.absent is not None:
         return compiled(job, emit)
     from automesh.worker.handlers import jobs
 

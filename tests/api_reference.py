@@ -1,4 +1,4 @@
-"""docs/api.md, made from the signatures and docstrings of the public names."""
+"""docs/api, a page for each public package, made from signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parent.parent / "docs" / "api.md"
+FOLDER = Path(__file__).parent.parent / "docs" / "api"
 MODULES = ("automesh", "automesh.partition", "automesh.pipeline")
 _HEAD = """\
-# API reference
+# {module}
+
+{about}
 
 Made from the docstrings by `python -m tests.update_golden`; every example here is run by the tests,
-on eight virtual CPU devices.
+on eight virtual CPU devices. Other packages: {others}.
+
+{links}
 """
 _SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example")
 _WIDTH = 88
@@ -39,22 +43,26 @@ def functions(module: str) -> dict[str, Any]:
     return {name: one for name, one in public(module).items() if inspect.isroutine(one)}
 
 
-def page() -> str:
-    """docs/api.md."""
-    parts = [_HEAD]
-    for module in MODULES:
-        names = public(module)
-        links = ", ".join(f"[`{name}`](#{_anchor(module, name)})" for name in names)
-        about = inspect.getdoc(importlib.import_module(module)) or ""
-        parts.append(f"## {module}\n\n{about}\n\n{links}\n")
-        parts.extend(_entry(module, name, one) for name, one in names.items())
-    return "\n".join(parts)
+def page(module: str) -> str:
+    """The page of a package."""
+    names = public(module)
+    links = ", ".join(f"[`{name}`](#{_anchor(module, name)})" for name in names)
+    others = ", ".join(f"[{one}]({path_of(one).name})" for one in MODULES if one != module)
+    about = inspect.getdoc(importlib.import_module(module)) or ""
+    head = _HEAD.format(module=module, about=about, links=links, others=others)
+    return "\n".join([head, *(_entry(module, name, one) for name, one in names.items())])
+
+
+def path_of(module: str) -> Path:
+    """The file of a package's page."""
+    return FOLDER / f"{module.rpartition('.')[2]}.md"
 
 
 def write() -> None:
-    """Writes the page anew."""
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
+    """Writes the pages anew."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for module in MODULES:
+        path_of(module).write_text(page(module), encoding="utf-8")
 
 
 def _anchor(module: str, name: str) -> str:
@@ -63,7 +71,7 @@ def _anchor(module: str, name: str) -> str:
 
 
 def _entry(module: str, name: str, one: Any) -> str:
-    lines = [f"### {module}.{name}", ""]
+    lines = [f"## {module}.{name}", ""]
     if inspect.isclass(one):
         lines += _class_lines(name, one)
     elif inspect.isroutine(one):
@@ -87,7 +95,7 @@ def _class_lines(name: str, one: type) -> list[str]:
         lines += _fenced(_call(name, made))
     lines += _doc_lines(one)
     for method, value in _methods(one):
-        lines += [f"#### {name}.{method}", ""]
+        lines += [f"### {name}.{method}", ""]
         if isinstance(value, property):
             lines += ["A property.", "", *_doc_lines(value)]
         else:
@@ -146,7 +154,7 @@ def _is_long(default: Any) -> bool:
 def _alias_docs(folder: str) -> dict[str, str]:
     """What stands as a string below the assignments of a package's modules."""
     found: dict[str, str] = {}
-    for path in sorted((PAGE.parent.parent / folder).rglob("*.py")):
+    for path in sorted((FOLDER.parent.parent / folder).rglob("*.py")):
         body = ast.parse(path.read_text(encoding="utf-8")).body
         for one, below in itertools.pairwise(body):
             if not isinstance(one, (ast.Assign, ast.AnnAssign)) or not isinstance(below, ast.Expr):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from automesh import cli
+from automesh.cli import app as cli
 from automesh.tuner import session
 from tests.bad_inputs import ALL, BadInput, Files
 

@@ -15,7 +15,7 @@ from typing import Any
 from automesh.errors import AutomeshError
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.capture.nouns import parse_splits
-from automesh.program.nouns import Entry
+from automesh.program.nouns import Entry, StepRef
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import DiscoverJob, VisitJob
 
@@ -27,7 +27,7 @@ def emit(event: dict[str, Any]) -> dict[str, Any]:
 def main(meshes: str, step: str, split: str, script: str, *argv: str) -> dict[str, Any]:
     entry = Entry(kind="script", location=script, function="", argv=argv)
     try:
-        found = jobs.handle(DiscoverJob(entry=entry, step=step), emit)
+        found = jobs.handle(DiscoverJob(step=StepRef(entry=entry), wanted=step), emit)
     except AutomeshError as error:
         return {"error": error.message, "hint": error.hint}
     capture = replace(found.capture, splits=parse_splits(split.split()))
@@ -35,10 +35,8 @@ def main(meshes: str, step: str, split: str, script: str, *argv: str) -> dict[st
     losses = {}
     for mesh in filter(None, meshes.split("/")):
         visit = VisitJob(
-            entry=entry,
+            step=StepRef(entry=entry, axis_types=capture.searched.axis_types),
             plan=Plan(axes=parse_mesh(mesh, capture.searched.names)),
-            axis_types=capture.searched.axis_types,
-            facts=(),
             cache_dir="",
             steps=1,
             samples=1,

@@ -14,9 +14,9 @@ from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated, Failure
-from automesh.program.nouns import Entry, Propagation
+from automesh.program.nouns import Entry, Propagation, StepRef
 from automesh.report.progress import Silent
-from automesh.tuner.estimate.propagator import Propagator, Step
+from automesh.tuner.estimate.propagator import PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import Job, LayoutJob, PropagateJob
@@ -24,11 +24,9 @@ from automesh.worker.pool import Finished
 
 AXES = ("dp", "tp", "sp")
 PIPELINE_AXES = ("pp", *AXES)
-STEP = Step(
-    entry=Entry(kind="script", location="/train.py"),
+STEP = PropagatedStep(
+    step=StepRef(entry=Entry(kind="script", location="/train.py")),
     axis_names=AXES,
-    axis_types=(),
-    facts=(),
     platform="cpu",
 )
 

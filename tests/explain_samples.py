@@ -21,8 +21,9 @@ from automesh.cost.terms import (
 from automesh.hardware import chip_for
 from automesh.hardware.calibration.speeds import CollectiveSeconds
 from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import Plan, parse_mesh
-from automesh.program.nouns import Entry, Propagation
+from automesh.program.nouns import Entry, Propagation, StepRef
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.tuner.estimate.terms_cache import Kept
 from automesh.tuner.explain.mesh import Ground
@@ -175,10 +176,8 @@ def kept(one: Plan, terms_: Terms) -> Kept:
         source_hash="",
         versions=(),
         job=PropagateJob(
-            entry=Entry(kind="script", location="/train.py"),
+            step=StepRef(entry=Entry(kind="script", location="/train.py")),
             axis_names=AXES,
-            axis_types=(),
-            facts=(),
             knobs=one.knobs,
             sizes=terms_.sampled,
             probes=(),
@@ -197,9 +196,11 @@ def explained(
     one = plan(mesh, **knobs)
     ground = Ground(
         kept=[kept(one, terms_)],
-        fabric=fabric(granules, one.num_devices // granules),
-        layouts=NO_LAYOUTS,
-        speeds=PlainSpeeds(),
+        hardware=HardwareModel(
+            fabric=fabric(granules, one.num_devices // granules),
+            layouts=NO_LAYOUTS,
+            speeds=PlainSpeeds(),
+        ),
         command="",
     )
     return explain_plan(one, ground, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from automesh.program.absent.layout import StandIn, stand_ins
+from automesh.program.absent.layout import FakeDevice, fake_devices
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Hosted:
     process_index: int
 
 
-def slices(kind: str, torus: tuple[int, ...], number: int, *, cores: int = 1) -> list[StandIn]:
+def slices(kind: str, torus: tuple[int, ...], number: int, *, cores: int = 1) -> list[FakeDevice]:
     """The devices of several TPU slices, slice by slice as jax lists them."""
-    one = stand_ins(kind, torus, cores)
+    one = fake_devices(kind, torus, cores)
     return [
         replace(device, slice_index=index, id=device.id + index * len(one))
         for index in range(number)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from automesh.mesh.axes import DEFAULT_AXES, Plan, parse_mesh
-from automesh.program.nouns import Entry, Inspection
+from automesh.program.nouns import Entry, Inspection, StepRef
 from automesh.tuner.measure import rung as measure_rung
 from automesh.tuner.measure.final import FEWEST
 from automesh.worker.handlers import jobs
@@ -30,7 +30,7 @@ class Worker:
 
     def inspect(self) -> Inspection:
         if self._inspection is None:
-            job = InspectJob(entry=self.entry, axis_names=self.names)
+            job = InspectJob(step=self.step(), axis_names=self.names)
             self._inspection = jobs.handle(job, self._emit)
         return self._inspection
 
@@ -66,14 +66,13 @@ class Worker:
         axes = parse_mesh(mesh, self.names)
         return Plan(axes=axes, knobs=tuple(knobs), compiler_options=tuple(options))
 
+    def step(self, **found):
+        return StepRef(entry=self.entry, **found)
+
     def _common(self):
         seen = self.inspect()
-        return {
-            "entry": self.entry,
-            "axis_types": seen.axis_types,
-            "facts": seen.facts,
-            "cache_dir": self.cache_dir,
-        }
+        step = self.step(axis_types=seen.axis_types, facts=seen.facts)
+        return {"step": step, "cache_dir": self.cache_dir}
 
     def _emit(self, event):
         self.events.append(event)

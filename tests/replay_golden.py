@@ -14,6 +14,7 @@ from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric
+from automesh.hardware.model import HardwareModel
 from automesh.hlo.read import read_module
 from automesh.hlo.schedule.nouns import Schedule
 from automesh.hlo.schedule.read import read_schedule
@@ -84,9 +85,11 @@ def replayed(one: Recorded, faster: str = "") -> tuple[Replayed, Timeline]:
     return replay(
         one.schedule(),
         axes=one.axes,
-        fabric=fabric,
-        layouts=layouts_of(fabric, one.axes),
-        speeds=datasheet_speeds(fabric.chip, fabric, cores=4),
+        hardware=HardwareModel(
+            fabric=fabric,
+            layouts=layouts_of(fabric, one.axes),
+            speeds=datasheet_speeds(fabric.chip, fabric, cores=4),
+        ),
     )
 
 

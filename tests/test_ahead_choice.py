@@ -8,27 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from automesh.hardware import chip_for
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Compiled, Estimated, Failed, Outcome, OutOfMemory
 from automesh.tuner.choose.ahead_of_time import (
     challengers,
-    chances_left,
     hopeless,
     interleaved,
     large_last,
-    left_of,
     pairs_in_order,
     said_of_hopeless,
     surely_fits,
     to_compile,
     to_screen,
-    view_by_replay,
 )
-from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
+from automesh.tuner.choose.state import SearchState
+from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
 from tests.storage_cases import compiled as compiled_as
 
 GIB = 2**30
-ROOM = Room(limit_bytes=16 * GIB, reserve_bytes=GIB)
+ROOM = DeviceMemory(limit_bytes=16 * GIB, reserve_bytes=GIB)
 PLANS = [Plan(axes=(MeshAxis(name="dp", ici=number + 1),)) for number in range(12)]
 
 
@@ -44,6 +43,25 @@ def estimated(step_s: float, compute: float = 0.5) -> Estimated:
         bound_s=0.0,
         memory_bytes=GIB,
         causes=(("compute", compute * step_s), ("ici tp", (1 - compute) * step_s)),
+    )
+
+
+def known_of(
+    estimates: dict[Plan, Estimated],
+    screened: dict[Plan, Outcome],
+    done: dict[Plan, Outcome],
+    plans: list[Plan] = PLANS,
+) -> SearchState:
+    return SearchState(
+        plans=plans,
+        estimates=estimates,
+        programs=screened,
+        results=done,
+        baseline=(),
+        usual=plans[0],
+        chip=chip_for("TPU v5e", "tpu"),
+        top=4,
+        device_memory_bytes=0,
     )
 
 
@@ -152,7 +170,7 @@ def test_plans_that_seem_too_large_come_last_in_their_order() -> None:
 def test_a_program_counts_once() -> None:
     low: dict[Plan, Outcome] = {plan: compiled(GIB, fingerprint="one") for plan in PLANS[:4]}
     assert to_compile(PLANS[:4], low, low, wanted=2) == tuple(PLANS[:4])
-    assert left_of(PLANS[:4], low, {PLANS[0]: low[PLANS[0]]}) == ()
+    assert known_of({}, low, {PLANS[0]: low[PLANS[0]]}, PLANS[:4]).left() == ()
 
 
 def test_replays_correct_the_estimates_of_the_others() -> None:
@@ -164,11 +182,10 @@ def test_replays_correct_the_estimates_of_the_others() -> None:
         plan: compiled(GIB, fingerprint=str(plan), step_s=2 * estimates[plan].step_s)
         for plan in PLANS[:6]
     }
-    view = view_by_replay(estimates, done)
-    assert view.step_s(PLANS[9]) == pytest.approx(2 * estimates[PLANS[9]].step_s, rel=0.05)
-    chances = chances_left(PLANS, {}, done, view)
-    assert {one.plan for one in chances} == set(PLANS[6:])
-    assert challengers(chances, view) == ()
+    state = known_of(estimates, {}, done)
+    assert state.view().step_s(PLANS[9]) == pytest.approx(2 * estimates[PLANS[9]].step_s, rel=0.05)
+    assert {one.plan for one in state.chances(state.best_s())} == set(PLANS[6:])
+    assert challengers(state, state.left()) == ()
     assert pairs_in_order(estimates, done) == (15, 15)
 
 
@@ -229,17 +246,17 @@ def test_what_may_still_win_is_a_challenger() -> None:
         plan: compiled(GIB, fingerprint=str(plan), step_s=factor)
         for plan, factor in zip(PLANS, noise, strict=False)
     }
-    view = view_by_replay(estimates, done)
-    found = challengers(chances_left(PLANS, {}, done, view), view)
+    state = known_of(estimates, {}, done)
+    found = challengers(state, state.left())
     assert found and set(found) <= set(PLANS[5:])
 
 
 def test_a_model_of_two_replays_challenges_nobody() -> None:
     estimates = {plan: estimated(1.0) for plan in PLANS}
     done: dict[Plan, Outcome] = {plan: compiled(GIB, fingerprint=str(plan)) for plan in PLANS[:2]}
-    view = view_by_replay(estimates, done)
-    assert challengers(chances_left(PLANS, {}, done, view), view) == ()
-    assert view_by_replay({}, {}).refinement is None
+    state = known_of(estimates, {}, done)
+    assert challengers(state, state.left()) == ()
+    assert known_of({}, {}, {}).view().refinement is None
 
 
 def test_pairs_that_are_ties_are_not_counted() -> None:

@@ -11,12 +11,13 @@ import pytest
 from automesh.errors import UsageError
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.model import HardwareModel
 from automesh.hlo.store import ModuleStore, Stored
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Compiled, Counts, Failed, Memory, OutOfMemory
 from automesh.program.nouns import CompileAnswer
 from automesh.tuner.compile.jobs import CompilingAhead
-from automesh.tuner.compile.memory_limit import Room
+from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.compile.replay import Player
 from tests.ahead_fakes import play, replayed
 
@@ -55,16 +56,18 @@ def player(folder: Path, module: bytes = b"a module") -> Player:
     fabric = Fabric(kind="switch", chip=CHIP, num_granules=1, granule_devices=4)
     layouts = Layouts(shapes=((4, 1),), spans=(((), ()),))
     return Player(
-        store=store, fabric=fabric, layouts=layouts, speeds=SimpleNamespace(origin="made up")
+        store=store,
+        hardware=HardwareModel(
+            fabric=fabric, layouts=layouts, speeds=SimpleNamespace(origin="made up")
+        ),
     )
 
 
 def compiling(folder: Path, *, low: bool = False, reserve: int = 0) -> CompilingAhead:
     one = player(folder)
-    room = Room(limit_bytes=3 * GIB, reserve_bytes=reserve)
+    device_memory = DeviceMemory(limit_bytes=3 * GIB, reserve_bytes=reserve)
     return CompilingAhead(
-        preparation=SimpleNamespace(room=room, chip=CHIP),
-        elsewhere=SimpleNamespace(),
+        preparation=SimpleNamespace(device_memory=device_memory, chip=CHIP),
         effort="low" if low else "default",
         store=one.store,
         player=None if low else one,
@@ -110,7 +113,7 @@ def test_a_reserve_is_no_part_of_what_is_stored(
     ours = compiling(tmp_path, reserve=2 * GIB)
     found = ours.outcome(plan("tp:4"), ANSWER)
     assert isinstance(found, Compiled)
-    assert isinstance(ours.preparation.room.judged(found), OutOfMemory)
+    assert isinstance(ours.preparation.device_memory.judged(found), OutOfMemory)
 
 
 def test_what_was_removed_from_the_store_is_compiled_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from automesh.outcomes import Failed, OutOfMemory
 from automesh.space.curated import curated_for, curated_options
 from automesh.space.options import knobs_of, parse_options, with_options
 from automesh.space.spec import read_space
-from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
+from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
 from automesh.tuner.compile.rung import known_names, refuse_options
 from tests.test_ahead_choice import compiled
 
@@ -147,24 +147,24 @@ def test_without_a_word_every_platform_has_its_reserve() -> None:
 
 
 def test_the_room_is_judged_when_it_is_looked_at() -> None:
-    room = Room(limit_bytes=16 * GIB, reserve_bytes=GIB)
-    assert room.judged(compiled(15 * GIB)) == compiled(15 * GIB)
-    refused = room.judged(compiled(15 * GIB + 1))
+    device_memory = DeviceMemory(limit_bytes=16 * GIB, reserve_bytes=GIB)
+    assert device_memory.judged(compiled(15 * GIB)) == compiled(15 * GIB)
+    refused = device_memory.judged(compiled(15 * GIB + 1))
     assert isinstance(refused, OutOfMemory)
     assert (refused.needed_bytes, refused.limit_bytes) == (15 * GIB + 1, 16 * GIB)
     assert refused.reserve_bytes == GIB and "in reserve" in refused.detail
-    wider = replace(room, reserve_bytes=0)
+    wider = replace(device_memory, reserve_bytes=0)
     assert wider.judged(compiled(16 * GIB)) == compiled(16 * GIB)
     assert NO_LIMIT.judged(compiled(999 * GIB)) == compiled(999 * GIB)
 
 
 def test_memory_of_this_machine_is_not_that_of_the_device() -> None:
-    room = Room(limit_bytes=16 * GIB, reserve_bytes=GIB)
+    device_memory = DeviceMemory(limit_bytes=16 * GIB, reserve_bytes=GIB)
     here = OutOfMemory(stage="compile", needed_bytes=9, limit_bytes=8 * GIB, detail="")
     there = replace(here, limit_bytes=16 * GIB)
-    assert room.judged(replace(there, is_host=True)) == replace(there, is_host=True)
+    assert device_memory.judged(replace(there, is_host=True)) == replace(there, is_host=True)
     # The compiler's own limit is above one that the user has set.
-    lower = Room(limit_bytes=12 * GIB, reserve_bytes=GIB)
+    lower = DeviceMemory(limit_bytes=12 * GIB, reserve_bytes=GIB)
     assert lower.judged(there) == replace(there, reserve_bytes=GIB)
-    assert room.judged(here) == here
-    assert room.judged(there) == replace(there, reserve_bytes=GIB)
+    assert device_memory.judged(here) == here
+    assert device_memory.judged(there) == replace(there, reserve_bytes=GIB)

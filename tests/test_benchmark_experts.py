@@ -29,7 +29,7 @@ from automesh.outcomes import (
     Replayed,
 )
 from automesh.space.spec import read_space
-from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
+from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
 from benchmarks.experts import PRESETS, Kept, described, digest_of, left_out, summary
 from benchmarks.experts_models import DENSE, LONG, MOE, SPACES, Unlike, chunk_of, model_called
 from benchmarks.experts_presets import (
@@ -361,7 +361,7 @@ class Compiler:
         self.replays = replays
         self.compiled: list[Plan] = []
         self.preparation = SimpleNamespace(
-            room=NO_LIMIT,
+            device_memory=NO_LIMIT,
             enumeration=SimpleNamespace(legal=tuple(estimates), reasons_against=lambda _: ()),
         )
 
@@ -424,7 +424,7 @@ def test_an_expert_that_does_not_fit_has_no_place() -> None:
 
 def test_what_only_the_reserve_keeps_out_is_told_with_it() -> None:
     one = Compiler({MESHES[0]: 1.0}, {MESHES[0]: 1.0})
-    one.preparation.room = Room(limit_bytes=4, reserve_bytes=3)
+    one.preparation.device_memory = DeviceMemory(limit_bytes=4, reserve_bytes=3)
     found = Study(expert=BY_ID["p239"], one=cast(Bench, one), plan=MESHES[0])
     found.climb(leaders=1, workers=1)
     side = found.row().expert

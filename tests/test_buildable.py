@@ -13,7 +13,7 @@ import automesh
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed, Failure, RuledOut, TimedOut
-from automesh.program.nouns import BuildAnswer, Entry
+from automesh.program.nouns import BuildAnswer, Entry, StepRef
 from automesh.report.progress import Silent
 from automesh.space.mapping import SplitArray, SplitDimension
 from automesh.tuner.estimate.buildable import BuildCheck, refusal_notices
@@ -66,7 +66,10 @@ class FakePool:
 def check(pool: FakePool, *, deadline_s: float = 100.0, workers: int = 1) -> BuildCheck:
     return BuildCheck(
         entry=ENTRY,
-        job=lambda plan: BuildJob(entry=ENTRY, plan=plan, axis_types=(), facts=()),
+        job=lambda plan: BuildJob(
+            step=StepRef(entry=ENTRY),
+            plan=plan,
+        ),
         pool=pool,
         progress=Silent(),
         workers=workers,

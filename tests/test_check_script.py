@@ -19,6 +19,7 @@ from automesh import jsonio
 from automesh.answers import ScriptCheck
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, Plan
+from automesh.program.nouns import StepRef
 from automesh.program.step_summary import Argument, Carried, StepSummary
 from automesh.report.script_check.nouns import SCHEMA, CheckedScript, Problem, ProgramCheck
 from automesh.report.script_check.table import render
@@ -215,7 +216,10 @@ def summary(path: Path, mesh: str = "dp:2,tp:2") -> StepSummary:
     """What the worker says of a script, without a worker."""
     sizes = dict(part.split(":") for part in mesh.split(","))
     axes = tuple(MeshAxis(name=name, ici=int(sizes.get(name, 1))) for name in ("dp", "tp"))
-    job = SummarizeJob(entry=script(path), plan=Plan(axes=axes), axis_types=(), facts=())
+    job = SummarizeJob(
+        step=StepRef(entry=script(path)),
+        plan=Plan(axes=axes),
+    )
     found = jobs.handle(job, lambda event: {})
     assert isinstance(found, StepSummary)
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from automesh import cli
+from automesh.cli import app as cli
 from tests import bad_inputs_run
 from tests.bad_inputs import GOOD
 

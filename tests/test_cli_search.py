@@ -38,7 +38,7 @@ def note():
 place = sys.argv.pop(1)
 atexit.register(note)
 {first}
-from automesh.cli import main
+from automesh.cli.app import main
 main()
 """
 

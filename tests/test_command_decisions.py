@@ -16,10 +16,11 @@ from automesh.report.progress import Silent
 from automesh.report.result import SearchResult
 from automesh.report.words import best_of
 from automesh.tuner.command import search as search_module
-from automesh.tuner.command.request import CommandRequest, make_command_request
 from automesh.tuner.command.run import Manner, Place, Ran, RunResult
 from automesh.tuner.command.start import search_command
 from automesh.tuner.command.step_times import SeenStep
+from automesh.tuner.command.timed_command import read_command
+from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.study import open_study, parse_storage
 
 STEP = SeenStep(name="step", file="/a/train.py", line=7, argument_bytes=2**20, devices=8)
@@ -73,22 +74,19 @@ class Scene:
             self.request(budget_s, baseline, top), Silent(), clock=self.world.clock
         )
 
-    def request(self, budget_s: float, baseline: str, top: int) -> CommandRequest:
-        return make_command_request(
-            "python {fsdp} {tp}",
-            rules=self.folder / "rules.toml",
-            results=self.folder / "results",
-            command="again",
+    def request(self, budget_s: float, baseline: str, top: int) -> SearchRequest:
+        return SearchRequest(
+            subject=read_command("python {fsdp} {tp}"),
+            typed="again",
             target="cpu:8",
             space="",
             budget_s=budget_s,
             top=top,
             baseline=baseline,
-            storage="",
+            rules=str(self.folder / "rules.toml"),
+            results=self.folder / "results",
             timeout_s=100.0,
             memory_limit_bytes=2**30,
-            dry_run=False,
-            new=False,
         )
 
     def labels(self) -> Counter[str]:

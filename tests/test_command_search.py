@@ -15,8 +15,9 @@ import automesh
 from automesh import api
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.outcomes import Failed, Measured, OutOfMemory, TimedOut
-from automesh.tuner.command.request import make_command_request, source_hash
-from automesh.tuner.command.search import CommandSearch
+from automesh.tuner.command.identity import source_hash
+from automesh.tuner.command.search import CommandStrategy
+from automesh.tuner.request import SearchOptions, read_request
 from automesh.tuner.study.rung import Rung
 from automesh.tuner.study.study import open_study, parse_storage
 from tests import bad_inputs_run
@@ -143,22 +144,8 @@ def test_a_changed_script_makes_figures_stale(place: Place) -> None:
 def test_only_what_the_command_names_and_does_not_write_is_its_source(place: Place) -> None:
     def digest(command: str, step_time: str = "capture") -> str:
         return source_hash(
-            make_command_request(
-                command,
-                step_time=step_time,
-                rules=None,
-                results=place.folder,
-                command="",
-                target="cpu:8",
-                space="",
-                budget_s=1.0,
-                top=None,
-                baseline="",
-                storage="",
-                timeout_s=1.0,
-                memory_limit_bytes=0,
-                dry_run=False,
-                new=False,
+            read_request(
+                None, SearchOptions(command=command, step_time=step_time), targets=["cpu:8"]
             )
         )
 
@@ -359,7 +346,7 @@ def test_a_run_that_was_over_when_its_search_died_is_not_repeated(
         with pytest.raises(Killed):
             place.search(words, baseline="fsdp:8")
     assert place.runs() == Counter({"8x1": 1})
-    monkeypatch.setattr(CommandSearch, "_explore", lambda *_: None)
+    monkeypatch.setattr(CommandStrategy, "_explore", lambda *_: None)
     # Nothing but what is left of the first run: if it failed there is nothing to confirm.
     result = place.search(words, baseline="fsdp:8")
     (found,) = result.found.candidates

@@ -32,19 +32,21 @@ def rung_of(
 ) -> Any:
     """A rung with 60 s until its deadline and 60 s of grace."""
     return CompileRung(
-        preparation=SimpleNamespace(timeout_s=1e9, provenance=(), room=NO_LIMIT),  # pyright: ignore
-        notebook=SimpleNamespace(is_current=lambda _: True),  # pyright: ignore
-        study=SimpleNamespace(lead=lambda: True, heartbeat=lambda: True),  # pyright: ignore
+        search=SimpleNamespace(  # pyright: ignore
+            preparation=SimpleNamespace(timeout_s=1e9, provenance=(), device_memory=NO_LIMIT),  # pyright: ignore
+            notebook=SimpleNamespace(is_current=lambda _: True),  # pyright: ignore
+            study=SimpleNamespace(lead=lambda: True, heartbeat=lambda: True),  # pyright: ignore
+            progress=Silent(),
+            estimates=SimpleNamespace(found={}),
+            workers=workers,
+            clock=clock,
+        ),
         pool=pool,  # pyright: ignore
-        progress=Silent(),
         rung=memory,  # pyright: ignore
         compiling=SimpleNamespace(job=lambda plan: plan),  # pyright: ignore
         choose=lambda _: plans,
         order=lambda plans, _: plans,
-        estimates={},
-        workers=workers,
         deadline_s=60.0,
-        clock=clock,
         grace_s=60.0,
         is_first=is_first,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.report.progress import Silent
-from automesh.tuner.compile.memory_limit import Room
+from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.compile.rung import CompileRung
 from tests.compile_fakes import Clock, Memory, Slow
 from tests.results_samples import GIB, compiled
@@ -48,21 +48,23 @@ def heard(reserve_bytes: int) -> Heard:
     outcomes = (compiled(1.0, peak_bytes=3 * GIB), compiled(2.0, peak_bytes=GIB))
     for trial, outcome in zip(memory.trials(), outcomes, strict=True):
         memory.finish(replace(trial, state="finished"), outcome, fingerprint="")
-    room = Room(limit_bytes=4 * GIB, reserve_bytes=reserve_bytes)
+    room = DeviceMemory(limit_bytes=4 * GIB, reserve_bytes=reserve_bytes)
     rung: Any = CompileRung(
-        preparation=SimpleNamespace(timeout_s=1e9, provenance=(), room=room),  # pyright: ignore
-        notebook=SimpleNamespace(is_current=lambda _: True),  # pyright: ignore
-        study=SimpleNamespace(lead=lambda: True, heartbeat=lambda: True),  # pyright: ignore
+        search=SimpleNamespace(  # pyright: ignore
+            preparation=SimpleNamespace(timeout_s=1e9, provenance=(), device_memory=room),  # pyright: ignore
+            notebook=SimpleNamespace(is_current=lambda _: True),  # pyright: ignore
+            study=SimpleNamespace(lead=lambda: True, heartbeat=lambda: True),  # pyright: ignore
+            progress=progress,
+            estimates=SimpleNamespace(found={}),
+            workers=1,
+            clock=clock,
+        ),
         pool=Slow(clock=clock, seconds=1.0),  # pyright: ignore
-        progress=progress,
         rung=memory,  # pyright: ignore
         compiling=SimpleNamespace(),  # pyright: ignore
         choose=lambda _: [LARGE, SMALL],
         order=lambda plans, _: plans,
-        estimates={},
-        workers=1,
         deadline_s=60.0,
-        clock=clock,
     )
     rung.run()
     return progress

@@ -28,6 +28,7 @@ from automesh.cost.terms import (
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.fabric.fabric import Layouts
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.plan_arrays import Batch
 from tests.cost_reference import reference
 from tests.cost_samples import (
@@ -505,7 +506,13 @@ def test_a_cluster_of_gpus_and_one_with_twice_the_bandwidth() -> None:
         dcn_bytes_per_s=2 * fabric.chip.dcn_bytes_per_s,
     )
     both = [
-        price(by_set, batch, fabric=one, layouts=layouts, speeds=datasheet_speeds(one.chip, one))
+        price(
+            by_set,
+            batch,
+            hardware=HardwareModel(
+                fabric=one, layouts=layouts, speeds=datasheet_speeds(one.chip, one)
+            ),
+        )
         for one in (fabric, replace(fabric, chip=chip))
     ]
     for prices in both:

@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from packaging.specifiers import SpecifierSet
 
 from automesh.errors import UsageError
-from automesh.hardware.absent import Elsewhere
-from automesh.hardware.compile_client import elsewhere_of
+from automesh.hardware.absent import AbsentDevices
+from automesh.hardware.compile_client import absent_devices_of
 from automesh.hardware.targets import parse_target
 from automesh.hlo.read import read_module
 from automesh.hlo.schedule.nouns import Block, Branch, Loop, Start, Transfer
@@ -29,12 +29,13 @@ from automesh.hlo.store import ModuleStore
 from automesh.mesh.axes import parse_mesh
 from automesh.mesh.layout.devices import create_mesh_for
 from automesh.outcomes import Failed, OutOfMemory
+from automesh.platforms import platform_named
 from automesh.program.absent import client
-from automesh.program.absent.fake_devices import stand_ins
+from automesh.program.absent.fake_devices import fake_devices
 from automesh.program.lower.compiled import count_serialized, serialized
-from automesh.program.lower.compiler_options import known, low_effort
+from automesh.program.lower.compiler_options import known
 from automesh.program.lower.lowering import lower
-from automesh.program.nouns import Attachment, CompileAnswer
+from automesh.program.nouns import Attachment, CompileAnswer, StepRef
 from automesh.program.refused import Refused
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
@@ -51,18 +52,18 @@ GIB = 2**30
 ROOT = Path(__file__).parent.parent
 
 
-def target(name: str) -> Elsewhere:
+def target(name: str) -> AbsentDevices:
     absent = parse_target(name, {}).absent
     assert absent is not None
-    return elsewhere_of(absent)
+    return absent_devices_of(absent)
 
 
-def changed(one: Elsewhere, **fields: Any) -> Elsewhere:
+def changed(one: AbsentDevices, **fields: Any) -> AbsentDevices:
     values = {name: getattr(one, name) for name in one.__dataclass_fields__}
-    return Elsewhere(**{**values, **fields})
+    return AbsentDevices(**{**values, **fields})
 
 
-def refusal(one: Elsewhere) -> Failed:
+def refusal(one: AbsentDevices) -> Failed:
     with pytest.raises(Refused) as caught:
         client.devices_of(one)
     failed = caught.value.outcome
@@ -282,7 +283,11 @@ def test_a_compiled_step_talks_across_slices_over_the_dcn_axis_alone() -> None:
     weights, batch = sharded((512, 512), None, "tp"), sharded((64, 512), "dp", None)
     lowered = jax.jit(step, out_shardings=(weights.sharding, None)).lower(weights, batch)
     module = serialized(
-        lowered.compile(compiler_options=dict(known(low_effort("tpu"), mesh.devices.flat[0])))
+        lowered.compile(
+            compiler_options=dict(
+                known(platform_named("tpu").low_effort_options, mesh.devices.flat[0])
+            )
+        )
     )
     schedule = read_schedule(read_module(module), (("dp", 2), ("tp", 4)), dcn=(2, 1))
     transfers = list(transfers_in(schedule.body))
@@ -315,25 +320,24 @@ def transfers_in(block: Block) -> Iterator[Transfer]:
 class Ahead(Worker):
     """Sends jobs about a script for devices that are not here."""
 
-    def __init__(self, entry: Any, one: Elsewhere, folder: Path, names: Any = ("dp", "tp")) -> None:
+    def __init__(
+        self, entry: Any, one: AbsentDevices, folder: Path, names: Any = ("dp", "tp")
+    ) -> None:
         super().__init__(entry, folder / "cache", names=names)
         self.one, self.store = one, ModuleStore(folder / "store")
 
+    def step(self, **found: Any) -> StepRef:
+        return StepRef(entry=self.entry, absent=self.one, **found)
+
     def inspect(self) -> Any:
         if self._inspection is None:
-            job = InspectJob(
-                entry=self.entry,
-                axis_names=self.names,
-                platform=self.one.platform,
-                elsewhere=self.one,
-            )
+            job = InspectJob(step=self.step(), axis_names=self.names, platform=self.one.platform)
             self._inspection = jobs.handle(job, self._emit)
         return self._inspection
 
     def compile(self, mesh: str, knobs: Any = (), options: Any = (), effort: Any = "low") -> Any:
         job = CompileJob(
             plan=self.plan(mesh, knobs, options),
-            elsewhere=self.one,
             effort=effort,
             store_dir=str(self.store.folder),
             **self._common(),
@@ -470,7 +474,7 @@ def test_state_without_shardings_gets_those_of_init_as_on_devices(own_process: P
 
 def efforts(calls: Any) -> list[str]:
     device = client.devices_of(target("v5e:2x2"))[0]
-    low = dict(known(low_effort("tpu"), device)).items()
+    low = dict(known(platform_named("tpu").low_effort_options, device)).items()
     return [
         "low" if low <= dict(call.args[1]).items() else "default" for call in calls.call_args_list
     ]
@@ -515,7 +519,7 @@ def test_real_arrays_on_absent_devices_are_refused_with_a_sentence(
 
 
 @pytest.mark.parametrize(
-    "shown", [pytest.param(client.devices_of, marks=pytest.mark.tpu, id="libtpu"), stand_ins]
+    "shown", [pytest.param(client.devices_of, marks=pytest.mark.tpu, id="libtpu"), fake_devices]
 )
 def test_an_array_on_a_device_that_was_asked_for_ends_the_inspection_with_a_sentence(
     ahead: Any, monkeypatch: pytest.MonkeyPatch, shown: Any
@@ -605,7 +609,7 @@ def test_an_over_sized_plan_is_out_of_memory_on_gpus_by_our_own_count(ahead: Any
 )
 def test_absent_devices_are_described(name: str, devices: int, hosts: int) -> None:
     one = target(name)
-    answer = jobs.handle(DevicesJob(elsewhere=one), lambda event: {})
+    answer = jobs.handle(DevicesJob(absent=one), lambda event: {})
     assert isinstance(answer, Attachment)
     assert len(answer.devices) == devices
     assert answer.process_count == hosts
@@ -622,7 +626,7 @@ def test_several_workers_compile_side_by_side(tmp_path: Path) -> None:
         log_dir=tmp_path,
         memory_limit_bytes=4 * GIB,
     ) as pool:
-        tickets = [pool.submit(DevicesJob(elsewhere=one), 120) for _ in range(2)]
+        tickets = [pool.submit(DevicesJob(absent=one), 120) for _ in range(2)]
         answers = {}
         while len(answers) < len(tickets):
             for finished in pool.wait():

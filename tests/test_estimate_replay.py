@@ -11,8 +11,8 @@ from automesh.hardware import chip_for
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Measured, Outcome
 from automesh.tuner.choose.certificate import excluded_by_bound
-from automesh.tuner.choose.finalists import Contest, best_seconds
 from automesh.tuner.choose.ranking import may_be_exported
+from automesh.tuner.choose.state import SearchState
 from tests.record_studies import FOLDER, Recorded, read
 
 STUDIES = sorted(FOLDER.glob("*.json"))
@@ -38,11 +38,13 @@ def measured_of(recorded: Recorded) -> dict[Plan, Measured]:
     return {plan: one for plan, one in found.items() if isinstance(one, Measured)}
 
 
-def contest_of(recorded: Recorded) -> Contest:
+def state_of(recorded: Recorded) -> SearchState:
     plans = [plan for plan, _ in recorded.compiled]
-    return Contest(
+    return SearchState(
         plans=plans,
         estimates=dict(recorded.estimates),
+        programs={},
+        results={},
         baseline=(),
         usual=plans[0],
         chip=chip_for(recorded.device_kind, recorded.platform),
@@ -72,7 +74,7 @@ def test_no_plan_is_faster_than_its_bound(recorded: Recorded) -> None:
 def test_measurements_bring_the_estimates_nearer(recorded: Recorded) -> None:
     measured, estimates = measured_of(recorded), dict(recorded.estimates)
     known = {plan: one for plan, one in measured.items() if plan in estimates}
-    view = contest_of(recorded).view(dict(recorded.compiled), dict(known))
+    view = state_of(recorded).knowing(dict(recorded.compiled), dict(known)).view()
     assert view.refinement is not None and view.refinement.loo_error is not None
     raw = [np.log(estimates[plan].step_s / one.step_s) for plan, one in known.items()]
     refined = [np.log(view.step_s(plan) / one.step_s) for plan, one in known.items()]
@@ -81,13 +83,13 @@ def test_measurements_bring_the_estimates_nearer(recorded: Recorded) -> None:
 
 
 def test_the_sentences_of_the_end(recorded: Recorded) -> None:
-    contest, measured = contest_of(recorded), dict(recorded.measured)
-    best_s = best_seconds(measured)
+    measured = dict(recorded.measured)
+    state = state_of(recorded).knowing(dict(recorded.compiled), measured)
+    best_s = state.best_s()
     assert best_s is not None
-    known = (dict(recorded.compiled), measured, best_s)
-    left = contest.left(dict(recorded.compiled), measured)
-    assert str(len(left)) in contest.certificate(*known)
-    assert "no certificate" in contest.certificate(*known)  # CPU devices have no known peak
-    assert f"over {len(measured)} measured plans" in contest.belief(*known)
-    for sentence in (contest.certificate(*known), contest.belief(*known)):
+    certain, believed = state.certificate(best_s), state.belief(best_s)
+    assert str(len(state.left())) in certain
+    assert "no certificate" in certain  # CPU devices have no known peak
+    assert f"over {len(measured)} measured plans" in believed
+    for sentence in (certain, believed):
         assert ("bound" in sentence or "sound" in sentence) != ("leave-one-out" in sentence)

@@ -16,7 +16,7 @@ from automesh.program.nouns import Propagation
 from automesh.report.progress import Silent
 from automesh.space.enumerate import factorizations
 from automesh.tuner.estimate.propagations import groups_of
-from automesh.tuner.estimate.propagator import NO_TIME, Lanes
+from automesh.tuner.estimate.propagator import NO_TIME, NeedQueue
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import PropagateJob
 from tests.estimate_fakes import AXES, GUARD, FakePool, plan, propagation, rung
@@ -96,7 +96,7 @@ def test_the_default_knobs_come_first_and_then_one_choice_after_the_other() -> N
 def test_workers_share_the_default_knobs_and_then_take_one_choice_each() -> None:
     first = groups_of([plan("dp:4", k=1), plan("tp:4", k=1), plan("dp:4", k=2), plan("tp:4", k=2)])
     needs = [need for group in first for need in group.needs]
-    lanes = Lanes(needs)
+    lanes = NeedQueue(needs)
     one = lanes.next([])
     assert one is not None
     other = lanes.next([one.call])

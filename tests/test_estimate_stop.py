@@ -21,7 +21,8 @@ from automesh.tuner.choose.certificate import (
     chances_of,
     excluded_by_bound,
 )
-from automesh.tuner.choose.finalists import Contest
+from automesh.tuner.choose.finalists import challengers, finalists, raceable, to_compile
+from automesh.tuner.choose.state import SearchState
 
 MEMORY = Memory(argument_bytes=1, output_bytes=1, alias_bytes=0, temporary_bytes=1, peak_bytes=3)
 CPU = chip_for("cpu", "cpu")
@@ -76,11 +77,13 @@ def contest(
     baseline: tuple[Plan, ...] = (),
     top: int = 2,
     memory_bytes: int = 0,
-) -> Contest:
+) -> SearchState:
     plans = list(estimates) if plans is None else plans
-    return Contest(
+    return SearchState(
         plans=plans,
         estimates=estimates,
+        programs={},
+        results={},
         baseline=baseline,
         usual=plans[0],
         chip=CPU,
@@ -95,7 +98,7 @@ ESTIMATES = {plan(mesh): estimated(1.0 + 0.1 * n) for n, mesh in enumerate(MESHE
 class TestWhatIsCompiled:
     def test_the_best_by_estimate_and_the_baseline(self) -> None:
         asked = contest(ESTIMATES, baseline=(plan("sp:16"),))
-        assert asked.to_compile({}, {}, wanted=2) == (
+        assert to_compile(asked, wanted=2) == (
             plan("sp:16"),
             plan("dp:16"),
             plan("tp:16"),
@@ -104,24 +107,24 @@ class TestWhatIsCompiled:
     def test_those_without_an_estimate_come_last_and_all(self) -> None:
         some = {one: ESTIMATES[one] for one in list(ESTIMATES)[3:]}
         asked = contest(some, plans=list(ESTIMATES))
-        chosen = asked.to_compile({}, {}, wanted=2)
+        chosen = to_compile(asked, wanted=2)
         assert chosen[:2] == (plan("dp:4,tp:4"), plan("dp:8,tp:2"))
         assert set(chosen[2:]) == set(ESTIMATES) - set(some)
 
     def test_what_hardly_fits_comes_after_what_is_slower(self) -> None:
         large = ESTIMATES | {plan("dp:16"): estimated(0.1, memory_bytes=160)}
-        assert contest(large, memory_bytes=100).to_compile({}, {}, wanted=7)[-1] == plan("dp:16")
+        assert to_compile(contest(large, memory_bytes=100), wanted=7)[-1] == plan("dp:16")
         # Inside the margin the estimate of memory decides nothing.
         near = ESTIMATES | {plan("dp:16"): estimated(0.1, memory_bytes=149)}
-        assert contest(near, memory_bytes=100).to_compile({}, {}, wanted=7)[0] == plan("dp:16")
+        assert to_compile(contest(near, memory_bytes=100), wanted=7)[0] == plan("dp:16")
 
     def test_what_the_bound_excludes_is_never_compiled(self) -> None:
         bounded = ESTIMATES | {plan("tp:16"): estimated(1.1, bound_s=1.05)}
         asked = contest(bounded)
-        assert plan("tp:16") in asked.to_compile({}, {}, wanted=7)
+        assert plan("tp:16") in to_compile(asked, wanted=7)
         known = {plan("dp:16"): measured(1.0)}
-        assert plan("tp:16") not in asked.to_compile({}, known, wanted=7)
-        assert plan("tp:16") not in asked.challengers({}, known)
+        assert plan("tp:16") not in to_compile(asked.knowing({}, known), wanted=7)
+        assert plan("tp:16") not in challengers(asked.knowing({}, known))
 
     def test_too_many_without_an_estimate_are_left_to_a_sampler(
         self, monkeypatch: pytest.MonkeyPatch
@@ -130,7 +133,7 @@ class TestWhatIsCompiled:
         some = {one: ESTIMATES[one] for one in list(ESTIMATES)[:3]}
         others = [plan(mesh, remat) for mesh in MESHES for remat in ("none", "full")]
         asked = contest(some, plans=others)
-        chosen = asked.to_compile({}, {}, wanted=3)
+        chosen = to_compile(asked, wanted=3)
         assert set(some) <= set(chosen)
         assert len(chosen) == len(set(chosen)) == 6
 
@@ -140,7 +143,10 @@ class TestWhoIsRaced:
         known: dict[Plan, Outcome] = {one: compiled(str(one)) for one in ESTIMATES}
         known[plan("tp:16")] = compiled(str(plan("dp:16")))
         known[plan("dp:2,tp:8")] = Failed(stage="compile", reason="no")
-        assert contest(ESTIMATES).finalists(known, {}) == (plan("dp:16"), plan("dp:4,tp:4"))
+        assert finalists(contest(ESTIMATES).knowing(known, {})) == (
+            plan("dp:16"),
+            plan("dp:4,tp:4"),
+        )
 
     def test_the_same_program_need_not_be_measured_twice(self) -> None:
         known: dict[Plan, Outcome] = {
@@ -148,18 +154,18 @@ class TestWhoIsRaced:
             plan("tp:16"): compiled("a"),
             plan("sp:16"): Failed(stage="compile", reason="no"),
         }
-        left = contest(ESTIMATES).left(known, {plan("dp:16"): measured(1.0)})
+        left = contest(ESTIMATES).knowing(known, {plan("dp:16"): measured(1.0)}).left()
         assert set(left) == set(ESTIMATES) - set(known)
 
     def test_until_the_model_knows_its_error_all_are_challengers(self) -> None:
-        assert len(contest(ESTIMATES).challengers({}, {plan("dp:16"): measured(1.0)})) == 6
+        assert len(challengers(contest(ESTIMATES).knowing({}, {plan("dp:16"): measured(1.0)}))) == 6
 
     def test_those_that_the_model_finds_slower_are_not(self) -> None:
         wide = {plan(mesh): estimated(1.0 + n) for n, mesh in enumerate(MESHES)}
         known: dict[Plan, Outcome] = {one: measured(3 * wide[one].step_s) for one in list(wide)[:5]}
-        asked = contest(wide)
-        assert asked.challengers({}, known) == ()
-        said = asked.belief({}, known, 3.0)
+        asked = contest(wide).knowing({}, known)
+        assert challengers(asked) == ()
+        said = asked.belief(3.0)
         assert said.startswith("none of the 2 meshes not measured is believed to be more than")
         assert "leave-one-out error" in said and "over 5 measured plans" in said
 
@@ -168,12 +174,12 @@ class TestWhoIsRaced:
         known: dict[Plan, Outcome] = {
             one: measured(3 * wide[one].step_s) for one in list(wide)[1:6]
         }
-        asked = contest(wide)
-        assert asked.challengers({}, known) == (plan("dp:16"),)
+        asked = contest(wide).knowing({}, known)
+        assert challengers(asked) == (plan("dp:16"),)
         assert "1 mesh not measured may be more than 2.0 % faster than the best" in asked.belief(
-            {}, known, 6.0
+            6.0
         )
-        assert "most likely dp:16 remat=none" in asked.belief({}, known, 6.0)
+        assert "most likely dp:16 remat=none" in asked.belief(6.0)
 
     def test_raceable_is_what_compiled_to_a_new_program(self) -> None:
         known: dict[Plan, Outcome] = {
@@ -183,7 +189,8 @@ class TestWhoIsRaced:
             plan("dp:8,tp:2"): compiled("b"),
         }
         asked = contest(ESTIMATES)
-        chosen = asked.raceable(list(ESTIMATES), known, {plan("dp:16"): measured(1.0)})
+        state = asked.knowing(known, {plan("dp:16"): measured(1.0)})
+        chosen = raceable(state, list(ESTIMATES))
         assert len(chosen) == 1 and known[chosen[0]] == compiled("b")
 
 
@@ -233,8 +240,10 @@ class TestBelief:
         assert belief(0, None, ()) == ""
 
     def test_plans_without_an_estimate_are_counted(self) -> None:
-        view = contest(ESTIMATES).view(
-            {}, {one: measured(3 * ESTIMATES[one].step_s) for one in list(ESTIMATES)[:4]}
+        view = (
+            contest(ESTIMATES)
+            .knowing({}, {one: measured(3 * ESTIMATES[one].step_s) for one in list(ESTIMATES)[:4]})
+            .view()
         )
         assert isinstance(view.refinement, Refinement)
         left = list(ESTIMATES)[4:]
@@ -244,7 +253,7 @@ class TestBelief:
         assert "no view of the 5" in belief(5, view.refinement, ())
 
     def test_chances_are_for_more_than_the_margin(self) -> None:
-        view = contest(ESTIMATES).view({}, {plan("dp:16"): measured(1.0)})
+        view = contest(ESTIMATES).knowing({}, {plan("dp:16"): measured(1.0)}).view()
         assert view.refinement is not None
         (one, *_) = chances_of([plan("tp:16")], view.rows, view.refinement, 1.0)
         direct = view.refinement.chance_below(1.0 - MARGIN)[view.rows[plan("tp:16")]]

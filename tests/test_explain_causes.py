@@ -9,7 +9,8 @@ from automesh.cost.terms import Terms
 from automesh.hardware import chip_for
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.fabric.fabric import Fabric
-from automesh.program.nouns import Entry, Propagation
+from automesh.hardware.model import HardwareModel
+from automesh.program.nouns import Entry, Propagation, StepRef
 from automesh.report.explain.nouns import Explained
 from automesh.report.explain.words import verdict_sentence, why_sentence
 from automesh.tuner.explain.mesh import Ground
@@ -34,9 +35,9 @@ def priced(mesh: str, terms: Terms, *, granules: int = 1, **knobs: bool | str) -
     )
     ground = Ground(
         kept=[samples.kept(plan, terms)],
-        fabric=fabric,
-        layouts=samples.NO_LAYOUTS,
-        speeds=datasheet_speeds(H100, fabric),
+        hardware=HardwareModel(
+            fabric=fabric, layouts=samples.NO_LAYOUTS, speeds=datasheet_speeds(H100, fabric)
+        ),
         command="",
     )
     return explain_plan(plan, ground, None)
@@ -47,10 +48,8 @@ def propagated(script: str, mesh: str, **knobs: bool | str) -> Explained:
     plan = samples.plan(mesh, **knobs)
     sizes = tuple((axis.name, axis.size) for axis in plan.axes if axis.size > 1)
     job = PropagateJob(
-        entry=Entry(kind="script", location=str(SCRIPTS / script)),
+        step=StepRef(entry=Entry(kind="script", location=str(SCRIPTS / script))),
         axis_names=AXES,
-        axis_types=(),
-        facts=(),
         knobs=plan.knobs,
         sizes=sizes,
         probes=(tuple((name, 4 if size == 2 else 2) for name, size in sizes),),

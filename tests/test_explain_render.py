@@ -73,7 +73,7 @@ def test_colour_changes_no_text(name: str) -> None:
 
 
 def test_only_characters_that_have_an_ascii_stand_in() -> None:
-    from automesh.cli_guard import _ASCII  # pyright: ignore[reportPrivateUsage]
+    from automesh.cli.guard import _ASCII  # pyright: ignore[reportPrivateUsage]
 
     text = "".join(case() for case in CASES.values())
     assert {char for char in text if ord(char) > 127} <= set(_ASCII)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from automesh import api, cli
+from automesh import api
+from automesh.cli import app as cli
 from automesh.errors import UsageError
 from automesh.mesh.axes import Plan
-from automesh.program.nouns import Entry, Propagation
+from automesh.program.nouns import Entry, Propagation, StepRef
 from automesh.report.estimates import Estimates
 from automesh.report.files.csv import write_estimates
 from automesh.tuner.estimate.terms_cache import TermsCache
@@ -79,10 +80,8 @@ def active_of(plan: Plan) -> tuple[str, ...]:
 def propagated(plan: Plan) -> tuple[PropagateJob, Propagation]:
     terms = decoder(*active_of(plan))
     job = PropagateJob(
-        entry=Entry(kind="script", location="/train.py"),
+        step=StepRef(entry=Entry(kind="script", location="/train.py")),
         axis_names=AXES,
-        axis_types=(),
-        facts=(),
         knobs=plan.knobs,
         sizes=terms.sampled,
         probes=(),

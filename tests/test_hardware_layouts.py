@@ -27,7 +27,7 @@ from automesh.hardware.fabric.torus import (
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.layout.devices import create_mesh_for
 from automesh.mesh.plan_arrays import Batch
-from automesh.program.absent.layout import lay_out, spans_of, stand_ins
+from automesh.program.absent.layout import fake_devices, lay_out, spans_of
 from automesh.program.nouns import Device
 from automesh.worker.handlers.jobs import handle
 from automesh.worker.messages import LayoutJob
@@ -95,7 +95,7 @@ def test_layouts_are_those_of_real_meshes(name):
     """What is read off is compared with the mesh that the same devices give, device by device."""
     absent = parse_target(name, {}).absent
     fabric = absent.fabric
-    devices = stand_ins(absent.device_kind, fabric.torus, fabric.devices_per_chip)
+    devices = fake_devices(absent.device_kind, fabric.torus, fabric.devices_per_chip)
     shapes = [
         shape
         for shape in itertools.product((1, 2, 4, 8, 16, 32, 64, 128), repeat=3)
@@ -333,7 +333,9 @@ def test_an_attached_slice_has_the_fabric_of_its_name():
     for name in ("v5e:4x8", "v5p:4x4x4", "7x:2x2x2", "v6e:8x16*2"):
         target = parse_target(name, {})
         absent = target.absent
-        chips = stand_ins(absent.device_kind, absent.fabric.torus, absent.fabric.devices_per_chip)
+        chips = fake_devices(
+            absent.device_kind, absent.fabric.torus, absent.fabric.devices_per_chip
+        )
         devices = [
             device(one.id, kind=one.device_kind, platform="tpu", slice_index=s, coords=one.coords)
             for s in range(absent.fabric.num_granules)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.errors import UsageError
-from automesh.hardware import chip_for, elsewhere_of, parse_target
+from automesh.hardware import absent_devices_of, chip_for, parse_target
 from automesh.hardware.absent import Absent
 from automesh.hardware.slices import generations, known_slices
 
@@ -56,7 +56,7 @@ def check_slice(row: list, slices: int) -> None:
     if name not in ("v5e-8",):  # Of it the documentation of v5e says more: see the aliases.
         assert found.host == tuple(host)
     assert found.num_hosts * math.prod(found.host) == slices * chips
-    told = elsewhere_of(found)
+    told = absent_devices_of(found)
     assert (told.platform, told.chip_config) == ("tpu", config)
     # `v5` is what the compiler calls v5p, too.
     assert told.topology.replace("v5p:", "v5:") == topology

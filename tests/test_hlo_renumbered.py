@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.cost.replay.replay import replay
+from automesh.hardware.model import HardwareModel
 from automesh.hlo.schedule.nouns import Loop, Schedule, Start
 from automesh.hlo.schedule.renumber import renumbered
 from automesh.mesh.axes import MeshAxis
@@ -76,9 +77,9 @@ def test_it_does_not_matter_where_the_pipeline_axis_stands() -> None:
         played, _ = replay(
             of_the_whole(part, axes),
             axes=axes,
-            fabric=fabric,
-            layouts=layouts_of(fabric, axes),
-            speeds=Nominal(),
+            hardware=HardwareModel(
+                fabric=fabric, layouts=layouts_of(fabric, axes), speeds=Nominal()
+            ),
         )
         assert [name for name, _ in played.causes] == ["dcn dp"]
         seconds.append(played.step_s)

@@ -14,6 +14,7 @@ import automesh
 from automesh import api
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Measured
+from automesh.program.nouns import StepRef
 from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space
@@ -45,7 +46,7 @@ def test_the_arrays_of_a_framework_tell_their_logical_axes(name, own_process):
     space = read_space(str(EXAMPLES / f"{NAMES[name]}.toml"))
     seen = jobs.handle(
         InspectJob(
-            entry=script(EXAMPLES / f"{name}.py"),
+            step=StepRef(entry=script(EXAMPLES / f"{name}.py")),
             axis_names=("dp", "fsdp", "tp"),
             platform="cpu",
             mapping=tuple((axis.name, axis.choices[0]) for axis in space.mapping),
@@ -76,10 +77,10 @@ def test_a_state_that_holds_its_optimizer_starts_from_its_own_values(own_process
     plan = Plan(axes=parse_mesh("dp:2", ("dp", "fsdp", "tp")))
     seen = jobs.handle(
         VisitJob(
-            entry=script(EXAMPLES / "flax_linen_lm.py"),
+            step=StepRef(
+                entry=script(EXAMPLES / "flax_linen_lm.py"), facts=(("batch", 16), ("seq", 32))
+            ),
             plan=plan,
-            axis_types=(),
-            facts=(("batch", 16), ("seq", 32)),
             cache_dir=str(own_process / "cache"),
             steps=0,
             samples=0,

@@ -9,7 +9,7 @@ import pytest
 from automesh.errors import UsageError
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import MAPPING, Plan, parse_mesh
-from automesh.program.nouns import Inspection, Propagation
+from automesh.program.nouns import Inspection, Propagation, StepRef
 from automesh.program.script.signature import read_signature
 from automesh.space.legal import REPEATED, find_legal
 from automesh.space.settings import StepFacts
@@ -100,7 +100,9 @@ def entry(own_process, tmp_path):
 
 
 def inspect(entry, **mapping) -> Inspection:
-    job = InspectJob(entry=entry, axis_names=NAMES, platform="cpu", mapping=tuple(mapping.items()))
+    job = InspectJob(
+        step=StepRef(entry=entry), axis_names=NAMES, platform="cpu", mapping=tuple(mapping.items())
+    )
     seen = jobs.handle(job, lambda event: {"go": True})
     assert isinstance(seen, Inspection)
     assert from_json(to_json(seen, Inspection), Inspection) == seen
@@ -171,7 +173,7 @@ def test_explicit_axes_have_logical_ones_too(entry):
 def test_build_gets_the_plans_mapping_when_compiled_and_propagated(entry, tmp_path):
     mine = entry(PLAIN)
     seen = inspect(mine, embed=("fsdp",), mlp=("tp",))
-    common = {"entry": mine, "axis_types": seen.axis_types, "facts": seen.facts}
+    common = {"step": StepRef(entry=mine, axis_types=seen.axis_types, facts=seen.facts)}
 
     def fingerprint(mesh, **mapping):
         plan = Plan(axes=parse_mesh(mesh, NAMES), mapping=tuple(mapping.items()))
@@ -208,7 +210,7 @@ def test_build_gets_the_plans_mapping_when_compiled_and_propagated(entry, tmp_pa
 
 def test_a_plan_with_a_mapping_needs_a_build_that_takes_it(entry, tmp_path):
     plan = Plan(axes=parse_mesh("dp:2", NAMES), mapping=(("embed", ()),))
-    job = CompileJob(entry=entry(NONE), plan=plan, axis_types=(), facts=(), cache_dir=str(tmp_path))
+    job = CompileJob(step=StepRef(entry=entry(NONE)), plan=plan, cache_dir=str(tmp_path))
     with pytest.raises(UsageError, match="`build` takes no mapping of logical axes"):
         jobs.handle(job, lambda event: {"go": False})
 

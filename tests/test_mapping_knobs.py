@@ -12,7 +12,7 @@ from automesh.errors import UsageError
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.program.lower.lowering import lower
-from automesh.program.nouns import Inspection
+from automesh.program.nouns import Inspection, StepRef
 from automesh.program.script.build import build_on
 from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts
@@ -96,7 +96,7 @@ def look(tmp_path, pool, knobs, notices=None) -> tuple[Inspection, object]:
     path.write_text(TEXT)
     space = read(tmp_path, knobs)
     job = InspectJob(
-        entry=script(path),
+        step=StepRef(entry=script(path)),
         axis_names=space.names,
         platform="cpu",
         mapping=(("batch", ("dp",)), ("mlp", ("tp",))),
@@ -209,7 +209,7 @@ def test_without_logical_axes_nothing_is_looked_at(own_process, tmp_path):
     pool = Here()
     seen, space = look(tmp_path, pool, "hidden = [8, 12]\n")
     unmapped = replace(space, mapping=())
-    job = InspectJob(entry=script(tmp_path / "train.py"), axis_names=space.names)
+    job = InspectJob(step=StepRef(entry=script(tmp_path / "train.py")), axis_names=space.names)
     asked = len(pool.asked)
     assert with_knobs(pool, job, seen, unmapped, Notices(), timeout_s=60.0) is seen
     assert len(pool.asked) == asked

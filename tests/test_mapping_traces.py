@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from automesh.mesh.axes import Plan, parse_mesh
+from automesh.program.nouns import StepRef
 from automesh.program.script import contexts
 from automesh.program.script.build import build_on
 from automesh.worker.handlers import jobs
@@ -70,10 +71,8 @@ def entry(own_process, tmp_path):
 def common(entry, mapping, tmp_path):
     plan = Plan(axes=parse_mesh("dp:2,tp:2", NAMES), mapping=mapping)
     return {
-        "entry": entry,
+        "step": StepRef(entry=entry),
         "plan": plan,
-        "axis_types": (),
-        "facts": (),
         "cache_dir": str(tmp_path / "cache"),
     }
 
@@ -90,10 +89,8 @@ def visited(entry, mapping, tmp_path) -> str:
 
 def propagated(entry, mapping, _):
     job = PropagateJob(
-        entry=entry,
+        step=StepRef(entry=entry),
         axis_names=NAMES,
-        axis_types=(),
-        facts=(),
         knobs=(),
         sizes=(("dp", 2), ("tp", 2)),
         probes=(),
@@ -127,7 +124,7 @@ def test_an_inspection_sees_the_logical_axes_behind_what_was_traced_before(entry
     for mapping in MAPPINGS:
         compiled(entry, mapping, tmp_path)
     listed = (("batch", ("dp",)), ("mlp", ("tp",)))
-    job = InspectJob(entry=entry, axis_names=NAMES, platform="cpu", mapping=listed)
+    job = InspectJob(step=StepRef(entry=entry), axis_names=NAMES, platform="cpu", mapping=listed)
     assert jobs.handle(job, lambda event: {}).mapping.logical == {"batch", "mlp"}
 
 

@@ -16,7 +16,9 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, Measured
 from automesh.program.nouns import VisitAnswer
 from automesh.program.script.reads import NOTHING_READ
+from automesh.report.estimates import Estimates
 from automesh.report.progress import Silent
+from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.decision import Decision, Records
 from automesh.tuner.measure.rung import MeasureRung
 from automesh.tuner.study.metadata import Notebook
@@ -85,18 +87,22 @@ class Scene:
                 inspection=SimpleNamespace(axis_types=(), facts=(), sources=(), reads=NOTHING_READ),
             )
             rung = MeasureRung(
-                preparation=cast(Any, preparation),
-                study=study,
-                notebook=notebook,
+                search=SearchContext(
+                    request=cast(Any, SimpleNamespace(budget_s=budget_s)),
+                    preparation=cast(Any, preparation),
+                    estimates=Estimates(),
+                    study=study,
+                    notebook=notebook,
+                    progress=Silent(),
+                    workers=1,
+                    started_s=self.pool.now_s,
+                    clock=self.pool.clock,
+                ),
                 pool=cast(Any, self.pool),
-                progress=Silent(),
                 compiled={one: compiled(1.0, "f") for one in plans},
                 finalists=self.finalists or plans,
                 challenge=challenge,
-                budget_s=budget_s,
-                deadline_s=self.pool.now_s + budget_s,
                 rules=RULES,
-                clock=self.pool.clock,
             )
             self.endings.append(rung.run())
             return notebook.decision()

@@ -11,16 +11,16 @@ from automesh.pipeline import SCHEDULES, Schedule, make_schedule
 from automesh.pipeline.runtime.dispatch_plan import (
     Drop,
     Load,
+    PipelineSlots,
     Run,
     Send,
     Slot,
-    StageWiring,
-    Wiring,
+    StageSlots,
     plan_steps,
 )
 
 
-def chain_wiring(schedule: Schedule, *, saves: bool, skip: bool) -> Wiring:
+def chain_wiring(schedule: Schedule, *, saves: bool, skip: bool) -> PipelineSlots:
     """Value s goes from stage s to s + 1, and with `skip` value 0 to the last stage, too."""
     count, homes = schedule.num_stages, schedule.homes
 
@@ -30,9 +30,9 @@ def chain_wiring(schedule: Schedule, *, saves: bool, skip: bool) -> Wiring:
             values.add(0)
         return dict.fromkeys(sorted(values), homes[stage])
 
-    return Wiring(
+    return PipelineSlots(
         stages=tuple(
-            StageWiring(
+            StageSlots(
                 batch={0: homes[stage]} if stage in (0, count - 1) else {},
                 inputs=inputs(stage),
                 outputs={stage: homes[stage]} if stage < count - 1 else {},
@@ -63,11 +63,11 @@ def test_every_plan_can_be_run_and_holds_nothing_in_the_end(name, ranks, rounds,
         num_microbatches=ranks * rounds,
         num_stages=2 * ranks if several else None,
     )
-    wiring = chain_wiring(schedule, saves=saves, skip=skip)
+    slots = chain_wiring(schedule, saves=saves, skip=skip)
     held: set[Slot] = set()
     sends: Counter[Slot] = Counter()
     ran = []
-    for step in plan_steps(schedule, wiring):
+    for step in plan_steps(schedule, slots):
         match step:
             case Load():
                 assert step.slot not in held
@@ -88,12 +88,12 @@ def test_every_plan_can_be_run_and_holds_nothing_in_the_end(name, ranks, rounds,
     losses = {Slot("loss", schedule.num_stages - 1, m, 0) for m in range(ranks * rounds)}
     assert held == losses
     assert set(sends.values()) <= {1}
-    assert_all_done(schedule, wiring, ran)
+    assert_all_done(schedule, slots, ran)
 
 
-def assert_all_done(schedule, wiring, ran):
+def assert_all_done(schedule, slots, ran):
     def is_run(action):
-        stage = wiring.stages[action.stage]
+        stage = slots.stages[action.stage]
         if action.kind == "F":
             return not stage.skips_forward
         return action.kind != "I" or bool(stage.with_gradient) or stage.skips_forward

@@ -30,6 +30,7 @@ from automesh.cost.terms import Kernel, Matmul, Monomial, Region, Terms
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.fabric.fabric import Layouts
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.plan_arrays import Batch
 from automesh.pipeline import StageCost, make_schedule, parse_schedule, simulate
@@ -155,9 +156,11 @@ def test_transfers_take_the_wires_between_neighbours(
         range(ranks),
         axes=axes,
         axis="pp",
-        fabric=FABRIC,
-        layouts=Layouts(shapes=(tuple(one.ici for one in axes),), spans=((),)),
-        speeds=SPEEDS,
+        hardware=HardwareModel(
+            fabric=FABRIC,
+            layouts=Layouts(shapes=(tuple(one.ici for one in axes),), spans=((),)),
+            speeds=SPEEDS,
+        ),
     )
     assert found[-1] == STAYS
     assert [one.cause for one in found[:-1]] == [f"{cause[:3]} pp" for cause in causes]
@@ -173,9 +176,9 @@ def test_stages_on_the_same_rank_send_nothing() -> None:
         [0, 0],
         axes=(MeshAxis(name="pp"), MeshAxis(name="dp", ici=8, dcn=2)),
         axis="pp",
-        fabric=FABRIC,
-        layouts=Layouts(shapes=((1, 8),), spans=((),)),
-        speeds=SPEEDS,
+        hardware=HardwareModel(
+            fabric=FABRIC, layouts=Layouts(shapes=((1, 8),), spans=((),)), speeds=SPEEDS
+        ),
     )
     assert found == [STAYS, STAYS]
 
@@ -252,9 +255,11 @@ def test_terms_of_stages_are_priced_on_every_mesh_with_as_many_ranks() -> None:
         pipeline,
         frame,
         batch,
-        fabric=FABRIC,
-        layouts=Layouts(shapes=((2, 2), (1, 8), (4, 2)), spans=((), (), ())),
-        speeds=SPEEDS,
+        hardware=HardwareModel(
+            fabric=FABRIC,
+            layouts=Layouts(shapes=((2, 2), (1, 8), (4, 2)), spans=((), (), ())),
+            speeds=SPEEDS,
+        ),
     )
     assert found.needs_own.tolist() == [False, False, True, True]
     inside, between = (found.estimated(row) for row in (0, 1))

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -16,15 +17,16 @@ import pytest
 from jax.experimental import mesh_utils
 
 from automesh.cost.terms import value_of
-from automesh.hardware.absent import Elsewhere
-from automesh.hardware.compile_client import elsewhere_of
+from automesh.hardware.absent import AbsentDevices
+from automesh.hardware.compile_client import absent_devices_of
 from automesh.hardware.targets import parse_target
 from automesh.mesh.axes import MeshAxis
 from automesh.program.absent.client import devices_of
 from automesh.program.absent.device_queries import answering, attached, install
-from automesh.program.absent.fake_devices import stand_ins
+from automesh.program.absent.fake_devices import fake_devices
 from automesh.program.lower.lowered import canonical_text
 from automesh.program.lower.lowering import lower
+from automesh.program.nouns import StepRef
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
 from automesh.worker.handlers import jobs
@@ -40,17 +42,17 @@ ASKS = script(SCRIPTS / "asks_devices.py")
 PLATFORMS = {"tpu": ("tpu",), "gpu": ("cuda",)}
 
 
-def target(name: str) -> Elsewhere:
+def target(name: str) -> AbsentDevices:
     absent = parse_target(name, {}).absent
     assert absent is not None
-    return elsewhere_of(absent)
+    return absent_devices_of(absent)
 
 
 V5E, V6E, H100 = (target(name) for name in ("v5e:4x4", "v6e:4x4", "gpu-h100-16"))
 
 
-def answered(one: Elsewhere, *, in_meshes: bool = False):
-    return answering(one, lambda: stand_ins(one), in_meshes=in_meshes)
+def answered(one: AbsentDevices, *, in_meshes: bool = False):
+    return answering(one, lambda: fake_devices(one), in_meshes=in_meshes)
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +146,7 @@ def test_answers_nest_and_end_with_an_error() -> None:
     assert jax.default_backend() == "cpu"
 
 
-def lowered_for(one: Elsewhere) -> str:
+def lowered_for(one: AbsentDevices) -> str:
     """The step, built on the devices that are here, and told of others."""
     stages = Stages(lambda event: {})
     with told_of(one, "build") as answers:
@@ -179,16 +181,16 @@ def lowered_by_jax(platform: str, kind: str, processes: int) -> str:
     ids=["v5e", "v6e", "h100"],
 )
 def test_the_program_is_that_of_mock_devices(
-    own_process: object, one: Elsewhere, platform: str, kind: str, processes: int
+    own_process: object, one: AbsentDevices, platform: str, kind: str, processes: int
 ) -> None:
-    with mock.patch("automesh.worker.handlers.scripts._shown", stand_ins):
+    with mock.patch("automesh.worker.handlers.scripts._shown", fake_devices):
         ours = lowered_for(one)
     forget()
     assert ours == lowered_by_jax(platform, kind, processes)
 
 
 def test_the_programs_of_kinds_differ(own_process: object) -> None:
-    with mock.patch("automesh.worker.handlers.scripts._shown", stand_ins):
+    with mock.patch("automesh.worker.handlers.scripts._shown", fake_devices):
         texts = []
         for one in (V5E, V6E, H100):
             texts.append(lowered_for(one))
@@ -205,7 +207,7 @@ def test_a_script_is_loaded_anew_for_other_devices(own_process: object) -> None:
     scripts, stages = Scripts(), Stages(lambda event: {})
     dtypes = []
     for one in (V5E, V5E, H100):
-        shown = mock.patch("automesh.worker.handlers.scripts._shown", stand_ins)
+        shown = mock.patch("automesh.worker.handlers.scripts._shown", fake_devices)
         with shown, told_of(one, "build") as answers:
             loaded = scripts.load(ASKS, stages, one, answers)
             dtypes.append(loaded.build.__globals__["DTYPE"])
@@ -253,7 +255,7 @@ def public(device: object) -> dict[str, object]:
 def test_stand_ins_look_like_what_libtpu_gives(name: str) -> None:
     one = target(name)
     real = [public(device) for device in devices_of(one)]
-    assert [public(device) for device in stand_ins(one)] == real
+    assert [public(device) for device in fake_devices(one)] == real
 
 
 @pytest.mark.gpu
@@ -261,7 +263,7 @@ def test_stand_ins_look_like_what_libtpu_gives(name: str) -> None:
 def test_stand_ins_look_like_what_the_cuda_plugin_gives(name: str) -> None:
     one = target(name)
     real = [public(device) for device in devices_of(one)]
-    assert [public(device) for device in stand_ins(one)] == real
+    assert [public(device) for device in fake_devices(one)] == real
 
 
 FRESH = """
@@ -288,14 +290,14 @@ def test_terms_are_those_of_the_target(own_process: object) -> None:
     products: list[float] = []
     for name, one in (("asks_devices", V5E), ("asks_devices", V6E), ("kernel", V5E)):
         entry = script(SCRIPTS / f"{name}.py")
-        common = {"entry": entry, "axis_names": ("dp", "tp"), "elsewhere": one, "platform": "tpu"}
-        with mock.patch("automesh.worker.handlers.scripts._shown", stand_ins):
-            seen = jobs.handle(InspectJob(**common), lambda event: {})
+        step = StepRef(entry=entry, absent=one)
+        common = {"axis_names": ("dp", "tp"), "platform": "tpu"}
+        with mock.patch("automesh.worker.handlers.scripts._shown", fake_devices):
+            seen = jobs.handle(InspectJob(step=step, **common), lambda event: {})
             answer = jobs.handle(
                 PropagateJob(
                     **common,
-                    axis_types=seen.axis_types,
-                    facts=seen.facts,
+                    step=replace(step, axis_types=seen.axis_types, facts=seen.facts),
                     knobs=(),
                     sizes=(("dp", 4),),
                     probes=(),

@@ -16,7 +16,7 @@ from automesh.errors import UsageError
 from automesh.jsonio import from_json, to_json
 from automesh.outcomes import Failed, OutOfMemory
 from automesh.program.lower.compiled import out_of_memory
-from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, VisitAnswer
+from automesh.program.nouns import CompileAnswer, Entry, Inspection, Lowered, StepRef, VisitAnswer
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import DevicesJob, InspectJob
@@ -406,7 +406,7 @@ def test_a_script_may_configure_jax_before_its_devices_are_there(own_process):
         log_dir=own_process / "logs",
         memory_limit_bytes=2**31,
     ) as pool:
-        answer = pool.run(InspectJob(entry=script(path), axis_names=("dp",)), 60)
+        answer = pool.run(InspectJob(step=StepRef(entry=script(path)), axis_names=("dp",)), 60)
     assert isinstance(answer, Inspection), answer
     assert len(answer.devices) == 3
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from automesh.cost.pipeline.outcome import busiest_counts, schedule_of, worst_memory
 from automesh.errors import UsageError
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import MeshAxis, Scalar
 from automesh.outcomes import CompiledPipeline
 from automesh.pipeline import simulate
@@ -240,8 +240,8 @@ def test_cores_of_a_chip_stay_apart() -> None:
     assert [f"{one}" for one in moved_to(four[:2], chosen)] == ["0:0,0,1", "0:0,0"]
 
 
-def nodes_of_gpus(count: int) -> Elsewhere:
-    return Elsewhere(
+def nodes_of_gpus(count: int) -> AbsentDevices:
+    return AbsentDevices(
         platform="gpu",
         device_kind="H100",
         num_devices=8 * count,

@@ -12,7 +12,7 @@ import pytest
 from automesh.errors import UsageError
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
-from automesh.program.nouns import Entry, VisitAnswer
+from automesh.program.nouns import Entry, StepRef, VisitAnswer
 from automesh.program.script.sources import hash_of_file
 from automesh.tuner.measure.fresh_processes import ProcessRun, passes_of, process_s_of, run_process
 from automesh.tuner.measure.race import Race, RaceRules
@@ -32,9 +32,11 @@ from automesh.tuner.study.retrace import OTHER_PROGRAM
 from automesh.worker.messages import VisitJob
 
 SUBJECT = Subject(
-    entry=Entry(kind="script", location="/train.py"),
-    axis_types=("auto",),
-    facts=(("batch", 8),),
+    step=StepRef(
+        entry=Entry(kind="script", location="/train.py"),
+        axis_types=("auto",),
+        facts=(("batch", 8),),
+    ),
     cache_dir="/cache",
 )
 RULES = VisitRules()
@@ -162,7 +164,7 @@ def test_a_sample_lasts_long_enough(step_s: float, overhead_s: float, samples: i
     assert found.samples == samples
     assert found.first.losses == (3.0, 2.9, 2.8)
     assert [job.loss_steps for job in pool.jobs] == [3] + [0] * (len(pool.jobs) - 1)
-    assert all(job.facts == SUBJECT.facts and job.cache_dir == "/cache" for job in pool.jobs)
+    assert all(job.step == SUBJECT.step and job.cache_dir == "/cache" for job in pool.jobs)
 
 
 def test_a_visit_is_expected_to_take_what_it_takes_without_compiling() -> None:

@@ -14,6 +14,7 @@ from automesh.hardware.calibration.engines import engines_of
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric
+from automesh.hardware.model import HardwareModel
 from automesh.hlo.schedule.nouns import (
     Block,
     Branch,
@@ -54,9 +55,9 @@ def replayed(
     result, _ = replay(
         schedule(axes, *operations),
         axes=axes,
-        fabric=fabric,
-        layouts=layouts_of(fabric, axes),
-        speeds=speeds or Nominal(),
+        hardware=HardwareModel(
+            fabric=fabric, layouts=layouts_of(fabric, axes), speeds=speeds or Nominal()
+        ),
     )
     return result
 
@@ -263,9 +264,9 @@ def test_a_program_of_another_mesh_is_refused() -> None:
         replay(
             schedule(AXES),
             axes=mesh(fsdp=8, tp=2),
-            fabric=fabric,
-            layouts=layouts_of(fabric, mesh(fsdp=8, tp=2)),
-            speeds=Nominal(),
+            hardware=HardwareModel(
+                fabric=fabric, layouts=layouts_of(fabric, mesh(fsdp=8, tp=2)), speeds=Nominal()
+            ),
         )
 
 
@@ -279,7 +280,9 @@ def test_remarks_are_handed_on() -> None:
         uncounted=("something",),
     )
     result, timeline = replay(
-        odd, axes=AXES, fabric=fabric, layouts=layouts_of(fabric, AXES), speeds=Nominal()
+        odd,
+        axes=AXES,
+        hardware=HardwareModel(fabric=fabric, layouts=layouts_of(fabric, AXES), speeds=Nominal()),
     )
     assert (result.step_s, result.mfu, result.causes, timeline.slices) == (0.0, 0.0, (), ())
     assert result.uncounted == (

@@ -9,6 +9,7 @@ import pytest
 
 from automesh.cost.replay.replay import replay
 from automesh.cost.replay.trace import trace_json
+from automesh.hardware.model import HardwareModel
 from tests.replay_samples import (
     Nominal,
     begin,
@@ -88,9 +89,7 @@ def test_a_replay_is_a_trace() -> None:
     result, timeline = replay(
         schedule(axes, product("first", 250), loop(80, *layer)),
         axes=axes,
-        fabric=fabric,
-        layouts=layouts_of(fabric, axes),
-        speeds=Nominal(),
+        hardware=HardwareModel(fabric=fabric, layouts=layouts_of(fabric, axes), speeds=Nominal()),
     )
     text = trace_json(timeline, name="fsdp:4,tp:4 on v5e:4x4", notes=(("kind", "compiled"),))
     trace = json.loads(text)

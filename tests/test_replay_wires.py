@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 
 from automesh.errors import AutomeshError
 from automesh.hardware.fabric.fabric import Fabric, Layouts
-from automesh.hardware.fabric.links import Wires, Wiring
+from automesh.hardware.fabric.links import LinkMap, LinkUse
 from automesh.hardware.fabric.placement import Placement
 from automesh.hardware.fabric.routes import routes
 from automesh.hardware.fabric.torus import way
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.layout.devices import create_mesh_for
 from automesh.mesh.plan_arrays import Batch
-from automesh.program.absent.layout import stand_ins
+from automesh.program.absent.layout import fake_devices
 from tests.replay_samples import collective, layouts_of, mesh, node_fabric, ring, slice_fabric
 
 
-def wiring(fabric: Fabric, axes: tuple[MeshAxis, ...]) -> Wiring:
+def links(fabric: Fabric, axes: tuple[MeshAxis, ...]) -> LinkMap:
     layouts = layouts_of(fabric, axes)
-    return Wiring(Placement(axes, fabric, layouts), layouts)
+    return LinkMap(Placement(axes, fabric, layouts), layouts)
 
 
-def speed(wires: Wires) -> float:
+def speed(wires: LinkUse) -> float:
     return float(wires.route.ici_bytes_per_s[0])
 
 
@@ -40,7 +40,7 @@ def test_places_are_those_of_real_meshes(name: str) -> None:
     """Device by device, small slices that jax winds up into rings included."""
     fabric = slice_fabric(name)
     kind = fabric.chip.device_kinds[0]
-    devices = stand_ins(kind, fabric.torus, fabric.devices_per_chip)
+    devices = fake_devices(kind, fabric.torus, fabric.devices_per_chip)
     sizes = [2**power for power in range(8)]
     for shape in itertools.product(sizes, repeat=3):
         if math.prod(shape) != len(devices):
@@ -69,18 +69,18 @@ def test_a_shape_that_nobody_laid_out_is_an_error() -> None:
 def test_a_ring_on_a_line_comes_back_over_every_link() -> None:
     # 0 > 1 > 2 > 3 each one link; 3 > 0 back over all three.
     axes = mesh(fsdp=4, tp=4)
-    wires = wiring(slice_fabric("v5e:4x4"), axes).of_pairs(ring(axes, "tp", 1, 0).pairs)
+    wires = links(slice_fabric("v5e:4x4"), axes).of_pairs(ring(axes, "tp", 1, 0).pairs)
     assert dict(wires.shares) == {"x+": 1.0, "x-": 1.0}
     assert speed(wires) == 1e9
     assert wires.further_hops == 2
     # The same ring the other way takes the same links: both at once have half of each.
-    back = wiring(slice_fabric("v5e:4x4"), axes).of_pairs(ring(axes, "tp", -1, 0).pairs)
+    back = links(slice_fabric("v5e:4x4"), axes).of_pairs(ring(axes, "tp", -1, 0).pairs)
     assert dict(back.shares) == {"x+": 1.0, "x-": 1.0}
 
 
 def test_rings_round_a_closed_dimension_do_not_meet() -> None:
     axes = mesh(fsdp=16, tp=16)
-    at = wiring(slice_fabric("v5e:16x16"), axes)
+    at = links(slice_fabric("v5e:16x16"), axes)
     assert at.of_pairs(ring(axes, "tp", 1, 0).pairs).shares == (("x+", 1.0),)
     assert at.of_pairs(ring(axes, "tp", -1, 0).pairs).shares == (("x-", 1.0),)
     far = at.of_pairs(ring(axes, "fsdp", 3, 0).pairs)
@@ -92,13 +92,13 @@ def test_an_axis_over_a_plane_turns_corners() -> None:
     # 16 chips of 4x4 row by row, jax's own ring: 0 1 2 3 7 6 5 9 10 11 15 14 13 12 8 4.
     axes = mesh(fsdp=16)
     fabric = slice_fabric("v5e:4x4")
-    wires = wiring(fabric, axes).of_pairs(ring(axes, "fsdp", 1, 0).pairs)
+    wires = links(fabric, axes).of_pairs(ring(axes, "fsdp", 1, 0).pairs)
     # Each step is one link and no link is taken twice.
     assert (speed(wires), wires.further_hops) == (1e9, 0)
     assert {name for name, _ in wires.shares} == {"x+", "x-", "y+", "y-"}
     # Without that order: v5p, z along the last dimension, row after row.
     axes = mesh(fsdp=16, tp=8)
-    wires = wiring(slice_fabric("v5p:4x4x8"), axes).of_pairs(ring(axes, "fsdp", 1, 0).pairs)
+    wires = links(slice_fabric("v5p:4x4x8"), axes).of_pairs(ring(axes, "fsdp", 1, 0).pairs)
     # From the end of a row to the start of the next: one round y, one along x.
     assert wires.further_hops == 1
     assert dict(wires.shares) == {"y+": 1.0, "x+": 1.0}
@@ -107,10 +107,10 @@ def test_an_axis_over_a_plane_turns_corners() -> None:
 def test_the_two_ways_round_a_wound_ring_do_not_meet() -> None:
     """Both go along x and y, up and down, but on no link together."""
     axes, fabric = mesh(fsdp=16), slice_fabric("v5e:4x4")
-    ways = [ring(axes, "fsdp", step, 0).pairs for step in (1, -1)]
+    plan_routes = [ring(axes, "fsdp", step, 0).pairs for step in (1, -1)]
     layouts = layouts_of(fabric, axes)
-    at = Wiring(Placement(axes, fabric, layouts), layouts, ways)
-    there, back = (at.of_pairs(pairs) for pairs in ways)
+    at = LinkMap(Placement(axes, fabric, layouts), layouts, plan_routes)
+    there, back = (at.of_pairs(pairs) for pairs in plan_routes)
     assert speed(there) == speed(back) == 1e9
     strands = [{name for name, _ in wires.shares} for wires in (there, back)]
     assert not strands[0] & strands[1]
@@ -149,7 +149,7 @@ def test_what_two_messages_of_every_device_have_of_the_links(
 def test_messages_between_neighbours_that_are_apart() -> None:
     # (2, 8) on 4x4: the first axis jumps over two chips of y, on links that others use too.
     axes = mesh(dp=2, tp=8)
-    wires = wiring(slice_fabric("v5e:4x4"), axes).of_pairs(ring(axes, "dp", 1, 0).pairs)
+    wires = links(slice_fabric("v5e:4x4"), axes).of_pairs(ring(axes, "dp", 1, 0).pairs)
     assert dict(wires.shares) == {"y+": 1.0, "y-": 1.0}
     assert speed(wires) == 1e9 / 2
 
@@ -157,7 +157,7 @@ def test_messages_between_neighbours_that_are_apart() -> None:
 def test_the_cores_of_a_chip_need_no_link() -> None:
     axes = mesh(dp=4, tp=2)
     fabric = slice_fabric("7x:2x2x1")
-    at = wiring(fabric, axes)
+    at = links(fabric, axes)
     assert at.of_pairs(ring(axes, "tp", 1, 0).pairs).shares == (("chip", 1.0),)
     along = at.of_pairs(ring(axes, "dp", 1, 0).pairs)
     # Both cores send over the link of their chip, which is twice a device's.
@@ -166,7 +166,7 @@ def test_the_cores_of_a_chip_need_no_link() -> None:
 
 def test_messages_to_other_granules_leave_beside_the_others() -> None:
     axes = mesh(dp=(2, 4), tp=4)
-    at = wiring(slice_fabric("v5e:4x4*2"), axes)
+    at = links(slice_fabric("v5e:4x4*2"), axes)
     wires = at.of_pairs(ring(axes, "dp", 1, 0).pairs)
     assert wires.apart is not None
     assert float(wires.apart.dcn_bytes_per_s[0]) == 1e8
@@ -178,7 +178,7 @@ def test_messages_to_other_granules_leave_beside_the_others() -> None:
 
 def test_nodes_have_a_switch_inside() -> None:
     axes = mesh(dp=(2, 2), tp=4)
-    at = wiring(node_fabric(2, 8), axes)
+    at = links(node_fabric(2, 8), axes)
     assert at.of_pairs(ring(axes, "tp", 1, 0).pairs).shares == (("nvlink", 1.0),)
     assert at.of_axes(("tp",)).shares == (("nvlink", 1.0),)
     both = at.of_axes(("dp",))
@@ -191,7 +191,7 @@ def test_nodes_have_a_switch_inside() -> None:
 
 def test_halves_of_an_axis_are_boxes() -> None:
     axes = mesh(fsdp=4, tp=4)
-    at = wiring(slice_fabric("v5e:4x4"), axes)
+    at = links(slice_fabric("v5e:4x4"), axes)
     pairs = tuple((4 * row + i, 4 * row + i + 1) for row in range(4) for i in (0, 2))
     neighbours = at.of_groups(pairs)
     assert (round(speed(neighbours)), dict(neighbours.shares)) == (1e9, {"x+": 1.0, "x-": 1.0})
@@ -202,7 +202,7 @@ def test_halves_of_an_axis_are_boxes() -> None:
 def test_groups_of_no_shape_are_followed_as_rings() -> None:
     axes = mesh(fsdp=4, tp=4)
     # An L of three chips: 0 > 1 > 5 > 0, the last one over two links.
-    wires = wiring(slice_fabric("v5e:4x4"), axes).of_groups(((0, 1, 5),))
+    wires = links(slice_fabric("v5e:4x4"), axes).of_groups(((0, 1, 5),))
     assert float(wires.route.ici_size[0]) == 3.0
     assert wires.route.ici_hops[0] == 2.0
     assert max(share for _, share in wires.shares) == 1.0
@@ -216,7 +216,7 @@ def test_slices_do_not_share_links(shape: str, slices: int) -> None:
     for inner in (2, 4):
         rest = one.granule_devices // inner
         alone, axes = mesh(fsdp=inner, tp=rest), mesh(fsdp=(slices, inner), tp=rest)
-        here, there = wiring(one, alone), wiring(many, axes)
+        here, there = links(one, alone), links(many, axes)
         for name in ("fsdp", "tp"):
             groups = collective("all-gather", alone, name, 0).groups
             everywhere = tuple(
@@ -231,15 +231,13 @@ def test_slices_do_not_share_links(shape: str, slices: int) -> None:
 
 def test_an_all_to_all_loads_the_longer_dimension_more() -> None:
     axes = mesh(ep=8)
-    at = wiring(slice_fabric("v5p:2x2x2"), mesh(ep=8))
+    at = links(slice_fabric("v5p:2x2x2"), mesh(ep=8))
     assert at.of_axes(("ep",), spreads=True).shares
     axes = mesh(a=2, b=16, c=4)
-    at = wiring(slice_fabric("v5p:4x4x8"), axes)
+    at = links(slice_fabric("v5p:4x4x8"), axes)
     even = dict(at.of_axes(("a", "c")).shares)
     assert set(even.values()) == {1.0}
-    shares = dict(
-        wiring(slice_fabric("v5e:4x8"), mesh(ep=32)).of_axes(("ep",), spreads=True).shares
-    )
+    shares = dict(links(slice_fabric("v5e:4x8"), mesh(ep=32)).of_axes(("ep",), spreads=True).shares)
     assert shares == {"x+": 0.5, "x-": 0.5, "y+": 1.0, "y-": 1.0}
 
 
@@ -257,7 +255,7 @@ def test_whole_axes_have_the_routes_of_the_estimate(data: st.DataObject) -> None
         rest //= sizes[-1]
     axes = mesh(a=(fabric.num_granules, sizes[0]), b=sizes[1], c=rest)
     chosen = data.draw(st.sampled_from(("a", "b", "c", "a+b", "b+c", "a+c")))
-    at = wiring(fabric, axes)
+    at = links(fabric, axes)
     by_axes = at.of_axes(tuple(chosen.split("+")))
     by_groups = at.of_groups(collective("all-gather", axes, chosen, 0).groups)
     assert by_axes.route.ici_size[0] == by_groups.route.ici_size[0]
@@ -288,7 +286,7 @@ def test_the_most_loaded_link_is_counted(data: st.DataObject) -> None:
         here, there = (tuple(map(int, placement.place[one][:3])) for one in (source, target))
         for link in way(here, there, fabric.torus, fabric.wraps):
             loads[link] = loads.get(link, 0) + 1
-    wires = wiring(fabric, axes).of_pairs(pairs)
+    wires = links(fabric, axes).of_pairs(pairs)
     if not loads:
         assert wires.shares == ()
         return

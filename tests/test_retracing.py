@@ -25,7 +25,7 @@ from automesh.program.lower.program_text import (
     read_text,
     write_text,
 )
-from automesh.program.nouns import Entry, Traced
+from automesh.program.nouns import Entry, StepRef, Traced
 from automesh.program.script.sources import edited_files, hash_of_file, hash_of_sources
 from automesh.tuner.measure.schedule import Subject
 from automesh.tuner.study.retrace import OTHER_PROGRAM, explain_programs, other_program
@@ -171,9 +171,7 @@ PLAN = Plan(axes=(MeshAxis(name="dp", ici=2),), knobs=(("order", "set"),))
 
 def subject(script: Path) -> Subject:
     return Subject(
-        entry=Entry(kind="script", location=str(script)),
-        axis_types=("auto",),
-        facts=(),
+        step=StepRef(entry=Entry(kind="script", location=str(script)), axis_types=("auto",)),
         cache_dir="",
         sources=((str(script), hash_of_file(script)),),
     )
@@ -229,10 +227,8 @@ def trace(folder: Path, seed: str, **knobs: Scalar) -> tuple[TextLine, ...]:
         platforms="cpu", cpu_devices=2, variables=(("PYTHONHASHSEED", seed), ("PYTHONPATH", ROOT))
     )
     job = TraceJob(
-        entry=Entry(kind="script", location=str(SCRIPT)),
+        step=StepRef(entry=Entry(kind="script", location=str(SCRIPT)), axis_types=("auto",)),
         plan=Plan(axes=(MeshAxis(name="dp", ici=2),), knobs=tuple(knobs.items())),
-        axis_types=("auto",),
-        facts=(),
         text_file=str(file),
     )
     with Pool(

@@ -1,4 +1,4 @@
-"""Holds: who has what, whatever dies in between."""
+"""Leases: who has what, whatever dies in between."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from automesh.tuner.study import lease
-from automesh.tuner.study.lease import Hold, Holds, Lease, Owner, is_dead, take, this_owner
-from automesh.tuner.study.lease_tables import FileHolds, SqlHolds
+from automesh.tuner.study.lease import Lease, LeaseRow, LeaseTable, Owner, is_dead, take, this_owner
+from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 
 ELSEWHERE = Owner(host="other", machine="other", pid=1, start="1", token="t")
 
@@ -48,12 +48,12 @@ def test_ended_and_zombie_processes_are_dead() -> None:
 
 
 @contextmanager
-def empty_holds(kind: str) -> Iterator[Holds]:
+def empty_holds(kind: str) -> Iterator[LeaseTable]:
     with TemporaryDirectory() as folder:
-        holds: Holds = (
-            FileHolds(Path(folder) / "holds")
+        holds: LeaseTable = (
+            FileLeases(Path(folder) / "holds")
             if kind == "file"
-            else SqlHolds(sa.create_engine(f"sqlite:///{folder}/holds.db"))
+            else SqlLeases(sa.create_engine(f"sqlite:///{folder}/holds.db"))
         )
         yield holds
         holds.close()
@@ -78,7 +78,7 @@ OWNERS = tuple(replace(ELSEWHERE, token=str(number)) for number in range(2))
 )
 def test_swaps_compare_and_set(kind: str, steps: list[tuple[str, str, Owner]]) -> None:
     model: dict[str, Owner] = {}
-    seen: dict[str, list[Hold | None]] = {key: [None] for key in KEYS}
+    seen: dict[str, list[LeaseRow | None]] = {key: [None] for key in KEYS}
     with empty_holds(kind) as holds:
         for action, key, owner in steps:
             now = holds.get(key)

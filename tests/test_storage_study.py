@@ -168,7 +168,7 @@ def test_a_heartbeat_keeps_lease_and_claims(
     with monkeypatch.context() as later:
         clock = [1000.0]
         for each in (study, other):
-            later.setattr(type(each._backend.holds), "now", lambda _: clock[0])
+            later.setattr(type(each._backend.leases), "now", lambda _: clock[0])
         assert other.heartbeat()
         clock[0] += lease.LEASE_S - 1
         assert other.heartbeat()
@@ -246,7 +246,7 @@ def test_closing_gives_everything_back(study: Study, storage: Storage) -> None:
         assert resumed is not None
         assert len(resumed.rounds) == 1
     with opened(storage) as last:
-        assert last._backend.holds.under("") == {}
+        assert last._backend.leases.under("") == {}
 
 
 def test_a_stored_outcome_without_its_state_is_completed(study: Study, other: Study) -> None:
@@ -256,7 +256,7 @@ def test_a_stored_outcome_without_its_state_is_completed(study: Study, other: St
     # What a kill between the two leaves behind: the attributes, but neither state nor owner alive.
     for name, value in outcome_attributes(compiled(0.25)).items():
         study._backend.optuna.set_trial_user_attr(trial.storage_id, name, value)
-    lease.release(study._backend.holds, "lm-cpu-8-1234/compile/0", study.owner)
+    lease.release(study._backend.leases, "lm-cpu-8-1234/compile/0", study.owner)
     assert [one.outcome for one in other.compile.trials()] == [None]
     assert other.compile.adopt_expired() == []
     (kept,) = other.compile.trials()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from automesh.cli_help import TARGETS_HELP
+from automesh.cli.targets import HELP as TARGETS_HELP
 from automesh.errors import UsageError
-from automesh.hardware import check_compilable, clusters_file, elsewhere_of, parse_target
+from automesh.hardware import absent_devices_of, check_compilable, clusters_file, parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.clusters import Clusters
 from automesh.hardware.clusters_file import clusters_in, read_clusters
@@ -82,7 +82,7 @@ def test_nodes_of_a_chip_on_record(tmp_path: Path) -> None:
     known = parse_target("gpu-h100-128", {}).absent
     assert found.fabric == known.fabric
     assert found.device_memory_bytes == known.device_memory_bytes
-    assert elsewhere_of(found) == elsewhere_of(known)
+    assert absent_devices_of(found) == absent_devices_of(known)
     # A part of it; alone, a node needs no network.
     part = parse_target("lab-32", {}, clusters)
     assert (part.selector, part.absent.num_hosts, part.absent.num_devices) == ("lab-32", 4, 32)
@@ -94,7 +94,7 @@ def test_a_torus_of_a_chip_on_record(tmp_path: Path) -> None:
     found = parse_target("pod", {}, clusters).absent
     known = parse_target("v5p:4x4x8*2", {}).absent
     assert found.fabric == known.fabric
-    assert elsewhere_of(found) == elsewhere_of(known)
+    assert absent_devices_of(found) == absent_devices_of(known)
     assert found.selector == "pod"
     assert parse_target("pod-1", {}, clusters).absent.fabric.num_granules == 1
     # What the file says goes before what is usual.
@@ -104,7 +104,7 @@ def test_a_torus_of_a_chip_on_record(tmp_path: Path) -> None:
     assert (other.host, other.num_hosts) == ((2, 1, 1), 128)
     assert other.fabric.chip.dcn_bytes_per_s == 5e9
     # The compiler would refuse links that Google does not make; its programs are the same.
-    assert elsewhere_of(other).wraps == ()
+    assert absent_devices_of(other).wraps == ()
 
 
 def test_a_chip_like_one_on_record(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_chip_like_one_on_record(tmp_path: Path) -> None:
     assert (chip.name, chip.flops_per_s, chip.link_bytes_per_s) == ("nvl", 835e12, 300e9)
     assert (found.device_memory_bytes, found.device_kind) == (94 * 10**9, "NVIDIA H100 NVL")
     # It is compiled as an H100, with its own memory, and what it achieves is that of an H100.
-    told = elsewhere_of(found)
+    told = absent_devices_of(found)
     assert (told.gpu, told.memory_bytes) == ("h100", 94 * 10**9)
     assert has_compiler(found)
     usual = parse_target("gpu-h100-8", {}).absent.fabric
@@ -131,7 +131,7 @@ def test_a_link_is_shared_by_the_devices_of_a_chip(tmp_path: Path) -> None:
     pod = '[clusters.pod]\nchip = "fast"\ntorus = [4, 4, 4]\n'
     found = parse_target("pod", {}, read(own + pod, tmp_path)).absent
     assert (found.num_devices, found.fabric.chip.link_bytes_per_s) == (128, 100e9)
-    assert elsewhere_of(found).topology == "tpu7x:4x4x4"
+    assert absent_devices_of(found).topology == "tpu7x:4x4x4"
     assert found.device_memory_bytes == parse_target("7x:4x4x4", {}).absent.device_memory_bytes
 
 

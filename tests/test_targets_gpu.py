@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from automesh.hardware import elsewhere_of, parse_target
+from automesh.hardware import absent_devices_of, parse_target
 from automesh.hardware.chips import known_chips
 from automesh.hardware.gpu_configurations import (
     configuration_of,
@@ -76,21 +76,21 @@ def test_there_is_one_for_each_kind_of_gpu_that_is_asked_for() -> None:
 
 
 def test_a_cluster_is_told_as_hosts_of_devices() -> None:
-    one = elsewhere_of(parse_target("gpu-h100-64", {}).absent)
+    one = absent_devices_of(parse_target("gpu-h100-64", {}).absent)
     assert (one.platform, one.topology, one.gpu) == ("gpu", "1x8x8", "h100")
     assert (one.num_devices, one.num_hosts, one.num_granules) == (64, 8, 8)
     assert one.memory_bytes == configured_memory_bytes("h100")
     assert (one.torus, one.wraps, one.host, one.chip_config) == ((), (), (), "")
-    assert elsewhere_of(parse_target("gpu-gb200-72", {}).absent).topology == "1x18x4"
-    assert elsewhere_of(parse_target("gpu-a100-40gb-4", {}).absent).topology == "1x1x4"
-    assert elsewhere_of(parse_target("gpu-mi300x-8", {}).absent).gpu == ""
+    assert absent_devices_of(parse_target("gpu-gb200-72", {}).absent).topology == "1x18x4"
+    assert absent_devices_of(parse_target("gpu-a100-40gb-4", {}).absent).topology == "1x1x4"
+    assert absent_devices_of(parse_target("gpu-mi300x-8", {}).absent).gpu == ""
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not PLUGIN, reason="needs the `gpu` extra: jax's CUDA plugin")
 def test_the_plugin_compiles_with_each() -> None:
     told = [
-        dataclasses.asdict(elsewhere_of(parse_target(f"gpu-{kind}-{count}", {}).absent))
+        dataclasses.asdict(absent_devices_of(parse_target(f"gpu-{kind}-{count}", {}).absent))
         for kind in known_configurations()
         for count in (16,)
     ]

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from automesh.hardware import elsewhere_of, parse_target
+from automesh.hardware import absent_devices_of, parse_target
 
 pytestmark = [
     pytest.mark.tpu,
@@ -73,7 +73,7 @@ for one in json.load(sys.stdin):
 @pytest.fixture(scope="module")
 def clients() -> dict[str, list]:
     """Name -> what libtpu says of each device."""
-    told = [elsewhere_of(parse_target(name, {}).absent) for name in NAMES]
+    told = [absent_devices_of(parse_target(name, {}).absent) for name in NAMES]
     done = subprocess.run(
         [sys.executable, "-c", ASK],
         input=json.dumps([dataclasses.asdict(one) for one in told]),
@@ -96,7 +96,7 @@ def clients() -> dict[str, list]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_compile_only_client_agrees(name: str, clients: dict[str, list]) -> None:
-    one = elsewhere_of(parse_target(name, {}).absent)
+    one = absent_devices_of(parse_target(name, {}).absent)
     devices = clients[name]
     assert len(devices) == one.num_devices
     assert {device[0] for device in devices} == {one.device_kind}
@@ -119,10 +119,10 @@ def test_the_compile_only_client_agrees(name: str, clients: dict[str, list]) -> 
 def test_devices_come_in_the_order_that_layouts_are_worked_out_with(
     name: str, clients: dict[str, list]
 ) -> None:
-    from automesh.program.absent.layout import stand_ins
+    from automesh.program.absent.layout import fake_devices
 
-    one = elsewhere_of(parse_target(name, {}).absent)
-    ours = stand_ins(one.device_kind, one.torus, one.devices_per_chip)
+    one = absent_devices_of(parse_target(name, {}).absent)
+    ours = fake_devices(one.device_kind, one.torus, one.devices_per_chip)
     first = [device for device in clients[name] if device[3] == 0]
     # Of several slices each counts from a hundred thousand of its own.
     assert [(list(one.coords), one.core_on_chip, one.id) for one in ours] == [

@@ -8,7 +8,7 @@ import pytest
 
 from automesh.cost.terms import value_of
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis
-from automesh.program.nouns import Propagation
+from automesh.program.nouns import Propagation, StepRef
 from automesh.program.script.build import build_on, read_facts
 from automesh.program.script.load import load_entry
 from automesh.worker import protocol
@@ -32,10 +32,8 @@ def facts_of(name, size):
 
 def job(name, sizes, *probes, size="tiny", knobs=()):
     return PropagateJob(
-        entry=example(name, size),
+        step=StepRef(entry=example(name, size), facts=facts_of(name, size)),
         axis_names=DEFAULT_AXES,
-        axis_types=(),
-        facts=facts_of(name, size),
         knobs=knobs,
         sizes=tuple(sizes.items()),
         probes=tuple(tuple(one.items()) for one in probes),
@@ -131,7 +129,9 @@ def test_a_worker_says_what_it_is_doing(own_process):
 @pytest.mark.long
 def test_what_an_inspection_lowered_need_not_be_lowered_again(own_process):
     entry = example("dense_lm", "tiny")
-    seen = answer(InspectJob(entry=entry, axis_names=DEFAULT_AXES, platform="none")).seen
+    seen = answer(
+        InspectJob(step=StepRef(entry=entry), axis_names=DEFAULT_AXES, platform="none")
+    ).seen
     ((_, meshes),) = seen
     assert meshes >= 2
     other = (("another program", 9),)

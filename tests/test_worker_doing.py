@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.program.nouns import Entry
-from automesh.worker.activity import doing, doing_all
+from automesh.program.nouns import Entry, StepRef
+from automesh.worker.activity import activity_of, doing_all
 from automesh.worker.messages import (
     CompileJob,
     DevicesJob,
@@ -18,13 +18,11 @@ from automesh.worker.messages import (
 
 ENTRY = Entry(kind="script", location="/somewhere/train.py", function="build")
 PLAN = Plan(axes=(MeshAxis(name="dp", ici=8),))
-INSPECT = InspectJob(entry=ENTRY, axis_names=("dp",))
-COMPILE = CompileJob(entry=ENTRY, plan=PLAN, axis_types=(), facts=(), cache_dir="")
+INSPECT = InspectJob(step=StepRef(entry=ENTRY), axis_names=("dp",))
+COMPILE = CompileJob(step=StepRef(entry=ENTRY), plan=PLAN, cache_dir="")
 PROPAGATE = PropagateJob(
-    entry=ENTRY,
+    step=StepRef(entry=ENTRY),
     axis_names=("dp", "tp"),
-    axis_types=(),
-    facts=(),
     knobs=(),
     sizes=(("dp", 2), ("tp", 4)),
     probes=(),
@@ -39,21 +37,24 @@ PROPAGATE = PropagateJob(
         (INSPECT, "load", "importing train.py"),
         (INSPECT, "build", "calling build on a mesh of one device"),
         (DevicesJob(), "load", "asking jax for its devices"),
-        (DiscoverJob(entry=ENTRY), "build", "running train.py up to its step"),
+        (DiscoverJob(step=StepRef(entry=ENTRY)), "build", "running train.py up to its step"),
         (COMPILE, "build", "calling build on dp:8"),
         (COMPILE, "compile", "compiling dp:8"),
         (COMPILE, "run", "running dp:8"),
         (PROPAGATE, "propagate", "propagating shardings on dp:2,tp:4"),
         (PROPAGATE, "lower", "tracing the step on dp:2,tp:4"),
         (
-            replace(COMPILE, entry=Entry(kind="module", location="my.steps", function="make")),
+            replace(
+                COMPILE,
+                step=StepRef(entry=Entry(kind="module", location="my.steps", function="make")),
+            ),
             "load",
             "importing my.steps",
         ),
     ],
 )
 def test_words(job: Job, stage: str, words: str) -> None:
-    assert doing(job, stage) == words
+    assert activity_of(job, stage) == words
 
 
 def test_the_first_of_several_is_named() -> None:

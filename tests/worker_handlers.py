@@ -26,7 +26,7 @@ Emit = Callable[[dict[str, Any]], dict[str, Any]]
 
 def handle(job: Job, emit: Emit) -> object:
     emit({"event": "stage", "stage": "build"})
-    return globals()[job.entry.function](emit, *job.entry.argv)
+    return globals()[job.step.entry.function](emit, *job.step.entry.argv)
 
 
 def answer(emit: Emit, text: str = "") -> VisitAnswer:

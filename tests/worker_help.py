@@ -9,7 +9,7 @@ import psutil
 
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed
-from automesh.program.nouns import Entry, VisitAnswer
+from automesh.program.nouns import Entry, StepRef, VisitAnswer
 from automesh.worker.messages import Surroundings, VisitJob
 
 ROOT = str(Path(__file__).parent.parent)
@@ -27,10 +27,8 @@ def job(function: str, *argv: str) -> VisitJob:
     """A job that `tests.worker_handlers` does by calling its `function` with `argv`."""
     entry = Entry(kind="script", location="/train.py", function=function, argv=argv)
     return VisitJob(
-        entry=entry,
+        step=StepRef(entry=entry),
         plan=Plan(axes=(MeshAxis(name="dp", ici=2),)),
-        axis_types=(),
-        facts=(),
         cache_dir="",
         steps=1,
         samples=1,

@@ -9,7 +9,7 @@ import numpy as np
 
 from automesh.collectives import priced_as
 from automesh.cost.collective_demand import Collectives, Demand, Group
-from automesh.cost.route_table import Road, Roads, joined
+from automesh.cost.route_table import AxisRoutes, RouteTable, joined
 from automesh.cost.unique_rows import Codes, distinct
 from automesh.cost.windowed import ring_seconds
 from automesh.hardware.calibration.speeds import Speeds
@@ -20,11 +20,11 @@ _SMALL = 1024  # pairs of route and demand that are priced without asking which 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class PlanRoutes:
     """Where plans of one set of active axes stand; every field is [plans].
 
     Attributes:
-      ici, dcn: places in `Roads.ici` and `Roads.dcn`.
+      ici, dcn: places in `RouteTable.ici` and `RouteTable.dcn`.
       size: place in the distinct sizes.
     """
 
@@ -41,7 +41,7 @@ class Pairs:
     """Pairs of route and demand of one group: all that its time depends on.
 
     Attributes:
-      road: of the group's axes.
+      axis_routes: of the group's axes.
       demand: [sizes] which demand sizes make.
       demands: how many there are.
       route, size: [pairs] place in `road.routes`, and in the distinct sizes.
@@ -50,18 +50,18 @@ class Pairs:
     """
 
     group: Group
-    road: Road
+    axis_routes: AxisRoutes
     demand: Codes
     demands: int
     route: Codes
     size: Codes
     key: Codes | None
 
-    def of(self, ways: Ways, plans: slice) -> Codes:
+    def of(self, plan_routes: PlanRoutes, plans: slice) -> Codes:
         """Which pair some of the plans are."""
         if self.key is not None:
             return self.key[plans]
-        return _numbers(self.road, self.demand, self.demands, ways, plans)
+        return _numbers(self.axis_routes, self.demand, self.demands, plan_routes, plans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,8 @@ class Priced:
 def priced_groups(
     collectives: Collectives,
     sizes: Sizes,
-    ways: Ways,
-    roads: Roads,
+    plan_routes: PlanRoutes,
+    route_table: RouteTable,
     speeds: Speeds,
     *,
     regions: int,
@@ -95,7 +95,9 @@ def priced_groups(
       sizes: [sizes, axes] distinct sizes.
       regions: of the step.
     """
-    pairs = [_pairs(collectives, group, sizes, ways, roads) for group in collectives.groups]
+    pairs = [
+        _pairs(collectives, group, sizes, plan_routes, route_table) for group in collectives.groups
+    ]
     if not pairs:
         return []
     # Demands are worked out only for sizes that stand for others.
@@ -112,26 +114,37 @@ def priced_groups(
     ]
 
 
-def _numbers(road: Road, demand: Codes, demands: int, ways: Ways, plans: slice) -> Codes:
-    return road.taken(ways.ici[plans], ways.dcn[plans]) * demands + demand[ways.size[plans]]
+def _numbers(
+    axis_routes: AxisRoutes, demand: Codes, demands: int, plan_routes: PlanRoutes, plans: slice
+) -> Codes:
+    return (
+        axis_routes.taken(plan_routes.ici[plans], plan_routes.dcn[plans]) * demands
+        + demand[plan_routes.size[plans]]
+    )
 
 
-def _pairs(collectives: Collectives, group: Group, sizes: Sizes, ways: Ways, roads: Roads) -> Pairs:
+def _pairs(
+    collectives: Collectives,
+    group: Group,
+    sizes: Sizes,
+    plan_routes: PlanRoutes,
+    route_table: RouteTable,
+) -> Pairs:
     asked = collectives.distinct_demands(group, sizes)
-    road = roads.of(group.axes)
-    routes, demands, key = len(road), len(asked), None
-    if routes * demands <= max(_SMALL, len(ways) // 8):
+    axis_routes = route_table.of(group.axes)
+    routes, demands, key = len(axis_routes), len(asked), None
+    if routes * demands <= max(_SMALL, len(plan_routes) // 8):
         route = np.repeat(np.arange(routes), demands)
         size = np.tile(asked.first, routes)
     else:
-        number = _numbers(road, asked.inverse, demands, ways, slice(None))
-        found = distinct([number], len(ways))
+        number = _numbers(axis_routes, asked.inverse, demands, plan_routes, slice(None))
+        found = distinct([number], len(plan_routes))
         route = number[found.first] // demands
         size = asked.first[number[found.first] % demands]
         key = found.inverse
     return Pairs(
         group=group,
-        road=road,
+        axis_routes=axis_routes,
         demand=asked.inverse,
         demands=demands,
         route=route,
@@ -161,7 +174,7 @@ def _seconds(
         payload = np.concatenate(
             [demand.payload_bytes[member, columns[place]] for place, _, member in asked]
         )
-        routes = [pairs[place].road.routes.rows(pairs[place].route) for place, _, _ in asked]
+        routes = [pairs[place].axis_routes.routes.rows(pairs[place].route) for place, _, _ in asked]
         times = speeds.collective_s(priced_as(kind), payload, joined(routes))
         start = 0
         for place, position, _ in asked:
@@ -181,7 +194,7 @@ def _in_rings(
     """Seconds of one execution as a ring, [3, pairs], of every member that may become one."""
     found: list[dict[int, Floats]] = []
     for one, column in zip(pairs, columns, strict=True):
-        routes = one.road.routes.rows(one.route)
+        routes = one.axis_routes.routes.rows(one.route)
         found.append(
             {
                 member: ring_seconds(demand.payload_bytes[member, column], routes, speeds)

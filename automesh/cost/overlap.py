@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.cost.collective_prices import Priced, Ways
+from automesh.cost.collective_prices import PlanRoutes, Priced
 from automesh.cost.kernels import KernelSeconds
 from automesh.hardware.fabric.fabric import Floats
 
@@ -32,7 +32,9 @@ class StepSeconds:
     cause_s: Floats
 
 
-def overlapped(kernels: KernelSeconds, groups: Sequence[Priced], ways: Ways) -> StepSeconds:
+def overlapped(
+    kernels: KernelSeconds, groups: Sequence[Priced], plan_routes: PlanRoutes
+) -> StepSeconds:
     """Lets communication run beside the compute of its region.
 
     Central: a region takes the larger of its compute and of the communication that hides, plus
@@ -44,29 +46,29 @@ def overlapped(kernels: KernelSeconds, groups: Sequence[Priced], ways: Ways) -> 
     names = ["+".join(axes) for axes in sets]
     causes = ("compute", "memory", *_of("ici", names), *_of("dcn", names), "latency")
     result = StepSeconds(
-        step_s=np.empty(len(ways)),
-        lower_s=np.empty(len(ways)),
-        upper_s=np.empty(len(ways)),
+        step_s=np.empty(len(plan_routes)),
+        lower_s=np.empty(len(plan_routes)),
+        upper_s=np.empty(len(plan_routes)),
         causes=causes,
-        cause_s=np.empty((len(causes), len(ways))),
+        cause_s=np.empty((len(causes), len(plan_routes))),
     )
-    for start in range(0, len(ways), _CHUNK):
-        chunk = slice(start, min(start + _CHUNK, len(ways)))
-        _overlap(kernels, groups, ways, result, chunk, sets=sets)
+    for start in range(0, len(plan_routes), _CHUNK):
+        chunk = slice(start, min(start + _CHUNK, len(plan_routes)))
+        _overlap(kernels, groups, plan_routes, result, chunk, sets=sets)
     return result
 
 
 def _overlap(
     kernels: KernelSeconds,
     groups: Sequence[Priced],
-    ways: Ways,
+    plan_routes: PlanRoutes,
     result: StepSeconds,
     chunk: slice,
     *,
     sets: Sequence[tuple[str, ...]],
 ) -> None:
     """Fills one chunk of `result`."""
-    size = ways.size[chunk]
+    size = plan_routes.size[chunk]
     causes = result.cause_s[:, chunk]
     causes[0] = kernels.compute_s[size]
     causes[1] = kernels.memory_s[size]
@@ -78,7 +80,7 @@ def _overlap(
     alone = np.zeros((len(sets), len(size)))
     hiding: list[list[tuple[int, Sequence[Floats]]]] = [[] for _ in kernels.regions_s]
     for group in groups:
-        pair = group.pairs.of(ways, chunk)
+        pair = group.pairs.of(plan_routes, chunk)
         # Column by column: NumPy looks up single numbers far faster than rows.
         seconds = [column[pair] for column in group.table]
         place = sets.index(group.pairs.group.axes)

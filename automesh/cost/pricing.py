@@ -14,16 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.collective_demand import Collectives
-from automesh.cost.collective_prices import Ways, priced_groups
+from automesh.cost.collective_prices import PlanRoutes, priced_groups
 from automesh.cost.formulas import Formulas
 from automesh.cost.kernels import Kernels, KernelSeconds, product_of
 from automesh.cost.overlap import overlapped
-from automesh.cost.route_table import Roads, RoutesOf
+from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import Terms, Uncounted
 from automesh.cost.unique_rows import Codes, distinct
 from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
+from automesh.hardware.fabric.fabric import Floats, Route
 from automesh.hardware.fabric.routes import routes
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.plan_arrays import Batch, Sizes
 from automesh.outcomes import Estimated
 
@@ -193,8 +194,8 @@ def price_on(
     speeds: Speeds,
 ) -> Prices:
     """Prices plans whose axes lie on the wires as `routes_of` says; see `pricing.price`."""
-    roads = Roads(batch, routes_of)
-    shapes = roads.sizes
+    route_table = RouteTable(batch, routes_of)
+    shapes = route_table.sizes
     held = batch.ici[shapes.first] * batch.dcn[shapes.first]
     prices = _unpriced(len(batch))
     blocks: list[Block] = []
@@ -202,15 +203,17 @@ def price_on(
         columns = [batch.names.index(axis) for axis in active]
         place = np.zeros(len(held), np.intp)
         place[of_set] = np.arange(len(of_set))
-        ways = Ways(
-            ici=roads.ici.inverse[plans],
-            dcn=roads.dcn.inverse[plans],
+        plan_routes = PlanRoutes(
+            ici=route_table.ici.inverse[plans],
+            dcn=route_table.dcn.inverse[plans],
             size=place[shapes.inverse[plans]],
         )
         step = _Step(own, active)
         prices.block[plans] = len(blocks)
         prices.column[plans] = np.arange(len(plans))
-        blocks.append(step.priced(held[of_set][:, columns], plans, ways, roads, speeds, prices))
+        blocks.append(
+            step.priced(held[of_set][:, columns], plans, plan_routes, route_table, speeds, prices)
+        )
     return replace(prices, blocks=tuple(blocks))
 
 
@@ -278,25 +281,33 @@ class _Step:
         self._peak = Peak(terms, self._formulas)
 
     def priced(
-        self, sizes: Sizes, plans: Codes, ways: Ways, roads: Roads, speeds: Speeds, prices: Prices
+        self,
+        sizes: Sizes,
+        plans: Codes,
+        plan_routes: PlanRoutes,
+        route_table: RouteTable,
+        speeds: Speeds,
+        prices: Prices,
     ) -> Block:
         """Fills the rows `plans` of `prices`.
 
         Args:
           sizes: [sizes, axes] distinct sizes of the active axes.
-          ways: where each of the plans stands in them.
+          plan_routes: where each of the plans stands in them.
         """
         of_sizes = self._of_sizes(sizes, speeds)
         regions = len(self._terms.regions)
-        groups = priced_groups(self._collectives, sizes, ways, roads, speeds, regions=regions)
-        seconds = overlapped(of_sizes.kernels, groups, ways)
+        groups = priced_groups(
+            self._collectives, sizes, plan_routes, route_table, speeds, regions=regions
+        )
+        seconds = overlapped(of_sizes.kernels, groups, plan_routes)
         prices.needs_own[plans] = False
         prices.step_s[plans] = seconds.step_s
         prices.lower_s[plans] = seconds.lower_s
         prices.upper_s[plans] = seconds.upper_s
-        prices.bound_s[plans] = of_sizes.bound_s[ways.size]
-        prices.memory_bytes[plans] = of_sizes.memory_bytes[ways.size]
-        prices.collectives[plans] = of_sizes.collectives[ways.size]
+        prices.bound_s[plans] = of_sizes.bound_s[plan_routes.size]
+        prices.memory_bytes[plans] = of_sizes.memory_bytes[plan_routes.size]
+        prices.collectives[plans] = of_sizes.collectives[plan_routes.size]
         return Block(
             active=self._formulas.axes,
             plans=plans,
@@ -373,9 +384,7 @@ def price(
     terms: Mapping[tuple[str, ...], Terms],
     batch: Batch,
     *,
-    fabric: Fabric,
-    layouts: Layouts,
-    speeds: Speeds,
+    hardware: HardwareModel,
 ) -> Prices:
     """Prices plans.
 
@@ -383,10 +392,10 @@ def price(
       terms: by set of active axes, in the order of the mesh.
       batch: meshes of the fabric; those whose set has no terms, or where its terms do not hold, are
         marked in `Prices.needs_own`.
-      layouts: of every ICI shape in the batch.
+      hardware: with the layouts of every ICI shape in the batch.
     """
 
     def routes_of(meshes: Batch, axes: tuple[str, ...]) -> Route:
-        return routes(fabric, layouts, meshes, axes)
+        return routes(hardware.fabric, hardware.layouts, meshes, axes)
 
-    return price_on(terms, batch, routes_of=routes_of, speeds=speeds)
+    return price_on(terms, batch, routes_of=routes_of, speeds=hardware.speeds)

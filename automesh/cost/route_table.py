@@ -16,7 +16,7 @@ RoutesOf = Callable[[Batch, tuple[str, ...]], Route]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Road:
+class AxisRoutes:
     """One set of axes on the plans of a batch.
 
     Attributes:
@@ -35,11 +35,11 @@ class Road:
         return len(self.routes.ici_size)
 
     def taken(self, ici: Codes, dcn: Codes) -> Codes:
-        """Which of `routes` plans take: [plans], from their places in `Roads.ici` and `.dcn`."""
+        """Which of `routes` plans take, [plans]: from places in `RouteTable.ici` and `.dcn`."""
         return self.place[ici * self.granule_counts + self.granules[dcn]]
 
 
-class Roads:
+class RouteTable:
     """Routes of a batch by set of axes.
 
     A route depends on the ICI sizes of all axes (they decide where each lies) and on the number of
@@ -59,15 +59,15 @@ class Roads:
         self.sizes = distinct(both, len(batch))
         self._batch = batch
         self._routes_of = routes_of
-        self._known: dict[tuple[str, ...], Road] = {}
+        self._known: dict[tuple[str, ...], AxisRoutes] = {}
 
-    def of(self, axes: tuple[str, ...]) -> Road:
+    def of(self, axes: tuple[str, ...]) -> AxisRoutes:
         """The road of one set of axes."""
         if axes not in self._known:
             self._known[axes] = self._found(axes)
         return self._known[axes]
 
-    def _found(self, axes: tuple[str, ...]) -> Road:
+    def _found(self, axes: tuple[str, ...]) -> AxisRoutes:
         columns = [place for place, name in enumerate(self._batch.names) if name in axes]
         spanned = np.prod(self._batch.dcn[self.dcn.first][:, columns], axis=1, dtype=np.int64)
         granules = distinct([spanned], len(spanned))
@@ -79,7 +79,7 @@ class Roads:
             dcn=np.tile(self._batch.dcn[dcn_rows], (len(self.ici), 1)),
         )
         routes, place = _deduplicated(self._routes_of(shapes, axes))
-        return Road(
+        return AxisRoutes(
             routes=routes,
             place=place,
             granules=granules.inverse,

@@ -9,7 +9,7 @@ from automesh.hardware.fabric.fabric import Fabric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
+class AbsentDevices:
     """What a compile-only client of jax is told: sent to workers.
 
     Attributes:

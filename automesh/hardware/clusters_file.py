@@ -53,12 +53,10 @@ from automesh.hardware.machines import MAX_GPUS, Machine
 from automesh.hardware.slices import MAX_SLICES, Generation, generation_called, wraps_of
 from automesh.hardware.targets import parse_target
 from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.platforms import platform_named
 
 # Chips in files of the user's own; `clusters_file` says how to write them.
 
-KIND = {"tpu": "a TPU, whose chips are linked in a torus", "gpu": "a GPU, which sits in a node"}
-# Of a hop, as in data/chips.json: TPUs, and NCCL's ring over NVLink.
-_LATENCY_S = {"tpu": 1e-6, "gpu": 3.4e-6}
 
 Figure = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -135,7 +133,7 @@ def _base(place: Place, own: OwnChip) -> Chip:
         if own.platform not in ("", base.platform):
             raise UsageError(
                 f"{place('platform')} is `{own.platform}`, but `{own.like}` is "
-                f"{KIND[base.platform]}",
+                f"{platform_named(base.platform).one_device}",
                 hint="leave `platform` out",
             )
         return base
@@ -157,7 +155,7 @@ def _base(place: Place, own: OwnChip) -> Chip:
         hbm_bytes=0,
         hbm_bytes_per_s=0.0,
         link_bytes_per_s=0.0,
-        link_latency_s=_LATENCY_S[own.platform],
+        link_latency_s=platform_named(own.platform).link_latency_s,
         dcn_bytes_per_s=0.0,
         counted_per_device=1,
         rough=False,
@@ -166,11 +164,6 @@ def _base(place: Place, own: OwnChip) -> Chip:
 
 
 _NAME = re.compile(r"[a-z][a-z0-9._-]*")
-_KEYS = {
-    "tpu": ("torus", "wraps", "slices", "host"),
-    "gpu": ("nodes", "devices_per_node", "joined_devices"),
-}
-_NEEDED = {"tpu": ("torus",), "gpu": ("nodes", "devices_per_node")}
 
 _Count = Annotated[int, Field(gt=0)]
 
@@ -278,19 +271,20 @@ def _check_name(place: Place, name: str) -> None:
 
 def _check_keys(place: Place, table: OwnCluster, chip: Chip) -> None:
     """Makes sure that a cluster is either nodes of GPUs or slices of TPUs."""
-    needed = _NEEDED[chip.platform]
+    needed = platform_named(chip.platform).needed_cluster_keys
     advice = " and ".join(f"`{one}`" for one in needed)
-    for key in _KEYS["gpu" if chip.platform == "tpu" else "tpu"]:
+    for key in platform_named("gpu" if chip.platform == "tpu" else "tpu").cluster_keys:
         if getattr(table, key) is not None:
             raise UsageError(
-                f"{place(key)} does not go with `{table.chip}`, {KIND[chip.platform]}",
+                f"{place(key)} does not go with `{table.chip}`, "
+                f"{platform_named(chip.platform).one_device}",
                 hint=f"give {advice} instead",
             )
     for key in needed:
         if getattr(table, key) is None:
             raise UsageError(
                 f"{place(key)} is missing",
-                hint=f"`{table.chip}` is {KIND[chip.platform]}: give {advice}",
+                hint=f"`{table.chip}` is {platform_named(chip.platform).one_device}: give {advice}",
             )
 
 

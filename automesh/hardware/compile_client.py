@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from automesh.hardware.absent import Absent, Elsewhere
+from automesh.hardware.absent import Absent, AbsentDevices
 from automesh.hardware.slices import wraps_of
 
 
-def elsewhere_of(absent: Absent) -> Elsewhere:
+def absent_devices_of(absent: Absent) -> AbsentDevices:
     """What a compile-only client is told about the devices that a target names.
 
     The granules of GPUs are their hosts, one jax process each, as for attached ones.
@@ -14,7 +14,7 @@ def elsewhere_of(absent: Absent) -> Elsewhere:
     fabric = absent.fabric
     if absent.platform == "tpu":
         usual = wraps_of(absent.device_kind, fabric.torus)
-        return Elsewhere(
+        return AbsentDevices(
             platform="tpu",
             device_kind=absent.device_kind,
             num_devices=absent.num_devices,
@@ -28,7 +28,7 @@ def elsewhere_of(absent: Absent) -> Elsewhere:
             chip_config=absent.chip_config,
             host=absent.host,
         )
-    return Elsewhere(
+    return AbsentDevices(
         platform="gpu",
         device_kind=absent.device_kind,
         num_devices=absent.num_devices,

@@ -8,11 +8,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-# Packages that compile for a platform, and the extra of jax that names their versions.
-_WANTED = {
-    "tpu": (("libtpu",), "tpu"),
-    "gpu": (("jax-cuda12-plugin", "jax-cuda13-plugin"), "cuda12-local"),
-}
+from automesh.platforms import platform_named
 
 
 def wanted_by_jax(platform: str) -> SpecifierSet:
@@ -21,7 +17,8 @@ def wanted_by_jax(platform: str) -> SpecifierSet:
     Args:
       platform: tpu or gpu.
     """
-    packages, extra = _WANTED[platform]
+    known = platform_named(platform)
+    environment = {"extra": known.jax_extra}
     try:
         requirements = [Requirement(text) for text in importlib.metadata.requires("jax") or ()]
     except importlib.metadata.PackageNotFoundError:
@@ -30,7 +27,7 @@ def wanted_by_jax(platform: str) -> SpecifierSet:
         (
             one.specifier
             for one in requirements
-            if one.name in packages and one.marker and one.marker.evaluate({"extra": extra})
+            if one.name in known.packages and one.marker and one.marker.evaluate(environment)
         ),
         SpecifierSet(),
     )

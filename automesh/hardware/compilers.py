@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from automesh.errors import UsageError
 from automesh.hardware.absent import Absent
 from automesh.hardware.targets import Target
-
-_NAMES = {
-    "tpu": (("libtpu", ("libtpu",)),),
-    "gpu": tuple(
-        (f"jax_cuda{major}_plugin", (f"jax-cuda{major}-plugin", f"jax-cuda{major}-pjrt"))
-        for major in (12, 13)
-    ),
-}
-_DEVICES = {"tpu": "TPUs", "gpu": "NVIDIA GPUs"}
+from automesh.platforms import platform_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +37,17 @@ def compiler_for(platform: str) -> Compiler:
     Args:
       platform: tpu or gpu.
     """
-    name = {"tpu": "libtpu", "gpu": "the CUDA plugin of jax"}[platform]
+    known = platform_named(platform)
     versions = (
-        _version(packages[0])
-        for module, packages in _NAMES[platform]
-        if importlib.util.find_spec(module) and all(map(_version, packages))
+        _version(plugin.packages[0])
+        for plugin in known.plugins
+        if importlib.util.find_spec(plugin.module) and all(map(_version, plugin.packages))
     )
     version = next(versions, "") or _of_environment(platform)
-    install = f"run `pip install 'jax-automesh[{platform}]'`"
+    install = known.install
     if not sys.platform.startswith("linux"):
         install = f"{install} on Linux, for which alone it is made"
-    return Compiler(platform=platform, name=name, version=version, install=install)
+    return Compiler(platform=platform, name=known.compiler, version=version, install=install)
 
 
 def check_compilable(target: Target) -> None:
@@ -77,7 +69,7 @@ def check_compilable(target: Target) -> None:
     if not compiler.version:
         raise UsageError(
             f"target `{target.name}` is not here, and {compiler.name}, which compiles for "
-            f"{_DEVICES[absent.platform]}, is not installed",
+            f"{platform_named(absent.platform).devices}, is not installed",
             hint=f"{compiler.install}, or {by_estimate}",
         )
 

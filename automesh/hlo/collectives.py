@@ -10,8 +10,9 @@ from automesh.hlo.kinds import kind_of
 from automesh.hlo.nouns import Computation, Groups, Instruction, Module
 from automesh.hlo.partitions import Partitions
 from automesh.hlo.schedule.cpu_promotion import narrowed_bits
-from automesh.hlo.schedule.nouns import Platform, Transfer
+from automesh.hlo.schedule.nouns import Transfer
 from automesh.hlo.spans import span_of_groups, span_of_pairs
+from automesh.platforms.platform import PlatformName
 
 
 def transfer_of(
@@ -20,7 +21,7 @@ def transfer_of(
     instruction: Instruction,
     partitions: Partitions,
     *,
-    platform: Platform,
+    platform: PlatformName,
     by: Instruction,
     kind: str = "",
     hbm_bytes: int = 0,
@@ -76,7 +77,7 @@ def _held_bytes(
     computation: Computation,
     instruction: Instruction,
     kind: str,
-    platform: Platform,
+    platform: PlatformName,
 ) -> tuple[int, str]:
     """Bytes that one device gives to the collective."""
     operands = computation.operands(instruction)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.terms import Monomial, Terms
+from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.calibration.points import Point
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import CompiledPipeline, Counts, Effort, Memory
@@ -34,6 +35,22 @@ class Entry:
     function: str = "build"
     argv: tuple[str, ...] = ()
     capture: Capture | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRef:
+    """The step that a worker works on, and what user code is told before it builds it.
+
+    Attributes:
+      axis_types: of the mesh that `build` gets, as the inspection reported them; empty: as usual.
+      facts: of the workload, as the inspection reported them: a mesh must not change them.
+      absent: the devices that user code is told of, if they are not here.
+    """
+
+    entry: Entry
+    axis_types: tuple[str, ...] = ()
+    facts: tuple[tuple[str, int], ...] = ()
+    absent: AbsentDevices | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

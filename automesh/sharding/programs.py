@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from automesh.mesh.axes import MeshAxis
+from automesh.platforms import platform_named
 from automesh.program.lower.lowering import lower
 from automesh.program.notes import note
 from automesh.program.script.build import Built
@@ -21,7 +22,13 @@ from automesh.sharding.size_fit import Fit, Sample
 
 Sizes = tuple[tuple[str, int], ...]
 # jax's words for the platforms that programs are lowered for; `none` has no compiler of its own.
-PLATFORMS = {"cpu": ("cpu",), "gpu": ("cuda",), "tpu": ("tpu",), "none": ("cpu",)}
+
+
+def lowered_for(platform: str) -> tuple[str, ...]:
+    """`lowering_platforms` of jax; `none` is lowered as for CPUs."""
+    return platform_named("cpu" if platform == "none" else platform).lowered_for
+
+
 # Once so many lowerings differ in the sizes of their meshes alone, the others are derived.
 ENOUGH = 4
 # How many times the fit of one kind of program is compared with lowerings at a job's probes.
@@ -193,7 +200,7 @@ class Programs:
         enter("build")
         built = self.build([MeshAxis(name=name, ici=size) for name, size in whole.items()])
         enter("lower")
-        program = lower(built, platforms=PLATFORMS[self.platform])
+        program = lower(built, platforms=lowered_for(self.platform))
         module = plain(program.lowered.compiler_ir("stablehlo"))
         counted = count_numbers(module)
         lowering = Lowering(

@@ -12,7 +12,8 @@ from typing import Any
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import Scalar
-from automesh.space.space import PLATFORMS, Knob, SearchSpace
+from automesh.platforms import NAMES
+from automesh.space.space import Knob, SearchSpace
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXAMPLE = "--xla xla_jf_spmd_threshold_for_windowed_einsum_mib=default,1000000"
@@ -81,7 +82,7 @@ def with_options(space: SearchSpace, knobs: Sequence[Knob]) -> SearchSpace:
         kept = [knob for knob in space.options_for(platform) if knob.name not in named]
         return (*kept, *knobs)
 
-    options = tuple((platform, merged(platform)) for platform in PLATFORMS)
+    options = tuple((platform, merged(platform)) for platform in NAMES)
     return replace(space, compiler_options=options)
 
 

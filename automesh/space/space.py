@@ -11,7 +11,6 @@ from automesh.mesh.mapping import MappedAxes
 
 Relation = Literal["size", "max", "min", "divides"]
 DEFAULT_OPTION = "default"
-PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

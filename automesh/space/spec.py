@@ -17,7 +17,8 @@ from automesh.mesh.mapping import check_mapped_axes, format_axes, read_mapped
 from automesh.mesh.names import check_names
 from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 from automesh.package import PACKAGE
-from automesh.space.space import PLATFORMS, AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
+from automesh.platforms import NAMES
+from automesh.space.space import AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _Positive = Annotated[int, Field(ge=1)]
@@ -111,11 +112,11 @@ def _space(table: _SpaceTable, *, name: str, shipped: bool) -> SearchSpace:
         )
     options: list[tuple[str, tuple[Knob, ...]]] = []
     for platform, knobs in table.compiler_options.items():
-        if platform not in PLATFORMS:
-            meant = did_you_mean(platform, PLATFORMS)
+        if platform not in NAMES:
+            meant = did_you_mean(platform, NAMES)
             raise UsageError(
                 f"`compiler_options.{platform}` is not a platform{meant}",
-                hint=f"use {', '.join(PLATFORMS)}",
+                hint=f"use {', '.join(NAMES)}",
             )
         options.append((platform, _knobs(knobs.items(), where=f"compiler_options.{platform}")))
     return SearchSpace(

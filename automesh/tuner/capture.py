@@ -8,7 +8,6 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.hardware import Target
-from automesh.hardware.compile_client import elsewhere_of
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.program.capture.nouns import (
     AxisSplit,
@@ -20,7 +19,7 @@ from automesh.program.capture.nouns import (
 from automesh.report.progress import Progress
 from automesh.space.space import AxisRange, SearchSpace
 from automesh.space.spec import read_space
-from automesh.tuner.preparation import memory_share_bytes, surroundings_of
+from automesh.tuner.preparation import memory_share_bytes, step_ref, surroundings_of
 from automesh.tuner.request import UNMODIFIED, SearchRequest
 from automesh.tuner.worker_errors import inspection_error
 from automesh.units import format_bytes
@@ -64,7 +63,7 @@ def space_for(
     return (
         replace(
             request,
-            entry=entry,
+            subject=entry,
             baseline=request.baseline or _baseline(found),
             notices=(*request.notices, *notices),
         ),
@@ -92,9 +91,8 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
     name = Path(request.entry.location).name
     progress.now(f"{name} has no function `build`: running it up to its training step")
     job = DiscoverJob(
-        entry=request.entry,
-        step=request.step,
-        elsewhere=elsewhere_of(target.absent) if target.absent else None,
+        step=step_ref(request.entry, target),
+        wanted=request.step,
     )
     with tempfile.TemporaryDirectory(prefix="automesh-run-") as logs:
         limit = request.memory_limit_bytes or memory_share_bytes(1)

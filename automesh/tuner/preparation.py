@@ -10,19 +10,19 @@ import psutil
 
 from automesh.errors import UsageError
 from automesh.hardware import Chip, Target, chip_for, selector_of
-from automesh.hardware.compile_client import elsewhere_of
+from automesh.hardware.compile_client import absent_devices_of
 from automesh.hardware.reserve import NO_RESERVE, Reserve, default_reserve, parse_reserve
 from automesh.mesh.axes import Plan
 from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.granules import granules_of
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
-from automesh.program.nouns import Entry, Inspection
+from automesh.program.nouns import Entry, Inspection, StepRef
 from automesh.report.progress import Progress
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.baseline import parse_plan
-from automesh.tuner.compile.memory_limit import Room
+from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.identity import study_name
@@ -71,7 +71,7 @@ class Preparation:
       promised: what a rule promises that was only compiled so far; see `tuner.choose.prior_rule`.
     """
 
-    entry: Entry
+    step: StepRef
     selector: str
     name: str
     folder: Path
@@ -91,10 +91,15 @@ class Preparation:
     promised: tuple[Plan, ...] = ()
 
     @property
-    def room(self) -> Room:
+    def entry(self) -> Entry:
+        """What builds the step."""
+        return self.step.entry
+
+    @property
+    def device_memory(self) -> DeviceMemory:
         """What a plan may use of a device's memory."""
         limit = self.device_memory_bytes
-        return Room(limit_bytes=limit, reserve_bytes=self.reserve.of(limit))
+        return DeviceMemory(limit_bytes=limit, reserve_bytes=self.reserve.of(limit))
 
     def with_memory(self, limit_bytes: int) -> Preparation:
         """With the limit that a compiler has stated; 0 leaves what is on record."""
@@ -123,7 +128,7 @@ class Preparation:
 def surroundings_of(target: Target) -> Surroundings:
     """The environment in which workers serve a target."""
     if target.absent is not None:
-        return surroundings_for(elsewhere_of(target.absent), cpu_devices=target.cpu_devices)
+        return surroundings_for(absent_devices_of(target.absent), cpu_devices=target.cpu_devices)
     return Surroundings(platforms=target.platforms, cpu_devices=target.cpu_devices)
 
 
@@ -147,16 +152,29 @@ def count_lowering() -> int:
     return max(1, min(cores, fitting))
 
 
+def step_ref(entry: Entry, target: Target, inspection: Inspection | None = None) -> StepRef:
+    """The step as workers are told of it.
+
+    Args:
+      inspection: None before it is inspected.
+    """
+    return StepRef(
+        entry=entry,
+        axis_types=inspection.axis_types if inspection else (),
+        facts=inspection.facts if inspection else (),
+        absent=absent_devices_of(target.absent) if target.absent else None,
+    )
+
+
 def inspect_job(request: SearchRequest, target: Target, space: SearchSpace) -> InspectJob:
     """The first job of a search."""
     # What an attached accelerator is called is not known yet.
     platform = "cpu" if target.platforms == "cpu" else ""
     return InspectJob(
-        entry=request.entry,
+        step=step_ref(request.entry, target),
         axis_names=space.names,
         platform=target.absent.platform if target.absent else platform,
         mapping=tuple((axis.name, axis.choices[0]) for axis in space.mapping),
-        elsewhere=elsewhere_of(target.absent) if target.absent else None,
     )
 
 
@@ -241,7 +259,7 @@ def prepare(
     )
     folder = study_folder(request.results, name, new=request.new)
     return Preparation(
-        entry=request.entry,
+        step=step_ref(request.entry, target, inspection),
         selector=selector,
         name=folder.name,
         folder=folder,

@@ -1,4 +1,4 @@
-"""What a search is asked for, checked."""
+"""What a search is asked for: the options as a user gives them, and the request that is checked."""
 
 from __future__ import annotations
 
@@ -8,35 +8,82 @@ import difflib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
-from automesh.errors import UsageError
+from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.reserve import parse_reserve
+from automesh.mesh.axes import Scalar
 from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
 from automesh.program.script.payload import pickle_entry
+from automesh.space.curated import CURATED
+from automesh.space.options import knobs_of, parse_options
 from automesh.space.space import Knob
+from automesh.tuner.command.timed_command import TimedCommand, read_command
+from automesh.units import parse_bytes, parse_duration
 
 _FINALISTS = 8
+_COMMAND_FINALISTS = 4
 _COMPILED_AHEAD = 10
+_RULES = "mesh_rules.toml"
+_T = TypeVar("_T")
 
 
-def usual_top(*, is_ahead: bool) -> int:
+def usual_top(*, is_ahead: bool, is_command: bool = False) -> int:
     """Finalists of a race, or plans to compile for devices that are not here."""
+    if is_command:
+        return _COMMAND_FINALISTS
     return _COMPILED_AHEAD if is_ahead else _FINALISTS
+
+
+class SearchOptions(TypedDict, total=False):
+    """Options of a search as a user gives them, on the command line and in Python alike.
+
+    What they mean is said in `automesh.search`; those that are left out are as usual.
+    """
+
+    command: str
+    step_time: str
+    skip_steps: int | None
+    timed_steps: int | None
+    hardware: str | Path
+    space: str | Path
+    step: str
+    split: Sequence[str]
+    budget: str
+    top: int | None
+    baseline: str
+    args: Sequence[str]
+    rules: str | Path | None
+    results: str | Path
+    storage: str
+    workers: int
+    timeout: str
+    worker_memory: str
+    reserve_hbm: str
+    xla: Mapping[str, Scalar | Sequence[Scalar]] | Sequence[str]
+    dry_run: bool
+    new: bool
+
+
+# Options that only one of the two kinds of search has.
+_OF_COMMANDS = ("step_time", "skip_steps", "timed_steps")
+_OF_BUILDS = ("args", "hardware", "workers", "reserve_hbm", "xla", "step", "split")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
-    """The inputs of one search.
+    """The inputs of one search, checked as far as no worker is needed for it.
 
     Attributes:
-      command: what was typed, to be shown as the way to go on; empty from Python.
+      subject: what builds the step; or the command that is run for each plan.
+      typed: the command that the user typed, to be shown as the way to go on; empty from Python.
       target: `local`, `cpu:N` for N virtual CPU devices, or devices that are not here.
-      space: name of a shipped search space or path of a TOML file.
+      space: name of a shipped search space or path of a TOML file; of a command, empty for the
+        axes that its template names.
       budget_s: seconds for everything after the inspection; the final confirmation may overrun it.
       top: finalists of one race, or plans to compile for devices that are not here; the baseline
         not counted. 0 for what is usual.
@@ -59,17 +106,20 @@ class SearchRequest:
       splits: of such a script, axes of its mesh that are to be several.
       notices: what the user should know of the script.
       shared_terms: folders of other searches for the same script, whose terms may do here as well.
+
+    Raises:
+      UsageError: `reserve` is wrong.
     """
 
-    entry: Entry
-    command: str = ""
+    subject: Entry | TimedCommand
+    typed: str = ""
     target: str = "local"
     space: str = "auto"
     budget_s: float = 600.0
     top: int = 0
     baseline: str = ""
-    rules: str
-    results: Path
+    rules: str = ""
+    results: Path = Path("results")
     storage: str = ""
     dry_run: bool = False
     new: bool = False
@@ -85,10 +135,163 @@ class SearchRequest:
     notices: tuple[str, ...] = ()
     shared_terms: tuple[Path, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.reserve:
+            parse_reserve(self.reserve)
 
-# The arguments of a search, checked as far as no worker is needed for it.
+    @property
+    def entry(self) -> Entry:
+        """What builds the step.
 
-# What the user typed after `search`, turned into an `Entry`.
+        Raises:
+          TypeError: it is a search by a command.
+        """
+        if isinstance(self.subject, TimedCommand):
+            raise TypeError("a command has no function that builds its step")
+        return self.subject
+
+    @property
+    def command(self) -> TimedCommand:
+        """What is run for each plan.
+
+        Raises:
+          TypeError: it is no search by a command.
+        """
+        if isinstance(self.subject, Entry):
+            raise TypeError("a step that is built has no command")
+        return self.subject
+
+
+def read_request(
+    build: str | Path | Callable[..., Any] | None,
+    options: SearchOptions,
+    *,
+    targets: Sequence[str] = ("local",),
+    typed: str = "",
+    spelled: Callable[[str], str] = str,
+) -> SearchRequest:
+    """Checks what a user asks for, as far as no worker is needed for it.
+
+    Args:
+      build: as in `automesh.search`; None for a search by a command.
+      targets: of which the request has the first.
+      typed: the command that the user typed; empty from Python.
+      spelled: how the user writes an option: `--step-time` for `step_time`.
+
+    Raises:
+      UsageError: an option is unknown or wrong, or belongs to another kind of search.
+    """
+    _check_options(build, options, targets, spelled)
+    top = options.get("top")
+    if top is not None and top < 1:
+        raise UsageError(f"`top` is {top}; at least one finalist must be measured")
+    subject, xla = _subject(build, options), options.get("xla") or ()
+    texts = [] if isinstance(xla, Mapping) else [one for one in xla if one != CURATED]
+    hardware, space = options.get("hardware", ""), options.get("space", "")
+    memory = options.get("worker_memory", "")
+
+    def read(name: str, parse: Callable[[str], _T], text: str) -> _T:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise UsageError(f"{spelled(name)}: {error.message}", hint=error.hint) from None
+
+    return SearchRequest(
+        subject=subject,
+        typed=typed,
+        target=targets[0],
+        space=str(space) or ("auto" if isinstance(subject, Entry) else ""),
+        budget_s=read("budget", parse_duration, options.get("budget", "10m")),
+        top=top or 0,
+        baseline=options.get("baseline", ""),
+        rules=_rules(subject, options.get("rules")),
+        results=Path(options.get("results", "results")).absolute(),
+        storage=options.get("storage", ""),
+        dry_run=options.get("dry_run", False),
+        new=options.get("new", False),
+        workers=options.get("workers", 0),
+        timeout_s=read("timeout", parse_duration, options.get("timeout", "5m")),
+        memory_limit_bytes=read("worker_memory", parse_bytes, memory) if memory else 0,
+        hardware=str(hardware),
+        reserve=options.get("reserve_hbm", ""),
+        xla=knobs_of(xla) if isinstance(xla, Mapping) else parse_options(texts),
+        curated=CURATED in xla,
+        step=options.get("step", ""),
+        splits=parse_splits(options.get("split", ())),
+    )
+
+
+def _check_options(
+    build: object, options: SearchOptions, targets: Sequence[str], spelled: Callable[[str], str]
+) -> None:
+    """Checks that it is said what to search, once, and with the options that belong to it."""
+    known = list(SearchOptions.__annotations__)
+    for name in options:
+        if name not in known:
+            raise UsageError(f"there is no option `{name}`{did_you_mean(name, known)}")
+    command = options.get("command", "")
+    if build is not None and command:
+        raise UsageError(
+            "a script and a command were both given, and only one of them can be searched",
+            hint="a script has a function `build`; what has none is run: "
+            "--command 'python train.py --fsdp {fsdp}'",
+        )
+    if build is None and not command:
+        raise UsageError(
+            "it was not said what to search",
+            hint="`automesh search train.py`, or "
+            "`automesh search --command 'python train.py --fsdp {fsdp}'`",
+        )
+    others = _OF_BUILDS if command else _OF_COMMANDS
+    given = ((name, value) for name, value in options.items() if name in others)
+    wrong = next((spelled(name) for name, value in given if _is_given(name, value)), "")
+    if wrong and command:
+        raise UsageError(
+            f"`{wrong}` is for a step that automesh compiles, and a command is run as it is",
+            hint=f"leave `{wrong}` out; what the program needs belongs into the command",
+        )
+    if wrong:
+        raise UsageError(
+            f"`{wrong}` is for a search by a command",
+            hint="a step that `build` makes is timed by automesh itself",
+        )
+    if command and len(targets) > 1:
+        raise UsageError(
+            "a command is searched for one target at a time", hint="run a search for each"
+        )
+
+
+def _is_given(name: str, value: object) -> bool:
+    # A number of steps may be 0; whatever else is 0 or empty is as usual.
+    return value is not None if name.endswith("_steps") else bool(value)
+
+
+def _subject(
+    build: str | Path | Callable[..., Any] | None, options: SearchOptions
+) -> Entry | TimedCommand:
+    if build is None:
+        return read_command(
+            options.get("command", ""),
+            step_time=options.get("step_time", ""),
+            skip_steps=options.get("skip_steps"),
+            timed_steps=options.get("timed_steps"),
+        )
+    if isinstance(build, str | Path):
+        return parse_entry(str(build), options.get("args", ()))
+    folder = Path(tempfile.mkdtemp(prefix="automesh-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return pickle_entry(build, folder / "build.pickle")
+
+
+def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:
+    """The file that the rule goes to: by default beside a script, for a function none."""
+    if given is not None:
+        return str(Path(given).absolute())
+    if isinstance(subject, Entry) and subject.kind == "script":
+        return str((Path(subject.location).parent / _RULES).absolute())
+    is_function = isinstance(subject, Entry) and subject.kind != "module"
+    return "" if is_function else str(Path(_RULES).absolute())
+
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*")
@@ -174,71 +377,3 @@ def _suggestion(path: Path, ending: str) -> str:
     return (
         "give the path of a Python file with a function `build(mesh)`, or `package.module:function`"
     )
-
-
-def make_request(
-    build: str | Path | Callable[..., Any],
-    *,
-    args: Sequence[str],
-    target: str,
-    hardware: str = "",
-    space: str,
-    budget_s: float,
-    top: int | None,
-    baseline: str,
-    rules: Path | None,
-    results: Path,
-    storage: str,
-    workers: int,
-    timeout_s: float,
-    memory_limit_bytes: int,
-    reserve: str = "",
-    xla: tuple[Knob, ...] = (),
-    curated: bool = False,
-    dry_run: bool,
-    new: bool,
-    command: str = "",
-    step: str = "",
-    split: Sequence[str] = (),
-) -> SearchRequest:
-    """Checks the arguments of a search that need no worker; see `SearchRequest`."""
-    if top is not None and top < 1:
-        raise UsageError(f"`top` is {top}; at least one finalist must be measured")
-    if reserve:
-        parse_reserve(reserve)
-    entry = _entry_of(build, args)
-    if rules is None and entry.kind == "script":
-        rules = Path(entry.location).parent / "mesh_rules.toml"
-    elif rules is None and entry.kind == "module":
-        rules = Path("mesh_rules.toml")
-    return SearchRequest(
-        entry=entry,
-        command=command,
-        target=target,
-        hardware=hardware,
-        space=space,
-        budget_s=budget_s,
-        top=top or 0,
-        baseline=baseline,
-        rules=str(rules.absolute()) if rules is not None else "",
-        results=results.absolute(),
-        storage=storage,
-        workers=workers,
-        timeout_s=timeout_s,
-        memory_limit_bytes=memory_limit_bytes,
-        reserve=reserve,
-        xla=xla,
-        curated=curated,
-        dry_run=dry_run,
-        new=new,
-        step=step,
-        splits=parse_splits(split),
-    )
-
-
-def _entry_of(build: str | Path | Callable[..., Any], args: Sequence[str]) -> Entry:
-    if isinstance(build, str | Path):
-        return parse_entry(str(build), args)
-    folder = Path(tempfile.mkdtemp(prefix="automesh-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return pickle_entry(build, folder / "build.pickle")

@@ -13,7 +13,6 @@ from typing import Any
 
 from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError
 from automesh.hardware import Target, parse_target
-from automesh.hardware.compile_client import elsewhere_of
 from automesh.mesh.axes import MAPPING, MeshAxis, Plan, Scalar
 from automesh.outcomes import Failure
 from automesh.program.lower.program_text import first_difference, read_text
@@ -38,6 +37,7 @@ from automesh.tuner.preparation import (
     inspect_job,
     memory_share_bytes,
     prepare,
+    step_ref,
     surroundings_of,
 )
 from automesh.tuner.request import SearchRequest
@@ -349,11 +349,8 @@ class _Check:
         if is_first:
             self.progress.log(f"calling `{name}` twice on {plan.mesh}")
             job = SummarizeJob(
-                entry=self.request.entry,
+                step=step_ref(self.request.entry, self.target, inspected),
                 plan=plan,
-                axis_types=inspected.axis_types,
-                facts=inspected.facts,
-                elsewhere=elsewhere_of(self.target.absent) if self.target.absent else None,
             )
             answer = self._ask(job, {"lower": "tracing the step"})
         else:
@@ -365,12 +362,9 @@ class _Check:
 
     def _trace_job(self, plan: Plan, inspected: Inspection, name: str) -> TraceJob:
         return TraceJob(
-            entry=self.request.entry,
+            step=step_ref(self.request.entry, self.target, inspected),
             plan=plan,
-            axis_types=inspected.axis_types,
-            facts=inspected.facts,
             text_file=str(self._text(name)),
-            elsewhere=elsewhere_of(self.target.absent) if self.target.absent else None,
         )
 
     def _judge(self, step: StepSummary) -> None:

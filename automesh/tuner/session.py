@@ -18,9 +18,9 @@ from automesh.cost.terms import Terms
 from automesh.errors import UsageError
 from automesh.hardware import Target
 from automesh.hardware.calibration.measured_speeds import find_speeds
-from automesh.hardware.compile_client import elsewhere_of
 from automesh.hardware.fabric.discover import fabric_of
 from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import Plan
 from automesh.mesh.plan_arrays import Batch
 from automesh.report.estimates import Estimates
@@ -30,7 +30,7 @@ from automesh.space.space import SearchSpace
 from automesh.tuner.choose.ranking import estimated_candidates
 from automesh.tuner.estimate.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
 from automesh.tuner.estimate.propagations import Active
-from automesh.tuner.estimate.propagator import REFUSED, Propagator, Step
+from automesh.tuner.estimate.propagator import REFUSED, PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.terms_cache import TERMS, TermsCache
 from automesh.tuner.preparation import (
@@ -52,7 +52,7 @@ Choose = Callable[[Sequence[Plan]], Sequence[Plan]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Session:
     """What is known before anything is tried, and the workers to estimate it with.
 
     Attributes:
@@ -68,8 +68,8 @@ class Look:
     workers: int
     clock: Callable[[], float]
 
-    def counting(self, preparation: Preparation) -> Look:
-        """The same look, of a preparation of which more is known."""
+    def counting(self, preparation: Preparation) -> Session:
+        """The same session with a preparation of which more is known."""
         return replace(self, preparation=preparation)
 
     def estimate(
@@ -90,7 +90,7 @@ class Look:
         """
         preparation = self.preparation
         propagator = Propagator(
-            step=_step(preparation, self.target, self.space),
+            step=_step(preparation, self.space),
             pool=self.pool,
             cache=_cache(preparation, terms_folder, self.request.shared_terms),
             progress=self.progress,
@@ -121,7 +121,7 @@ class Look:
         preparation = self.preparation
         check = BuildCheck(
             entry=preparation.entry,
-            job=lambda plan: _build_job(preparation, self.target, plan),
+            job=lambda plan: BuildJob(step=preparation.step, plan=plan),
             pool=self.pool,
             progress=self.progress,
             workers=self.workers,
@@ -163,14 +163,14 @@ class Look:
 
 
 @contextmanager
-def looking(
+def open_session(
     request: SearchRequest,
     target: Target,
     space: SearchSpace,
     progress: Progress,
     *,
     clock: Callable[[], float] = time.monotonic,
-) -> Generator[Look]:
+) -> Generator[Session]:
     """Inspects the script and the devices, and enumerates the plans.
 
     Raises:
@@ -181,7 +181,7 @@ def looking(
     shared = surroundings.platforms == "cpu"  # The workers that propagate can inspect, too.
     workers = count_workers(target, request.workers) if shared else count_lowering()
     with ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="automesh-look-")))
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="automesh-session-")))
 
         def open_pool(size: int, around: Surroundings) -> Pool:
             limit = request.memory_limit_bytes or memory_share_bytes(size)
@@ -210,7 +210,7 @@ def looking(
             pool.close()
             devices = preparation.aim.num_devices
             pool = open_pool(workers, Surroundings(platforms="cpu", cpu_devices=devices))
-        yield Look(
+        yield Session(
             request=request,
             target=target,
             space=space,
@@ -231,27 +231,12 @@ def notices_of(preparation: Preparation, estimates: Estimates) -> tuple[str, ...
     return tuple(dict.fromkeys(said))
 
 
-def _step(preparation: Preparation, target: Target, space: SearchSpace) -> Step:
-    inspection = preparation.inspection
-    return Step(
-        entry=preparation.entry,
+def _step(preparation: Preparation, space: SearchSpace) -> PropagatedStep:
+    return PropagatedStep(
+        step=preparation.step,
         axis_names=space.names,
-        axis_types=inspection.axis_types,
-        facts=inspection.facts,
         platform=preparation.aim.platform,
-        seen=inspection.seen,
-        elsewhere=elsewhere_of(target.absent) if target.absent else None,
-    )
-
-
-def _build_job(preparation: Preparation, target: Target, plan: Plan) -> BuildJob:
-    inspection = preparation.inspection
-    return BuildJob(
-        entry=preparation.entry,
-        plan=plan,
-        axis_types=inspection.axis_types,
-        facts=inspection.facts,
-        elsewhere=elsewhere_of(target.absent) if target.absent else None,
+        seen=preparation.inspection.seen,
     )
 
 
@@ -282,13 +267,20 @@ def _estimate(
     )
 
     def price_on_fabric(terms: Mapping[Active, Terms], batch: Batch, layouts: Layouts) -> Prices:
-        return price(terms, batch, fabric=fabric, layouts=layouts, speeds=speeds)
+        return price(
+            terms,
+            batch,
+            hardware=HardwareModel(fabric=fabric, layouts=layouts, speeds=speeds),
+        )
 
     def price_stages(
         pipeline: PipelineTerms, where: Terms, batch: Batch, layouts: Layouts
     ) -> PipelinePrices:
         return price_pipeline_terms(
-            pipeline, where, batch, fabric=fabric, layouts=layouts, speeds=speeds
+            pipeline,
+            where,
+            batch,
+            hardware=HardwareModel(fabric=fabric, layouts=layouts, speeds=speeds),
         )
 
     legal = tuple(dict.fromkeys([*preparation.enumeration.legal, *preparation.baseline]))

@@ -1,4 +1,4 @@
-"""Where every search begins: its target and its space are read, and it is sent on its way."""
+"""The start of every search: reads its target and space, and chooses how to search."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ from automesh.space.curated import CURATED, curated_for
 from automesh.space.options import with_options
 from automesh.space.space import Knob, SearchSpace
 from automesh.tuner.capture import space_for
+from automesh.tuner.command.timed_command import TimedCommand
 from automesh.tuner.request import SearchRequest, usual_top
 
 
 def start(request: SearchRequest, progress: Progress) -> SearchResult:
-    """Runs a search, or only its estimates.
+    """Runs a search, by a script or a command, or only its estimates.
 
     Raises:
       UsageError: bad input.
       NoFeasibleMesh: no plan is legal.
     """
+    if isinstance(request.subject, TimedCommand):
+        from automesh.tuner.command.start import search_command
+
+        return search_command(request, progress)
     request, target, space = read_aim(request, progress)
     if not request.top:
         request = replace(request, top=usual_top(is_ahead=target.absent is not None))

@@ -27,7 +27,7 @@ OnWait = Callable[[str], object]
 _ONE_DEVICE = "a mesh of one device"
 
 
-def doing(job: Job, stage: str) -> str:
+def activity_of(job: Job, stage: str) -> str:
     """A few words on one job.
 
     Args:
@@ -53,7 +53,7 @@ def doing_all(running: Sequence[tuple[Job, str]]) -> str:
     if not running:
         return ""
     others = f" (and {len(running) - 1} more)" if running[1:] else ""
-    return doing(*running[0]) + others
+    return activity_of(*running[0]) + others
 
 
 def _with_the_script(job: Job, stage: str) -> str:
@@ -66,14 +66,14 @@ def _with_the_script(job: Job, stage: str) -> str:
             where = ",".join(f"{name}:{size}" for name, size in job.sizes) or _ONE_DEVICE
         case BuildJob() | CompileJob() | SummarizeJob() | TraceJob() | VisitJob():
             where = str(job.plan)
-    name = _name(job.entry)
+    name = _name(job.step.entry)
     match stage:
         case "load":
             return f"importing {name}"
-        case "build" if job.entry.capture is not None or isinstance(job, DiscoverJob):
+        case "build" if job.step.entry.capture is not None or isinstance(job, DiscoverJob):
             return f"running {name} up to its step"
         case "build":
-            return f"calling {job.entry.function} on {where}"
+            return f"calling {job.step.entry.function} on {where}"
         case "lower":
             return f"tracing the step on {where}"
         case "compile":

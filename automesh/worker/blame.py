@@ -45,7 +45,7 @@ _TAIL_LINES = 40
 _TAIL_CHARS = 6000
 
 
-def doing(stage: str) -> str:
+def stage_words(stage: str) -> str:
     """What a worker does in a stage: `compiling`."""
     return _DOING.get(stage, stage)
 
@@ -66,7 +66,9 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
             return Failed(stage=stage, reason=error.message, hint=error.hint)
         case MemoryError():
             detail = (
-                _sentence(error) if str(error) else f"Python ran out of memory while {doing(stage)}"
+                _sentence(error)
+                if str(error)
+                else f"Python ran out of memory while {stage_words(stage)}"
             )
             return OutOfMemory(
                 stage=stage, needed_bytes=peak_bytes(), limit_bytes=limit_bytes, detail=detail
@@ -82,14 +84,14 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
 def ended(code: int | None, stage: str) -> str:
     """The sentence for a worker that ended without an answer; `code` is negative for a signal."""
     if code is None:
-        return f"the worker was lost while {doing(stage)}"
+        return f"the worker was lost while {stage_words(stage)}"
     if code >= 0:
-        return f"the worker exited with code {code} while {doing(stage)}"
+        return f"the worker exited with code {code} while {stage_words(stage)}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"the worker was killed by {name} while {doing(stage)}"
+    return f"the worker was killed by {name} while {stage_words(stage)}"
 
 
 def user_traceback(error: BaseException) -> str:
@@ -117,7 +119,7 @@ def _raised(stage: str, function: str) -> str:
         case "run":
             return "the step raised"
         case _:
-            return f"{doing(stage)} raised"
+            return f"{stage_words(stage)} raised"
 
 
 def _sentence(error: BaseException) -> str:

@@ -120,7 +120,7 @@ def _function(job: Job) -> str:
     if isinstance(job, DevicesJob | LayoutJob | CalibrateJob):
         return ""
     # A script that is run as it is has no function yet.
-    return job.entry.function or Path(job.entry.location).name
+    return job.step.entry.function or Path(job.step.entry.location).name
 
 
 def main(arguments: list[str]) -> NoReturn:

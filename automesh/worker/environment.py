@@ -5,29 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
+from automesh.platforms import platform_named
 from automesh.worker.messages import Surroundings
 
-# Several processes may then compile with libtpu side by side, which is safe where none of them
-# opens a TPU; and it does not ask Google's metadata server which TPUs this machine has.
-_COMPILING = {
-    "tpu": (("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"), ("TPU_SKIP_MDS_QUERY", "1")),
-    "gpu": (),
-}
 # Without it the order of a set of strings changes from process to process, and with it the program
 # of a step that goes through one: what a plan compiles to could not be compared with what runs.
 _HASH_SEED = "0"
 _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count(=\S*)?")
 
 
-def surroundings_for(one: Elsewhere, *, cpu_devices: int = 1) -> Surroundings:
+def surroundings_for(one: AbsentDevices, *, cpu_devices: int = 1) -> Surroundings:
     """The environment in which workers compile for devices that are not here.
 
     Args:
       cpu_devices: virtual devices that stand in for them where nothing is compiled.
     """
     return Surroundings(
-        platforms="cpu", cpu_devices=cpu_devices, variables=_COMPILING[one.platform]
+        platforms="cpu",
+        cpu_devices=cpu_devices,
+        variables=platform_named(one.platform).worker_variables,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.calibration.points import Probe
 from automesh.mesh.axes import Plan, Scalar
 from automesh.mesh.mapping import LogicalAxes
 from automesh.outcomes import Effort
-from automesh.program.nouns import Entry
+from automesh.program.nouns import StepRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,12 @@ class InspectJob:
     Attributes:
       platform: whose programs are going to be propagated: cpu, gpu, tpu; empty: none are.
       mapping: the logical axes of the search space, each with its first choice.
-      elsewhere: the devices that user code is told of, if they are not here.
     """
 
-    entry: Entry
+    step: StepRef
     axis_names: tuple[str, ...]
     platform: str = ""
     mapping: LogicalAxes = ()
-    elsewhere: Elsewhere | None = None
     kind: Literal["inspect"] = "inspect"
 
 
@@ -51,13 +49,11 @@ class DiscoverJob:
     """Answer: `Discovery`: the mesh and the step of a script that has no `build`.
 
     Attributes:
-      step: the name of the function that is wanted; empty for the one that looks like the step.
-      elsewhere: as in `InspectJob`.
+      wanted: the name of the function that is wanted; empty for the one that looks like the step.
     """
 
-    entry: Entry
-    step: str = ""
-    elsewhere: Elsewhere | None = None
+    step: StepRef
+    wanted: str = ""
     kind: Literal["discover"] = "discover"
 
 
@@ -69,17 +65,14 @@ class ArraysJob:
 
     Attributes:
       knobs: keyword arguments for `build`.
-      axis_names, platform, mapping, elsewhere: as in `InspectJob`.
-      axis_types: as the inspection reported them.
+      axis_names, platform, mapping: as in `InspectJob`.
     """
 
-    entry: Entry
+    step: StepRef
     axis_names: tuple[str, ...]
-    axis_types: tuple[str, ...]
     knobs: tuple[tuple[str, Scalar], ...]
     mapping: LogicalAxes
     platform: str = ""
-    elsewhere: Elsewhere | None = None
     kind: Literal["arrays"] = "arrays"
 
 
@@ -88,12 +81,12 @@ class DevicesJob:
     """Answer: `Attachment`.
 
     Attributes:
-      elsewhere: devices that are not here, to be told of as a compile-only client knows them, with
+      absent: devices that are not here, to be told of as a compile-only client knows them, with
         the memory that its compiler lets a program use; a `Failed` of stage `start` says why they
         cannot be compiled for.
     """
 
-    elsewhere: Elsewhere | None = None
+    absent: AbsentDevices | None = None
     kind: Literal["devices"] = "devices"
 
 
@@ -104,18 +97,14 @@ class CompileJob:
 
     Attributes:
       cache_dir: where jax keeps executables for devices that are here.
-      elsewhere: the devices to compile for, if they are not here; None: those that are.
       effort: how hard the compiler shall try.
       store_dir: where the scheduled program for devices that are not here is kept, and looked for
         before it is compiled; empty: nowhere.
     """
 
-    entry: Entry
+    step: StepRef
     plan: Plan
-    axis_types: tuple[str, ...]
-    facts: tuple[tuple[str, int], ...]
     cache_dir: str
-    elsewhere: Elsewhere | None = None
     effort: Effort = "default"
     store_dir: str = ""
     kind: Literal["compile"] = "compile"
@@ -123,33 +112,19 @@ class CompileJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizeJob:
-    """Answer: `StepSummary`. Calls `build` twice for the plan.
+    """Answer: `StepSummary`. Calls `build` twice for the plan."""
 
-    Attributes:
-      elsewhere: the devices that user code is told of, if they are not here.
-    """
-
-    entry: Entry
+    step: StepRef
     plan: Plan
-    axis_types: tuple[str, ...]
-    facts: tuple[tuple[str, int], ...]
-    elsewhere: Elsewhere | None = None
     kind: Literal["summarize"] = "summarize"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildJob:
-    """Answer: `BuildAnswer`. Calls `build` for the plan and traces the step: nothing is compiled.
+    """Answer: `BuildAnswer`. Calls `build` and traces the step: nothing is compiled."""
 
-    Attributes:
-      elsewhere: the devices that user code is told of, if they are not here.
-    """
-
-    entry: Entry
+    step: StepRef
     plan: Plan
-    axis_types: tuple[str, ...]
-    facts: tuple[tuple[str, int], ...]
-    elsewhere: Elsewhere | None = None
     kind: Literal["build"] = "build"
 
 
@@ -159,15 +134,11 @@ class TraceJob:
 
     Attributes:
       text_file: path of that file; see `automesh.program.lower.program_text`.
-      elsewhere: the devices that user code is told of, if they are not here.
     """
 
-    entry: Entry
+    step: StepRef
     plan: Plan
-    axis_types: tuple[str, ...]
-    facts: tuple[tuple[str, int], ...]
     text_file: str
-    elsewhere: Elsewhere | None = None
     kind: Literal["trace"] = "trace"
 
 
@@ -186,10 +157,8 @@ class VisitJob:
       sensitivity: also try how rounding of the arguments changes the first update.
     """
 
-    entry: Entry
+    step: StepRef
     plan: Plan
-    axis_types: tuple[str, ...]
-    facts: tuple[tuple[str, int], ...]
     cache_dir: str
     steps: int
     samples: int
@@ -210,21 +179,17 @@ class PropagateJob:
       probes: other sizes of the same axes at which the terms must hold too.
       platform: whose compiler's rewrites are applied: cpu, gpu, tpu, or `none`.
       seen: programs that an inspection has lowered, see `Inspection.seen`.
-      elsewhere: the devices that user code is told of, if they are not here.
       exact: True if the step must be lowered at `sizes`, not derived from other lowerings.
     """
 
-    entry: Entry
+    step: StepRef
     axis_names: tuple[str, ...]
-    axis_types: tuple[str, ...]
-    facts: tuple[tuple[str, int], ...]
     knobs: tuple[tuple[str, Scalar], ...]
     sizes: tuple[tuple[str, int], ...]
     probes: tuple[tuple[tuple[str, int], ...], ...]
     platform: str
     mapping: LogicalAxes = ()
     seen: tuple[tuple[str, int], ...] = ()
-    elsewhere: Elsewhere | None = None
     exact: bool = False
     kind: Literal["propagate"] = "propagate"
 

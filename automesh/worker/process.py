@@ -55,12 +55,12 @@ class Ending:
     def outcome(self, *, stage: str, memory_limit_bytes: int) -> Failure:
         """What it means for the job that the worker was doing, in `stage`."""
         if self.over_limit or self.kernel_killed:
-            by, doing = "the kernel" if self.kernel_killed else "automesh", blame.doing(stage)
+            by, work = "the kernel" if self.kernel_killed else "automesh", blame.stage_words(stage)
             return OutOfMemory(
                 stage=stage,
                 needed_bytes=self.peak_bytes,
                 limit_bytes=memory_limit_bytes,
-                detail=f"killed by {by} for the host memory that it held while {doing}",
+                detail=f"killed by {by} for the host memory that it held while {work}",
                 is_host=True,
             )
         if self.code == protocol.CHANNEL_LOST:

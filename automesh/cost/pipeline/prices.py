@@ -21,9 +21,9 @@ from automesh.cost.pipeline.terms import PipelineTerms, StageTerms
 from automesh.cost.pipeline.transfers import batch_moves
 from automesh.cost.pricing import Prices, holds, price
 from automesh.cost.terms import Terms, value_of
-from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts
+from automesh.hardware.fabric.fabric import Floats
 from automesh.hardware.fabric.routes import routes
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.pipeline.actions import ActionKind
@@ -78,16 +78,14 @@ def price_pipeline_terms(
     where: Terms,
     batch: Batch,
     *,
-    fabric: Fabric,
-    layouts: Layouts,
-    speeds: Speeds,
+    hardware: HardwareModel,
 ) -> PipelinePrices:
     """Prices meshes of a pipeline, all with as many ranks as its terms were made for.
 
     Args:
       where: says for which meshes the terms hold.
       batch: with the same active axes in all rows.
-      layouts: of every ICI shape in the batch.
+      hardware: with the layouts of every ICI shape in the batch.
     """
     columns = [batch.names.index(axis) for axis in where.active]
     fits = holds(where, where.active, batch.sizes[:, columns])
@@ -101,9 +99,7 @@ def price_pipeline_terms(
         prices = price(
             {where.active: replace(whole, guards=(), limits=())},
             mine,
-            fabric=fabric,
-            layouts=layouts,
-            speeds=speeds,
+            hardware=hardware,
         )
         arguments = np.array([value_of(terms.argument_bytes, sizes) for sizes in _sizes(mine)])
         return _Priced(
@@ -119,7 +115,7 @@ def price_pipeline_terms(
     each = zip(pipeline.kinds, programs, finish, strict=True)
     memory = [_memory(one, [*own.values()], last, mine) for one, own, last in each]
     schedule = pipeline.schedule.schedule()
-    to_next, to_previous = _moves(pipeline, schedule.homes, mine, fabric, layouts, speeds)
+    to_next, to_previous = _moves(pipeline, schedule.homes, mine, hardware)
     works = [
         PipelineWork(
             programs={
@@ -144,12 +140,10 @@ def _moves(
     pipeline: PipelineTerms,
     homes: Sequence[int],
     batch: Batch,
-    fabric: Fabric,
-    layouts: Layouts,
-    speeds: Speeds,
+    hardware: HardwareModel,
 ) -> tuple[list[list[Move]], list[list[Move]]]:
     """Of each stage what it sends forward and back, on each mesh."""
-    route = routes(fabric, layouts, batch, (pipeline.axis,))
+    route = routes(hardware.fabric, hardware.layouts, batch, (pipeline.axis,))
     kinds = [pipeline.kinds[number] for number in pipeline.stages]
     forward = [one.outputs_bytes for one in kinds]
     back = [one.gradients_bytes for one in kinds]
@@ -161,7 +155,7 @@ def _moves(
             batch=batch,
             axis=pipeline.axis,
             route=route,
-            speeds=speeds,
+            speeds=hardware.speeds,
         )
         for sent, step in ((forward, 1), (back, -1))
     )

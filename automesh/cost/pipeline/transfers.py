@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from automesh.cost.pipeline.step import STAYS, Move
 from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
+from automesh.hardware.fabric.fabric import Floats, Route
 from automesh.hardware.fabric.routes import routes
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.plan_arrays import Batch
 
@@ -23,9 +24,7 @@ def moves(
     *,
     axes: Sequence[MeshAxis],
     axis: str,
-    fabric: Fabric,
-    layouts: Layouts,
-    speeds: Speeds,
+    hardware: HardwareModel,
 ) -> list[Move]:
     """What stages send to others on one mesh.
 
@@ -37,16 +36,18 @@ def moves(
       homes: of each stage its rank.
       axes: of the mesh.
       axis: that the mesh is cut along.
-      layouts: of the mesh's ICI shape at least.
+      hardware: with the layout of the mesh's ICI shape at least.
     """
     batch = Batch(
         names=tuple(one.name for one in axes),
         ici=np.array([[one.ici for one in axes]]),
         dcn=np.array([[one.dcn for one in axes]]),
     )
-    route = routes(fabric, layouts, batch, (axis,))
+    route = routes(hardware.fabric, hardware.layouts, batch, (axis,))
     payload = np.array(payload_bytes, np.float64)[:, None]
-    found = batch_moves(payload, targets, homes, batch=batch, axis=axis, route=route, speeds=speeds)
+    found = batch_moves(
+        payload, targets, homes, batch=batch, axis=axis, route=route, speeds=hardware.speeds
+    )
     return [one[0] for one in found]
 
 

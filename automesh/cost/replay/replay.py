@@ -15,9 +15,9 @@ from automesh.cost.replay.kernels import Kernels
 from automesh.cost.replay.program import TICKS_PER_S, Await, Depart, Repeat, Step
 from automesh.cost.replay.timeline import Timeline
 from automesh.cost.replay.transfers import Flights
-from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.fabric.fabric import Fabric
 from automesh.hardware.fabric.links import Pairs
+from automesh.hardware.model import HardwareModel
 from automesh.hlo.schedule.nouns import (
     Block,
     Branch,
@@ -40,25 +40,23 @@ def replay(
     schedule: Schedule,
     *,
     axes: Sequence[MeshAxis],
-    fabric: Fabric,
-    layouts: Layouts,
-    speeds: Speeds,
+    hardware: HardwareModel,
 ) -> tuple[Replayed, Timeline]:
     """Plays one step of a scheduled program.
 
     Args:
       axes: of the plan, in the order of the mesh.
-      layouts: of the plan's ICI shape at least.
+      hardware: with the layout of the plan's ICI shape at least.
 
     Raises:
-      AutomeshError: `layouts` says nothing about the shape.
+      AutomeshError: the layouts say nothing about the shape.
       ValueError: the program was read for another mesh.
     """
     if tuple((axis.name, axis.size) for axis in axes) != schedule.axes:
         read = ", ".join(f"{name}:{size}" for name, size in schedule.axes)
         raise ValueError(f"the program was read for the mesh {read}, not {format_mesh(axes)}")
-    kernels = Kernels(schedule, fabric.chip, speeds)
-    flights = Flights(axes, fabric, layouts, speeds, _patterns(schedule))
+    kernels = Kernels(schedule, hardware.fabric.chip, hardware.speeds)
+    flights = Flights(axes, hardware, _patterns(schedule))
     played = play(_program(schedule.body, kernels, flights))
     uncounted = list(schedule.uncounted)
     if not schedule.is_ordered:
@@ -68,7 +66,7 @@ def replay(
             "the compiler's cycles are far from the operations of its matrix products: "
             "priced by their sizes"
         )
-    return _replayed(played, fabric, tuple(uncounted)), played.timeline
+    return _replayed(played, hardware.fabric, tuple(uncounted)), played.timeline
 
 
 def _patterns(schedule: Schedule) -> list[Pairs]:

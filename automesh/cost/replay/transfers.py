@@ -10,10 +10,10 @@ import numpy as np
 from automesh.collectives import is_kind, priced_as
 from automesh.cost.replay.program import Flight, Use, ticks
 from automesh.hardware.calibration.engines import engines_of
-from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
-from automesh.hardware.fabric.links import DCN, HOST, Pairs, Wires, Wiring
+from automesh.hardware.fabric.fabric import Route
+from automesh.hardware.fabric.links import DCN, HOST, LinkMap, LinkUse, Pairs
 from automesh.hardware.fabric.placement import Placement
+from automesh.hardware.model import HardwareModel
 from automesh.hlo.schedule.nouns import Transfer
 from automesh.mesh.axes import MeshAxis
 
@@ -25,23 +25,21 @@ class Flights:
 
     Args:
       axes: of the mesh, in order.
-      patterns: of messages between pairs whose links are told apart, see `Wiring`.
+      patterns: of messages between pairs whose links are told apart, see `LinkMap`.
     """
 
     def __init__(
         self,
         axes: Sequence[MeshAxis],
-        fabric: Fabric,
-        layouts: Layouts,
-        speeds: Speeds,
+        hardware: HardwareModel,
         patterns: Sequence[Pairs] = (),
     ) -> None:
         self._sizes = {axis.name: axis.size for axis in axes}
-        self._fabric = fabric
-        self._speeds = speeds
+        self._fabric = fabric = hardware.fabric
+        self._speeds = hardware.speeds
         self._host_bytes_per_s = engines_of(fabric.chip).host_bytes_per_s
-        self._wiring = Wiring(Placement(axes, fabric, layouts), layouts, patterns)
-        self._known: dict[tuple[object, ...], tuple[Seconds, Seconds, Wires]] = {}
+        self._links = LinkMap(Placement(axes, fabric, hardware.layouts), hardware.layouts, patterns)
+        self._known: dict[tuple[object, ...], tuple[Seconds, Seconds, LinkUse]] = {}
 
     def flight(self, one: Transfer) -> Flight:
         """The flight of one transfer."""
@@ -102,7 +100,7 @@ class Flights:
             resource=wire, ticks=ticks(ici), cause=inside, tail=ticks(dcn), tail_cause=between
         )
 
-    def _priced(self, one: Transfer) -> tuple[Seconds, Seconds, Wires]:
+    def _priced(self, one: Transfer) -> tuple[Seconds, Seconds, LinkUse]:
         """Seconds of latency, inside and between granules; of messages apart the same; wires."""
         kind = priced_as(one.kind) if is_kind(one.kind) else one.kind
         key = (kind, one.medium, one.axes, one.groups, one.pairs, one.payload_bytes, one.group_size)
@@ -116,15 +114,15 @@ class Flights:
             self._known[key] = ((main[0] + further, *main[1:]), apart, wires)
         return self._known[key]
 
-    def _wires(self, one: Transfer, kind: str) -> Wires:
+    def _wires(self, one: Transfer, kind: str) -> LinkUse:
         if one.pairs or (kind == "collective-permute" and not one.groups):
-            return self._wiring.of_pairs(one.pairs)
+            return self._links.of_pairs(one.pairs)
         spreads = kind == "all-to-all"
         whole = math.prod(self._sizes[name] for name in one.axes)
         if one.axes and whole == one.group_size:
-            return self._wiring.of_axes(one.axes, spreads=spreads)
+            return self._links.of_axes(one.axes, spreads=spreads)
         groups = one.groups or (tuple(range(math.prod(self._sizes.values()))),)
-        return self._wiring.of_groups(groups, spreads=spreads)
+        return self._links.of_groups(groups, spreads=spreads)
 
     def _seconds(self, kind: str, payload_bytes: int, route: Route) -> Seconds:
         found = self._speeds.collective_s(kind, np.array([float(payload_bytes)]), route)

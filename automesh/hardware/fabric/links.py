@@ -41,7 +41,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wires:
+class LinkUse:
     """What one pattern of communication uses.
 
     Attributes:
@@ -58,7 +58,7 @@ class Wires:
     further_hops: int = 0
 
 
-class Wiring:
+class LinkMap:
     """The wires of one mesh on one fabric; every pattern is followed once.
 
     Args:
@@ -73,10 +73,10 @@ class Wiring:
         self._fabric = placement.fabric
         self._layouts = layouts
         self._shape = tuple(axis.ici for axis in placement.axes)
-        self._known: dict[tuple[object, ...], Wires] = {}
+        self._known: dict[tuple[object, ...], LinkUse] = {}
         self._strands = _Strands([self._messages(pairs).loads for pairs in patterns])
 
-    def of_axes(self, names: tuple[str, ...], *, spreads: bool = False) -> Wires:
+    def of_axes(self, names: tuple[str, ...], *, spreads: bool = False) -> LinkUse:
         """The wires of the groups along whole mesh axes.
 
         Args:
@@ -87,7 +87,7 @@ class Wiring:
             self._known[key] = self._strands.all_of(self._along(names, spreads))
         return self._known[key]
 
-    def of_groups(self, groups: Groups, *, spreads: bool = False) -> Wires:
+    def of_groups(self, groups: Groups, *, spreads: bool = False) -> LinkUse:
         """The wires of groups that are no whole axes: each a box of chips, or else a ring.
 
         Args:
@@ -98,7 +98,7 @@ class Wiring:
             self._known[key] = self._strands.all_of(self._around(groups, spreads))
         return self._known[key]
 
-    def of_pairs(self, pairs: Pairs) -> Wires:
+    def of_pairs(self, pairs: Pairs) -> LinkUse:
         """The wires that messages from sources to targets really take, all at the same time.
 
         The most loaded link of each dimension and direction says how long they are busy.
@@ -107,7 +107,7 @@ class Wiring:
             self._known[pairs] = self._across(pairs)
         return self._known[pairs]
 
-    def _along(self, names: tuple[str, ...], spreads: bool) -> Wires:
+    def _along(self, names: tuple[str, ...], spreads: bool) -> LinkUse:
         axes = self._placement.axes
         batch = Batch(
             names=tuple(axis.name for axis in axes),
@@ -119,14 +119,14 @@ class Wiring:
             column for column, axis in enumerate(axes) if axis.name in names and axis.ici > 1
         ]
         if not columns:
-            return Wires(route=route)
+            return LinkUse(route=route)
         if self._fabric.kind != "torus":
-            return Wires(route=route, shares=((_SWITCHES[self._fabric.kind], 1.0),))
+            return LinkUse(route=route, shares=((_SWITCHES[self._fabric.kind], 1.0),))
         if self._shape in {one.shape for one in self._layouts.crooked}:
-            return Wires(route=route, shares=self._ring_shares(self._inner_groups(columns)))
+            return LinkUse(route=route, shares=self._ring_shares(self._inner_groups(columns)))
         spans = self._layouts.spans[self._layouts.shapes.index(self._shape)]
         here = [span for column in columns for span in spans[column]]
-        return Wires(route=route, shares=_span_shares(here, self._fabric, spreads))
+        return LinkUse(route=route, shares=_span_shares(here, self._fabric, spreads))
 
     def _inner_groups(self, columns: Sequence[int]) -> list[Ints]:
         """[devices, 4] each: the groups along some axes inside the first granule."""
@@ -135,7 +135,7 @@ class Wiring:
         size = math.prod(self._shape[column] for column in columns)
         return list(np.moveaxis(places, tuple(columns), last).reshape(-1, size, 4))
 
-    def _around(self, groups: Groups, spreads: bool) -> Wires:
+    def _around(self, groups: Groups, spreads: bool) -> LinkUse:
         parts: dict[int, list[Ints]] = {}
         granules = 1
         for group in groups:
@@ -148,7 +148,7 @@ class Wiring:
         inner = [part for held in parts.values() for part in held]
         fabric, size = self._fabric, max(len(one) for one in inner)
         if size == 1:
-            return Wires(route=_route(fabric, granules=granules))
+            return LinkUse(route=_route(fabric, granules=granules))
         if fabric.kind != "torus":
             route = _route(
                 fabric,
@@ -157,7 +157,7 @@ class Wiring:
                 speed=fabric.chip.link_bytes_per_s,
                 hops=size - 1,
             )
-            return Wires(route=route, shares=((_SWITCHES[fabric.kind], 1.0),))
+            return LinkUse(route=route, shares=((_SWITCHES[fabric.kind], 1.0),))
         box = _common_box(inner)
         if box is None:
             found, slowest = _slowest(list(parts.values()), fabric)
@@ -166,21 +166,21 @@ class Wiring:
             found = reach(box, fabric.torus, fabric.wraps)
             shares = _span_shares(box, fabric, spreads)
             part = size / found.chips / fabric.devices_per_chip
-        return Wires(route=_reached(fabric, found, size, granules, part), shares=shares)
+        return LinkUse(route=_reached(fabric, found, size, granules, part), shares=shares)
 
     def _ring_shares(self, groups: Sequence[Ints]) -> Shares:
         loads = busiest(ring_loads(groups, self._fabric))
         return _shares(loads) if loads else ((CHIP, 1.0),)
 
-    def _across(self, pairs: Pairs) -> Wires:
+    def _across(self, pairs: Pairs) -> LinkUse:
         found = self._messages(pairs)
         apart = None
         if found.crossing:
             apart = _route(self._fabric, granules=2, load=max(found.crossing.values()))
         if not found.leaving:
-            return Wires(route=apart or _route(self._fabric), apart=None)
+            return LinkUse(route=apart or _route(self._fabric), apart=None)
         inside, shares = self._inside(found.loads, max(found.leaving.values()))
-        return Wires(
+        return LinkUse(
             route=inside, shares=shares, apart=apart, further_hops=max(found.longest - 1, 0)
         )
 
@@ -269,7 +269,7 @@ class _Strands:
         most = max(found.values())
         return tuple((name, load / most) for name, load in sorted(found.items()))
 
-    def all_of(self, wires: Wires) -> Wires:
+    def all_of(self, wires: LinkUse) -> LinkUse:
         """The same wires with every strand of theirs."""
         return replace(wires, shares=self._all(wires.shares))
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
-from automesh.hlo.schedule.nouns import Platform
 from automesh.hlo.trace import Place, origin
 from automesh.hlo.work.fusion_traffic import users_of
+from automesh.platforms.platform import PlatformName
 
 _MOVES = frozenset(
     {
@@ -53,7 +53,7 @@ def narrowed_bits(
     computation: Computation,
     collective: Instruction,
     index: int,
-    platform: Platform,
+    platform: PlatformName,
 ) -> Narrow:
     """Says how wide operand `index` of `collective` was before promotion.
 

@@ -13,8 +13,8 @@ from typing import Literal
 
 from automesh.hlo.nouns import Groups
 from automesh.hlo.spans import Axes
+from automesh.platforms.platform import PlatformName
 
-Platform = Literal["cpu", "gpu", "tpu"]
 # `fabric`: from device to device, over whatever joins the devices of a group: links inside a
 # granule, on GPUs and CPUs the network between granules as well. `dcn`: from granule to granule,
 # by way of the hosts, as the program says itself (TPU slices). `host`: between a device and its
@@ -204,7 +204,7 @@ class Schedule:
         that run, with how often.
     """
 
-    platform: Platform
+    platform: PlatformName
     axes: Axes
     body: Block
     is_ordered: bool = True

@@ -10,7 +10,7 @@ from automesh.hlo.nouns import Computation, Instruction, Module
 from automesh.hlo.partitions import Partitions
 from automesh.hlo.schedule.nouns import Block, Branch, Loop, Operation, Schedule
 from automesh.hlo.schedule.totals import costliest, tally_of
-from automesh.hlo.schedule.transfers import Mover
+from automesh.hlo.schedule.transfers import InstructionReader
 from automesh.hlo.schedule.trip_counts import trip_count
 
 
@@ -34,10 +34,10 @@ def read_schedule(
         several slices and `dcn` does not say how the mesh lies on them.
     """
     partitions = Partitions(module, tuple(axes), dcn)
-    reader = _Reader(module, Mover(module, partitions))
+    reader = _Reader(module, InstructionReader(module, partitions))
     body = reader.block(module.entry_computation)
     return Schedule(
-        platform=reader.mover.platform,
+        platform=reader.instructions.platform,
         axes=tuple(axes),
         body=body,
         is_ordered=module.entry_computation.is_scheduled,
@@ -48,8 +48,8 @@ def read_schedule(
 class _Reader:
     """One run of `read_schedule`: every computation is read once."""
 
-    def __init__(self, module: Module, mover: Mover) -> None:
-        self.mover = mover
+    def __init__(self, module: Module, instructions: InstructionReader) -> None:
+        self.instructions = instructions
         self._module = module
         self._blocks: dict[int, Block] = {}
 
@@ -72,7 +72,7 @@ class _Reader:
             return [self._branch(instruction)]
         if opcode == "call":
             return self._called(instruction)
-        moves = self.mover.operations(computation, instruction)
+        moves = self.instructions.operations(computation, instruction)
         # Work on another thread of the device: it stands where it starts, and nothing waits.
         return self._called(instruction) if moves is None else moves
 

@@ -11,12 +11,13 @@ from automesh.hlo.nouns import Computation, Instruction, Module
 from automesh.hlo.partitions import Partitions
 from automesh.hlo.schedule.core_work import compute_of
 from automesh.hlo.schedule.megascale import is_megascale, transfer_between_slices
-from automesh.hlo.schedule.nouns import Done, Medium, Operation, Platform, Start, Transfer
+from automesh.hlo.schedule.nouns import Done, Medium, Operation, Start, Transfer
 from automesh.hlo.schedule.totals import COPIES
 from automesh.hlo.spans import span_of_pairs
 from automesh.hlo.work.fusions import Held, amounts_to, contents_of
 from automesh.hlo.work.memories import Touched, platform_of
 from automesh.hlo.work.traffic import traffic_of, traffic_of_fused_collective
+from automesh.platforms.platform import PlatformName
 
 # Sends and receives by which the devices of one program exchange data.
 #
@@ -34,7 +35,7 @@ def is_exchange(instruction: Instruction) -> bool:
     return is_megascale(instruction) or _PAIRS in dict(instruction.frontend)
 
 
-def join_pairs(module: Module, lanes: Lanes) -> None:
+def join_pairs(module: Module, lanes: AsyncPairs) -> None:
     """Lets the send and the receive of one exchange travel together."""
     for computation in module.computations.values():
         first: dict[str, Instruction] = {}
@@ -84,7 +85,7 @@ _WHOLE = -1
 _Place = tuple[int, int]
 
 
-class Lanes:
+class AsyncPairs:
     """The lanes of a module, found once by joining places that hold the same handle."""
 
     def __init__(self, module: Module) -> None:
@@ -165,14 +166,14 @@ _MOVES = frozenset(
 )
 
 
-class Mover:
+class InstructionReader:
     """Reads the instructions of a module that are not control flow."""
 
     def __init__(self, module: Module, partitions: Partitions) -> None:
-        self.platform: Platform = platform_of(module)
+        self.platform: PlatformName = platform_of(module)
         self._partitions = partitions
         self._module = module
-        self._lanes = Lanes(module)
+        self._lanes = AsyncPairs(module)
         join_pairs(module, self._lanes)
         self._contents = {
             fusion.id: contents_of(module, fusion)
@@ -189,7 +190,7 @@ class Mover:
         }
         self._seen: set[tuple[int, int]] = set()
         self._inlined: set[int] = set()
-        self._exchanges: set[str] = set()  # Lanes of sends from device to device.
+        self._exchanges: set[str] = set()  # Pairs of sends from device to device.
         self._together: dict[str, int] = {}  # Lane -> collectives that one start begins.
 
     def operations(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from automesh.hlo.nouns import Module, Shape
-from automesh.hlo.schedule.nouns import Platform
+from automesh.platforms.platform import PlatformName
 
 Memory = Literal["main", "chip", "host"]
 Touch = tuple[int, int]  # Memory space, bytes.
@@ -32,7 +32,7 @@ class Touched:
     host: int = 0
 
 
-def platform_of(module: Module) -> Platform:
+def platform_of(module: Module) -> PlatformName:
     """Whose compiler wrote the module, by the marks that it leaves; `cpu` leaves none."""
     for computation in module.computations.values():
         for instruction in computation.instructions.values():
@@ -43,7 +43,7 @@ def platform_of(module: Module) -> Platform:
     return "cpu"
 
 
-def memory_of(space: int, platform: Platform) -> Memory:
+def memory_of(space: int, platform: PlatformName) -> Memory:
     """Which memory the space of a layout means."""
     if platform == "cpu" or space == 0:
         return "main"
@@ -64,7 +64,7 @@ def touch_all(*shapes: Shape) -> list[Touch]:
     return [(leaf.memory_space, leaf.bytes) for shape in shapes for leaf in leaves_of(shape)]
 
 
-def by_memory(touches: Iterable[Touch], platform: Platform) -> Touched:
+def by_memory(touches: Iterable[Touch], platform: PlatformName) -> Touched:
     """Sums bytes by the memory that their space means."""
     totals = {"main": 0, "chip": 0, "host": 0}
     for space, size in touches:

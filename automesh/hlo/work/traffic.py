@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
-from automesh.hlo.schedule.nouns import Platform
 from automesh.hlo.work.fusion_traffic import SLICES, fusion_touches
 from automesh.hlo.work.memories import Touch, Touched, by_memory, leaves_of, touch_all
+from automesh.platforms.platform import PlatformName
 
 _FREE = frozenset(
     {
@@ -50,7 +50,7 @@ _LIBRARIES = ("__cublas$", "__cudnn$")
 
 
 def traffic_of(
-    module: Module, computation: Computation, instruction: Instruction, platform: Platform
+    module: Module, computation: Computation, instruction: Instruction, platform: PlatformName
 ) -> Touched:
     """Bytes read and written by one instruction that is not itself inside a fusion.
 
@@ -63,7 +63,7 @@ def traffic_of(
 
 
 def traffic_of_fused_collective(
-    computation: Computation, fusion: Instruction, platform: Platform
+    computation: Computation, fusion: Instruction, platform: PlatformName
 ) -> Touched:
     """Bytes of a collective in a fusion: what the fusion takes and what it makes.
 

@@ -6,13 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from automesh.collectives import STABLEHLO, CollectiveName
+from automesh.collectives import STABLEHLO
 from automesh.cost.terms import CollectiveTerm, Monomial, Sum, value_of
 from automesh.ir.fusion import times
 from automesh.ir.graph import Block, Operation, Value, element_bytes
 from automesh.ir.kernel_cost import added
 from automesh.ir.overlap import Slots
 from automesh.ir.passes.windowed import IN_RING, RING_OF
+from automesh.platforms import platform_named
+from automesh.platforms.platform import Scheduling
 
 # Where an operation that the partitioner has put in belongs in the user's code.
 
@@ -49,53 +51,11 @@ def _makers(operation: Operation) -> list[Operation]:
     return [one.producer for one in operation.operands if one.producer is not None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Backend:
-    """What a compiler does with collectives.
-
-    Attributes:
-      hides: kinds that it runs beside compute.
-      has_slots: True if a collective runs beside one slot of its block, see `ir.overlap`, rather
-        than beside all of it.
-      combines: bytes, at most, of several collectives of these kinds that it makes one; 0: none.
-      widens: True if 16-bit floats travel in 32 bits.
-      source: where that is known from.
-    """
-
-    hides: frozenset[CollectiveName] = frozenset()
-    has_slots: bool = False
-    combined_kinds: frozenset[CollectiveName] = frozenset()
-    combined_bytes: float = 0.0
-    widens: bool = False
-    source: str
+_UNSCHEDULED = Scheduling(source="the module as partitioned: nothing is scheduled yet")
 
 
-_BACKENDS = {
-    "none": _Backend(source="the module as partitioned: nothing is scheduled yet"),
-    "cpu": _Backend(
-        combined_kinds=frozenset(("all-reduce",)),
-        combined_bytes=30.0 * 2**20,
-        widens=True,
-        source="passes of jaxlib 0.10.2's CPU compiler: float-normalization-bf16, "
-        "all-reduce-promotion, cpu-all-reduce-combiner; no reduce-scatter is made, thunks of "
-        "collectives wait",
-    ),
-    "gpu": _Backend(
-        hides=frozenset(kind.name for kind in STABLEHLO.values()),
-        combined_kinds=frozenset(("all-reduce", "all-gather", "reduce-scatter")),
-        combined_bytes=30.0 * 2**20,
-        source="xla/service/gpu/gpu_compiler.cc: asynchronous collectives for all kinds, combiners "
-        "with thresholds of 30 MiB",
-    ),
-    "tpu": _Backend(
-        hides=frozenset(("all-gather", "collective-permute")),
-        has_slots=True,
-        combined_kinds=frozenset(("all-reduce",)),
-        combined_bytes=30.0 * 2**20,
-        source="54 schedules of libtpu 0.0.42 for v5e: gathers are asynchronous where a product "
-        "stands before their first use, reductions never",
-    ),
-}
+def _scheduling(platform: str) -> Scheduling:
+    return _UNSCHEDULED if platform == "none" else platform_named(platform).scheduling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +83,7 @@ class Places:
 
 def has_slots(platform: str) -> bool:
     """Whether the platform's compiler hides a collective beside a part of its block."""
-    return _BACKENDS[platform].has_slots
+    return _scheduling(platform).has_slots
 
 
 def collective_term(
@@ -133,7 +93,7 @@ def collective_term(
     axes: tuple[str, ...] = operation.attributes["axes"]
     if not axes or operation.attributes.get("group", 2) == 1:
         return None
-    backend, kind = _BACKENDS[platform], STABLEHLO[operation.name].name
+    backend, kind = _scheduling(platform), STABLEHLO[operation.name].name
     whole: Sum = operation.attributes.get(IN_RING, ())
     windowed = bool(whole)
     beside = places.beside(operation) if kind in backend.hides else None
@@ -194,7 +154,7 @@ def combined(
       block: the block that they stand in.
       found: its collectives in their order.
     """
-    backend = _BACKENDS[platform]
+    backend = _scheduling(platform)
     if not backend.combined_bytes:
         return [term for _, term in found]
     after = _Dependence(block)
@@ -213,7 +173,7 @@ def _fits(
     group: list[tuple[Operation, CollectiveTerm]],
     operation: Operation,
     term: CollectiveTerm,
-    backend: _Backend,
+    backend: Scheduling,
     after: _Dependence,
     sizes: dict[str, int],
 ) -> bool:

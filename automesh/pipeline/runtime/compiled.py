@@ -155,7 +155,7 @@ class CompiledPipeline:
             array = params[leaf]
             if owners[leaf] == stage:
                 return array
-            return stages.mover.move(array, sharding, is_overwritten=True)
+            return stages.transfers.move(array, sharding, is_overwritten=True)
 
         spread = [
             tuple(
@@ -199,7 +199,7 @@ class CompiledPipeline:
         )
 
     def _plan(self) -> None:
-        self.steps = plan_steps(self.schedule, self.stages.wiring)
+        self.steps = plan_steps(self.schedule, self.stages.slots)
         self.stages.prepare(
             (step.action.stage, step.action.kind)
             for step in self.steps
@@ -221,7 +221,7 @@ class CompiledPipeline:
         return found
 
     def _placed(self, leaf: Any, sharding: Any, name: str, *, copy: bool) -> Any:
-        current, mover = getattr(leaf, "sharding", None), self.stages.mover
+        current, transfers = getattr(leaf, "sharding", None), self.stages.transfers
         if isinstance(current, NamedSharding) and current.device_set != sharding.device_set:
             there = sorted(device.id for device in current.device_set)
             wanted = sorted(device.id for device in sharding.device_set)
@@ -230,8 +230,8 @@ class CompiledPipeline:
                 hint="give the parameters as arrays of the host, or where an earlier step of the "
                 "same pipeline has left them",
             )
-        placed = leaf if current == sharding else mover.load(leaf, sharding)
+        placed = leaf if current == sharding else transfers.load(leaf, sharding)
         # What is put on several devices may share the memory of the one that it comes from,
         # whatever `may_alias` says. What is not here cannot be shared.
-        is_shared = isinstance(leaf, jax.Array) and mover.is_here(sharding.mesh)
+        is_shared = isinstance(leaf, jax.Array) and transfers.is_here(sharding.mesh)
         return jnp.copy(placed) if copy and is_shared else placed

@@ -65,8 +65,8 @@ class Runner:
           batch: the leaves of the whole batch, anywhere.
           watch: called after each step.
         """
-        mover = self._stages.mover
-        cut = [self._cut(on_host(leaf) if mover.spans else leaf) for leaf in batch]
+        transfers = self._stages.transfers
+        cut = [self._cut(on_host(leaf) if transfers.spans else leaf) for leaf in batch]
         sums = [self._zeros(stage) for stage in range(len(self._stages.functions))]
         held: dict[Slot, Any] = {}
         here = frozenset(self._stages.here)
@@ -75,17 +75,17 @@ class Runner:
                 case Load():
                     slot = step.slot
                     part = cut[slot.number](slot.microbatch)
-                    held[slot] = mover.load(part, self._stages.places[slot.place])
+                    held[slot] = transfers.load(part, self._stages.places[slot.place])
                 case Send():
                     sharding = self._stages.places[step.target.place]
-                    held[step.target] = mover.move(held[step.source], sharding)
+                    held[step.target] = transfers.move(held[step.source], sharding)
                 case Drop():
                     for slot in step.slots:
                         del held[slot]
                 case Run() if step.action.stage in here:
                     self._run(step, params[step.action.stage], sums, held)
                 case Run():
-                    self._stand_in(step, held)
+                    self._placeholder(step, held)
             if watch is not None:
                 watch(step, held)
         losses = [(slot.microbatch, loss) for slot, loss in held.items() if slot.kind == "loss"]
@@ -124,20 +124,22 @@ class Runner:
         if step.loss is not None:
             held[step.loss] = losses[0]
 
-    def _stand_in(self, step: Run, held: dict[Slot, Any]) -> None:
+    def _placeholder(self, step: Run, held: dict[Slot, Any]) -> None:
         """What another process runs: its results, of which only their places are known here."""
         stages = self._stages
         for slot in step.writes:
             like = stages.split.values[slot.number].like
             sharding = stages.places[slot.place]
-            held[slot] = stages.mover.stand_in(Struct(like.shape, like.dtype, sharding=sharding))
+            held[slot] = stages.transfers.placeholder(
+                Struct(like.shape, like.dtype, sharding=sharding)
+            )
         held.update((slot, None) for slot in step.makes if slot not in held)
 
     def _zeros(self, stage: int) -> tuple[Any, ...]:
         stages = self._stages
         if stage in stages.zeros:
             return stages.zeros[stage]()
-        return stages.mover.stand_ins(stages.sums(stage))
+        return stages.transfers.placeholders(stages.sums(stage))
 
     def _cut(self, leaf: Any) -> Callable[[int], Any]:
         """What gives the part of a leaf of the batch that is a microbatch's."""

@@ -23,7 +23,7 @@ class Slot(NamedTuple):
     Attributes:
       number: the leaf of the batch, the value, or the stage.
       reader: of a gradient, the stage that it comes from; else 0.
-      place: see `Wiring`.
+      place: see `PipelineSlots`.
     """
 
     kind: SlotKind
@@ -34,7 +34,7 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageWiring:
+class StageSlots:
     """What a stage reads and makes, and where.
 
     Attributes:
@@ -58,16 +58,16 @@ class StageWiring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class PipelineSlots:
     """All stages; a place is a number for a sharding, the same for the same one."""
 
-    stages: tuple[StageWiring, ...]
+    stages: tuple[StageSlots, ...]
 
     def readers(self, value: int) -> tuple[int, ...]:
         """The stages that read a value."""
         return tuple(stage for stage, one in enumerate(self.stages) if value in one.inputs)
 
-    def maker(self, value: int) -> StageWiring:
+    def maker(self, value: int) -> StageSlots:
         """The stage that makes a value."""
         return next(one for one in self.stages if value in one.outputs)
 
@@ -129,25 +129,25 @@ class Drop:
 Step = Load | Send | Run | Drop
 
 
-def plan_steps(schedule: Schedule, wiring: Wiring) -> tuple[Step, ...]:
+def plan_steps(schedule: Schedule, slots: PipelineSlots) -> tuple[Step, ...]:
     """Plans a step of a pipeline.
 
     Args:
-      schedule: with as many stages as `wiring`.
+      schedule: with as many stages as `slots`.
 
     Returns:
       What is dispatched, in an order in which everything comes after what it reads. Losses are
       not dropped.
     """
-    planner = _Planner(wiring)
+    planner = _Planner(slots)
     for rank, action in schedule.order:
         planner.add(rank, action)
     return tuple(_with_drops(planner.steps))
 
 
 class _Planner:
-    def __init__(self, wiring: Wiring) -> None:
-        self._wiring = wiring
+    def __init__(self, slots: PipelineSlots) -> None:
+        self._wiring = slots
         self._made: set[Slot] = set()
         self.steps: list[Step] = []
 
@@ -169,7 +169,7 @@ class _Planner:
         self,
         rank: int,
         action: Action,
-        stage: StageWiring,
+        stage: StageSlots,
         *,
         batch: tuple[Slot, ...],
         inputs: tuple[Slot, ...],
@@ -206,7 +206,7 @@ class _Planner:
         self,
         rank: int,
         action: Action,
-        stage: StageWiring,
+        stage: StageSlots,
         *,
         batch: tuple[Slot, ...],
         inputs: tuple[Slot, ...],

@@ -47,7 +47,7 @@ def measure_costs(compiled: CompiledPipeline, *, repeats: int = 5) -> tuple[Stag
     """
     if repeats < 1:
         raise UsageError(f"`repeats` is at least 1, got {repeats}")
-    if compiled.stages.mover.spans:
+    if compiled.stages.transfers.spans:
         raise UsageError("the stages are on several processes, and none of them can time all")
     return tuple(_stage_cost(compiled, stage, repeats) for stage in range(len(compiled.meshes)))
 

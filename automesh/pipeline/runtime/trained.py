@@ -175,7 +175,7 @@ class CompiledTraining:
             params, finished.gradients, state.optimizer, finished.norm
         )
         new = TrainState(params=jax.tree.unflatten(pipeline.structure, params), optimizer=optimizer)
-        norm = pipeline.stages.mover.tell(finished.norm)
+        norm = pipeline.stages.transfers.tell(finished.norm)
         return new, {"loss": pipeline.add_losses(ran), "grad_norm": norm}
 
 

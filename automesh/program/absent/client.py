@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.compiler_versions import is_too_old, wanted_by_jax
 from automesh.hardware.gpu_configurations import (
     configured_memory_bytes,
@@ -27,6 +26,7 @@ from automesh.hardware.gpu_configurations import (
     read_configuration,
 )
 from automesh.outcomes import Failed
+from automesh.platforms import platform_named
 from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
 from automesh.program.refused import Refused
 from automesh.program.surroundings import other_libtpu
@@ -34,12 +34,6 @@ from automesh.program.surroundings import other_libtpu
 Versions = tuple[tuple[str, str], ...]
 
 _CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
-_CUDA_PACKAGES = (
-    "jax-cuda13-plugin",
-    "jax-cuda13-pjrt",
-    "jax-cuda12-plugin",
-    "jax-cuda12-pjrt",
-)
 # What a user may set in jax that changes what gets compiled.
 _SETTINGS = (
     "jax_optimization_level",
@@ -56,14 +50,9 @@ _VARIABLES = ("XLA_", "LIBTPU_")
 # do not come to say what there is.
 _IMPOSSIBLE = (2**19, 2**18)
 _LONGEST = 200
-_INSTALL = {
-    "tpu": "run `pip install 'jax-automesh[tpu]'`",
-    "gpu": "run `pip install 'jax-automesh[gpu]'`",
-}
-_NAMES = {"tpu": "TPUs", "gpu": "GPUs"}
 
 
-def devices_of(one: Elsewhere) -> list[Any]:
+def devices_of(one: AbsentDevices) -> list[Any]:
     """The devices of a topology, in jax's order; the same objects at every call.
 
     Raises:
@@ -74,7 +63,7 @@ def devices_of(one: Elsewhere) -> list[Any]:
 
 
 @cache
-def usable_bytes(one: Elsewhere) -> int:
+def usable_bytes(one: AbsentDevices) -> int:
     """What a program may take of one device's memory.
 
     For TPUs the compiler's own limit, read from its refusal of a program that fits nowhere; for
@@ -100,13 +89,14 @@ def usable_bytes(one: Elsewhere) -> int:
                 return limit
     raise _refused(
         f"{_client(one.platform)} does not state the memory of a {one.device_kind}: {said}",
-        f"{_INSTALL[one.platform]}, which takes the version that this jax wants",
+        f"{platform_named(one.platform).install}, which takes the version that this jax wants",
     )
 
 
 def versions_for(platform: str) -> Versions:
     """Of jax, jaxlib and what compiles for a platform."""
-    packages = ("libtpu",) if platform == "tpu" else _CUDA_PACKAGES
+    plugins = platform_named(platform).plugins
+    packages = [name for plugin in reversed(plugins) for name in plugin.packages]
     found = [(name, version) for name in packages if (version := _version(name))]
     if platform == "tpu" and (other := other_libtpu(os.environ)):
         found = [("libtpu", other)]
@@ -131,7 +121,7 @@ def _setting(name: str) -> str | None:
         return None
 
 
-def told(one: Elsewhere) -> list[str]:
+def told(one: AbsentDevices) -> list[str]:
     """Everything that the compiler is told about the devices, as plain values."""
     configuration = read_configuration(one.gpu) if one.gpu else ""
     return [f"{one!r}", configuration]
@@ -142,7 +132,7 @@ def is_absent(device: Any) -> bool:
     return type(device.client).__name__ == "CompileOnlyPyClient"
 
 
-def check_compiled_for(one: Elsewhere, compiled: jax.stages.Compiled) -> None:
+def check_compiled_for(one: AbsentDevices, compiled: jax.stages.Compiled) -> None:
     """Refuses an executable that jax has made for the devices that are here instead.
 
     Raises:
@@ -159,7 +149,7 @@ def check_compiled_for(one: Elsewhere, compiled: jax.stages.Compiled) -> None:
 
 
 @cache
-def _devices(one: Elsewhere) -> tuple[Any, ...]:
+def _devices(one: AbsentDevices) -> tuple[Any, ...]:
     _check_installed(one.platform)
     if one.platform == "gpu":
         _check_configured(one)
@@ -173,12 +163,12 @@ def _devices(one: Elsewhere) -> tuple[Any, ...]:
         raise _refused(
             f"{_client(one.platform)} makes {len(devices)} devices of `{one.topology}`, "
             f"but the target has {one.num_devices}",
-            _INSTALL[one.platform],
+            platform_named(one.platform).install,
         )
     return devices
 
 
-def _tpu_topology(one: Elsewhere) -> Any:
+def _tpu_topology(one: AbsentDevices) -> Any:
     bounds: dict[str, Any] = {"chips_per_host_bounds": one.host} if one.host else {}
     config = {"chip_config_name": one.chip_config} if one.chip_config else {}
     wraps = {"wrap": (*one.wraps, False, False)[:3]} if one.wraps else {}
@@ -192,7 +182,7 @@ def _tpu_topology(one: Elsewhere) -> Any:
     )
 
 
-def _gpu_topology(one: Elsewhere) -> Any:
+def _gpu_topology(one: AbsentDevices) -> Any:
     return topologies.get_topology_desc(
         platform="cuda",
         topology_name=one.gpu,
@@ -206,24 +196,25 @@ def _check_installed(platform: str) -> None:
         # jax looks at this variable first.
         if os.environ.get("TPU_LIBRARY_PATH"):
             return
-        missing, is_there = "libtpu", _is_there("libtpu")
+        is_there = _is_there("libtpu")
     else:
-        missing, is_there = "jax's CUDA plugin", any(map(_is_there, _CUDA_PLUGINS))
+        is_there = any(map(_is_there, _CUDA_PLUGINS))
     if not is_there:
         raise _refused(
-            f"compiling for {_NAMES[platform]} that are not here needs {missing}, "
+            f"compiling for {platform_named(platform).devices} that are not here needs "
+            f"{platform_named(platform).compiler}, "
             "which is not installed",
-            _INSTALL[platform],
+            platform_named(platform).install,
         )
     wanted, found = wanted_by_jax(platform), _installed(platform)
     if found is not None and is_too_old(found[1], wanted):
         raise _refused(
             f"{' '.join(found)} is too old for jax {jax.__version__}, which wants {wanted}",
-            _INSTALL[platform],
+            platform_named(platform).install,
         )
 
 
-def _check_configured(one: Elsewhere) -> None:
+def _check_configured(one: AbsentDevices) -> None:
     if one.gpu not in known_configurations():
         raise _refused(
             f"there is no target configuration for {one.device_kind or 'these GPUs'}; "
@@ -239,7 +230,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _not_given(one: Elsewhere, error: Exception) -> Refused:
+def _not_given(one: AbsentDevices, error: Exception) -> Refused:
     """One sentence for what a plugin raised instead of giving devices."""
     text = str(error)
     client = _client(one.platform)
@@ -251,7 +242,7 @@ def _not_given(one: Elsewhere, error: Exception) -> Refused:
     if re.search(r"PJRT API|api version|undefined symbol|cannot open|file too short", text, re.I):
         return _refused(
             f"{client} does not fit jaxlib {jaxlib.__version__}: {_first_line(error)}",
-            f"{_INSTALL[one.platform]}, which takes the version that this jax wants",
+            f"{platform_named(one.platform).install}, which takes the version that this jax wants",
         )
     return _refused(
         f"{client} does not know `{one.topology}` of {one.device_kind}: {_first_line(error)}",
@@ -262,12 +253,12 @@ def _not_given(one: Elsewhere, error: Exception) -> Refused:
 
 def _client(platform: str) -> str:
     found = _installed(platform)
-    return " ".join(found) if found else "libtpu" if platform == "tpu" else "jax's CUDA plugin"
+    return " ".join(found) if found else platform_named(platform).compiler
 
 
 def _installed(platform: str) -> tuple[str, str] | None:
     """The package that compiles for a platform, and its version; None if pip knows of none."""
-    packages: Sequence[str] = ("libtpu",) if platform == "tpu" else _CUDA_PACKAGES
+    packages = reversed(platform_named(platform).packages)
     return next(((name, found) for name in packages if (found := _version(name))), None)
 
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
 from automesh.hlo.store import ModuleStore, Stored, key_of
 from automesh.outcomes import Counts, Effort, Failed, Memory, OutOfMemory
+from automesh.platforms import platform_named
+from automesh.platforms.platform import Options
 from automesh.program.absent.client import (
     check_compiled_for,
     devices_of,
@@ -27,7 +29,7 @@ from automesh.program.lower.compiled import (
     read_memory,
     serialized,
 )
-from automesh.program.lower.compiler_options import Options, known, low_effort, needed_options
+from automesh.program.lower.compiler_options import known
 from automesh.program.lower.lowering import SETTLING_TRIES, Program, after_one_step
 from automesh.program.notes import note
 from automesh.program.refused import Refused
@@ -49,7 +51,7 @@ class Order:
       began_s: when the job began, by `time.perf_counter`, what it waited for others left out.
     """
 
-    one: Elsewhere
+    one: AbsentDevices
     options: Options
     effort: Effort
     store: ModuleStore | None
@@ -60,7 +62,11 @@ class Order:
 
     def at_known_effort(self) -> Order:
         """At default effort, where the compiler knows no other."""
-        return self if low_effort(self.one.platform) else replace(self, effort="default")
+        return (
+            self
+            if platform_named(self.one.platform).low_effort_options
+            else replace(self, effort="default")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +146,12 @@ def keep_part(compiled: jax.stages.Compiled, order: Order, *, fingerprint: str) 
 
 
 def _key(order: Order, fingerprint: str, effort: Effort) -> str:
-    options = low_effort(order.one.platform) if effort == "low" else ()
+    platform = platform_named(order.one.platform)
+    options = platform.low_effort_options if effort == "low" else ()
     return key_of(
         fingerprint=fingerprint,
         target=told(order.one),
-        effort=(("effort", effort), *options, *needed_options(order.one.platform)),
+        effort=(("effort", effort), *options, *platform.needed_options),
         versions=versions_for(order.one.platform),
         environment=settings(),
     )
@@ -197,7 +204,7 @@ def _blank(order: Order, verdict: OutOfMemory | None) -> Stored:
     )
 
 
-def _in_words(one: Elsewhere) -> str:
+def _in_words(one: AbsentDevices) -> str:
     """`tpu v5e:4x4*2`, `gpu h100 1x2x8`."""
     if one.platform == "gpu":
         return f"gpu {one.gpu} {one.topology}"
@@ -250,7 +257,7 @@ def _settle(
     Returns:
       The executable; whether the program as it stands was the settled one.
     """
-    quick: Effort = "low" if low_effort(order.one.platform) else order.effort
+    quick: Effort = "low" if platform_named(order.one.platform).low_effort_options else order.effort
     tried: Effort = quick if is_settled is False else order.effort
     compiled = _compile(program, order, tried)
     following = None if is_settled else after_one_step(program, compiled)
@@ -268,10 +275,10 @@ def _settle(
 
 def all_options(order: Order, effort: Effort) -> Options:
     """Those of the plan, with what the compiler needs for devices that are not here."""
-    platform, device = order.one.platform, devices_of(order.one)[0]
-    low = known(low_effort(platform), device) if effort == "low" else ()
+    platform, device = platform_named(order.one.platform), devices_of(order.one)[0]
+    low = known(platform.low_effort_options, device) if effort == "low" else ()
     # What a plan says about the options that are needed here holds: it was chosen for a reason.
-    options = {**dict(known(needed_options(platform), device)), **dict(order.options), **dict(low)}
+    options = {**dict(known(platform.needed_options, device)), **dict(order.options), **dict(low)}
     return tuple(options.items())
 
 

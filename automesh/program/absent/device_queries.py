@@ -19,7 +19,8 @@ from typing import Any
 import jax
 from jax.experimental import mesh_utils
 
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
+from automesh.platforms import platform_named
 from automesh.program.absent.pallas import answering_kernels
 from automesh.program.notes import note
 
@@ -45,8 +46,6 @@ _MAKERS = (
     (mesh_utils, "create_device_mesh"),
     (mesh_utils, "create_hybrid_device_mesh"),
 )
-# By which names users ask for the devices of a platform.
-_PLATFORM_NAMES = {"tpu": ("tpu",), "gpu": ("gpu", "cuda")}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +59,7 @@ class Answers:
       questions: in words, each once.
     """
 
-    one: Elsewhere
+    one: AbsentDevices
     make: Callable[[], Sequence[Any]]
     in_meshes: bool
     questions: dict[str, None] = field(default_factory=dict[str, None])
@@ -72,7 +71,7 @@ class Answers:
 
     def concern(self, backend: Any) -> bool:
         """Whether a question about `backend` is about these devices."""
-        return backend is None or backend in _PLATFORM_NAMES[self.one.platform]
+        return backend is None or backend in platform_named(self.one.platform).backends
 
     def devices(self) -> list[Any]:
         return list(self.make())
@@ -135,7 +134,7 @@ def install() -> None:
 
 @contextmanager
 def answering(
-    one: Elsewhere, devices: Callable[[], Sequence[Any]], *, in_meshes: bool
+    one: AbsentDevices, devices: Callable[[], Sequence[Any]], *, in_meshes: bool
 ) -> Generator[Answers]:
     """Answers for `one` while the body runs.
 

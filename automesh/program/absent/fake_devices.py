@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.gpu_configurations import known_configurations, read_configuration
 from automesh.program.absent import layout
 from automesh.program.absent.pallas import cores_of
@@ -17,7 +17,7 @@ from automesh.program.absent.pallas import cores_of
 _SLICE_IDS = 100_000  # by which the ids of devices in several slices lie apart
 
 
-class StandIn:
+class FakeDevice:
     """A device with its public attributes and nothing behind them."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -30,21 +30,21 @@ class StandIn:
         return f"{self.device_kind}(id={self.id}, not here)"
 
 
-def stand_ins(one: Elsewhere) -> tuple[StandIn, ...]:
+def fake_devices(one: AbsentDevices) -> tuple[FakeDevice, ...]:
     """The devices of a target, in jax's order."""
     return _tpus(one) if one.platform == "tpu" else _gpus(one)
 
 
-def _tpus(one: Elsewhere) -> tuple[StandIn, ...]:
+def _tpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
     hosts = one.num_hosts // one.num_granules
-    in_slice = layout.stand_ins(one.device_kind, one.torus, one.devices_per_chip, host=one.host)
-    found: list[StandIn] = []
+    in_slice = layout.fake_devices(one.device_kind, one.torus, one.devices_per_chip, host=one.host)
+    found: list[FakeDevice] = []
     for granule in range(one.num_granules):
         # A single slice has no number.
         numbered = {"slice_index": granule} if one.num_granules > 1 else {}
         first = _SLICE_IDS * (granule + 1) if numbered else 0
         found += [
-            StandIn(
+            FakeDevice(
                 id=first + device.id,
                 platform="tpu",
                 device_kind=one.device_kind,
@@ -59,7 +59,7 @@ def _tpus(one: Elsewhere) -> tuple[StandIn, ...]:
     return tuple(found)
 
 
-def _gpus(one: Elsewhere) -> tuple[StandIn, ...]:
+def _gpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
     each = one.num_devices // one.num_hosts
     text = read_configuration(one.gpu) if one.gpu in known_configurations() else ""
     known: dict[str, Any] = {}
@@ -69,7 +69,7 @@ def _gpus(one: Elsewhere) -> tuple[StandIn, ...]:
     if major := re.search(r"cuda_compute_capability \{ major: (\d+)(?: minor: (\d+))?", text):
         known["compute_capability"] = f"{major[1]}.{major[2] or 0}"
     return tuple(
-        StandIn(
+        FakeDevice(
             id=number,
             platform="gpu",
             device_kind=one.device_kind,

@@ -28,7 +28,7 @@ _BY_LAST_SIZE = ("TPU v2", "TPU v3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandIn:
+class FakeDevice:
     """What jax's mesh code looks at in a TPU device."""
 
     id: int
@@ -40,12 +40,12 @@ class StandIn:
     core_on_chip: int
 
 
-def stand_ins(
+def fake_devices(
     device_kind: str,
     torus: tuple[int, ...],
     devices_per_chip: int,
     host: tuple[int, ...] = _HOST,
-) -> tuple[StandIn, ...]:
+) -> tuple[FakeDevice, ...]:
     """The devices of one slice in the order in which jax lists them.
 
     The order (hosts, then z, y, x inside each, the cores of a chip side by side) and the ids are
@@ -57,13 +57,13 @@ def stand_ins(
     box = (*torus, 1, 1)[:3]
     host = tuple(min(have, size) for have, size in zip(host, box, strict=True))
     hosts = tuple(-(-size // have) for size, have in zip(box, host, strict=True))
-    found: list[StandIn] = []
+    found: list[FakeDevice] = []
     for z, y, x in itertools.product(*(range(size) for size in reversed(box))):
         cell = tuple(at // have for at, have in zip((x, y, z), host, strict=True))
         chip = x + box[0] * (y + box[1] * z)
         for core in range(devices_per_chip):
             found.append(
-                StandIn(
+                FakeDevice(
                     id=chip * devices_per_chip + core,
                     platform="tpu",
                     device_kind=device_kind,
@@ -111,7 +111,7 @@ class _Torus:
     """The devices of one slice, and the layouts that were made on them."""
 
     def __init__(self, job: LayoutJob) -> None:
-        self._devices = stand_ins(job.device_kind, job.torus, job.devices_per_chip)
+        self._devices = fake_devices(job.device_kind, job.torus, job.devices_per_chip)
         self._coords = np.zeros((len(self._devices), 4), np.int64)
         for device in self._devices:
             self._coords[device.id] = (*device.coords, device.core_on_chip)

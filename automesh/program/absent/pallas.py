@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.chips import chip_for
 
 # Where the questions are answered: up to jax 0.10.2 in Pallas, since then one level up, and Pallas
@@ -21,13 +21,13 @@ _PLACES = ("jax._src.tpu_info", "jax._src.pallas.mosaic.tpu_info")
 _CACHED = ("get_tpu_info", "get_tpu_info_for_chip")
 
 
-def cores_of(one: Elsewhere) -> int:
+def cores_of(one: AbsentDevices) -> int:
     """TensorCores of one TPU device: two where a chip of two cores is one device."""
     return chip_for(one.device_kind, "tpu").counted_per_device
 
 
 @contextmanager
-def answering_kernels(one: Elsewhere) -> Generator[None]:
+def answering_kernels(one: AbsentDevices) -> Generator[None]:
     """Lets Pallas lower for the TPUs of `one` while the body runs; does nothing for GPUs."""
     answers: dict[str, Any] = {
         "get_device_kind": one.device_kind,

@@ -15,48 +15,17 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from automesh.mesh.axes import Scalar
+from automesh.platforms import PLATFORMS
+from automesh.platforms.platform import Options
 from automesh.program.notes import in_one_line, note
 
-Options = tuple[tuple[str, Scalar], ...]
-
-# jax's EffortLevel O0 (jax/_src/config.py); XLA takes the number. On TPU it leaves out what costs
-# time and changes the schedule: a compile takes a fifth, its verdict on memory still rejects.
-_LOW_EFFORT: dict[str, Options] = {"tpu": (("optimization_level", 9),), "gpu": ()}
-# Without a GPU there is nothing to time kernels on, and Triton's untimed tiles are arbitrary:
-# matrix products go to cuBLAS.
-_NEEDED: dict[str, Options] = {
-    "tpu": (),
-    "gpu": (("xla_gpu_autotune_level", 0), ("xla_gpu_enable_triton_gemm", False)),
-}
-# For programs of which only the shardings are wanted: no time goes into good machine code.
-_QUICK: dict[str, Options] = {
-    "cpu": (
-        ("xla_backend_optimization_level", 0),
-        ("xla_llvm_disable_expensive_passes", True),
-    ),
-    "tpu": _LOW_EFFORT["tpu"],
-    "gpu": _NEEDED["gpu"],
-}
 # What jax and XLA say of options that they do not have, and of values that none of theirs has.
 _UNKNOWN = ("No such compile option", "is not a valid CompilerEffortLevel")
 
 
-def low_effort(platform: str) -> Options:
-    """Compiler options that give a verdict on memory and the collectives in a fraction of the time.
-
-    Empty where the compiler is quick at its default effort.
-    """
-    return _LOW_EFFORT[platform]
-
-
-def needed_options(platform: str) -> Options:
-    """Compiler options without which programs cannot be compiled, or not well, without devices."""
-    return _NEEDED[platform]
-
-
 def quick_options(platform: str) -> Options:
     """Compiler options for a program that is never run."""
-    return _QUICK.get(platform, ())
+    return next((one.quick_options for one in PLATFORMS if one.name == platform), ())
 
 
 def known(options: Options, device: Any) -> Options:

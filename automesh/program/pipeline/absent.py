@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
 from automesh.outcomes import CompiledPipeline, Failed, StageProgram
 from automesh.pipeline.runtime.training import TrainStep
 from automesh.program.absent.client import devices_of
@@ -31,8 +31,8 @@ from automesh.program.script.build import Built
 
 
 def lower_for_absent(
-    built: Built, step: TrainStep, one: Elsewhere
-) -> tuple[PipelineProgram, Elsewhere]:
+    built: Built, step: TrainStep, one: AbsentDevices
+) -> tuple[PipelineProgram, AbsentDevices]:
     """Lowers each stage for the submesh of the first rank, or one that is wired as that is.
 
     Args:
@@ -59,17 +59,17 @@ def lower_for_absent(
     if part != one:
         chosen = moved_to(devices_of(part), chosen)
     moved: Any = np.array(first_devices(chosen, devices_of(part)))
-    stand_in = Mesh(
+    fake_mesh = Mesh(
         moved.reshape(first.devices.shape), first.axis_names, axis_types=first.axis_types
     )
-    return lower_pipeline(built, step, on=lambda _: stand_in), part
+    return lower_pipeline(built, step, on=lambda _: fake_mesh), part
 
 
-def first_granules(one: Elsewhere, count: int) -> Elsewhere:
+def first_granules(one: AbsentDevices, count: int) -> AbsentDevices:
     """The first slices of several TPU slices; GPUs as they are, whose nodes are compiled for alike.
 
-    >>> slices = Elsewhere(platform="tpu", device_kind="TPU v5e", num_devices=64, num_granules=4,
-    ...                    num_hosts=16, topology="v5e:4x4")
+    >>> slices = AbsentDevices(platform="tpu", device_kind="TPU v5e", num_devices=64,
+    ...                        num_granules=4, num_hosts=16, topology="v5e:4x4")
     >>> (first_granules(slices, 2).num_devices, first_granules(slices, 2).num_hosts)
     (32, 8)
     """
@@ -223,9 +223,9 @@ def obtain_pipeline(program: PipelineProgram, order: Order) -> CompiledPipeline:
         dcn=tuple(1 if no else size for size, no in zip(order.dcn, cut)),
     )
     # Every stage is lowered for the same stand-in.
-    (stand_in,) = set(program.lowered.meshes)
+    (fake_mesh,) = set(program.lowered.meshes)
     compiler = _Compiler(
-        order=submesh, device_ids=tuple(device.id for device in stand_in.devices.flat)
+        order=submesh, device_ids=tuple(device.id for device in fake_mesh.devices.flat)
     )
     trained = program.compile(compiler.compile_one, only_programs=True)
     programs = {

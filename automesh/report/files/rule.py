@@ -11,14 +11,12 @@ from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, Evidence, RunnerUp
 from automesh.mesh.rules.file import merge_rule
 from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.outcomes import Compiled, Measured, OutOfMemory, Replayed
+from automesh.platforms import COMPILED_ABSENT
 from automesh.report.predicted import exposed_s, stage_bytes
 from automesh.report.result import COMPARED, Candidate, SearchResult
 from automesh.report.words import best_of, funnel_sentence, is_duplicate, reason
 from automesh.units import format_bytes
 
-# Packages that compile for one platform, by the beginnings of their names: a rule for another one
-# does not depend on them.
-_COMPILERS = (("tpu", "libtpu"), ("gpu", "jax-cuda"))
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -40,6 +38,12 @@ def rule_of(result: SearchResult) -> MeshRule:
         axis_types=result.axis_types,
         batch_axes=result.batch_axes,
     )
+
+
+def has_rule(result: SearchResult) -> bool:
+    """Whether a search has earned a rule; see `rule_of`."""
+    best = best_of(result)
+    return best is not None and _evidence(result, best) is not None
 
 
 def config_of(result: SearchResult) -> MeshConfig:
@@ -107,7 +111,8 @@ def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:
     and the seed of hashes is that of the search's workers.
     """
     variables = tuple(pair for pair in result.versions if pair[0].startswith(ENVIRONMENT_PREFIXES))
-    others = [start for platform, start in _COMPILERS if platform != result.platform]
+    # Packages that compile for another platform are nothing that this rule depends on.
+    others = [one.package_prefix for one in COMPILED_ABSENT if one.name != result.platform]
     versions = tuple(
         pair
         for pair in result.versions

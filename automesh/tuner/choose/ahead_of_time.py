@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from automesh.cost.correction import Subject, refine
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Failure, Outcome, OutOfMemory
 from automesh.report.words import count
-from automesh.tuner.choose.beliefs import View
-from automesh.tuner.choose.certificate import MARGIN, MAY_WIN, Chance, chances_of
-from automesh.tuner.compile.memory_limit import Room
+from automesh.tuner.choose.beliefs import known_s
+from automesh.tuner.choose.certificate import MARGIN, MAY_WIN
+from automesh.tuner.choose.state import SearchState
+from automesh.tuner.compile.memory_limit import DeviceMemory
 
 # At low effort the compiler's memory was 10 to 27 % below that at default effort: a program below
 # this part of the limit counts as one that fits, until default effort says otherwise.
@@ -39,16 +39,22 @@ def interleaved(order: Sequence[Plan]) -> tuple[Plan, ...]:
     return tuple(sorted(order, key=lambda plan: keys[plan]))
 
 
-def surely_fits(outcome: Outcome | None, room: Room) -> bool:
+def surely_fits(outcome: Outcome | None, device_memory: DeviceMemory) -> bool:
     """Whether a compile at low effort says clearly enough that a plan fits."""
     if not isinstance(outcome, Compiled):
         return False
     peak = outcome.memory.peak_bytes
-    return not room.limit_bytes or peak <= min(SURELY * room.limit_bytes, room.free_bytes)
+    return not device_memory.limit_bytes or peak <= min(
+        SURELY * device_memory.limit_bytes, device_memory.free_bytes
+    )
 
 
 def to_screen(
-    order: Sequence[Plan], known: Mapping[Plan, Outcome], room: Room, *, wanted: int
+    order: Sequence[Plan],
+    known: Mapping[Plan, Outcome],
+    device_memory: DeviceMemory,
+    *,
+    wanted: int,
 ) -> tuple[Plan, ...]:
     """What to compile at low effort: the first plans, until enough of them fit.
 
@@ -66,7 +72,7 @@ def to_screen(
         outcome = known.get(plan)
         if outcome is None:
             programs.add(str(plan))
-        elif isinstance(outcome, Compiled) and surely_fits(outcome, room):
+        elif isinstance(outcome, Compiled) and surely_fits(outcome, device_memory):
             programs.add(outcome.fingerprint)
     return tuple(chosen)
 
@@ -102,67 +108,12 @@ def to_compile(
     return tuple(chosen)
 
 
-def view_by_replay(estimates: Mapping[Plan, Estimated], compiled: Mapping[Plan, Outcome]) -> View:
-    """The estimates of all plans, corrected by the replays of those that were compiled."""
-    rows = {plan: row for row, plan in enumerate(estimates)}
-    if not rows:
-        return View(rows={}, refinement=None)
-    subjects = [
-        Subject(
-            predicted_s=one.step_s,
-            causes=one.causes,
-            settings=plan.settings,
-        )
-        for plan, one in estimates.items()
-    ]
-    return View(rows=rows, refinement=refine(subjects, _replayed_s(rows, compiled)))
-
-
-def _replayed_s(rows: Mapping[Plan, int], compiled: Mapping[Plan, Outcome]) -> dict[int, float]:
-    """Seconds by row; a program that several plans have counts once."""
-    seen: set[str] = set()
-    times: dict[int, float] = {}
-    for plan, outcome in compiled.items():
-        if plan not in rows or not isinstance(outcome, Compiled) or outcome.fingerprint in seen:
-            continue
-        seen.add(outcome.fingerprint)
-        times[rows[plan]] = outcome.step_s
-    return times
-
-
-def chances_left(
-    plans: Sequence[Plan],
-    screened: Mapping[Plan, Outcome],
-    compiled: Mapping[Plan, Outcome],
-    view: View,
-) -> tuple[Chance, ...]:
-    """How likely each plan that is left beats the best replay, the likeliest first."""
-    times = [one.step_s for one in compiled.values() if isinstance(one, Compiled)]
-    if not times or view.refinement is None:
+def challengers(state: SearchState, among: Sequence[Plan]) -> tuple[Plan, ...]:
+    """Those of `among` that may still win; none as long as the model cannot tell its own error."""
+    refinement = state.view().refinement
+    if refinement is None or refinement.loo_error is None:
         return ()
-    return chances_of(left_of(plans, screened, compiled), view.rows, view.refinement, min(times))
-
-
-def left_of(
-    plans: Sequence[Plan], screened: Mapping[Plan, Outcome], compiled: Mapping[Plan, Outcome]
-) -> tuple[Plan, ...]:
-    """Plans that neither compiled at default effort, as themselves or as the same program, nor
-    failed."""
-    programs = {one.fingerprint for one in compiled.values() if isinstance(one, Compiled)}
-
-    def is_open(plan: Plan) -> bool:
-        seen = screened.get(plan)
-        if plan in compiled or isinstance(seen, Failure):
-            return False
-        return not isinstance(seen, Compiled) or seen.fingerprint not in programs
-
-    return tuple(plan for plan in plans if is_open(plan))
-
-
-def challengers(chances: Sequence[Chance], view: View) -> tuple[Plan, ...]:
-    """The plans that may still win; none as long as the model cannot tell its own error."""
-    if view.refinement is None or view.refinement.loo_error is None:
-        return ()
+    chances = state.chances(state.best_s(), among)
     return tuple(one.plan for one in chances if one.chance >= MAY_WIN)
 
 
@@ -173,9 +124,8 @@ def pairs_in_order(
 
     Pairs whose replays are closer than `MARGIN` are ties, which no order can be wrong about.
     """
-    plans = list(estimates)
-    rows = {plan: row for row, plan in enumerate(plans)}
-    times = [(estimates[plans[row]].step_s, s) for row, s in _replayed_s(rows, compiled).items()]
+    replayed = known_s(compiled).items()
+    times = [(estimates[plan].step_s, s) for plan, s in replayed if plan in estimates]
     right = total = 0
     for place, (first_s, first_replayed_s) in enumerate(times):
         for second_s, second_replayed_s in times[place + 1 :]:
@@ -197,7 +147,7 @@ _ENOUGH = 5
 
 
 def large_last(
-    order: Sequence[Plan], estimates: Mapping[Plan, Estimated], room: Room
+    order: Sequence[Plan], estimates: Mapping[Plan, Estimated], device_memory: DeviceMemory
 ) -> tuple[Plan, ...]:
     """The order with plans behind that are estimated to need more memory than there is.
 
@@ -207,7 +157,7 @@ def large_last(
     def is_large(plan: Plan) -> bool:
         estimated = estimates.get(plan)
         least = 0 if estimated is None else estimated.memory_bytes / _TOO_LARGE
-        return 0 < room.free_bytes < least
+        return 0 < device_memory.free_bytes < least
 
     return tuple(sorted(order, key=is_large))
 
@@ -216,7 +166,7 @@ def hopeless(
     plans: Sequence[Plan],
     outcomes: Mapping[Plan, Outcome],
     estimates: Mapping[Plan, Estimated],
-    room: Room,
+    device_memory: DeviceMemory,
 ) -> frozenset[Plan]:
     """The plans that are believed not to fit, for which no compiler need be asked.
 
@@ -230,13 +180,13 @@ def hopeless(
     """
     ratios: dict[object, list[float]] = {}
     for plan, outcome in outcomes.items():
-        needed, estimated = _needed_bytes(outcome, room), estimates.get(plan)
+        needed, estimated = _needed_bytes(outcome, device_memory), estimates.get(plan)
         if needed and estimated is not None and estimated.memory_bytes:
             ratio = needed / estimated.memory_bytes
             for group in (plan.call, None):
                 ratios.setdefault(group, []).append(ratio)
     least = {group: min(seen) for group, seen in ratios.items() if len(seen) >= _ENOUGH}
-    if None not in least or not room.free_bytes:
+    if None not in least or not device_memory.free_bytes:
         return frozenset()
 
     def is_hopeless(plan: Plan) -> bool:
@@ -244,7 +194,7 @@ def hopeless(
         if estimated is None:
             return False
         ratio = _SPREAD * least.get(plan.call, least[None])
-        return ratio * estimated.memory_bytes > room.free_bytes
+        return ratio * estimated.memory_bytes > device_memory.free_bytes
 
     return frozenset(plan for plan in plans if is_hopeless(plan))
 
@@ -255,12 +205,12 @@ def said_of_hopeless(number: int) -> str:
     return f"left out {what} far above the memory of a device"
 
 
-def _needed_bytes(outcome: Outcome, room: Room) -> float:
+def _needed_bytes(outcome: Outcome, device_memory: DeviceMemory) -> float:
     """What the compiler needed on the device; 0 if it did not say."""
     match outcome:
         case Compiled(memory=memory):
             return memory.peak_bytes
-        case OutOfMemory(needed_bytes=needed) if room.is_device(outcome):
+        case OutOfMemory(needed_bytes=needed) if device_memory.is_device(outcome):
             return needed
         case _:
             return 0

@@ -37,39 +37,51 @@ class View:
 def view_of(
     plans: Sequence[Plan],
     estimates: Mapping[Plan, Estimated],
-    compiled: Mapping[Plan, Outcome],
-    measured: Mapping[Plan, Outcome],
-    chip: Chip,
+    programs: Mapping[Plan, Outcome],
+    results: Mapping[Plan, Outcome],
+    chip: Chip | None = None,
 ) -> View:
-    """Fits the residual model to what was measured.
+    """Fits the residual model to what was measured, or replayed where nothing can be measured.
 
     A plan without an estimate is predicted from its compiled program, if it has one.
+
+    Args:
+      chip: that programs are predicted for; None: plans without an estimate are left out.
     """
     rows: dict[Plan, int] = {}
     subjects: list[Subject] = []
     for plan in plans:
-        subject = _subject(plan, estimates.get(plan), compiled.get(plan), chip)
+        subject = _subject(plan, estimates.get(plan), programs.get(plan), chip)
         if subject is not None:
             rows[plan] = len(subjects)
             subjects.append(subject)
     if not subjects:
         return View(rows={}, refinement=None)
-    times = {
-        rows[plan]: outcome.step_s
-        for plan, outcome in measured.items()
-        if plan in rows and isinstance(outcome, Measured)
-    }
+    times = {rows[plan]: s for plan, s in known_s(results).items() if plan in rows}
     return View(rows=rows, refinement=refine(subjects, times))
 
 
+def known_s(results: Mapping[Plan, Outcome]) -> dict[Plan, float]:
+    """Measured seconds, or replayed ones; a replayed program of several plans counts once."""
+    seen: set[str] = set()
+    times: dict[Plan, float] = {}
+    for plan, outcome in results.items():
+        if isinstance(outcome, Measured):
+            times[plan] = outcome.step_s
+        elif isinstance(outcome, Compiled) and outcome.fingerprint not in seen:
+            seen.add(outcome.fingerprint)
+            times[plan] = outcome.step_s
+    return times
+
+
 def _subject(
-    plan: Plan, estimated: Estimated | None, compiled: Outcome | None, chip: Chip
+    plan: Plan, estimated: Estimated | None, compiled: Outcome | None, chip: Chip | None
 ) -> Subject | None:
     if estimated is not None:
         return Subject(
             predicted_s=estimated.step_s, causes=estimated.causes, settings=plan.settings
         )
-    if isinstance(compiled, Compiled):
+    if chip is not None and isinstance(compiled, Compiled):
         return Subject(
             predicted_s=compiled.step_s,
             causes=predict(compiled.counts, chip).causes,

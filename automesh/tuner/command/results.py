@@ -36,7 +36,8 @@ from automesh.tuner.command.template import parse_template
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.measure.numerics import compare_losses
 from automesh.tuner.measure.statistics import median_interval
-from automesh.tuner.study.metadata import Header, Notebook, batch_axes_of
+from automesh.tuner.study.metadata import Header, Notebook, notebook_of
+from automesh.tuner.study.results import result_of, with_ending
 from automesh.tuner.study.study import Study
 
 FIRST = "first"
@@ -258,12 +259,7 @@ def _noise(runs: Runs) -> float:
 
 def assemble_command(study: Study, header: Header) -> SearchResult:
     """Reads everything that a study knows of a command, as it was when it was last searched."""
-    notebook = Notebook(
-        study=study,
-        source_hash=header.source_hash,
-        versions=header.versions,
-        outside=frozenset(header.outside),
-    )
+    notebook = notebook_of(study, header)
     runs = runs_of(notebook)
     judged = judge(runs, header.baseline)
     decision, footer = notebook.decision(), notebook.footer()
@@ -276,30 +272,10 @@ def assemble_command(study: Study, header: Header) -> SearchResult:
         chip=chip_for(header.device_kind, header.platform),
         winner=() if decision is None else (decision.winner,),
     )
-    result = SearchResult(
-        workload=header.workload,
-        target=header.target,
-        platform=header.platform,
-        device=header.device_kind,
-        device_count=header.device_count,
-        axes=header.axes,
-        axis_types=(),
-        batch_axes=batch_axes_of(header),
-        candidates=candidates,
-        funnel=_funnel(header, outcomes),
+    result = replace(
+        with_ending(result_of(header, candidates, _funnel(header, outcomes)), decision, footer),
         reference=judged.reference,
-        verifications=() if decision is None else (decision.verification,),
-        stop_reason="the search has not ended yet" if footer is None else footer.stop_reason,
         notices=_notices(notebook, header, judged),
-        tokens_per_step=0,
-        study=header.location,
-        results_dir=header.results_dir,
-        rules_path="" if footer is None else footer.rules_path,
-        command=header.command,
-        made=decision.made if decision is not None else "" if footer is None else footer.made,
-        versions=header.versions,
-        interrupted=footer is not None and footer.interrupted,
-        template=header.template,
     )
     best = best_of(result)
     if best is None:

@@ -27,19 +27,15 @@ from automesh.errors import UsageError
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Measured, Outcome, OutOfMemory, TimedOut
-from automesh.report.files.csv import write_csv
-from automesh.report.files.rule import save_rule
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import failure_reason
 from automesh.tuner.command.order import Order
-from automesh.tuner.command.request import CommandRequest
 from automesh.tuner.command.results import (
     AGAIN,
     FIRST,
     Judged,
     Runs,
-    assemble_command,
     fresh_label,
     judge,
     measured_of,
@@ -63,6 +59,7 @@ from automesh.tuner.measure.fresh_processes import figures_of
 from automesh.tuner.measure.leased_pool import LeaseLost, wait_for_lease
 from automesh.tuner.measure.race import Race, RaceRules
 from automesh.tuner.paths import as_seen
+from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.metadata import Footer, Header, Notebook, spent
 from automesh.tuner.study.study import Study, Trial
 from automesh.units import format_seconds
@@ -91,8 +88,8 @@ class OpenRace:
 
 
 @dataclass(slots=True, kw_only=True)
-class CommandSearch:
-    """The search, once its plans are known and its study is open.
+class CommandStrategy:
+    """Runs plans, races the best and runs them side by side; see `Strategy`.
 
     Attributes:
       plans: all, the baseline included.
@@ -100,53 +97,36 @@ class CommandSearch:
       started_s: on `clock`, when the budget began.
     """
 
-    request: CommandRequest
+    request: SearchRequest
     manner: Manner
     plans: Sequence[Plan]
     baseline: tuple[Plan, ...]
     study: Study
-    header: Header
+    notebook: Notebook
     logs: Path
     progress: Progress
     started_s: float
     clock: Callable[[], float] = time.monotonic
-    _notebook: Notebook = field(init=False)
     _order: Order = field(init=False)
     _runs: Runs = field(init=False, default_factory=Runs)
     _took_s: list[float] = field(init=False, default_factory=list[float])
     _failed_first: int = field(init=False, default=0)
     _notices: list[str] = field(init=False, default_factory=list[str])
 
-    def run(self) -> SearchResult:
-        """Searches until all is decided or the budget is spent; keeps everything in the study.
-
-        Raises:
-          UsageError: the command itself fails or shows no steps, whatever the plan.
-        """
-        self._notebook = Notebook(
-            study=self.study, source_hash=self.header.source_hash, versions=self.header.versions
-        )
+    def __post_init__(self) -> None:
         self._order = Order(self.plans, self.baseline)
-        self.study.measure.adopt_expired()
-        self._notebook.note_header(self.header)
-        interrupted, ending = False, ""
-        try:
-            ending = self._search()
-        except KeyboardInterrupt:
-            interrupted = True
-        except LeaseLost:
-            ending = (
-                "this search was silent for so long that another one has taken over; "
-                "run the same command to see what it found"
-            )
-        return self._close(ending, interrupted=interrupted)
 
     @property
     def _deadline_s(self) -> float:
         return self.started_s + self.request.budget_s
 
-    def _search(self) -> str:
-        """Explores, races and confirms; how it ended, in words."""
+    def climb(self) -> str:
+        """Explores, races and confirms; see `Strategy`.
+
+        Raises:
+          LeaseLost: another search has taken over.
+          UsageError: the command itself fails or shows no steps, whatever the plan.
+        """
         if not wait_for_lease(
             self.study, self.progress, until_s=self._deadline_s, clock=self.clock
         ):
@@ -170,13 +150,13 @@ class CommandSearch:
     # Runs
 
     def _reload(self) -> None:
-        self._runs = runs_of(self._notebook)
+        self._runs = runs_of(self.notebook)
 
     def _recover(self) -> None:
         """Takes over what runs have left that were over when an earlier search was killed."""
         for trial in self.study.measure.trials():
             is_begun = trial.is_waiting and trial.attempts > 0 and bool(trial.run)
-            if not is_begun or not self._notebook.is_current(trial):
+            if not is_begun or not self.notebook.is_current(trial):
                 continue
             claimed = self.study.measure.begin(trial.plan, run=trial.run)
             if claimed is None:
@@ -207,7 +187,7 @@ class CommandSearch:
         if trial is None:
             raise LeaseLost
         place = self._place(trial, trial.attempts)
-        words = self.request.template.for_plan(plan, run_dir=str(place.run_dir))
+        words = self.request.command.template.for_plan(plan, run_dir=str(place.run_dir))
         shown = shlex.join(words)
         self.progress.now(f"{plan}: {shown}")
         began_s = self.clock()
@@ -269,9 +249,9 @@ class CommandSearch:
 
     def _look_at(self, plan: Plan, step: SeenStep) -> None:
         """Tells once what was timed, and whenever it is something else or on too few devices."""
-        known = self._notebook.noted(_STEP)
+        known = self.notebook.noted(_STEP)
         if known is None:
-            self._notebook.note(_STEP, to_json(step, SeenStep))
+            self.notebook.note(_STEP, to_json(step, SeenStep))
             self._tell(f"timed is {step}")
         elif from_json(known, SeenStep).name != step.name:
             self._tell(f"{plan}: timed is {step}, another function than for the first plan")
@@ -347,7 +327,7 @@ class CommandSearch:
 
     def _open_race(self) -> OpenRace | None:
         """The race that an earlier search has not decided, if all of it is still legal."""
-        found = self._notebook.noted(_RACE)
+        found = self.notebook.noted(_RACE)
         race = None if found is None else from_json(found, OpenRace)
         if race is None or not set(race.finalists) <= set(self.plans):
             return None
@@ -359,13 +339,13 @@ class CommandSearch:
             return None
         races = self._races()
         race = OpenRace(key=_key(str(len(races)), *finalists), finalists=tuple(finalists))
-        self._notebook.note(_RACES, to_json([*races, race], list[OpenRace]))
-        self._notebook.note(_RACE, to_json(race, OpenRace))
+        self.notebook.note(_RACES, to_json([*races, race], list[OpenRace]))
+        self.notebook.note(_RACE, to_json(race, OpenRace))
         return race
 
     def _races(self) -> list[OpenRace]:
         """All races that were begun, in order; what is not searched any more is left out."""
-        found: list[OpenRace] = from_json(self._notebook.noted(_RACES) or [], list[OpenRace])
+        found: list[OpenRace] = from_json(self.notebook.noted(_RACES) or [], list[OpenRace])
         plans = set(self.plans)
         return [one for one in found if set(one.finalists) <= plans]
 
@@ -384,7 +364,7 @@ class CommandSearch:
         best_s = seconds[fastest[0]]
         likely = [plan for plan in fastest if seconds[plan] <= WIDE * best_s]
         own = [plan for plan in self.baseline if plan in seconds]
-        decision = self._notebook.decision()
+        decision = self.notebook.decision()
         if decision is None or decision.winner not in seconds:
             others = [plan for plan in likely if plan not in own]
             return [*own, *others[: self.request.top]]
@@ -401,12 +381,12 @@ class CommandSearch:
         """Races and runs the best side by side; how it ended, and whether all is decided."""
         self._race(race)
         if not self._left(race):
-            self._notebook.note(_RACE, None)
+            self.notebook.note(_RACE, None)
             return "every finalist failed", True
         is_decided = self._run_afresh(race)
         ending = self._note_decision("all that came near are decided" if is_decided else "")
         if is_decided:
-            self._notebook.note(_RACE, None)
+            self.notebook.note(_RACE, None)
         return ending, is_decided
 
     def _left(self, race: OpenRace) -> list[Plan]:
@@ -485,7 +465,7 @@ class CommandSearch:
     # Fresh runs side by side
 
     def _final(self) -> Final:
-        decision = self._notebook.decision()
+        decision = self.notebook.decision()
         baseline = [plan for plan in self.baseline if plan in self._runs.found]
         return self._records().final(
             rules=FinalRules(),
@@ -553,14 +533,14 @@ class CommandSearch:
         )
         if not ending:
             decision = replace(decision, sentence=ending_of(decision))
-        self._notebook.note_decision(decision)
+        self.notebook.note_decision(decision)
         return decision.sentence
 
     # The end
 
     def _without_race(self) -> str:
         """How it ended when nobody was raced."""
-        decision = self._notebook.decision()
+        decision = self.notebook.decision()
         if decision is not None:
             return decision.sentence
         judged = self._judged()
@@ -568,21 +548,22 @@ class CommandSearch:
             return "no plan may become a rule"
         return "no plan could be run"
 
-    def _close(self, ending: str, *, interrupted: bool) -> SearchResult:
-        header = self.header
-        if self._notices:
-            header = replace(header, notices=(*header.notices, *self._notices))
-            self._notebook.note_header(header)
+    def header(self, header: Header) -> Header:
+        """See `Strategy`: what was noticed of the runs is told, too."""
+        if not self._notices:
+            return header
+        return replace(header, notices=(*header.notices, *self._notices))
+
+    def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
+        """See `Strategy`."""
+        del result
         reason = "interrupted" if interrupted else f"{self._extent()}; {ending}"
-        footer = Footer(stop_reason=reason, rules_path="", interrupted=interrupted)
-        self._notebook.note_footer(footer)
-        result = assemble_command(self.study, header)
-        if result.verifications and self.request.rules and not interrupted:
-            path = save_rule(result, Path(self.request.rules))
-            self._notebook.note_footer(replace(footer, rules_path=as_seen(path)))
-            result = assemble_command(self.study, header)
-        write_csv(result, self.logs.parent / "trials.csv")
-        return result
+        return Footer(stop_reason=reason, rules_path="", interrupted=interrupted)
+
+    def keeps_rule(self, path: Path) -> str:
+        """See `Strategy`: what is measured now replaces what a file holds."""
+        del path
+        return ""
 
     def _extent(self) -> str:
         tried = len(self._runs.first_s())

@@ -7,7 +7,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from automesh.errors import UsageError
@@ -22,24 +22,26 @@ from automesh.mesh.granules import granules_of
 from automesh.outcomes import Failed, TimedOut
 from automesh.program.nouns import Attachment
 from automesh.report.progress import Progress
-from automesh.report.result import Funnel, SearchResult
+from automesh.report.result import SearchResult
 from automesh.space.legal import Enumeration
 from automesh.space.spec import read_space
 from automesh.tuner.choose.baseline import parse_plan
-from automesh.tuner.command.order import Order
-from automesh.tuner.command.request import (
-    CommandRequest,
+from automesh.tuner.command.identity import (
     Pairs,
     provenance,
     source_hash,
     study_name,
 )
+from automesh.tuner.command.order import Order
 from automesh.tuner.command.run import Manner
-from automesh.tuner.command.search import CommandSearch
+from automesh.tuner.command.search import CommandStrategy
 from automesh.tuner.command.space import CommandSpace, restricted, space_of
 from automesh.tuner.paths import as_seen, check_places, make_folder
 from automesh.tuner.preparation import Aim, memory_share_bytes, study_folder
-from automesh.tuner.study.metadata import Header
+from automesh.tuner.request import SearchRequest, usual_top
+from automesh.tuner.strategies.search_run import SearchRun
+from automesh.tuner.study.metadata import Header, notebook_of, shown_location
+from automesh.tuner.study.results import nothing_tried, result_of
 from automesh.tuner.study.scope import Scope
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.tuner.worker_errors import refuse_to_blame
@@ -58,7 +60,7 @@ class _Ready:
       plans: the baseline, then the legal ones.
     """
 
-    request: CommandRequest
+    request: SearchRequest
     target: Target
     aim: Aim
     selector: str
@@ -78,7 +80,7 @@ class _Ready:
 
 
 def search_command(
-    request: CommandRequest,
+    request: SearchRequest,
     progress: Progress,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -95,6 +97,8 @@ def search_command(
             f"this is one of several processes ({several}), but a search runs in a single one",
             hint="let the command start the processes: `--command 'srun python train.py ...'`",
         )
+    if not request.top:
+        request = replace(request, top=usual_top(is_ahead=False, is_command=True))
     ready = _prepare(request, progress)
     for notice in ready.notices:
         progress.notice(notice)
@@ -120,14 +124,16 @@ def search_command(
             plans=frozenset(ready.plans), timeout_s=request.timeout_s, worker_bytes=limit_bytes
         ),
     ) as study:
-        return CommandSearch(
+        header = _header(ready, study)
+        notebook = notebook_of(study, header)
+        strategy = CommandStrategy(
             request=request,
             manner=Manner(
-                program=request.program,
+                program=request.command.program,
                 surroundings=_surroundings(ready.target),
-                source=request.source,
-                skip=request.skip,
-                steps=request.steps,
+                source=request.command.source,
+                skip=request.command.skip,
+                steps=request.command.steps,
                 timeout_s=request.timeout_s,
                 memory_limit_bytes=limit_bytes,
                 cache_dir=ready.folder / "cache",
@@ -135,15 +141,23 @@ def search_command(
             plans=ready.plans,
             baseline=ready.baseline,
             study=study,
-            header=_header(ready, study),
+            notebook=notebook,
             logs=logs,
             progress=progress,
             started_s=started_s,
             clock=clock,
-        ).run()
+        )
+        return SearchRun(
+            study=study,
+            header=header,
+            notebook=notebook,
+            rungs=(study.measure,),
+            rules=request.rules,
+            folder=ready.folder,
+        ).run(strategy)
 
 
-def _prepare(request: CommandRequest, progress: Progress) -> _Ready:
+def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
     target = parse_target(request.target, os.environ)
     if target.absent is not None:
         raise UsageError(
@@ -151,7 +165,7 @@ def _prepare(request: CommandRequest, progress: Progress) -> _Ready:
             "run",
             hint="search `local` or `cpu:N`; devices that are not here need a script with `build`",
         )
-    template = request.template
+    template = request.command.template
     command_space = (
         restricted(read_space(request.space), template) if request.space else space_of(template)
     )
@@ -235,7 +249,7 @@ def _attached(target: Target, progress: Progress) -> Attachment:
 
 
 def _baseline(
-    request: CommandRequest, found: CommandSpace, enumeration: Enumeration, aim: Aim
+    request: SearchRequest, found: CommandSpace, enumeration: Enumeration, aim: Aim
 ) -> tuple[Plan, ...]:
     """The plan of `--baseline`: the legal one with its command, if there is one."""
     text = request.baseline.strip()
@@ -251,18 +265,24 @@ def _baseline(
         varied=list(knobs),
         owner="the command",
     )
-    words = request.template.for_plan(plan, run_dir="")
-    same = (one for one in enumeration.legal if request.template.for_plan(one, run_dir="") == words)
+    words = request.command.template.for_plan(plan, run_dir="")
+    same = (
+        one
+        for one in enumeration.legal
+        if request.command.template.for_plan(one, run_dir="") == words
+    )
     return (next(same, plan),)
 
 
-def _header(ready: _Ready, study: Study) -> Header:
+def _header(ready: _Ready, study: Study | None) -> Header:
+    """What is known before the first run; without a study for a dry run."""
     request, enumeration = ready.request, ready.enumeration
     extra = len(ready.plans) - len(enumeration.legal)  # a baseline outside of the space
     mine = (ready.source_hash, ready.versions)
-    known = dict.fromkeys(one.plan for one in study.measure.trials() if one.matches(*mine))
+    trials = study.measure.trials() if study else []
+    known = dict.fromkeys(one.plan for one in trials if one.matches(*mine))
     return Header(
-        workload=request.workload,
+        workload=request.command.workload,
         target=ready.selector,
         platform=ready.aim.platform,
         device_kind=ready.aim.device_kind,
@@ -275,21 +295,19 @@ def _header(ready: _Ready, study: Study) -> Header:
         baseline=ready.baseline,
         notices=ready.notices,
         tokens_per_step=0,
-        location=study.storage.text
-        if study.storage.kind == "server"
-        else as_seen(study.storage.location),
-        results_dir=as_seen(ready.folder),
-        command=request.command,
+        location=shown_location(study) if study else "",
+        results_dir=as_seen(ready.folder) if study else "",
+        command=request.typed,
         source_hash=ready.source_hash,
         versions=ready.versions,
         outside=tuple(str(plan) for plan in known if plan not in ready.plans),
-        template=str(request.template),
+        template=str(request.command.template),
     )
 
 
 def _dry_run(ready: _Ready) -> SearchResult:
     """What would be run, in the order in which it would be as long as all take the same time."""
-    template, order = ready.request.template, Order(ready.plans, ready.baseline)
+    template, order = ready.request.command.template, Order(ready.plans, ready.baseline)
     seconds: dict[Plan, float | None] = {}
     while len(seconds) < _SHOWN and (plan := order.next(seconds)) is not None:
         seconds[plan] = 1.0
@@ -299,40 +317,9 @@ def _dry_run(ready: _Ready) -> SearchResult:
     more = len(ready.plans) - len(seconds)
     if more:
         shown.append(f"and {more} more, as far as the budget goes")
-    request, enumeration = ready.request, ready.enumeration
-    extra = len(ready.plans) - len(enumeration.legal)
-    return SearchResult(
-        workload=request.workload,
-        target=ready.selector,
-        platform=ready.aim.platform,
-        device=ready.aim.device_kind,
-        device_count=ready.aim.num_devices,
-        axes=ready.command_space.space.names,
-        axis_types=(),
-        batch_axes=ready.command_space.space.batch_axes,
-        candidates=(),
-        funnel=Funnel(
-            enumerated=enumeration.num_plans + extra,
-            ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
-            legal=len(ready.plans),
-            compiled=0,
-            duplicates=0,
-            out_of_memory=0,
-            failed=0,
-            timed_out=0,
-            waiting=len(ready.plans),
-            measured=0,
-        ),
-        reference="",
-        verifications=(),
+    header = _header(ready, None)
+    return replace(
+        result_of(header, (), nothing_tried(header)),
         stop_reason="dry run: nothing was run",
         notices=(*ready.notices, *shown),
-        tokens_per_step=0,
-        study="",
-        results_dir="",
-        rules_path="",
-        command=request.command,
-        made="",
-        versions=ready.versions,
-        template=str(template),
     )

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
-from automesh.hardware.absent import Elsewhere
 from automesh.hlo.store import ModuleStore
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Effort, Outcome
@@ -51,10 +50,10 @@ class CompilingHere:
     def outcome(self, plan: Plan, answer: CompileAnswer) -> Outcome:
         """See `Compiling`."""
         del plan
-        room = self.preparation.room
-        # The reserve is judged when the outcome is read: see `Room`.
-        if room.limit_bytes and answer.memory.peak_bytes > room.limit_bytes:
-            return replace(room, reserve_bytes=0).refusal(answer.memory.peak_bytes)
+        device_memory = self.preparation.device_memory
+        # The reserve is judged when the outcome is read: see `DeviceMemory`.
+        if device_memory.limit_bytes and answer.memory.peak_bytes > device_memory.limit_bytes:
+            return replace(device_memory, reserve_bytes=0).refusal(answer.memory.peak_bytes)
         return predicted(compiled_of(answer), self.preparation.chip)
 
     def keeps(self, known: Compiled) -> bool:
@@ -93,10 +92,8 @@ def predicted(compiled: Compiled, chip: Chip) -> Compiled:
 def compile_job(preparation: Preparation, plan: Plan) -> CompileJob:
     """A compile for the devices that the worker has."""
     return CompileJob(
-        entry=preparation.entry,
+        step=replace(preparation.step, absent=None),
         plan=plan,
-        axis_types=preparation.inspection.axis_types,
-        facts=preparation.inspection.facts,
         cache_dir=str(preparation.cache_dir),
     )
 
@@ -116,7 +113,6 @@ class CompilingAhead:
     """
 
     preparation: Preparation
-    elsewhere: Elsewhere
     effort: Effort
     store: ModuleStore
     player: Player | None
@@ -126,7 +122,7 @@ class CompilingAhead:
         """See `Compiling`."""
         return replace(
             compile_job(self.preparation, plan),
-            elsewhere=self.elsewhere,
+            step=self.preparation.step,
             effort=self.effort,
             store_dir=str(self.store.folder),
         )
@@ -134,10 +130,10 @@ class CompilingAhead:
     def outcome(self, plan: Plan, answer: CompileAnswer) -> Outcome:
         """See `Compiling`."""
         self.asked |= dict.fromkeys(answer.asked)
-        room = self.preparation.room
+        device_memory = self.preparation.device_memory
         # Compilers for GPUs refuse nothing. The reserve is judged when the outcome is read.
-        if room.limit_bytes and answer.memory.peak_bytes > room.limit_bytes:
-            return replace(room, reserve_bytes=0).refusal(answer.memory.peak_bytes)
+        if device_memory.limit_bytes and answer.memory.peak_bytes > device_memory.limit_bytes:
+            return replace(device_memory, reserve_bytes=0).refusal(answer.memory.peak_bytes)
         compiled = predicted(compiled_of(answer), self.preparation.chip)
         return self._played(plan, compiled)
 

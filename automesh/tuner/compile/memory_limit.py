@@ -11,7 +11,7 @@ _PRINTED = 0.005  # compilers print their limit with two decimals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class DeviceMemory:
     """The memory of one device.
 
     Judged when outcomes are read, not when they are stored, so that a search that goes on with
@@ -64,4 +64,4 @@ class Room:
         return bool(self.limit_bytes) and outcome.limit_bytes >= least
 
 
-NO_LIMIT = Room()
+NO_LIMIT = DeviceMemory()

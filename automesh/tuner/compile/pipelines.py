@@ -21,8 +21,7 @@ from automesh.cost.pipeline.transfers import moves
 from automesh.cost.replay.timeline import Timeline
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
-from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, CompiledPipeline, Replayed, StageProgram
 
@@ -72,9 +71,7 @@ def replay_pipeline(
     pipeline: CompiledPipeline,
     play: Callable[[StageProgram], Replayed],
     *,
-    fabric: Fabric,
-    layouts: Layouts,
-    speeds: Speeds,
+    hardware: HardwareModel,
 ) -> tuple[Compiled, Timeline]:
     """The outcome with the time of a step from the replays of its programs, and what happens when.
 
@@ -91,9 +88,7 @@ def replay_pipeline(
             schedule.homes,
             axes=plan.axes,
             axis=pipeline.axis,
-            fabric=fabric,
-            layouts=layouts,
-            speeds=speeds,
+            hardware=hardware,
         )
 
     to_next = over([one.next_bytes for one in pipeline.stages], forward=True)
@@ -106,7 +101,7 @@ def replay_pipeline(
     )
     cost = price_pipeline(schedule, work)
     times = Counter((one.stage, str(one.kind)) for _, one in schedule.order)
-    together = _together(cost, played, times, schedule.homes, pipeline, fabric.chip)
+    together = _together(cost, played, times, schedule.homes, pipeline, hardware.fabric.chip)
     sends = [
         (one.cause, schedule.num_microbatches * one.seconds)
         for one in (*to_next, *to_previous)

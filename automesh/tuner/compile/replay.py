@@ -11,8 +11,7 @@ import numpy as np
 from automesh.cost.replay.replay import replay
 from automesh.cost.replay.timeline import Timeline
 from automesh.errors import AutomeshError, UsageError
-from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.model import HardwareModel
 from automesh.hlo import read_module
 from automesh.hlo.schedule.read import read_schedule
 from automesh.hlo.schedule.renumber import renumbered
@@ -35,13 +34,11 @@ class Player:
 
     Attributes:
       store: where they are.
-      layouts: of the ICI shapes of all plans that are asked for.
+      hardware: with the layouts of the ICI shapes of all plans that are asked for.
     """
 
     store: ModuleStore
-    fabric: Fabric
-    layouts: Layouts
-    speeds: Speeds
+    hardware: HardwareModel
 
     def replayed(self, plan: Plan, compiled: Compiled) -> Outcome:
         """What the compiler said, with the time of a step from its schedule.
@@ -60,7 +57,9 @@ class Player:
     def _signed(self, compiled: Compiled) -> Compiled:
         """With the speeds that it was played at."""
         assert compiled.replay is not None
-        return replace(compiled, replay=replace(compiled.replay, speeds=self.speeds.origin))
+        return replace(
+            compiled, replay=replace(compiled.replay, speeds=self.hardware.speeds.origin)
+        )
 
     def play(self, plan: Plan, compiled: Compiled) -> tuple[Replayed, Timeline] | Failed:
         """Plays the program of a plan, or its programs; `Failed` if one cannot be read.
@@ -93,9 +92,7 @@ class Player:
                 compiled,
                 pipeline,
                 lambda one: played[one.stored],
-                fabric=self.fabric,
-                layouts=self.layouts,
-                speeds=self.speeds,
+                hardware=self.hardware,
             )
         except (AutomeshError, ValueError) as error:
             return _unreadable(error)
@@ -129,9 +126,7 @@ class Player:
             # The devices of a part lie where they lie on the whole mesh.
             renumbered(schedule, axes, numbers_of(own, plan.axes)),
             axes=plan.axes,
-            fabric=self.fabric,
-            layouts=self.layouts,
-            speeds=self.speeds,
+            hardware=self.hardware,
         )
 
 

@@ -16,7 +16,6 @@ from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import Plan
 from automesh.outcomes import (
     Compiled,
-    Estimated,
     Failed,
     Failure,
     Outcome,
@@ -24,12 +23,10 @@ from automesh.outcomes import (
     TimedOut,
 )
 from automesh.program.nouns import CompileAnswer, Lowered
-from automesh.report.progress import Progress
 from automesh.tuner.compile.jobs import Compiling
-from automesh.tuner.preparation import Preparation
-from automesh.tuner.study.metadata import Notebook
+from automesh.tuner.context import SearchContext
 from automesh.tuner.study.rung import Rung
-from automesh.tuner.study.study import Study, Trial
+from automesh.tuner.study.study import Trial
 from automesh.tuner.worker_errors import refuse_to_blame
 from automesh.units import format_seconds
 from automesh.worker.pool import Pool
@@ -105,28 +102,20 @@ class CompileRung:
       compiling: for which devices, and what becomes of the compilers' answers.
       choose: what to compile, in view of what is done.
       order: of what is left of it, best first, in view of what is done.
-      estimates: to be kept with the trials.
-      workers: compiles side by side.
-      deadline_s: on `clock`; no compile is started after it, but the first always is.
+      deadline_s: no compile is started after it, but the first always is.
       grace_s: what a compile in progress may take past the deadline before it is left for the next
         run.
       is_first: nothing was compiled in this run before: the first is waited for, or a compile that
         takes longer than all that is granted would never end; and so is the baseline's, once begun.
     """
 
-    preparation: Preparation
-    notebook: Notebook
-    study: Study
+    search: SearchContext
     pool: Pool
-    progress: Progress
     rung: Rung
     compiling: Compiling
     choose: Callable[[Mapping[Plan, Outcome]], Sequence[Plan]]
     order: Callable[[Sequence[Plan], Mapping[Plan, Outcome]], Sequence[Plan]]
-    estimates: Mapping[Plan, Estimated]
-    workers: int
     deadline_s: float
-    clock: Callable[[], float] = time.monotonic
     name: Literal["screen", "compile"] = "compile"
     grace_s: float = GRACE_S
     is_first: bool = True
@@ -153,7 +142,7 @@ class CompileRung:
             self._reload()
             if all(plan in self._done for plan in self._plans):
                 break
-            late_s = self.clock() - self.deadline_s
+            late_s = self.search.clock() - self.deadline_s
             impatient = late_s > self.grace_s and not (self.is_first and self._awaits())
             if late_s > 0 and self._started and (not self._running or impatient):
                 break
@@ -162,12 +151,12 @@ class CompileRung:
             if late_s <= 0 or not self._started:
                 self._lead()
                 self._start()
-            self.study.heartbeat()
+            self.search.study.heartbeat()
             if not self._running:
                 time.sleep(POLL_S)  # others on this storage compile what is left
             for finished in self.pool.wait(POLL_S):
                 self._record(finished.ticket, finished.result, doubtful=finished.doubtful)
-            self.progress.tick()
+            self.search.progress.tick()
         # What is still in flight or waits for it is for the next run: this pool is about to close.
         self.rung.give_all_back()
         return {plan: self._done[plan] for plan in self._plans if plan in self._done}
@@ -176,7 +165,9 @@ class CompileRung:
         """Whether nothing is compiled yet, or the baseline is about to be: without it nobody could
         say how much faster the others are."""
         running = (trial.plan for trial, _ in self._running.values())
-        return not self._recorded or any(plan in self.preparation.baseline for plan in running)
+        return not self._recorded or any(
+            plan in self.search.preparation.baseline for plan in running
+        )
 
     def _reload(self) -> None:
         """Takes over what other searches on this storage, or earlier runs, have finished."""
@@ -184,9 +175,9 @@ class CompileRung:
         for trial in self._read:
             if trial.outcome is None:
                 continue
-            if self.notebook.is_current(trial):
+            if self.search.notebook.is_current(trial):
                 self._done[trial.plan] = trial.outcome
-            if trial.versions == self.preparation.provenance and trial.fingerprint:
+            if trial.versions == self.search.preparation.provenance and trial.fingerprint:
                 self._remember(trial.fingerprint, str(trial.plan), trial.outcome)
         self._plans = self.choose(self._done)
         self._show()
@@ -196,27 +187,29 @@ class CompileRung:
             return  # Or every trial's program were looked for in the store at every turn.
         # A program that does not fit the device never will; one whose worker was killed, for the
         # memory of the host too, may have had bad luck.
-        too_large = isinstance(outcome, OutOfMemory) and self.preparation.room.is_device(outcome)
+        too_large = isinstance(
+            outcome, OutOfMemory
+        ) and self.search.preparation.device_memory.is_device(outcome)
         kept = isinstance(outcome, Compiled) and self.compiling.keeps(outcome)
         if kept or too_large:
             self._known[fingerprint] = (plan, outcome)
 
     def _lead(self) -> None:
         """Only the holder of the lease enqueues, a few plans more than the workers can take."""
-        if not self.study.lead():
+        if not self.search.study.lead():
             return
         self.rung.adopt_expired()
-        mine = [trial for trial in self._read if self.notebook.is_current(trial)]
+        mine = [trial for trial in self._read if self.search.notebook.is_current(trial)]
         open_plans = {trial.plan for trial in mine if trial.is_open}
         wanted = [p for p in self._plans if p not in self._done and p not in open_plans]
-        room = 2 * self.workers - sum(1 for trial in mine if trial.state == "waiting")
-        if wanted and room > 0:
-            self.rung.enqueue(self.order(wanted, self._done)[:room], self.estimates)
+        free = 2 * self.search.workers - sum(1 for trial in mine if trial.state == "waiting")
+        if wanted and free > 0:
+            self.rung.enqueue(self.order(wanted, self._done)[:free], self.search.estimates.found)
 
     def _start(self) -> None:
-        while self._retries and len(self._running) < self.workers:
+        while self._retries and len(self._running) < self.search.workers:
             self._submit(self._retries.pop())
-        while len(self._running) < self.workers:
+        while len(self._running) < self.search.workers:
             trial = self.rung.claim()
             if trial is None:
                 return
@@ -225,14 +218,14 @@ class CompileRung:
     def _submit(self, trial: Trial) -> None:
         ticket = self.pool.submit(
             self.compiling.job(trial.plan),
-            self.preparation.timeout_s,
+            self.search.preparation.timeout_s,
             on_event=lambda event: self._on_event(trial, event),
             # Where others have been before, it may die of them once more.
             fresh=trial.storage_id in self._retried,
         )
-        self._running[ticket] = (trial, self.clock())
+        self._running[ticket] = (trial, self.search.clock())
         self._started += 1
-        self.progress.now(f"{trial.plan}, compiling")
+        self.search.progress.now(f"{trial.plan}, compiling")
 
     def _on_event(self, trial: Trial, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """Answers the worker that has lowered a plan: compile it, or leave a known program."""
@@ -251,7 +244,7 @@ class CompileRung:
             return
         refuse_to_blame(result)
         refuse_options(result)
-        self._took_s = self.clock() - began_s
+        self._took_s = self.search.clock() - began_s
         self._recorded += 1
         if isinstance(result, Lowered):
             if result.fingerprint in self._known:
@@ -310,16 +303,19 @@ class CompileRung:
 
     def _show(self) -> None:
         # As the table will have them: what leaves less free than the reserve does not fit.
-        judged = {p: self.preparation.room.judged(outcome) for p, outcome in self._done.items()}
+        judged = {
+            p: self.search.preparation.device_memory.judged(outcome)
+            for p, outcome in self._done.items()
+        }
         outcomes = [judged[plan] for plan in self._plans if plan in judged]
         failed = sum(1 for outcome in outcomes if not isinstance(outcome, Compiled))
-        self.progress.phase(
+        self.search.progress.phase(
             self.name,
             total=len(self._plans),
             done=len(outcomes),
             note=f"{failed} failed" if failed else "",
             took_s=self._took_s,
-            lanes=self.workers,
+            lanes=self.search.workers,
         )
         self._took_s = 0.0
         if self.name == "screen":
@@ -334,4 +330,4 @@ class CompileRung:
             default=None,
         )
         if best is not None:
-            self.progress.best(f"{best[1]}, {format_seconds(best[0])} predicted")
+            self.search.progress.best(f"{best[1]}, {format_seconds(best[0])} predicted")

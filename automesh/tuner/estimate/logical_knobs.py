@@ -51,13 +51,11 @@ def with_knobs(
     if step is None or step.unseen or not space.mapping or not knobs:
         return inspection
     order = ArraysJob(
-        entry=job.entry,
+        step=replace(job.step, axis_types=inspection.axis_types),
         axis_names=job.axis_names,
-        axis_types=inspection.axis_types,
         knobs=(),
         mapping=job.mapping,
         platform=job.platform,
-        elsewhere=job.elsewhere,
     )
     progress.now("looking at what the knobs do to the arrays")
     looker = _Looker(pool=pool, order=order, timeout_s=timeout_s, defaults=inspection.knobs)

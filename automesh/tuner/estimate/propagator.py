@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from automesh.hardware.absent import Elsewhere
 from automesh.mesh.axes import Call, Plan, format_setting
 from automesh.outcomes import Failed, Failure, OutOfMemory
-from automesh.program.nouns import Entry, Propagation
+from automesh.program.nouns import Propagation, StepRef
 from automesh.report.progress import Progress
 from automesh.report.words import failure_reason
 from automesh.tuner.estimate.propagations import Need, Sizes
@@ -38,31 +37,25 @@ class JobPool(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PropagatedStep:
     """What all propagations of one search have in common; the attributes are those of the jobs."""
 
-    entry: Entry
+    step: StepRef
     axis_names: tuple[str, ...]
-    axis_types: tuple[str, ...]
-    facts: tuple[tuple[str, int], ...]
     platform: str
     seen: tuple[tuple[str, int], ...] = ()
-    elsewhere: Elsewhere | None = None
 
     def job(self, need: Need, sizes: Sizes) -> PropagateJob:
         """The message that asks a worker for one propagation."""
         return PropagateJob(
-            entry=self.entry,
+            step=self.step,
             axis_names=self.axis_names,
-            axis_types=self.axis_types,
-            facts=self.facts,
             knobs=need.call[1],
             sizes=sizes,
             probes=need.probes if sizes == need.sizes else (),
             platform=self.platform,
             mapping=need.call[0],
             seen=self.seen,
-            elsewhere=self.elsewhere,
             exact=need.exact,
         )
 
@@ -74,7 +67,7 @@ class _Running:
     began_s: float
 
 
-class Lanes:
+class NeedQueue:
     """Hands out needs so that workers seldom change what they call `build` with.
 
     A worker lowers a step a few times for each call and derives the rest from that.
@@ -120,7 +113,7 @@ class Propagator:
       pulse: called every half second or so.
     """
 
-    step: Step
+    step: PropagatedStep
     pool: JobPool
     cache: TermsCache
     progress: Progress
@@ -167,7 +160,7 @@ class Propagator:
             else:
                 answers[need] = kept
         self._done += len(answers)
-        self._run(Lanes(left), answers, note)
+        self._run(NeedQueue(left), answers, note)
         self._done += len(needs) - len(answers)
         if needs:
             self._show(note)
@@ -177,7 +170,7 @@ class Propagator:
         """Keeps an answer that was made from another need's, as if it had been propagated."""
         self.cache.keep(self.step.job(need, need.sizes), found)
 
-    def _run(self, lanes: Lanes, answers: dict[Need, Propagation | str], note: str) -> None:
+    def _run(self, queue: NeedQueue, answers: dict[Need, Propagation | str], note: str) -> None:
         running: dict[int, _Running] = {}
         retried: set[Need] = set()
 
@@ -188,7 +181,7 @@ class Propagator:
 
         while True:
             while len(running) < self.workers and self.clock() < self.deadline_s:
-                need = lanes.next([one.need.call for one in running.values()])
+                need = queue.next([one.need.call for one in running.values()])
                 if need is None:
                     break
                 submit(need, need.sizes)
@@ -209,7 +202,7 @@ class Propagator:
                 self._done += 1
                 self._show(note, took_s=self.clock() - done.began_s)
                 # At once, so that it goes to the worker that has just lowered this call.
-                following = lanes.after(done.need)
+                following = queue.after(done.need)
                 if following is not None and self.clock() < self.deadline_s:
                     submit(following, following.sizes)
             self.pulse()

@@ -100,7 +100,7 @@ class TermsCache:
 
 def _anywhere(job: PropagateJob) -> PropagateJob:
     """The job for any devices of its platform."""
-    return replace(job, elsewhere=None)
+    return replace(job, step=replace(job.step, absent=None))
 
 
 def _read(path: Path) -> Kept | None:

@@ -17,8 +17,9 @@ from automesh.cost.terms import Terms
 from automesh.cost.windowed import under_options
 from automesh.errors import UsageError
 from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
+from automesh.hardware.fabric.fabric import Route
 from automesh.hardware.fabric.routes import routes
+from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, parse_mesh
 from automesh.mesh.plan_arrays import batch_of
 from automesh.outcomes import Compiled, Estimated, Measured
@@ -133,14 +134,12 @@ class Ground:
 
     Attributes:
       kept: propagations of the step.
-      layouts: of the ICI shapes that are asked about; not looked at unless the fabric is a torus.
+      hardware: with the layouts of the ICI shapes that are asked about.
       command: what makes propagations that are missing.
     """
 
     kept: Sequence[Kept]
-    fabric: Fabric
-    layouts: Layouts
-    speeds: Speeds
+    hardware: HardwareModel
     command: str
 
 
@@ -165,7 +164,7 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
     sizes = plan.sizes
 
     def route_of(axes: tuple[str, ...]) -> Route:
-        return routes(ground.fabric, ground.layouts, batch, axes)
+        return routes(ground.hardware.fabric, ground.hardware.layouts, batch, axes)
 
     if found.pipeline is not None:
         return _explained_pipeline(plan, found.pipeline, found.terms, ground, candidate, route_of)
@@ -174,14 +173,12 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
     priced = price(
         {terms.active: _unguarded(terms)},
         batch,
-        fabric=ground.fabric,
-        layouts=ground.layouts,
-        speeds=ground.speeds,
+        hardware=ground.hardware,
     )
 
     return Explained(
         plan=plan,
-        cost=break_down(terms, sizes, speeds=ground.speeds, route_of=route_of),
+        cost=break_down(terms, sizes, speeds=ground.hardware.speeds, route_of=route_of),
         estimated=priced.estimated(0),
         compiled=_compiled(candidate),
         measured=_measured(candidate),
@@ -202,14 +199,12 @@ def _explained_pipeline(
         pipeline,
         _unguarded(where),
         batch_of([plan]),
-        fabric=ground.fabric,
-        layouts=ground.layouts,
-        speeds=ground.speeds,
+        hardware=ground.hardware,
     ).estimated(0)
     return Explained(
         plan=plan,
         cost=break_down_pipeline(
-            pipeline, where, estimated, plan.sizes, speeds=ground.speeds, route_of=route_of
+            pipeline, where, estimated, plan.sizes, speeds=ground.hardware.speeds, route_of=route_of
         ),
         estimated=estimated,
         compiled=_compiled(candidate),

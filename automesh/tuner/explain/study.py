@@ -10,8 +10,8 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.hardware import clusters_in, parse_target
-from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.model import hardware_model
 from automesh.mesh.axes import MAPPING, Call, Plan, parse_mesh
 from automesh.mesh.mapping import parse_axes
 from automesh.report.estimates import ESTIMATES
@@ -24,7 +24,7 @@ from automesh.tuner.estimate.terms_cache import TERMS, Kept, TermsCache
 from automesh.tuner.explain.mesh import Ground, explained, find_plan
 from automesh.tuner.preparation import memory_share_bytes
 from automesh.tuner.request import SearchRequest
-from automesh.tuner.session import looking
+from automesh.tuner.session import open_session
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.identity import workload_name
 from automesh.tuner.study.metadata import Header, reading
@@ -67,15 +67,17 @@ def explain_study(
     fabric = header.fabric
     ground = Ground(
         kept=kept,
-        fabric=fabric,
-        layouts=layouts_of(fabric, header.platform, header.device_kind, chosen),
-        speeds=find_speeds(
-            fabric, platform=header.platform, device_kind=header.device_kind, environ=os.environ
+        hardware=hardware_model(
+            fabric,
+            layouts_of(fabric, header.platform, header.device_kind, chosen),
+            platform=header.platform,
+            device_kind=header.device_kind,
+            environ=os.environ,
         ),
         command=header.command,
     )
     notices += _propagation_notes(chosen, kept)
-    if header.speeds and header.speeds != ground.speeds.origin:
+    if header.speeds and header.speeds != ground.hardware.speeds.origin:
         notices += (f"its search estimated by other speeds: {header.speeds}",)
     return _explanation(result, chosen, ground, notices)
 
@@ -101,10 +103,10 @@ def explain_script(
 
     with (
         tempfile.TemporaryDirectory(prefix="automesh-explain-") as folder,
-        looking(request, target, space, progress) as look,
+        open_session(request, target, space, progress) as session,
     ):
-        preparation = look.preparation
-        estimates = look.estimate(share=1.0, choose=choose, terms_folder=Path(folder))
+        preparation = session.preparation
+        estimates = session.estimate(share=1.0, choose=choose, terms_folder=Path(folder))
         kept = TermsCache(
             folder=Path(folder),
             source_hash=preparation.source_hash,
@@ -118,10 +120,12 @@ def explain_script(
     aim = preparation.aim
     ground = Ground(
         kept=kept,
-        fabric=fabric,
-        layouts=layouts_of(fabric, aim.platform, aim.device_kind, chosen),
-        speeds=find_speeds(
-            fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ
+        hardware=hardware_model(
+            fabric,
+            layouts_of(fabric, aim.platform, aim.device_kind, chosen),
+            platform=aim.platform,
+            device_kind=aim.device_kind,
+            environ=os.environ,
         ),
         command="",
     )
@@ -131,7 +135,7 @@ def explain_script(
         target=preparation.selector,
         device=aim.device_kind,
         device_count=aim.num_devices,
-        speeds=ground.speeds.origin,
+        speeds=ground.hardware.speeds.origin,
         one=sides[0],
         against=sides[1] if len(sides) > 1 else None,
         notices=tuple(dict.fromkeys([*notices, *estimates.notices, *estimates.details])),
@@ -148,7 +152,7 @@ def _explanation(
         target=result.target,
         device=result.device,
         device_count=result.device_count,
-        speeds=ground.speeds.origin,
+        speeds=ground.hardware.speeds.origin,
         one=sides[0],
         against=sides[1] if len(sides) > 1 else None,
         notices=tuple(notices),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from automesh.cost.replay.trace import trace_json
 from automesh.errors import UsageError
-from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.hardware.model import hardware_model
 from automesh.hlo.store import default_store
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failed
@@ -49,17 +49,23 @@ def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: s
     fabric = header.fabric
     player = Player(
         store=default_store(os.environ),
-        fabric=fabric,
-        layouts=layouts_of(fabric, header.platform, header.device_kind, [plan]),
-        speeds=find_speeds(
-            fabric, platform=header.platform, device_kind=header.device_kind, environ=os.environ
+        hardware=hardware_model(
+            fabric,
+            layouts_of(fabric, header.platform, header.device_kind, [plan]),
+            platform=header.platform,
+            device_kind=header.device_kind,
+            environ=os.environ,
         ),
     )
     played = player.play(plan, compiled[plan])
     if isinstance(played, Failed):
         raise UsageError(played.reason)
     replayed, timeline = played
-    notes = [("plan", str(plan)), ("target", header.target), ("speeds", player.speeds.origin)]
+    notes = [
+        ("plan", str(plan)),
+        ("target", header.target),
+        ("speeds", player.hardware.speeds.origin),
+    ]
     notes += [("not counted", what) for what in replayed.uncounted]
     text = trace_json(timeline, name=f"{plan} on {header.target}", notes=notes)
     write_text(text, path, hint="name a file in a folder that you may write to")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failure, Measured, Outcome
-from automesh.report.progress import Progress
 from automesh.report.words import failure_reason
 from automesh.tuner.choose.ranking import may_be_exported
+from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.decision import (
     ProcessRecord,
     RaceRecord,
@@ -31,10 +30,8 @@ from automesh.tuner.measure.numerics import Checks, Reference, check, find_refer
 from automesh.tuner.measure.race import Race, RaceRules
 from automesh.tuner.measure.schedule import Calibration, Subject, VisitRules, calibrate, run_race
 from automesh.tuner.measure.statistics import median_interval
-from automesh.tuner.preparation import Preparation
-from automesh.tuner.study.metadata import Notebook
 from automesh.tuner.study.retrace import OTHER_PROGRAM, explain_programs, other_program
-from automesh.tuner.study.study import Study, Trial
+from automesh.tuner.study.study import Trial
 from automesh.units import format_seconds
 
 RACE = RaceRules(max_rounds=12, keep=FinalRules().entrants)
@@ -69,23 +66,15 @@ class MeasureRung:
     Attributes:
       compiled: outcomes of the compile rung; grows with the challengers.
       finalists: of the first race, the baseline among them.
-      challenge: by what is measured, until a time on `clock`, compiles plans that may still win.
-      budget_s: of the whole search.
-      deadline_s: when it must be over, on `clock`.
+      challenge: by what is measured, until a time, compiles plans that may still win.
     """
 
-    preparation: Preparation
-    study: Study
-    notebook: Notebook
+    search: SearchContext
     pool: LivePool
-    progress: Progress
     compiled: Mapping[Plan, Outcome]
     finalists: Sequence[Plan]
     challenge: Callable[[Mapping[Plan, Outcome], float], Sequence[Plan]]
-    budget_s: float
-    deadline_s: float
     rules: VisitRules
-    clock: Callable[[], float] = time.monotonic
     _done: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
     _trials: dict[Plan, Trial] = field(init=False, default_factory=dict[Plan, Trial])
     _calibrations: dict[Plan, Calibration] = field(
@@ -118,13 +107,18 @@ class MeasureRung:
         return ending
 
     def _measure(self) -> str:
-        for plan in self.preparation.baseline:
+        for plan in self.search.preparation.baseline:
             if not isinstance(self.compiled.get(plan), Compiled):
                 what = f"the baseline {plan} was not compiled, so nobody is raced with it"
-                self.progress.notice(what)
+                self.search.progress.notice(what)
         if not self.finalists:
             return "nothing compiled"
-        if not wait_for_lease(self.study, self.progress, until_s=self.deadline_s, clock=self.clock):
+        if not wait_for_lease(
+            self.search.study,
+            self.search.progress,
+            until_s=self.search.end_s,
+            clock=self.search.clock,
+        ):
             return "another search on this storage is measuring; run the same command later"
         self._reload()
         raced = self._raced_plans()
@@ -144,7 +138,7 @@ class MeasureRung:
     def _why_no_race(self) -> str:
         if self._calibrations:
             return "there was no time for a race; run the same command to go on"
-        if self.clock() > self._race_deadline_s(()):
+        if self.search.clock() > self._race_deadline_s(()):
             return "there was no time to measure anything; run the same command to go on"
         return "no finalist could be measured"
 
@@ -170,18 +164,18 @@ class MeasureRung:
     # What earlier searches left
 
     def _reload(self) -> None:
-        self.study.measure.adopt_expired()
-        machine = self.study.owner.machine
-        noted = self.notebook.noted("records")
+        self.search.study.measure.adopt_expired()
+        machine = self.search.study.owner.machine
+        noted = self.search.notebook.noted("records")
         records = Records() if noted is None else from_json(noted, Records)
         self._records = records.of_machine(machine)
-        visits = self.notebook.noted("visits")
+        visits = self.search.notebook.noted("visits")
         if visits is not None:
             stored = from_json(visits, StoredVisits)
             if stored.machine == machine:
                 self._take_over(stored)
-        for trial in self.study.measure.trials():
-            if trial.outcome is not None and self.notebook.is_current(trial):
+        for trial in self.search.study.measure.trials():
+            if trial.outcome is not None and self.search.notebook.is_current(trial):
                 self._done[trial.plan] = trial.outcome
         for plan, failure in self._records.failed:
             self._done[plan] = failure
@@ -192,11 +186,11 @@ class MeasureRung:
                 if plan in begun and plan not in self._done:
                     self._open_trials([plan])
                     self._close(race, plan)
-        decision = self.notebook.decision()
+        decision = self.search.notebook.decision()
         self._incumbent = () if decision is None else (decision.winner,)
 
     def _take_over(self, stored: StoredVisits) -> None:
-        plans = frozenset(self.preparation.plans)
+        plans = frozenset(self.search.preparation.plans)
         for one in stored.calibrations:
             compiled = self.compiled.get(one.plan)
             is_same = isinstance(compiled, Compiled) and (
@@ -205,11 +199,11 @@ class MeasureRung:
             if one.plan in plans and is_same:
                 self._calibrations[one.plan] = one
         for reference in stored.references:
-            if not self.preparation.baseline or set(reference.plan) & set(
-                self.preparation.baseline
+            if not self.search.preparation.baseline or set(reference.plan) & set(
+                self.search.preparation.baseline
             ):
                 self._known_reference = reference
-                self.notebook.note_reference(reference.name)
+                self.search.notebook.note_reference(reference.name)
         if self._known_reference is not None:
             self._check_all(self._known_reference)
 
@@ -229,20 +223,20 @@ class MeasureRung:
     def _note_visits(self) -> None:
         reference = self._known_reference
         stored = StoredVisits(
-            machine=self.study.owner.machine,
+            machine=self.search.study.owner.machine,
             calibrations=tuple(self._calibrations.values()),
             references=() if reference is None else (reference,),
         )
-        self.notebook.note("visits", to_json(stored, StoredVisits))
+        self.search.notebook.note("visits", to_json(stored, StoredVisits))
 
     def _note_records(self) -> None:
-        self.notebook.note("records", to_json(self._records, Records))
+        self.search.notebook.note("records", to_json(self._records, Records))
 
     def _begun(self) -> list[Plan]:
         """Plans that an earlier run has raced and not finished."""
-        plans = frozenset(self.preparation.plans)
-        trials = [one for one in self.study.measure.trials() if one.plan in plans]
-        return [one.plan for one in trials if one.is_open and self.notebook.is_current(one)]
+        plans = frozenset(self.search.preparation.plans)
+        trials = [one for one in self.search.study.measure.trials() if one.plan in plans]
+        return [one.plan for one in trials if one.is_open and self.search.notebook.is_current(one)]
 
     def _raced_plans(self) -> set[Plan]:
         return {plan for race in self._records.races for plan, values in race.rounds if values}
@@ -266,19 +260,19 @@ class MeasureRung:
 
     def _first(self, plans: Sequence[Plan]) -> list[Plan]:
         """The baseline before the others: its losses are what they are compared with."""
-        own = [plan for plan in self.preparation.baseline if plan in plans]
+        own = [plan for plan in self.search.preparation.baseline if plan in plans]
         return list(dict.fromkeys([*own, *plans]))
 
     def _anchors(self) -> list[Plan]:
         """Finished plans to race newcomers against: times of another race do not compare."""
         exported = self._final().exported()
-        plans = dict.fromkeys([*self.preparation.baseline, *exported, *self._incumbent])
+        plans = dict.fromkeys([*self.search.preparation.baseline, *exported, *self._incumbent])
         return [plan for plan in plans if may_be_exported(self._done.get(plan))]
 
     def _challengers(self, reserved: int) -> list[Plan]:
         """Plans that may still win, as long as there is time to race them and to measure them."""
-        until_s = self.deadline_s - reserved * self._process_s()
-        if self.clock() >= until_s:
+        until_s = self.search.end_s - reserved * self._process_s()
+        if self.search.clock() >= until_s:
             return []
         # The workers are needed to compile, and an accelerator serves one process only.
         self.pool.recycle()
@@ -292,7 +286,7 @@ class MeasureRung:
 
     def _open_trials(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
-            trial = self.study.measure.begin(plan) if plan not in self._trials else None
+            trial = self.search.study.measure.begin(plan) if plan not in self._trials else None
             if trial is not None:
                 self._trials[plan] = trial
 
@@ -304,7 +298,7 @@ class MeasureRung:
         reference = self._ensure_reference(entrants)
         for number, plan in enumerate(entrants):
             is_due = sum(one in self._calibrations for one in entrants) < 2
-            if not is_due and self.clock() > self._race_deadline_s(entrants):
+            if not is_due and self.search.clock() > self._race_deadline_s(entrants):
                 break
             if plan not in self._calibrations:
                 self._visit_first(plan)
@@ -312,20 +306,20 @@ class MeasureRung:
             if calibration is not None:
                 self._checks.note(plan, *check(reference, plan, calibration.first))
                 self._drop_unless_agreeing(plan, calibration)
-            self.progress.phase(
+            self.search.progress.phase(
                 "measure", total=len(entrants), done=number + 1, note="first visits"
             )
         self._note_visits()
 
     def _visit_first(self, plan: Plan) -> None:
-        self.progress.now(f"{plan}, first visit")
+        self.search.progress.now(f"{plan}, first visit")
         found = calibrate(
             self.pool,
             self._subject,
             plan,
             rules=self.rules,
-            clock=self.clock,
-            is_reference=plan in self.preparation.baseline,
+            clock=self.search.clock,
+            is_reference=plan in self.search.preparation.baseline,
         )
         if not isinstance(found, Calibration):
             self._finish(plan, found)
@@ -337,7 +331,7 @@ class MeasureRung:
         self._calibrations[plan] = found
 
     def _reference(self, entrants: Sequence[Plan]) -> Reference:
-        baseline = [plan for plan in self.preparation.baseline if plan in entrants]
+        baseline = [plan for plan in self.search.preparation.baseline if plan in entrants]
         for plan in baseline:
             if plan not in self._calibrations:
                 self._visit_first(plan)
@@ -345,20 +339,18 @@ class MeasureRung:
             self.pool,
             self._subject,
             baseline=[self._calibrations[plan] for plan in baseline if plan in self._calibrations],
-            plans=self.preparation.plans,
+            plans=self.search.preparation.plans,
             rules=self.rules,
         )
-        self.notebook.note_reference(reference.name)
+        self.search.notebook.note_reference(reference.name)
         return reference
 
     @property
     def _subject(self) -> Subject:
-        inspection = self.preparation.inspection
+        inspection = self.search.preparation.inspection
         return Subject(
-            entry=self.preparation.entry,
-            axis_types=inspection.axis_types,
-            facts=inspection.facts,
-            cache_dir=str(self.preparation.cache_dir),
+            step=self.search.preparation.step,
+            cache_dir=str(self.search.preparation.cache_dir),
             sources=(*inspection.sources, *inspection.reads.files),
         )
 
@@ -379,7 +371,7 @@ class MeasureRung:
         del self._calibrations[plan]
 
     def _race(self, entrants: Sequence[Plan]) -> bool:
-        machine = self.study.owner.machine
+        machine = self.search.study.owner.machine
         known = {plan: self._trials.get(plan) for plan in entrants}
         stored = {plan: one.medians_s(machine) if one else () for plan, one in known.items()}
         # An anchor has no rounds of this race, and without them the others' compare with nothing.
@@ -392,7 +384,7 @@ class MeasureRung:
             self._calibrations,
             rules=self.rules,
             deadline_s=max(self._race_end_s(entrants), self._one_round_s(entrants)),
-            clock=self.clock,
+            clock=self.search.clock,
             on_round=lambda plan, number, value_s: self._on_round(race, plan, number, value_s),
             on_failure=self._finish,
         )
@@ -410,7 +402,7 @@ class MeasureRung:
     def _one_round_s(self, entrants: Sequence[Plan]) -> float:
         """When a single round should be over: without one, nobody ever gets to a fresh process."""
         round_s = sum(self._calibrations[plan].visit_s for plan in entrants)
-        return min(self.clock() + 1.5 * round_s, self.deadline_s)
+        return min(self.search.clock() + 1.5 * round_s, self.search.end_s)
 
     def _close(self, race: RaceRecord, plan: Plan) -> None:
         """Finishes the trial of a plan with what a race has said of it."""
@@ -430,12 +422,12 @@ class MeasureRung:
 
     def _race_deadline_s(self, entrants: Sequence[Plan]) -> float:
         """When a race must be over so that its best can be measured in fresh processes."""
-        return self.deadline_s - FEWEST * self._process_s(entrants)
+        return self.search.end_s - FEWEST * self._process_s(entrants)
 
     def _race_end_s(self, entrants: Sequence[Plan]) -> float:
         """When a race should be over: fresh processes decide, it only chooses who gets there."""
-        now_s, latest_s = self.clock(), self._race_deadline_s(entrants)
-        early_s = self.deadline_s - RESERVED * self._process_s(entrants)
+        now_s, latest_s = self.search.clock(), self._race_deadline_s(entrants)
+        early_s = self.search.end_s - RESERVED * self._process_s(entrants)
         return max(early_s, now_s + _LEAST_RACE * (latest_s - now_s))
 
     def _start_race(
@@ -445,32 +437,34 @@ class MeasureRung:
             return Race(entrants, rules=RACE, seed=0, rounds=stored)
         except ValueError:
             # Other finalists than last time: rounds that do not line up cannot be paired.
-            self.progress.notice("the finalists have changed; the race starts again from round one")
+            self.search.progress.notice(
+                "the finalists have changed; the race starts again from round one"
+            )
             return Race(entrants, rules=RACE, seed=0)
 
     def _on_round(self, race: Race[Plan], plan: Plan, number: int, value_s: float) -> None:
         trial = self._trials.get(plan)
         if trial is not None:
-            self.study.measure.report(trial, number, [value_s])
+            self.search.study.measure.report(trial, number, [value_s])
         self._rounds = max(self._rounds, number + 1)
         left = len(race.survivors)
-        self.progress.phase(
+        self.search.progress.phase(
             "measure",
             total=race.rules.max_rounds,
             done=self._rounds,
             note=f"round {self._rounds}, {left} left",
         )
-        self.progress.now(f"{plan}, {format_seconds(value_s)}")
+        self.search.progress.now(f"{plan}, {format_seconds(value_s)}")
         leader = race.leader
         if leader is not None:
             middle_s = statistics.median(race.values_of(leader))
-            self.progress.best(f"{leader}, {format_seconds(middle_s)} measured")
+            self.search.progress.best(f"{leader}, {format_seconds(middle_s)} measured")
 
     # Fresh processes
 
     def _final(self) -> Final:
         excluded = [plan for plan, one in self._done.items() if not may_be_exported(one)]
-        baseline = [plan for plan in self.preparation.baseline if self._is_known(plan)]
+        baseline = [plan for plan in self.search.preparation.baseline if self._is_known(plan)]
         return self._records.final(
             rules=FinalRules(),
             baseline=baseline,
@@ -512,7 +506,7 @@ class MeasureRung:
         Returns:
           Whether all that was raced is decided.
         """
-        self._ensure_reference(self.preparation.baseline)
+        self._ensure_reference(self.search.preparation.baseline)
         while True:
             final = self._final()
             entrants = final.entrants(self._contenders(final))
@@ -530,14 +524,16 @@ class MeasureRung:
                 return False
 
     def _has_time(self, final: Final, entrants: Sequence[Plan]) -> bool:
-        late_s = self.clock() + self._process_s(entrants) - self.deadline_s
+        late_s = self.search.clock() + self._process_s(entrants) - self.search.end_s
         is_needed = not final.exported()
-        return late_s <= (max(_GRACE * self.budget_s, _GRACE_S) if is_needed else 0.0)
+        return late_s <= (
+            max(_GRACE * self.search.request.budget_s, _GRACE_S) if is_needed else 0.0
+        )
 
     def _run_process(self, final: Final, entrants: Sequence[Plan]) -> bool:
         """Runs one process; False if the time was over before it had a figure."""
         count = final.count(entrants[0])
-        self.progress.phase(
+        self.search.progress.phase(
             "confirm",
             total=next((look for look in LOOKS if look > count), LOOKS[-1]),
             done=count,
@@ -549,21 +545,25 @@ class MeasureRung:
             [self._calibrations[plan] for plan in entrants],
             rules=self.rules,
             number=len(final.rows),
-            deadline_s=self.deadline_s,
-            clock=self.clock,
+            deadline_s=self.search.end_s,
+            clock=self.search.clock,
         )
         for plan, value_s in ran.seconds:
-            self.progress.now(f"{plan}, {format_seconds(value_s)} in fresh process {count + 1}")
+            self.search.progress.now(
+                f"{plan}, {format_seconds(value_s)} in fresh process {count + 1}"
+            )
         records = self._records
         if ran.seconds:
-            machine = self.study.owner.machine
+            machine = self.search.study.owner.machine
             record = ProcessRecord(machine=machine, seconds=ran.seconds, took_s=ran.took_s)
             records = replace(records, processes=(*records.processes, record))
         self._records = replace(records, failed=(*records.failed, *ran.failures))
         self._note_records()
         for plan, failure in ran.failures:
             self._done[plan] = failure
-            self.progress.notice(f"{plan} failed in a fresh process: {failure_reason(failure)}")
+            self.search.progress.notice(
+                f"{plan} failed in a fresh process: {failure_reason(failure)}"
+            )
         return ran.is_whole
 
     def _fail(self, plans: Sequence[Plan]) -> None:
@@ -575,7 +575,7 @@ class MeasureRung:
 
     def _process_s(self, entrants: Sequence[Plan] = ()) -> float:
         """What a process takes: as the last one did, or what the first visits let expect."""
-        pair = list(dict.fromkeys([*self.preparation.baseline, *self._incumbent, *entrants]))
+        pair = list(dict.fromkeys([*self.search.preparation.baseline, *self._incumbent, *entrants]))
         known = [self._calibrations[plan] for plan in pair if plan in self._calibrations]
         expected_s = process_s_of(known[: FinalRules().entrants])
         last = [one.took_s for one in self._records.processes[-1:]]
@@ -615,20 +615,20 @@ class MeasureRung:
         )
         if not ending:
             decision = replace(decision, sentence=ending_of(decision))
-        self.notebook.note_decision(decision)
+        self.search.notebook.note_decision(decision)
         return decision.sentence
 
     def _explain_programs(self) -> None:
         """Finishes the plans whose programs differed, once no process has anything ready."""
         if not self._differing:
             return
-        self.progress.now("tracing steps again whose programs have changed")
+        self.search.progress.now("tracing steps again whose programs have changed")
         plans = tuple(self._differing)
         found = explain_programs(self.pool, self._subject, plans, self.rules.timeout_s)
         self._differing.clear()
         for plan, failed in found.items():
             self._finish(plan, failed)
-            self.progress.notice(f"{plan} was not measured: {failed.reason}")
+            self.search.progress.notice(f"{plan} was not measured: {failed.reason}")
 
     def _finish(self, plan: Plan, outcome: Outcome) -> None:
         self._done[plan] = outcome
@@ -639,4 +639,4 @@ class MeasureRung:
         if trial is not None:
             calibration = self._calibrations.get(plan)
             fingerprint = calibration.first.fingerprint if calibration else ""
-            self.study.measure.finish(trial, outcome, fingerprint=fingerprint)
+            self.search.study.measure.finish(trial, outcome, fingerprint=fingerprint)

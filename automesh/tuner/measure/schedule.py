@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, TimedOut
-from automesh.program.nouns import Entry, VisitAnswer
+from automesh.program.nouns import StepRef, VisitAnswer
 from automesh.program.script.sources import Sources
 from automesh.tuner.measure.race import Ending, Race, Standing
 from automesh.tuner.study.retrace import other_program
@@ -42,9 +42,7 @@ class Subject:
       sources: the files of the script, as they were when it was inspected.
     """
 
-    entry: Entry
-    axis_types: tuple[str, ...]
-    facts: tuple[tuple[str, int], ...]
+    step: StepRef
     cache_dir: str
     sources: Sources = ()
 
@@ -101,10 +99,8 @@ def visit_job(
 ) -> VisitJob:
     """The message that asks a worker for one visit."""
     return VisitJob(
-        entry=subject.entry,
+        step=subject.step,
         plan=plan,
-        axis_types=subject.axis_types,
-        facts=subject.facts,
         cache_dir=subject.cache_dir,
         steps=steps,
         samples=samples,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from automesh.hardware import chip_for
 from automesh.mesh.axes import Plan
@@ -20,9 +21,9 @@ from automesh.report.result import Candidate, Funnel, SearchResult
 from automesh.report.words import count
 from automesh.tuner.choose.ranking import rank, rank_ahead
 from automesh.tuner.command.results import assemble_command
-from automesh.tuner.measure.decision import Decision
 from automesh.tuner.study.freshness import changed_versions
-from automesh.tuner.study.metadata import Footer, Header, Notebook, batch_axes_of
+from automesh.tuner.study.metadata import Header, Notebook, notebook_of
+from automesh.tuner.study.results import result_of, with_ending
 from automesh.tuner.study.rung import Rung
 from automesh.tuner.study.study import Study, Trial
 
@@ -31,13 +32,8 @@ def assemble(study: Study, header: Header) -> SearchResult:
     """Reads everything that a study knows for the script and versions of its header."""
     if header.template:
         return assemble_command(study, header)
-    notebook = Notebook(
-        study=study,
-        source_hash=header.source_hash,
-        versions=header.versions,
-        outside=frozenset(header.outside),
-    )
-    judged = header.room.judged
+    notebook = notebook_of(study, header)
+    judged = header.device_memory.judged
     compiled = {plan: judged(one) for plan, one in outcomes_of(notebook, study.compile).items()}
     measured = outcomes_of(notebook, study.measure)
     screened: dict[Plan, Outcome] = {}
@@ -62,39 +58,13 @@ def assemble(study: Study, header: Header) -> SearchResult:
             winner=() if decision is None else (decision.winner,),
             estimates=_estimates(notebook, study.compile),
         )
-    notices = [*header.notices, *_notices_of_stale(notebook)]
-    return SearchResult(
-        workload=header.workload,
-        target=header.target,
-        platform=header.platform,
-        device=header.device_kind,
-        device_count=header.device_count,
-        axes=header.axes,
-        axis_types=header.axis_types,
-        batch_axes=batch_axes_of(header),
-        candidates=candidates,
-        funnel=_funnel(header, candidates, screened | compiled, measured),
+    found = result_of(
+        header, candidates, _funnel(header, candidates, screened | compiled, measured)
+    )
+    return replace(
+        with_ending(found, decision, footer),
         reference=notebook.reference(),
-        verifications=() if decision is None else (decision.verification,),
-        stop_reason="the search has not ended yet" if footer is None else footer.stop_reason,
-        notices=tuple(notices),
-        details=header.details,
-        made_up=header.made_up,
-        tokens_per_step=header.tokens_per_step,
-        study=header.location,
-        results_dir=header.results_dir,
-        rules_path="" if footer is None else footer.rules_path,
-        command=header.command,
-        made=_made(decision, footer),
-        versions=header.versions,
-        interrupted=footer is not None and footer.interrupted,
-        speeds=header.speeds,
-        certificate="" if footer is None else footer.certificate,
-        belief="" if footer is None else footer.belief,
-        is_ahead=header.is_ahead,
-        split=header.split,
-        device_memory_bytes=header.room.limit_bytes,
-        reserve_bytes=header.room.reserve_bytes,
+        notices=(*header.notices, *_notices_of_stale(notebook)),
     )
 
 
@@ -118,12 +88,6 @@ def _other(trial: Trial, notebook: Notebook) -> str:
         return "an older script"
     more = f" and {len(changed) - 1} more" if changed[1:] else ""
     return f"other versions ({next(iter(changed))}{more})"
-
-
-def _made(decision: Decision | None, footer: Footer | None) -> str:
-    if decision is not None:
-        return decision.made
-    return "" if footer is None else footer.made
 
 
 def outcomes_of(notebook: Notebook, rung: Rung) -> dict[Plan, Outcome]:

@@ -20,8 +20,8 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from automesh.errors import UsageError
-from automesh.tuner.study.lease import Holds
-from automesh.tuner.study.lease_tables import FileHolds, SqlHolds
+from automesh.tuner.study.lease import LeaseTable
+from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 from automesh.tuner.study.storage import Storage
 
 BUSY_S = 60.0  # how long a write waits for another process to end its own, which takes milliseconds
@@ -43,7 +43,7 @@ class Backend:
     """An open storage: Optuna's studies and the holds beside them."""
 
     optuna: BaseStorage
-    holds: Holds
+    leases: LeaseTable
     storage: Storage
 
     def explained(self) -> AbstractContextManager[None]:
@@ -51,7 +51,7 @@ class Backend:
         return explained(self.storage)
 
     def close(self) -> None:
-        self.holds.close()
+        self.leases.close()
         if isinstance(self.optuna, RDBStorage):
             self.optuna.remove_session()
             self.optuna.engine.dispose()
@@ -211,7 +211,7 @@ def _open_rdb(storage: Storage, url: str, options: dict[str, Any]) -> Backend:
     for attempt in range(1, attempts + 1):
         try:
             rdb = _new_rdb(url, options)
-            return Backend(optuna=rdb, holds=SqlHolds(rdb.engine), storage=storage)
+            return Backend(optuna=rdb, leases=SqlLeases(rdb.engine), storage=storage)
         except RuntimeError as error:
             raise _schema_mismatch(storage, error) from error
         except (sa_errors.SQLAlchemyError, optuna.exceptions.StorageInternalError):
@@ -296,8 +296,8 @@ def _open_journal(storage: Storage) -> Backend:
     _check_journal(path, storage)
     lock = FlockedJournal(path)
     journal = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
-    holds = FileHolds(path.with_name(f"{path.name}.holds"))
-    return Backend(optuna=journal, holds=holds, storage=storage)
+    leases = FileLeases(path.with_name(f"{path.name}.holds"))
+    return Backend(optuna=journal, leases=leases, storage=storage)
 
 
 def _check_journal(path: Path, storage: Storage) -> None:

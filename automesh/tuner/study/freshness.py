@@ -294,12 +294,9 @@ class _Lowering:
                 memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(1),
                 on_wait=self.progress.tick,
             )
-        inspection = self.preparation.inspection
         job = TraceJob(
-            entry=self.preparation.entry,
+            step=self.preparation.step,
             plan=plan,
-            axis_types=inspection.axis_types,
-            facts=inspection.facts,
             text_file=str(self.folder / "program.txt"),
         )
         answer = self._pool.run(job, min(self.request.timeout_s, left_s))

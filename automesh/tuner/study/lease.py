@@ -1,4 +1,4 @@
-"""Who works on what: holds that end when their owner dies or falls silent."""
+"""Who works on what: leases that end when their owner dies or falls silent."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _process_start(pid: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class LeaseRow:
     """One row: `owner` has `key` since it last said so at `renewed_s` (the storage's clock).
 
     `version` grows with every change and is what a compare-and-set compares.
@@ -92,20 +92,20 @@ class Hold:
     version: int
 
 
-class Holds(Protocol):
+class LeaseTable(Protocol):
     """A small shared table of holds; every change is one atomic compare-and-set."""
 
     def now(self) -> float:
         """Seconds by the clock that all who share the storage see: clocks of hosts may differ."""
         ...
 
-    def get(self, key: str) -> Hold | None: ...
+    def get(self, key: str) -> LeaseRow | None: ...
 
-    def under(self, prefix: str) -> dict[str, Hold]:
+    def under(self, prefix: str) -> dict[str, LeaseRow]:
         """All holds whose key starts with `prefix`."""
         ...
 
-    def swap(self, key: str, old: Hold | None, owner: Owner | None) -> bool:
+    def swap(self, key: str, old: LeaseRow | None, owner: Owner | None) -> bool:
         """Gives `key` to `owner` (None: to nobody) if it still is as in `old`; else False."""
         ...
 
@@ -116,24 +116,24 @@ class Holds(Protocol):
     def close(self) -> None: ...
 
 
-def expired(hold: Hold, now_s: float) -> bool:
+def expired(row: LeaseRow, now_s: float) -> bool:
     """Whether anyone may take it over: its process is dead, or was silent for `LEASE_S`."""
-    return is_dead(hold.owner) or now_s - hold.renewed_s > LEASE_S
+    return is_dead(row.owner) or now_s - row.renewed_s > LEASE_S
 
 
-def take(holds: Holds, key: str, owner: Owner) -> bool:
+def take(leases: LeaseTable, key: str, owner: Owner) -> bool:
     """Takes `key` if nobody has it or its owner is gone; True also if `owner` has it already."""
-    hold = holds.get(key)
-    if hold is not None and hold.owner != owner and not expired(hold, holds.now()):
+    row = leases.get(key)
+    if row is not None and row.owner != owner and not expired(row, leases.now()):
         return False
-    return holds.swap(key, hold, owner)
+    return leases.swap(key, row, owner)
 
 
-def release(holds: Holds, key: str, owner: Owner) -> None:
+def release(leases: LeaseTable, key: str, owner: Owner) -> None:
     """Gives `key` back; does nothing if somebody else has it by now."""
     # Again if a renewal came in between.
-    while (hold := holds.get(key)) is not None and hold.owner == owner:
-        if holds.swap(key, hold, None):
+    while (row := leases.get(key)) is not None and row.owner == owner:
+        if leases.swap(key, row, None):
             return
 
 
@@ -143,19 +143,19 @@ class Lease:
     It ends `LEASE_S` after the last `renew`, or at once when its process is found dead.
     """
 
-    def __init__(self, holds: Holds, key: str, owner: Owner) -> None:
-        self._holds = holds
+    def __init__(self, leases: LeaseTable, key: str, owner: Owner) -> None:
+        self._leases = leases
         self._key = key
         self._owner = owner
 
     def acquire(self) -> bool:
         """Takes the lease if it is free or expired; True if this process has it now."""
-        return take(self._holds, self._key, self._owner)
+        return take(self._leases, self._key, self._owner)
 
     def held(self) -> bool:
         """Whether this process has the lease, asked of the storage."""
-        hold = self._holds.get(self._key)
-        return hold is not None and hold.owner == self._owner
+        row = self._leases.get(self._key)
+        return row is not None and row.owner == self._owner
 
     def renew(self) -> bool:
         """Keeps the lease and all claims of this process alive; call it every few seconds.
@@ -163,13 +163,13 @@ class Lease:
         Returns:
           Whether the lease is still this process's: False once another has taken it over.
         """
-        self._holds.renew(self._owner)
+        self._leases.renew(self._owner)
         return self.held()
 
     def holder(self) -> Owner | None:
         """Who has it, None if nobody or somebody who is gone."""
-        hold = self._holds.get(self._key)
-        return None if hold is None or expired(hold, self._holds.now()) else hold.owner
+        row = self._leases.get(self._key)
+        return None if row is None or expired(row, self._leases.now()) else row.owner
 
     def release(self) -> None:
-        release(self._holds, self._key, self._owner)
+        release(self._leases, self._key, self._owner)

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import from_json, to_json
-from automesh.tuner.study.lease import Hold, Owner
+from automesh.tuner.study.lease import LeaseRow, Owner
 
 _TABLE = sa.Table(
     "automesh_holds",
@@ -33,8 +33,8 @@ _CLOCKS = {
 }
 
 
-class SqlHolds:
-    """Holds in a table beside Optuna's; each change is one statement, so nothing is ever locked."""
+class SqlLeases:
+    """Leases in a table beside Optuna's; each change is one statement: nothing is ever locked."""
 
     def __init__(self, engine: sa.Engine) -> None:
         # Single statements need no transaction, and SQLite must not keep a read snapshot open.
@@ -47,17 +47,17 @@ class SqlHolds:
         # SQLite in WAL mode is shared within one host only: one clock.
         return time.time() if self._clock is None else float(self._rows(self._clock)[0][0])
 
-    def get(self, key: str) -> Hold | None:
+    def get(self, key: str) -> LeaseRow | None:
         rows = self._rows(sa.select(_TABLE).where(_TABLE.c.hold_key == key))
         return _from_row(rows[0]) if rows else None
 
-    def under(self, prefix: str) -> dict[str, Hold]:
+    def under(self, prefix: str) -> dict[str, LeaseRow]:
         rows = self._rows(
             sa.select(_TABLE).where(_TABLE.c.hold_key.startswith(prefix, autoescape=True))
         )
         return {row.hold_key: _from_row(row) for row in rows}
 
-    def swap(self, key: str, old: Hold | None, owner: Owner | None) -> bool:
+    def swap(self, key: str, old: LeaseRow | None, owner: Owner | None) -> bool:
         if old is None:
             return owner is not None and self._insert(key, owner)
         unchanged = sa.and_(_TABLE.c.hold_key == key, _TABLE.c.version == old.version)
@@ -93,8 +93,8 @@ class SqlHolds:
             return connection.execute(statement).rowcount
 
 
-class FileHolds:
-    """Holds in a JSON file, replaced whole under a lock that the kernel releases at death."""
+class FileLeases:
+    """Leases in a JSON file, replaced whole under a lock that the kernel releases at death."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -107,57 +107,57 @@ class FileHolds:
         os.utime(self._lock.lock_file)
         return Path(self._lock.lock_file).stat().st_mtime
 
-    def get(self, key: str) -> Hold | None:
+    def get(self, key: str) -> LeaseRow | None:
         return self._read().get(key)
 
-    def under(self, prefix: str) -> dict[str, Hold]:
-        return {key: hold for key, hold in self._read().items() if key.startswith(prefix)}
+    def under(self, prefix: str) -> dict[str, LeaseRow]:
+        return {key: row for key, row in self._read().items() if key.startswith(prefix)}
 
-    def swap(self, key: str, old: Hold | None, owner: Owner | None) -> bool:
+    def swap(self, key: str, old: LeaseRow | None, owner: Owner | None) -> bool:
         with self._lock:
-            holds = self._read()
-            if holds.get(key) != old or (old is None and owner is None):
+            leases = self._read()
+            if leases.get(key) != old or (old is None and owner is None):
                 return False
             if owner is None:
-                del holds[key]
+                del leases[key]
             else:
                 version = _first_version() if old is None else old.version + 1
-                holds[key] = Hold(key=key, owner=owner, renewed_s=self.now(), version=version)
-            self._write(holds)
+                leases[key] = LeaseRow(key=key, owner=owner, renewed_s=self.now(), version=version)
+            self._write(leases)
             return True
 
     def renew(self, owner: Owner) -> None:
         with self._lock:
-            now_s, holds = self.now(), self._read()
-            for key, hold in holds.items():
-                if hold.owner == owner:
-                    holds[key] = Hold(
-                        key=key, owner=owner, renewed_s=now_s, version=hold.version + 1
+            now_s, leases = self.now(), self._read()
+            for key, row in leases.items():
+                if row.owner == owner:
+                    leases[key] = LeaseRow(
+                        key=key, owner=owner, renewed_s=now_s, version=row.version + 1
                     )
-            self._write(holds)
+            self._write(leases)
 
     def close(self) -> None:
         self._lock.release()
 
-    def _read(self) -> dict[str, Hold]:
+    def _read(self) -> dict[str, LeaseRow]:
         if not self._path.exists():
             return {}
         text = self._path.read_bytes().strip(b"\0")
         if not text:  # a power cut may leave the name without the content
             return {}
         try:
-            holds: list[Hold] = from_json(json.loads(text), list[Hold])
+            leases: list[LeaseRow] = from_json(json.loads(text), list[LeaseRow])
         except (ValueError, AutomeshError) as error:
             raise UsageError(
                 f"the file `{self._path}` is damaged",
                 hint="delete it while no search runs: it only says which process runs what",
             ) from error
-        return {hold.key: hold for hold in holds}
+        return {row.key: row for row in leases}
 
-    def _write(self, holds: dict[str, Hold]) -> None:
+    def _write(self, leases: dict[str, LeaseRow]) -> None:
         # No fsync: after a power cut no owner is alive, and a lost hold is a free one.
         draft = self._path.with_name(f"{self._path.name}.new")
-        draft.write_text(json.dumps(to_json(list(holds.values()), list[Hold])))
+        draft.write_text(json.dumps(to_json(list(leases.values()), list[LeaseRow])))
         draft.replace(self._path)
 
 
@@ -170,8 +170,8 @@ def _owner_text(owner: Owner) -> str:
     return json.dumps(to_json(owner, Owner), sort_keys=True)
 
 
-def _from_row(row: Any) -> Hold:
-    return Hold(
+def _from_row(row: Any) -> LeaseRow:
+    return LeaseRow(
         key=row.hold_key,
         owner=from_json(json.loads(row.owner), Owner),
         renewed_s=float(row.renewed_s),

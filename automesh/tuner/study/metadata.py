@@ -13,7 +13,7 @@ from automesh.hardware.fabric.fabric import Fabric
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import Plan, usual_batch_axes
 from automesh.report.estimates import Estimates
-from automesh.tuner.compile.memory_limit import NO_LIMIT, Room
+from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.paths import as_seen, newest_study
 from automesh.tuner.preparation import Preparation
@@ -39,7 +39,7 @@ class Header:
       estimated: how many of `plans` have an estimate.
       fabric: how the devices are wired; None if that could not be told.
       is_ahead: True if the devices are not here: nothing can be measured.
-      room: what a plan may use of a device's memory.
+      device_memory: what a plan may use of a device's memory.
       axis_types: what the step was searched with, a word for each axis; empty: nobody noted them.
       batch_axes: axes that the rows of a batch are split over; None: nobody noted them.
       outside: plans, as text, that the study knows from other search spaces and that are not legal
@@ -71,7 +71,7 @@ class Header:
     estimated: int = 0
     fabric: Fabric | None = None
     is_ahead: bool = False
-    room: Room = NO_LIMIT
+    device_memory: DeviceMemory = NO_LIMIT
     outside: tuple[str, ...] = ()
     template: str = ""
     split: str = ""
@@ -178,6 +178,16 @@ def _upgraded(found: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "comparisons": [], "sentence": race["sentence"]}
 
 
+def notebook_of(study: Study, header: Header) -> Notebook:
+    """The notes of a study for the script and the versions of a header."""
+    return Notebook(
+        study=study,
+        source_hash=header.source_hash,
+        versions=header.versions,
+        outside=frozenset(header.outside),
+    )
+
+
 def batch_axes_of(header: Header) -> tuple[str, ...]:
     """Axes that split the rows of a batch; by their names where nobody noted them."""
     return usual_batch_axes(header.axes) if header.batch_axes is None else header.batch_axes
@@ -186,7 +196,12 @@ def batch_axes_of(header: Header) -> tuple[str, ...]:
 def read_header(study: Study) -> Header | None:
     """The header that the last search left in a study; None if none got that far."""
     found = study.noted("header")
-    return None if found is None else from_json(found, Header)
+    if found is None:
+        return None
+    if "room" in found:  # Its name in studies of former versions.
+        found = {**found, "device_memory": found["room"]}
+        del found["room"]
+    return from_json(found, Header)
 
 
 # What a search notes at its start, and how it says that its time is over.
@@ -222,18 +237,16 @@ def header_of(
         details=estimates.details,
         made_up=inspection.made_up,
         tokens_per_step=inspection.tokens_per_step,
-        location=study.storage.text
-        if study.storage.kind == "server"
-        else as_seen(study.storage.location),
+        location=shown_location(study),
         results_dir=as_seen(preparation.folder),
-        command=request.command,
+        command=request.typed,
         source_hash=preparation.source_hash,
         versions=preparation.provenance,
         speeds=estimates.origin,
         estimated=len(estimates.found),
         fabric=estimates.fabric,
         is_ahead=is_ahead,
-        room=preparation.room,
+        device_memory=preparation.device_memory,
         axis_types=preparation.axis_types,
         batch_axes=preparation.batch_axes,
         split=preparation.split,
@@ -250,6 +263,12 @@ def _outside(preparation: Preparation, study: Study, *, is_ahead: bool) -> tuple
         trial.plan for rung in rungs for trial in rung.trials() if trial.matches(*mine)
     )
     return tuple(str(plan) for plan in known if plan not in legal)
+
+
+def shown_location(study: Study) -> str:
+    """Where the trials of a study are, for people."""
+    storage = study.storage
+    return storage.text if storage.kind == "server" else as_seen(storage.location)
 
 
 def spent(budget_s: float) -> str:

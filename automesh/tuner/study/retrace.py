@@ -13,7 +13,7 @@ from automesh.errors import UsageError
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure
 from automesh.program.lower.program_text import first_difference, read_text
-from automesh.program.nouns import Entry, Traced
+from automesh.program.nouns import StepRef, Traced
 from automesh.program.script.sources import Sources, edited_files
 from automesh.worker.messages import TraceJob
 
@@ -42,15 +42,11 @@ class TracePool(Protocol):
         ...
 
 
-class Step(Protocol):
+class TracedStep(Protocol):
     """What all plans of a search have in common."""
 
     @property
-    def entry(self) -> Entry: ...
-    @property
-    def axis_types(self) -> tuple[str, ...]: ...
-    @property
-    def facts(self) -> tuple[tuple[str, int], ...]: ...
+    def step(self) -> StepRef: ...
     @property
     def sources(self) -> Sources: ...
 
@@ -71,7 +67,7 @@ def other_program(sources: Sources) -> Failed:
 
 
 def explain_programs(
-    pool: TracePool, step: Step, plans: Sequence[Plan], timeout_s: float
+    pool: TracePool, subject: TracedStep, plans: Sequence[Plan], timeout_s: float
 ) -> dict[Plan, Failed]:
     """Says of plans with `OTHER_PROGRAM` where their programs differ: traces them in two processes.
 
@@ -86,16 +82,14 @@ def explain_programs(
             if process:
                 pool.recycle()
             for plan, texts in files.items():
-                pool.trace(_trace_job(step, plan, texts[process]), timeout_s)
+                pool.trace(_trace_job(subject, plan, texts[process]), timeout_s)
         return {plan: _explained(*texts) for plan, texts in files.items()}
 
 
-def _trace_job(step: Step, plan: Plan, file: Path) -> TraceJob:
+def _trace_job(subject: TracedStep, plan: Plan, file: Path) -> TraceJob:
     return TraceJob(
-        entry=step.entry,
+        step=subject.step,
         plan=plan,
-        axis_types=step.axis_types,
-        facts=step.facts,
         text_file=str(file),
     )
 

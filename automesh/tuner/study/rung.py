@@ -218,7 +218,7 @@ class Rung:
             except UpdateFinishedTrialError:
                 return "already_finished"
             finally:
-                release(self._backend.holds, self._key(trial.number), self._owner)
+                release(self._backend.leases, self._key(trial.number), self._owner)
             return "stored"
 
     def give_back(self, trial: Trial) -> None:
@@ -227,7 +227,7 @@ class Rung:
             self._claimed.pop(trial.storage_id, None)
             if self._is_mine(trial):
                 self._storage.set_trial_state_values(trial.storage_id, TrialState.WAITING)
-                release(self._backend.holds, self._key(trial.number), self._owner)
+                release(self._backend.leases, self._key(trial.number), self._owner)
 
     def give_all_back(self) -> None:
         """Puts everything that this process claimed and did not finish back into the queue."""
@@ -235,15 +235,15 @@ class Rung:
             self.give_back(trial)
 
     def _claim(self, frozen: FrozenTrial) -> Trial | None:
-        key, holds = self._key(frozen.number), self._backend.holds
-        if not take(holds, key, self._owner):
+        key, leases = self._key(frozen.number), self._backend.leases
+        if not take(leases, key, self._owner):
             return None
         storage_id = _id(frozen)
         # Read again under the hold: whoever had it before may have finished the trial.
         frozen = self._storage.get_trial(storage_id)
         if frozen.state != TrialState.WAITING:
             if storage_id not in self._claimed:
-                release(holds, key, self._owner)
+                release(leases, key, self._owner)
             return None
         attributes = owner_attributes(frozen, self._owner)
         self._store(storage_id, attributes, TrialState.RUNNING, None)
@@ -257,11 +257,11 @@ class Rung:
         return trial
 
     def _requeue(self, frozen: FrozenTrial) -> Trial | None:
-        key, holds = self._key(frozen.number), self._backend.holds
-        hold = holds.get(key)
-        if hold is not None and (hold.owner == self._owner or not expired(hold, holds.now())):
+        key, leases = self._key(frozen.number), self._backend.leases
+        row = leases.get(key)
+        if row is not None and (row.owner == self._owner or not expired(row, leases.now())):
             return None
-        if not holds.swap(key, hold, self._owner):
+        if not leases.swap(key, row, self._owner):
             return None
         storage_id = _id(frozen)
         frozen = self._storage.get_trial(storage_id)
@@ -271,7 +271,7 @@ class Rung:
             self._store(storage_id, {}, *final_state(outcome))
         elif frozen.state == TrialState.RUNNING:
             self._storage.set_trial_state_values(storage_id, TrialState.WAITING)
-        release(holds, key, self._owner)
+        release(leases, key, self._owner)
         trial = self._trial(self._storage.get_trial(storage_id))
         return trial if trial.is_waiting else None
 
@@ -291,8 +291,8 @@ class Rung:
         waiting = self._storage.get_all_trials(
             self._study_id, deepcopy=False, states=(TrialState.WAITING,)
         )
-        holds, now_s = self._backend.holds.under(self._prefix), self._backend.holds.now()
-        taken = {key for key, hold in holds.items() if not expired(hold, now_s)}
+        leases, now_s = self._backend.leases.under(self._prefix), self._backend.leases.now()
+        taken = {key for key, row in leases.items() if not expired(row, now_s)}
         self._queue = deque(
             one
             for one in waiting
@@ -333,8 +333,8 @@ class Rung:
         return mine and not self._scope.overcomes(trial.outcome)
 
     def _is_mine(self, trial: Trial) -> bool:
-        hold = self._backend.holds.get(self._key(trial.number))
-        return hold is not None and hold.owner == self._owner
+        row = self._backend.leases.get(self._key(trial.number))
+        return row is not None and row.owner == self._owner
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number}"

@@ -48,7 +48,7 @@ def open_study(
 
     backend = open_backend(storage)
     owner = this_owner()
-    lease = Lease(backend.holds, f"{name}/lease", owner)
+    lease = Lease(backend.leases, f"{name}/lease", owner)
 
     def open_rung(rung: RungName) -> Rung:
         return Rung(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
 from automesh.hlo.store import ModuleStore, store_in
 from automesh.program.absent.array_errors import explaining_real_arrays
 from automesh.program.absent.client import devices_of
@@ -26,7 +26,7 @@ from automesh.worker.stages import Emit, Stages
 
 
 def compile_ahead(
-    job: CompileJob, one: Elsewhere, scripts: Scripts, stages: Stages, emit: Emit
+    job: CompileJob, one: AbsentDevices, scripts: Scripts, stages: Stages, emit: Emit
 ) -> CompileAnswer | Lowered:
     """Builds, lowers and compiles a plan for `one`, or finds its program in the store.
 
@@ -39,10 +39,10 @@ def compile_ahead(
     stages.enter("start")
     devices = devices_of(one)
     with (
-        explaining_real_arrays(job.entry.function),
+        explaining_real_arrays(job.step.entry.function),
         answering(one, lambda: devices, in_meshes=True) as answers,
     ):
-        script = scripts.load(job.entry, stages, one, answers)
+        script = scripts.load(job.step.entry, stages, one, answers)
         # jax cannot read what it would keep of these executables.
         compilation_cache.leave()
         stages.enter("build")

@@ -16,7 +16,7 @@ from automesh.program.pipeline.recognize import lower_any
 from automesh.program.script.build import build_on
 from automesh.sharding.manual_axes import axes_talked_over
 from automesh.sharding.passes import plain
-from automesh.sharding.programs import PLATFORMS, text_of
+from automesh.sharding.programs import lowered_for, text_of
 from automesh.worker.messages import ArraysJob, InspectJob
 
 
@@ -51,7 +51,7 @@ class Trials:
                 knobs=self.knobs,
                 devices=self.devices,
             )
-            program = lower_any(built, platforms=PLATFORMS[platform] if platform else None)
+            program = lower_any(built, platforms=lowered_for(platform) if platform else None)
         # The user's code may refuse these sizes for any reason: that rules no axis out.
         except Exception as error:  # noqa: BLE001
             mesh = ",".join(f"{name}:{size}" for name in active)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program import surroundings
@@ -61,7 +61,7 @@ from automesh.program.script.signature import check_knobs, check_mapping
 from automesh.program.script.sources import hash_of_sources
 from automesh.program.step_summary import StepSummary
 from automesh.program.summarize import summarize
-from automesh.sharding.programs import PLATFORMS
+from automesh.sharding.programs import lowered_for
 from automesh.space.mapping import StepMapping
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.compile_absent import compile_ahead
@@ -178,19 +178,19 @@ def _look(job: InspectJob | DiscoverJob | ArraysJob | SummarizeJob, stages: Stag
 
 
 def _inspect(job: InspectJob, stages: Stages) -> Inspection:
-    with watching() as watch, told_of(job.elsewhere, job.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+    with watching() as watch, told_of(job.step.absent, job.step.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
         devices, signature = attached(), script.signature
         stages.enter("build")
         mapping = default_mapping(signature.mapping, job.mapping)
         built = build_on(script.build, _ones(job.axis_names), mapping=mapping, devices=devices)
         stages.enter("lower")
-        program = lower_any(built, platforms=_platforms(job.elsewhere))
+        program = lower_any(built, platforms=_platforms(job.step.absent))
         trials = Trials(build=script.build, job=job, axis_types=built.axis_types, devices=devices)
         used = used_axes(trials, job.axis_names, mapping)
         defaults = signature.mapping
         logical = None if defaults is None else seen_mapping(trials, defaults, mapping)
-    workload, sources = built.workload, surroundings.sources(job.entry)
+    workload, sources = built.workload, surroundings.sources(job.step.entry)
     return Inspection(
         devices=surroundings.devices(),
         process_count=jax.process_count(),
@@ -207,7 +207,7 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         fingerprint=program.fingerprint(()),
         source_hash=hash_of_sources(sources),
         sources=sources,
-        reads=watch.reads(surroundings.roots_of(job.entry), sources),
+        reads=watch.reads(surroundings.roots_of(job.step.entry), sources),
         versions=surroundings.versions(),
         environment=surroundings.environment(),
         seen=tuple(sorted(trials.seen.items())),
@@ -219,24 +219,24 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
 def _discover(job: DiscoverJob, stages: Stages) -> Discovery:
     start_jax(stages)
     stages.enter("build")
-    with told_of(job.elsewhere, Path(job.entry.location).name):
-        if job.elsewhere is not None:
-            return discover_for_absent(job.entry, step=job.step)
+    with told_of(job.step.absent, Path(job.step.entry.location).name):
+        if job.step.absent is not None:
+            return discover_for_absent(job.step.entry, step=job.wanted)
         memory = surroundings.device_memory_bytes()
-        return discover_here(job.entry, step=job.step, device_memory_bytes=memory)
+        return discover_here(job.step.entry, step=job.wanted, device_memory_bytes=memory)
 
 
 def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
-    with told_of(job.elsewhere, job.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+    with told_of(job.step.absent, job.step.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
         signature = script.signature
-        check_knobs(signature, job.knobs, name=job.entry.function)
-        check_mapping(signature, job.mapping, name=job.entry.function)
+        check_knobs(signature, job.knobs, name=job.step.entry.function)
+        check_mapping(signature, job.mapping, name=job.step.entry.function)
         stages.enter("lower")
         trials = Trials(
             build=script.build,
             job=job,
-            axis_types=job.axis_types,
+            axis_types=job.step.axis_types,
             devices=attached(),
             knobs=job.knobs,
         )
@@ -246,11 +246,11 @@ def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
 
 def _devices(job: DevicesJob, stages: Stages) -> Attachment:
     start_jax(stages)
-    if job.elsewhere is not None:
+    if job.absent is not None:
         return Attachment(
-            devices=surroundings.described(client.devices_of(job.elsewhere)),
-            process_count=job.elsewhere.num_hosts,
-            device_memory_bytes=client.usable_bytes(job.elsewhere),
+            devices=surroundings.described(client.devices_of(job.absent)),
+            process_count=job.absent.num_hosts,
+            device_memory_bytes=client.usable_bytes(job.absent),
             versions=surroundings.versions(),
             environment=surroundings.environment(),
         )
@@ -277,16 +277,16 @@ def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit) -> Calibration:
 
 
 def _propagate(job: PropagateJob, stages: Stages) -> Propagation:
-    with told_of(job.elsewhere, job.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+    with told_of(job.step.absent, job.step.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
         key = (
-            job.entry,
+            job.step.entry,
             job.axis_names,
-            job.axis_types,
+            job.step.axis_types,
             job.mapping,
             job.knobs,
             job.platform,
-            job.elsewhere,
+            job.step.absent,
         )
         if key not in _MEMORY.programs:
             # The programs of one call of `build` are enough: jobs come sorted by calls.
@@ -321,11 +321,11 @@ def _argument_bytes(program: Program | PipelineProgram) -> int:
 
 
 def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Lowered:
-    if job.elsewhere is not None:
-        return compile_ahead(job, job.elsewhere, _MEMORY.scripts, stages, emit)
+    if job.step.absent is not None:
+        return compile_ahead(job, job.step.absent, _MEMORY.scripts, stages, emit)
     begin = time.perf_counter()
     compilation_cache.use(job.cache_dir)
-    script = _MEMORY.scripts.load(job.entry, stages)
+    script = _MEMORY.scripts.load(job.step.entry, stages)
     stages.enter("build")
     built = build_plan(job, job.plan, script)
     stages.enter("lower")
@@ -361,15 +361,15 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
 
 
 def _summarize(job: SummarizeJob, stages: Stages) -> StepSummary:
-    platforms = _platforms(job.elsewhere)
-    with told_of(job.elsewhere, job.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+    platforms = _platforms(job.step.absent)
+    with told_of(job.step.absent, job.step.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
         stages.enter("build")
         built, again = (build_plan(job, job.plan, script) for _ in range(2))
         whole = build_on(
             script.build,
             _ones(tuple(axis.name for axis in job.plan.axes)),
-            axis_types=job.axis_types,
+            axis_types=job.step.axis_types,
             mapping=job.plan.mapping,
             devices=attached(),
         )
@@ -378,33 +378,33 @@ def _summarize(job: SummarizeJob, stages: Stages) -> StepSummary:
             lower_any(built, platforms=platforms),
             again,
             reference=lower_any(whole, platforms=platforms),
-            is_run=job.elsewhere is None,
+            is_run=job.step.absent is None,
         )
 
 
 def _trace(job: TraceJob, stages: Stages) -> Traced:
-    with told_of(job.elsewhere, job.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+    with told_of(job.step.absent, job.step.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
         stages.enter("build")
         built = build_plan(job, job.plan, script)
         stages.enter("lower")
-        program = lower_any(built, platforms=_platforms(job.elsewhere))
+        program = lower_any(built, platforms=_platforms(job.step.absent))
         write_text(Path(job.text_file), lines_of(program))
     return Traced(fingerprint=program.fingerprint(job.plan.compiler_options))
 
 
 def _build(job: BuildJob, stages: Stages) -> BuildAnswer:
-    with told_of(job.elsewhere, job.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.entry, stages, job.elsewhere, answers)
+    with told_of(job.step.absent, job.step.entry.function) as answers:
+        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
         stages.enter("build")
         built = build_plan(job, job.plan, script)
         stages.enter("lower")
-        return check_build(built, platforms=_platforms(job.elsewhere))
+        return check_build(built, platforms=_platforms(job.step.absent))
 
 
-def _platforms(elsewhere: Elsewhere | None) -> tuple[str, ...] | None:
+def _platforms(absent: AbsentDevices | None) -> tuple[str, ...] | None:
     """What to lower for: kernels may exist for the platform of the target alone."""
-    return PLATFORMS[elsewhere.platform] if elsewhere else None
+    return lowered_for(absent.platform) if absent else None
 
 
 def _platform(built: Built) -> str:
@@ -414,9 +414,10 @@ def _platform(built: Built) -> str:
 def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
     since_s = time.perf_counter()
     compilation_cache.use(job.cache_dir)
-    if job.entry.capture is not None and job.entry.capture.without_arrays:
-        capture = replace(job.entry.capture, without_arrays=False)
-        job = replace(job, entry=replace(job.entry, capture=capture))
+    if job.step.entry.capture is not None and job.step.entry.capture.without_arrays:
+        capture = replace(job.step.entry.capture, without_arrays=False)
+        entry = replace(job.step.entry, capture=capture)
+        job = replace(job, step=replace(job.step, entry=entry))
     ready = _ready(job, stages)
     stages.enter("materialize")
     seen = visit(
@@ -442,7 +443,7 @@ def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
 
 
 def _ready(job: VisitJob, stages: Stages) -> Ready:
-    key = (job.entry, job.plan, job.axis_types)
+    key = (job.step.entry, job.plan, job.step.axis_types)
     if key in _MEMORY.ready:
         return _MEMORY.ready[key]
     ready = _MEMORY.ready[key] = _prepared(job, stages)
@@ -456,7 +457,7 @@ def _ready(job: VisitJob, stages: Stages) -> Ready:
 
 
 def _prepared(job: VisitJob, stages: Stages) -> Ready:
-    script = _MEMORY.scripts.load(job.entry, stages)
+    script = _MEMORY.scripts.load(job.step.entry, stages)
     stages.enter("build")
     built = build_plan(job, job.plan, script)
     stages.enter("lower")
@@ -489,12 +490,12 @@ def _prepared(job: VisitJob, stages: Stages) -> Ready:
 
 def _domains(job: VisitJob, script: Script) -> tuple[Domain, ...]:
     names = tuple(axis.name for axis in job.plan.axes)
-    key = (job.entry, names, job.axis_types, job.plan.mapping)
+    key = (job.step.entry, names, job.step.axis_types, job.plan.mapping)
     if key not in _MEMORY.domains:
         built = build_on(
             script.build,
             _ones(names),
-            axis_types=job.axis_types,
+            axis_types=job.step.axis_types,
             mapping=job.plan.mapping,
             devices=attached(),
         )

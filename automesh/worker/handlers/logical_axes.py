@@ -15,7 +15,7 @@ from automesh.program.lower.lowering import lower
 from automesh.program.notes import in_one_line, note
 from automesh.program.script.build import build_on
 from automesh.sharding.logical_splits import split_arrays
-from automesh.sharding.programs import PLATFORMS
+from automesh.sharding.programs import lowered_for
 from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
 from automesh.worker.handlers.inspect_step import Trials
 
@@ -82,7 +82,7 @@ def _arrays(
             knobs=trials.knobs,
             devices=trials.devices,
         )
-        program = lower(built, platforms=PLATFORMS[platform] if platform else None)
+        program = lower(built, platforms=lowered_for(platform) if platform else None)
         return split_arrays(program, {axis: MAPPING + name for axis, name in standing.items()})
     # The user's code may refuse such a mesh for any reason, which must not end the search.
     except Exception as error:  # noqa: BLE001

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from automesh.hardware.absent import Elsewhere
+from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
 from automesh.package import is_users_file
@@ -20,7 +20,7 @@ from automesh.partition.haliax_support import restore_removed_names
 from automesh.program.absent.array_errors import explaining_real_arrays
 from automesh.program.absent.client import devices_of
 from automesh.program.absent.device_queries import Answers, answering, attached
-from automesh.program.absent.fake_devices import stand_ins
+from automesh.program.absent.fake_devices import fake_devices
 from automesh.program.notes import in_one_line, note
 from automesh.program.nouns import Entry
 from automesh.program.refused import Refused
@@ -46,14 +46,14 @@ class Script:
     """A script that is loaded.
 
     Attributes:
-      elsewhere: the devices that it was told of, if they are not here.
+      absent: the devices that it was told of, if they are not here.
       asked: what it asked about them while it was loaded, in words.
       modules: names of the user's modules that came with it.
     """
 
     build: Callable[..., Any]
     signature: Signature
-    elsewhere: Elsewhere | None
+    absent: AbsentDevices | None
     asked: tuple[str, ...]
     modules: tuple[str, ...]
 
@@ -68,7 +68,7 @@ class Scripts:
         self,
         entry: Entry,
         stages: Stages,
-        one: Elsewhere | None = None,
+        one: AbsentDevices | None = None,
         answers: Answers | None = None,
     ) -> Script:
         """The script, loaded now unless it is already.
@@ -85,7 +85,7 @@ class Scripts:
         """
         stages.enter("load")
         if (known := self.loaded.get(entry)) is not None:
-            if known.elsewhere == one:
+            if known.absent == one:
                 return known
             _forget(self.loaded.pop(entry))
         before = set(sys.modules)
@@ -102,7 +102,7 @@ class Scripts:
         self.loaded[entry] = script = Script(
             build=build,
             signature=signature,
-            elsewhere=one,
+            absent=one,
             asked=answers.asked if answers is not None else (),
             modules=tuple(name for name in sys.modules if name not in before and _is_users(name)),
         )
@@ -147,12 +147,12 @@ def build_plan(
         mesh.
       Exception: whatever `build` raises.
     """
-    check_knobs(script.signature, plan.knobs, name=job.entry.function)
-    check_mapping(script.signature, plan.mapping, name=job.entry.function)
+    check_knobs(script.signature, plan.knobs, name=job.step.entry.function)
+    check_mapping(script.signature, plan.mapping, name=job.step.entry.function)
     built = build_on(
         script.build,
         plan.axes,
-        axis_types=job.axis_types,
+        axis_types=job.step.axis_types,
         mapping=plan.mapping,
         knobs=plan.knobs,
         devices=attached() if devices is None else devices,
@@ -160,12 +160,12 @@ def build_plan(
     defaults = dict(script.signature.knobs)
     # Facts may depend on knobs, and were read at their defaults.
     if all(name in defaults and defaults[name] == value for name, value in plan.knobs):
-        check_facts(job.facts, read_facts(built.workload), mesh=plan.mesh)
+        check_facts(job.step.facts, read_facts(built.workload), mesh=plan.mesh)
     return built
 
 
 @contextmanager
-def told_of(one: Elsewhere | None, function: str) -> Generator[Answers | None]:
+def told_of(one: AbsentDevices | None, function: str) -> Generator[Answers | None]:
     """While the body runs on the devices that are here, lets user code believe in others.
 
     Meshes that it makes itself consist of those that are here, as the mesh that it is given does.
@@ -184,14 +184,14 @@ def told_of(one: Elsewhere | None, function: str) -> Generator[Answers | None]:
 
 
 @cache
-def _shown(one: Elsewhere) -> Sequence[Any]:
+def _shown(one: AbsentDevices) -> Sequence[Any]:
     """The devices of a topology; where no compile-only client gives them, what looks like them."""
     try:
         return devices_of(one)
     except Refused as refused:
         reason = refused.outcome.reason if isinstance(refused.outcome, Failed) else str(refused)
         note(f"{reason}: user code that asks for devices gets stand-ins")
-        return stand_ins(one)
+        return fake_devices(one)
 
 
 def _forget(script: Script) -> None:

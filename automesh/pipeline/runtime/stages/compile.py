@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from automesh.pipeline.actions import ActionKind
-from automesh.pipeline.runtime.dispatch_plan import StageWiring, Wiring
+from automesh.pipeline.runtime.dispatch_plan import PipelineSlots, StageSlots
 from automesh.pipeline.runtime.split.arguments import Struct, Structs, divides
 from automesh.pipeline.runtime.split.parts import Parts
 from automesh.pipeline.runtime.stages.executables import CompileOne, Job, compile_jobs
 from automesh.pipeline.runtime.stages.naming import name_sharding
-from automesh.pipeline.runtime.stages.transfer import Mover
+from automesh.pipeline.runtime.stages.transfer import ArrayTransfers
 
 Shardings = tuple[Sharding, ...]
 
@@ -46,9 +46,9 @@ class CompiledStages:
 
     Attributes:
       functions, split, meshes: see `Parts`.
-      mover: between the submeshes; knows which stages are of this process.
+      transfers: between the submeshes; knows which stages are of this process.
       shapes: of each stage.
-      places: shardings by number; see `Wiring`.
+      places: shardings by number; see `PipelineSlots`.
       zeros: of each stage that is run here a program without arguments that makes its first sums.
 
     Args:
@@ -67,7 +67,7 @@ class CompiledStages:
     ) -> None:
         self.functions, self.split, self.meshes = parts.functions, parts.split, parts.meshes
         self._compile_one = compile_one
-        self.mover = Mover(parts.meshes, is_run=not only_programs)
+        self.transfers = ArrayTransfers(parts.meshes, is_run=not only_programs)
         # Those of other processes, too: they tell what the stages of this one get.
         jobs = [Job(one, stage, "F") for stage, one in enumerate(forward)]
         self.forward = compile_jobs(jobs, compile_one)
@@ -76,7 +76,7 @@ class CompiledStages:
             for program, low, mesh in zip(self.forward, forward, parts.meshes, strict=True)
         )
         self.places: list[Sharding] = []
-        self.wiring = Wiring(stages=tuple(map(self._wire, range(len(self.functions)))))
+        self.slots = PipelineSlots(stages=tuple(map(self._wire, range(len(self.functions)))))
         self._backward: dict[tuple[int, ActionKind], Any] = {}
         self.zeros: dict[int, Any] = {}
         if not only_programs:
@@ -93,7 +93,9 @@ class CompiledStages:
     @property
     def here(self) -> tuple[int, ...]:
         """The stages that this process runs: all, if there is one process."""
-        return tuple(stage for stage, mesh in enumerate(self.meshes) if self.mover.is_here(mesh))
+        return tuple(
+            stage for stage, mesh in enumerate(self.meshes) if self.transfers.is_here(mesh)
+        )
 
     def backward(self, stage: int, kind: ActionKind) -> Any:
         """The program of an action of a kind that `prepare` has compiled."""
@@ -153,10 +155,10 @@ class CompiledStages:
         with jax.set_mesh(self.meshes[stage]):
             return jax.jit(zeros, out_shardings=_shardings(likes)).lower()
 
-    def _wire(self, stage: int) -> StageWiring:
+    def _wire(self, stage: int) -> StageSlots:
         one, shapes = self.functions[stage], self.shapes[stage]
         part = one.part
-        return StageWiring(
+        return StageSlots(
             batch=dict(zip(part.batch, map(self._place, shapes.batch), strict=True)),
             inputs=dict(zip(part.inputs, map(self._place, shapes.inputs), strict=True)),
             outputs=dict(zip(part.outputs, map(self._place, shapes.outputs), strict=False)),

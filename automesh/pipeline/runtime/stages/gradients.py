@@ -76,7 +76,7 @@ class Finisher:
         Args:
           sums: of each stage, of the parameters that it reads; given away.
         """
-        mover = self._stages.mover
+        transfers = self._stages.transfers
         gradients: dict[int, Any] = {}
         squares: list[Any] = []
         for stage, leaves in enumerate(self.owned):
@@ -84,7 +84,7 @@ class Finisher:
             likes = self._owned_sums(stage)
             others = tuple(
                 tuple(
-                    mover.move(self._sum_of(sums, leaf, user), like.sharding)
+                    transfers.move(self._sum_of(sums, leaf, user), like.sharding)
                     for user in self._users[leaf][1:]
                 )
                 for leaf, like in zip(leaves, likes, strict=True)
@@ -92,23 +92,23 @@ class Finisher:
             if stage in self._finish:
                 finished, square = self._finish[stage](own, others)
             else:
-                finished = mover.stand_ins(self.owned_params(stage))
-                square = mover.stand_in(self._scalar(stage))
+                finished = transfers.placeholders(self.owned_params(stage))
+                square = transfers.placeholder(self._scalar(stage))
             gradients.update(zip(leaves, finished, strict=True))
-            squares.append(mover.move(square, self.everywhere[0]))
+            squares.append(transfers.move(square, self.everywhere[0]))
         ordered = tuple(gradients[leaf] for leaf in range(len(self._users)))
         is_here = 0 in self._finish
-        norm = self._norm(tuple(squares)) if is_here else mover.stand_in(self._scalar(0))
+        norm = self._norm(tuple(squares)) if is_here else transfers.placeholder(self._scalar(0))
         return Finished(gradients=ordered, norm=norm)
 
     def add_losses(self, losses: Sequence[Any]) -> Any:
         """The losses of all microbatches as one, on the last stage; whole on several processes."""
         last = len(self.owned) - 1
         if last in self._stages.here:
-            return self._stages.mover.tell(self._add(tuple(losses)))
+            return self._stages.transfers.tell(self._add(tuple(losses)))
         loss: Any = self._stages.functions[last].part.program.out_avals[0]
         like = Struct((), loss.dtype, sharding=self.everywhere[last])
-        return self._stages.mover.tell(self._stages.mover.stand_in(like))
+        return self._stages.transfers.tell(self._stages.transfers.placeholder(like))
 
     def owned_params(self, stage: int) -> Structs:
         """Shapes and shardings of the parameters that a stage owns."""

@@ -156,7 +156,7 @@ class Updates:
         only_programs: bool,
     ) -> None:
         self._pipeline = pipeline
-        self._mover = pipeline.stages.mover
+        self._transfers = pipeline.stages.transfers
         self._planned = tuple(planned)
         self.states = tuple(one.state() for one in planned)
         here = pipeline.stages.here
@@ -172,7 +172,7 @@ class Updates:
         return tuple(
             self._init[stage](tuple(params[leaf] for leaf in one.leaves))
             if stage in self._init
-            else self._mover.stand_ins(self.states[stage])
+            else self._transfers.placeholders(self.states[stage])
             for stage, one in enumerate(self._planned)
         )
 
@@ -183,7 +183,7 @@ class Updates:
         new, kept = list(params), list[Any]()
         everywhere = self._pipeline.finisher.everywhere
         for stage, one in enumerate(self._planned):
-            own_norm = self._mover.move(norm, everywhere[stage])
+            own_norm = self._transfers.move(norm, everywhere[stage])
             if stage in self.programs:
                 moved, state = self.programs[stage](
                     tuple(params[leaf] for leaf in one.leaves),
@@ -193,7 +193,7 @@ class Updates:
                 )
             else:
                 moved, state = (
-                    self._mover.stand_ins(likes) for likes in (one.likes, self.states[stage])
+                    self._transfers.placeholders(likes) for likes in (one.likes, self.states[stage])
                 )
             kept.append(state)
             for leaf, array in zip(one.leaves, moved, strict=True):

@@ -62,11 +62,11 @@ def find_transfers(stages: CompiledStages, homes: Sequence[int]) -> tuple[StageT
 
 
 def _on(stages: CompiledStages, homes: Sequence[int], stage: int) -> Iterator[StageTransfer]:
-    wiring = stages.wiring
-    for value, place in wiring.stages[stage].outputs.items():
+    slots = stages.slots
+    for value, place in slots.stages[stage].outputs.items():
         sent: set[tuple[int, int]] = set()
-        for reader in wiring.readers(value):
-            target = wiring.stages[reader].inputs[value]
+        for reader in slots.readers(value):
+            target = slots.stages[reader].inputs[value]
             if homes[reader] != homes[stage] and (homes[reader], target) not in sent:
                 sent.add((homes[reader], target))
                 source, arrived = _structs(stages, value, place, target)
@@ -81,10 +81,10 @@ def _on(stages: CompiledStages, homes: Sequence[int], stage: int) -> Iterator[St
 
 
 def _back(stages: CompiledStages, homes: Sequence[int], stage: int) -> Iterator[StageTransfer]:
-    wiring = stages.wiring
-    own = wiring.stages[stage]
+    slots = stages.slots
+    own = slots.stages[stage]
     for value in sorted(own.with_gradient):
-        place, target = own.inputs[value], wiring.maker(value).outputs[value]
+        place, target = own.inputs[value], slots.maker(value).outputs[value]
         maker = stages.split.values[value].producer
         if homes[maker] != homes[stage]:
             source, arrived = _structs(stages, value, place, target)

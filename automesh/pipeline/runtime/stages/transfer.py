@@ -21,7 +21,7 @@ from automesh.pipeline.runtime.split.arguments import Struct, bytes_per_device, 
 _SOCKET = "jax_cross_host_transfer_socket_address"
 
 
-class Mover:
+class ArrayTransfers:
     """Moves arrays between submeshes.
 
     Attributes:
@@ -47,7 +47,7 @@ class Mover:
                 hint="make the mesh of devices of every process",
             )
         self.spans = is_shared and len(processes) > 1
-        self._stand_ins: dict[Any, jax.Array] = {}
+        self._placeholders: dict[Any, jax.Array] = {}
         self._routes: dict[Any, tuple[NamedSharding, ...]] = {}
         if self.spans:
             _check_processes(self.meshes)
@@ -56,18 +56,18 @@ class Mover:
         """Whether this process has devices of a submesh."""
         return not self.spans or jax.process_index() in _processes(mesh)
 
-    def stand_in(self, like: Struct) -> jax.Array:
+    def placeholder(self, like: Struct) -> jax.Array:
         """For an array that only other processes have shards of."""
         key = (like.shape, like.dtype, like.sharding)
-        if key not in self._stand_ins:
-            self._stand_ins[key] = jax.make_array_from_single_device_arrays(
+        if key not in self._placeholders:
+            self._placeholders[key] = jax.make_array_from_single_device_arrays(
                 like.shape, cast("Sharding", like.sharding), [], dtype=like.dtype
             )
-        return self._stand_ins[key]
+        return self._placeholders[key]
 
-    def stand_ins(self, tree: Any) -> Any:
-        """`stand_in` for every leaf of a tree."""
-        return jax.tree.map(self.stand_in, tree)
+    def placeholders(self, tree: Any) -> Any:
+        """`placeholder` for every leaf of a tree."""
+        return jax.tree.map(self.placeholder, tree)
 
     def move(self, array: Any, sharding: Any, *, is_overwritten: bool = False) -> Any:
         """An array of one submesh on another, or in another layout on the same.
@@ -97,7 +97,7 @@ class Mover:
             return jax.device_put(array, sharding)
         if not self.is_here(_mesh_of(sharding)):
             struct = Struct(np.shape(array), jax.numpy.result_type(array), sharding=sharding)
-            return self.stand_in(struct)
+            return self.placeholder(struct)
         host = on_host(array)
         return jax.make_array_from_callback(
             host.shape, sharding, lambda index: host[index], dtype=host.dtype
@@ -120,7 +120,7 @@ class Mover:
         """Within a submesh, or in one layout from one to another."""
         source, there = _mesh_of(array.sharding), _mesh_of(target)
         if not (self.is_here(source) or self.is_here(there)):
-            return self.stand_in(Struct(array.shape, array.dtype, sharding=target))
+            return self.placeholder(Struct(array.shape, array.dtype, sharding=target))
         if source == there or _processes(source).isdisjoint(_processes(there)):
             return jax.device_put(array, target)
         return _copy_shards(array, target)

@@ -17,7 +17,7 @@ from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageErr
 from automesh.tuner.interrupts import end_on_sigterm, exit_code
 
 _STOPPED = 130
-_STAND_INS = "automesh.stand-ins"
+_ASCII_ERRORS = "automesh.stand-ins"
 _ASCII = {"\u2500": "-", "\u2501": "=", "\u00b1": "~"}
 
 # The root of Typer's argument errors; its module is private, its subclass is not.
@@ -26,16 +26,16 @@ _ArgumentError: type[Exception] = typer.BadParameter.__mro__[2]  # pyright: igno
 
 def prepare_streams() -> None:
     """Lets output be written whatever the terminal can show, and if there is no stream at all."""
-    codecs.register_error(_STAND_INS, _stand_in)
+    codecs.register_error(_ASCII_ERRORS, _ascii_for)
     # `automesh show >&-` gives a program no stream at all.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_STAND_INS)
+            stream.reconfigure(errors=_ASCII_ERRORS)
 
 
-def _stand_in(error: UnicodeError) -> tuple[str, int]:
+def _ascii_for(error: UnicodeError) -> tuple[str, int]:
     """What a terminal that has only ASCII gets: one character for one, so that columns hold."""
     if not isinstance(error, UnicodeEncodeError):
         raise error

@@ -1,0 +1,291 @@
+"""`automesh search`: the main job."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from automesh.cli.guard import interrupted, typed
+from automesh.cli.options import print_result
+
+HELP = """Search for the fastest mesh for the step that SCRIPT builds, and write it to
+mesh_rules.toml.
+
+SCRIPT is train.py, train.py:make_step or package.module:function. The function is `build`
+unless you name another; it takes the mesh and returns (step, args).
+
+A script without `build` is run as it is, up to the call of its training step, with the mesh
+of each plan in the place of its own: the axes of its mesh are searched, and that mesh is what
+others are compared with. --step NAME chooses among several jitted functions. --split
+data=dp,fsdp searches two axes in the place of its axis `data`, the second of which splits
+the parameters, too.
+
+A search lists all meshes, estimates the legal ones, compiles the most promising, races the
+best of them against the script's own mesh (--baseline), and runs the winner again in fresh
+processes. While others may still win and there is time, it races on. The table goes to
+stdout, progress to stderr.
+
+Devices that are not here (--target tpu-v5p-128) are compiled for: what does not fit is found
+out by their own compiler, the schedules of the best are replayed on the links of the target,
+and the rule says that its times are predicted. That needs `pip install 'jax-automesh[tpu]'`
+or `[gpu]`; a search on the devices later starts from the rule and replaces it by what it
+measures.
+
+Stop it whenever you like: the same command goes on where it was. What is finished is never
+repeated.
+
+\b
+Examples:
+  automesh search train.py
+  automesh search train.py --dry-run          the estimates alone
+  automesh search train.py --dry-run --target tpu-v5p-128
+  automesh search train.py --target tpu-v5p-128 --target gpu-h100-64
+  automesh search train.py --target cpu:8 --budget 3m
+  automesh search train.py --baseline "fsdp:8 remat=full"
+  automesh search train.py --space my_space.toml --top 4
+  automesh search pkg.steps:make_step -- --size small
+  automesh search train.py --split data=dp,fsdp -- --steps 100
+
+\b
+Where the mesh is a flag of a program, give its command instead of SCRIPT:
+  automesh search --command 'python train.py --fsdp {fsdp} --tp {tp}'
+  automesh search --command 'python -m trainer ici={ici.dp} dcn={dcn.dp}'
+
+It is run as it is, at least once for each plan, and ended when its steps are timed
+(--step-time). {axis} is the size of an axis, {ici.axis} and {dcn.axis} are its parts inside
+and between slices or nodes, {knob} is a knob of --space, {run_dir} is an empty folder for
+what a run writes, {{ and }} are braces. No shell is used.
+
+\b
+A search space (my_space.toml) says what may vary:
+  batch_axes = ["dp"]               # split the rows of a batch
+  [axes]                            # of the mesh, under any names
+  dp = {}
+  tp = { max = 4 }
+  [constraints]
+  tp = { divides = "num_heads" }    # a fact of automesh.Workload, or a number
+  [mapping]                         # build(mesh, mapping={"mlp": "tp", ...})
+  mlp = ["tp", ["dp", "tp"]]        # axes of a logical axis, or "none"
+  [knobs]
+  remat = ["none", "full"]          # keywords of build
+
+\b
+Exit codes:
+  0 found   1 nothing may become a rule   2 bad input
+  130 Ctrl-C   143 SIGTERM: the same command goes on
+"""
+
+COMMAND_OPTION = (
+    """Instead of SCRIPT: a command whose mesh is a flag, with {axis} where sizes stand."""
+)
+
+SPLIT_OPTION = """For a script without `build`: search an axis of its mesh as several. data=dp,fsdp
+splits over dp and fsdp what the script splits over data, and over fsdp also the parameters and
+optimizer state that it leaves whole."""
+
+STEP_TIME_OPTION = """Of a --command: `capture` (by default) times its jitted step inside of its
+Python; `jsonl:FILE` or `jsonl:FILE:KEY` reads a file of JSON lines that it writes; `regex:PATTERN`
+reads its output, with a group for seconds, or (?P<ms>...), (?P<s>...), (?P<steps_per_s>...)."""
+
+SKIP_STEPS_OPTION = """Of a --command: first steps that do not count, as they compile and warm up;
+by default 2."""
+
+TIMED_STEPS_OPTION = """Of a --command: steps that are timed in each run, which is then ended; by
+default 10."""
+
+TARGET_OPTION = """Devices: local (the attached ones, by default), cpu:N (N virtual ones), or some
+that are not here: tpu-v5p-128, v5e:4x8, gpu-h100-64. Give it again for several: one rule each."""
+
+TOP_OPTION = """Meshes in one race (by default 8, of a --command 4), or to compile for devices that
+are not here (10); and rows to print."""
+
+RESERVE_OPTION = """Memory of a device that plans leave free, as 1GiB or 5%; by default, of devices
+that are not here, 256 MiB of a TPU and what jax does not take of a GPU (25 %)."""
+
+XLA_OPTION = """Compiler option; NAME=default,VALUE tries both. May be given again. `curated` tries
+those that are worth it on the target."""
+
+
+def search(
+    script: Annotated[
+        str | None,
+        typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
+    ] = None,
+    script_args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- ARGS", help="The script's own sys.argv, after --."),
+    ] = None,
+    command: Annotated[
+        str,
+        typer.Option(metavar="TEMPLATE", help=COMMAND_OPTION, show_default=False),
+    ] = "",
+    step_time: Annotated[
+        str,
+        typer.Option(metavar="SOURCE", help=STEP_TIME_OPTION, show_default=False),
+    ] = "",
+    skip_steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help=SKIP_STEPS_OPTION, show_default=False),
+    ] = None,
+    timed_steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help=TIMED_STEPS_OPTION, show_default=False),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=TARGET_OPTION, show_default=False),
+    ] = None,
+    hardware: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="TOML file with clusters of your own, as targets."),
+    ] = "",
+    space: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Search space: auto (by default), dense_lm, moe_lm, long_context, "
+            "dense_lm_pipeline, moe_lm_pipeline, or a TOML file; of a --command by default the "
+            "axes that it names.",
+            show_default=False,
+        ),
+    ] = "",
+    step: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="For a script without `build`: the jitted function that is its training step.",
+        ),
+    ] = "",
+    split: Annotated[
+        list[str] | None,
+        typer.Option(metavar="AXIS=A,B", help=SPLIT_OPTION, show_default=False),
+    ] = None,
+    budget: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="For all of the search: 90s, 10m, 1.5h. To confirm the winner may "
+            "take a little longer.",
+        ),
+    ] = "10m",
+    top: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help=TOP_OPTION, show_default=False),
+    ] = None,
+    baseline: Annotated[
+        str,
+        typer.Option(
+            metavar="MESH",
+            help="The mesh that the script uses today, to compare with: dp:8, or "
+            "'fsdp:-1 remat=full'.",
+        ),
+    ] = "",
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where the winner goes; by default mesh_rules.toml beside the script, of a "
+            "--command in this folder.",
+        ),
+    ] = None,
+    results: Annotated[
+        Path, typer.Option(metavar="DIR", help="For studies: trials, logs, caches.")
+    ] = Path("results"),
+    storage: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="To share one search between hosts: postgresql://user@host/db, or a "
+            "journal file (*.journal).",
+        ),
+    ] = "",
+    workers: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Compiles side by side; 0: as many as fit."),
+    ] = 0,
+    timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="Limit for one compile, one visit of a mesh, or one command."
+        ),
+    ] = "5m",
+    worker_memory: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Limit for one worker, as 8GiB; by default its share of what is free.",
+        ),
+    ] = "",
+    reserve_hbm: Annotated[
+        str,
+        typer.Option(metavar="SIZE", help=RESERVE_OPTION, show_default=False),
+    ] = "",
+    xla: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help=XLA_OPTION, show_default=False),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Rank the meshes by estimate, or show the commands, and stop."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say how the estimates were made, too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="Start another study instead of resuming.")
+    ] = False,
+) -> None:
+    from automesh import api
+
+    targets = target or ["local"]
+    options = api.SearchOptions(
+        command=command,
+        step_time=step_time,
+        skip_steps=skip_steps,
+        timed_steps=timed_steps,
+        hardware=hardware,
+        space=space,
+        step=step,
+        split=split or [],
+        budget=budget,
+        top=top,
+        baseline=baseline,
+        args=script_args or [],
+        rules=rules,
+        results=results,
+        storage=storage,
+        workers=workers,
+        timeout=timeout,
+        worker_memory=worker_memory,
+        reserve_hbm=reserve_hbm,
+        xla=xla or [],
+        dry_run=dry_run,
+        new=new,
+    )
+    request = api.read_request(
+        script, options, targets=targets, typed=shlex.join(typed()), spelled=_spelled
+    )
+    if len(targets) > 1:
+        found = api.run_all(request, targets, api.progress_on_stderr)
+        print_result(found, as_json=as_json, top=top or 0, verbose=verbose)
+        if found.interrupted:
+            raise interrupted()
+        found.require_all()
+        return
+    with api.progress_on_stderr() as progress:
+        result = api.run(request, progress)
+    print_result(result, as_json=as_json, top=top or 0, verbose=verbose)
+    if result.interrupted:
+        raise interrupted()
+    if not dry_run:
+        result.require_best()
+
+
+def _spelled(option: str) -> str:
+    return "-- ARGS" if option == "args" else f"--{option.replace('_', '-')}"

@@ -1,0 +1,25 @@
+"""The kinds of devices: everything in which CPUs, GPUs and TPUs differ that is a fact, not code."""
+
+from __future__ import annotations
+
+from automesh.platforms.cpu import CPU
+from automesh.platforms.gpu import GPU
+from automesh.platforms.platform import Platform
+from automesh.platforms.tpu import TPU
+
+PLATFORMS = (CPU, GPU, TPU)
+NAMES = tuple(one.name for one in PLATFORMS)
+COMPILED_ABSENT = tuple(one for one in PLATFORMS if one.plugins)
+"""Those whose compilers need no device."""
+
+
+def platform_named(name: str) -> Platform:
+    """The platform that jax calls so.
+
+    Raises:
+      KeyError: there is none.
+
+    >>> platform_named("tpu").devices
+    'TPUs'
+    """
+    return {one.name: one for one in PLATFORMS}[name]

@@ -1,0 +1,40 @@
+"""NVIDIA GPUs, joined by NVLink inside a node."""
+
+from __future__ import annotations
+
+from automesh.collectives import KINDS
+from automesh.platforms.platform import Platform, Plugin, Scheduling
+
+# Without a GPU there is nothing to time kernels on, and Triton's untimed tiles are arbitrary:
+# matrix products go to cuBLAS.
+_UNTIMED = (("xla_gpu_autotune_level", 0), ("xla_gpu_enable_triton_gemm", False))
+
+GPU = Platform(
+    name="gpu",
+    devices="NVIDIA GPUs",
+    one_device="a GPU, which sits in a node",
+    backends=("gpu", "cuda"),
+    lowered_for=("cuda",),
+    scheduling=Scheduling(
+        hides=frozenset(kind.name for kind in KINDS if kind.stablehlo),
+        combined_kinds=frozenset(("all-reduce", "all-gather", "reduce-scatter")),
+        combined_bytes=30.0 * 2**20,
+        source="xla/service/gpu/gpu_compiler.cc: asynchronous collectives for all kinds, combiners "
+        "with thresholds of 30 MiB",
+    ),
+    quick_options=_UNTIMED,
+    needed_options=_UNTIMED,
+    plugins=tuple(
+        Plugin(
+            module=f"jax_cuda{major}_plugin",
+            packages=(f"jax-cuda{major}-plugin", f"jax-cuda{major}-pjrt"),
+        )
+        for major in (12, 13)
+    ),
+    compiler="the CUDA plugin of jax",
+    jax_extra="cuda12-local",
+    package_prefix="jax-cuda",
+    link_latency_s=3.4e-6,  # NCCL's ring over NVLink
+    cluster_keys=("nodes", "devices_per_node", "joined_devices"),
+    needed_cluster_keys=("nodes", "devices_per_node"),
+)

@@ -1,0 +1,37 @@
+"""TPUs, whose chips are linked in a torus inside a slice."""
+
+from __future__ import annotations
+
+from automesh.platforms.platform import Platform, Plugin, Scheduling
+
+# jax's EffortLevel O0 (jax/_src/config.py); XLA takes the number. It leaves out what costs time and
+# changes the schedule: a compile takes a fifth, its verdict on memory still rejects.
+_O0 = (("optimization_level", 9),)
+
+TPU = Platform(
+    name="tpu",
+    devices="TPUs",
+    one_device="a TPU, whose chips are linked in a torus",
+    backends=("tpu",),
+    lowered_for=("tpu",),
+    scheduling=Scheduling(
+        hides=frozenset(("all-gather", "collective-permute")),
+        has_slots=True,
+        combined_kinds=frozenset(("all-reduce",)),
+        combined_bytes=30.0 * 2**20,
+        source="54 schedules of libtpu 0.0.42 for v5e: gathers are asynchronous where a product "
+        "stands before their first use, reductions never",
+    ),
+    quick_options=_O0,
+    low_effort_options=_O0,
+    plugins=(Plugin(module="libtpu", packages=("libtpu",)),),
+    compiler="libtpu",
+    jax_extra="tpu",
+    package_prefix="libtpu",
+    # Several processes may then compile with libtpu side by side, which is safe where none of them
+    # opens a TPU; and it does not ask Google's metadata server which TPUs this machine has.
+    worker_variables=(("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"), ("TPU_SKIP_MDS_QUERY", "1")),
+    link_latency_s=1e-6,
+    cluster_keys=("torus", "wraps", "slices", "host"),
+    needed_cluster_keys=("torus",),
+)

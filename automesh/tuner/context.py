@@ -1,0 +1,59 @@
+"""What every part of a search that is under way works with: request, study, display and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Outcome
+from automesh.report.estimates import Estimates
+from automesh.report.progress import Progress
+from automesh.tuner.preparation import Preparation, memory_share_bytes
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.study.assemble import outcomes_of
+from automesh.tuner.study.metadata import Notebook
+from automesh.tuner.study.rung import Rung
+from automesh.tuner.study.study import Study
+from automesh.worker.messages import Surroundings
+from automesh.worker.pool import Pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchContext:
+    """A search whose plans are enumerated and estimated, and whose study is open.
+
+    Attributes:
+      workers: compiles side by side.
+      started_s: when the budget began, on `clock`.
+    """
+
+    request: SearchRequest
+    preparation: Preparation
+    estimates: Estimates
+    study: Study
+    notebook: Notebook
+    progress: Progress
+    workers: int
+    started_s: float
+    clock: Callable[[], float]
+
+    @property
+    def end_s(self) -> float:
+        """When the budget is spent, on `clock`."""
+        return self.started_s + self.request.budget_s
+
+    def outcomes(self, rung: Rung) -> dict[Plan, Outcome]:
+        """What a rung has said of the plans, with the memory that is kept free now."""
+        judged = self.preparation.device_memory.judged
+        return {plan: judged(one) for plan, one in outcomes_of(self.notebook, rung).items()}
+
+    def open_pool(self, size: int, surroundings: Surroundings) -> Pool:
+        """Workers whose logs lie in the study's folder, with their share of the free memory."""
+        return Pool(
+            size=size,
+            surroundings=surroundings,
+            log_dir=self.preparation.folder / "logs",
+            memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(size),
+            on_wait=self.progress.tick,
+        )

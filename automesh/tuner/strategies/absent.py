@@ -1,0 +1,305 @@
+"""A search for devices that are not here: compile, replay, write a rule that says `compiled`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from automesh.errors import NoFeasibleMesh
+from automesh.hardware import Absent, Target
+from automesh.hardware.compile_client import absent_devices_of
+from automesh.hardware.model import hardware_model
+from automesh.hlo.store import ModuleStore, default_store
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Effort, Failed, Outcome, OutOfMemory, TimedOut
+from automesh.platforms import platform_named
+from automesh.program.nouns import Attachment
+from automesh.report.progress import Progress
+from automesh.report.result import SearchResult
+from automesh.report.words import count
+from automesh.tuner.choose.ahead_of_time import (
+    challengers,
+    hopeless,
+    interleaved,
+    large_last,
+    pairs_in_order,
+    said_of_hopeless,
+    to_compile,
+    to_screen,
+)
+from automesh.tuner.choose.prior_rule import measured_rule
+from automesh.tuner.choose.state import SearchState, state_of
+from automesh.tuner.compile.jobs import CompilingAhead
+from automesh.tuner.compile.replay import Player
+from automesh.tuner.compile.rung import CompileRung
+from automesh.tuner.context import SearchContext
+from automesh.tuner.paths import as_seen
+from automesh.tuner.preparation import memory_share_bytes
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.study.assemble import outcomes_of
+from automesh.tuner.study.metadata import Footer, Header, spent
+from automesh.tuner.worker_errors import refuse_to_blame
+from automesh.worker.environment import surroundings_for
+from automesh.worker.messages import DevicesJob
+from automesh.worker.pool import Pool
+
+# Of the budget, from its beginning; what is left over goes to compiles at default effort.
+SCREEN_SHARE = 0.55
+# A compile at default effort takes a minute on a small machine: one that is under way past the
+# deadline is worth waiting for.
+GRACE_S = 60.0
+
+
+def ready_for(request: SearchRequest, target: Target, progress: Progress) -> Attachment:
+    """Asks the compiler for absent devices about them.
+
+    Returns:
+      The devices as the compiler describes them, with the memory that it lets a program use.
+
+    Raises:
+      UsageError: it does not start, or does not know them.
+    """
+    assert target.absent is not None
+    devices = absent_devices_of(target.absent)
+    progress.now(f"asking the compiler about {target.name}")
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-ready-") as logs,
+        Pool(
+            size=1,
+            surroundings=surroundings_for(devices),
+            log_dir=Path(logs),
+            memory_limit_bytes=request.memory_limit_bytes or memory_share_bytes(1),
+            on_wait=progress.tick,
+        ) as pool,
+    ):
+        answer = pool.run(DevicesJob(absent=devices), request.timeout_s)
+    if isinstance(answer, Failed | TimedOut | OutOfMemory):
+        refuse_to_blame(replace(answer, stage="start"))
+    if not isinstance(answer, Attachment):
+        raise TypeError(f"a question about devices was answered with {type(answer).__name__}")
+    return answer
+
+
+@dataclass(slots=True, kw_only=True)
+class AbsentStrategy:
+    """Compiles the plans that promise most and replays their schedules; nothing is run.
+
+    Attributes:
+      absent: the devices.
+
+    Raises:
+      NoFeasibleMesh: jax can lay out none of the meshes.
+    """
+
+    search: SearchContext
+    absent: Absent
+    _start: SearchState = field(init=False)
+    _player: Player = field(init=False)
+    _store: ModuleStore = field(init=False)
+    _screened: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
+    _compiled: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
+    _told: set[str] = field(init=False, default_factory=set[str])
+    _was_late: bool = field(init=False, default=False)
+    _served: set[Effort] = field(init=False, default_factory=set[Effort])
+
+    def __post_init__(self) -> None:
+        preparation, estimates = self.search.preparation, self.search.estimates
+        fabric, layouts = self.absent.fabric, estimates.layouts
+        assert layouts is not None, "every search for absent devices is laid out"
+        refused = dict(layouts.refused)
+        plans = [
+            plan
+            for plan in preparation.plans
+            if tuple(axis.ici for axis in plan.axes) not in refused
+        ]
+        if not plans:
+            reason = next(iter(refused.values()))
+            raise NoFeasibleMesh(
+                f"no legal plan can be laid out on {preparation.selector}: {reason}",
+                hint="let the space have other sizes, or name another target",
+            )
+        state = state_of(preparation, estimates.found, plans=plans, top=self.search.request.top)
+        self._start = replace(state, device_memory_bytes=preparation.device_memory.free_bytes)
+        self._store = default_store(os.environ)
+        aim = preparation.aim
+        self._player = Player(
+            store=self._store,
+            hardware=hardware_model(
+                fabric,
+                layouts,
+                platform=aim.platform,
+                device_kind=aim.device_kind,
+                environ=os.environ,
+            ),
+        )
+
+    def climb(self) -> str:
+        """Compiles the best by estimate, then whatever may still beat the best replay."""
+        self._read()
+        search, top = self.search, self._start.top
+        order, wanted = self._order(), top
+        screen_until_s = search.started_s + SCREEN_SHARE * search.request.budget_s
+        while True:
+            if platform_named(search.preparation.aim.platform).low_effort_options:
+                self._screen(order, wanted, screen_until_s)
+            self._compile(order, wanted)
+            if self._was_late:
+                return self._extent()
+            order = self._large_last(challengers(self._state(), self._may_fit()))
+            wanted = min(len(order), top)
+            now_s = search.clock()
+            self._was_late = bool(order) and now_s >= search.end_s
+            if self._was_late or not order:
+                return self._extent()
+            screen_until_s = now_s + (search.end_s - now_s) / 2
+
+    def _read(self) -> None:
+        """Takes over what the study knows."""
+        search = self.search
+        self._screened |= search.outcomes(search.study.screen)
+        self._compiled |= search.outcomes(search.study.compile)
+
+    def _state(self) -> SearchState:
+        return self._start.knowing(self._screened, self._compiled)
+
+    def _order(self) -> tuple[Plan, ...]:
+        """All plans but the script's own, best first by their estimates."""
+        start = self._start
+        others = [plan for plan in start.plans if plan not in start.baseline]
+        return self._large_last(interleaved(start.order(others, start.view())))
+
+    def _large_last(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
+        return large_last(order, self._start.estimates, self.search.preparation.device_memory)
+
+    def _may_fit(self) -> tuple[Plan, ...]:
+        """The plans that are not compiled and may fit."""
+        left, known = self._state().left(), self._screened | self._compiled
+        memory = self.search.preparation.device_memory
+        too_large = hopeless(left, known, self._start.estimates, memory)
+        return tuple(plan for plan in left if plan not in too_large)
+
+    def _screen(self, order: Sequence[Plan], wanted: int, until_s: float) -> None:
+        """Compiles at low effort until enough plans fit."""
+        memory = self.search.preparation.device_memory
+
+        def choose(done: Mapping[Plan, Outcome]) -> Sequence[Plan]:
+            known = {plan: memory.judged(one) for plan, one in done.items()}
+            chosen = to_screen(order, known | self._compiled, memory, wanted=wanted)
+            return [plan for plan in chosen if plan not in self._compiled]
+
+        self._screened |= self._run(order, choose, until_s, effort="low")
+
+    def _compile(self, order: Sequence[Plan], wanted: int) -> None:
+        """Compiles at default effort the script's own plan, and those that promise most."""
+        memory = self.search.preparation.device_memory
+        baseline = [plan for plan in self._start.baseline if plan in self._start.plans]
+
+        def choose(done: Mapping[Plan, Outcome]) -> Sequence[Plan]:
+            known = {plan: memory.judged(one) for plan, one in done.items()}
+            return [*baseline, *to_compile(order, self._screened, known, wanted=wanted)]
+
+        self._compiled |= self._run(order, choose, self.search.end_s, effort="default")
+        self._was_late = any(plan not in self._compiled for plan in choose(self._compiled))
+
+    def _run(
+        self,
+        order: Sequence[Plan],
+        choose: Callable[[Mapping[Plan, Outcome]], Sequence[Plan]],
+        until_s: float,
+        *,
+        effort: Effort,
+    ) -> dict[Plan, Outcome]:
+        """Runs one of the two rungs; gives the outcomes with the reserve taken into account."""
+        search, is_screen = self.search, effort == "low"
+        rung = search.study.screen if is_screen else search.study.compile
+        known = outcomes_of(search.notebook, rung)
+        if all(plan in known for plan in choose(known)):
+            return search.outcomes(rung)
+        devices = absent_devices_of(self.absent)
+        compiling = CompilingAhead(
+            preparation=search.preparation,
+            effort=effort,
+            store=self._store,
+            player=None if is_screen else self._player,
+        )
+        place = {plan: number for number, plan in enumerate(order)}
+        with search.open_pool(search.workers, surroundings_for(devices)) as pool:
+            done = CompileRung(
+                search=search,
+                rung=rung,
+                compiling=compiling,
+                pool=pool,
+                choose=choose,
+                # What is not in the order is the script's own plan, which comes first.
+                order=lambda plans, _: sorted(plans, key=lambda plan: place.get(plan, -1)),
+                deadline_s=until_s,
+                name="screen" if is_screen else "compile",
+                grace_s=GRACE_S,
+                is_first=effort not in self._served,
+            ).run()
+        if any(plan not in known for plan in done):
+            self._served.add(effort)
+        self._tell(compiling.asked)
+        judged = search.preparation.device_memory.judged
+        return {plan: judged(one) for plan, one in done.items()}
+
+    def _tell(self, asked: Mapping[str, None]) -> None:
+        """Says what the script was told about devices that are not here."""
+        news = [what for what in asked if what not in self._told]
+        self._told.update(news)
+        for what in news:
+            self.search.progress.log(f"while it was built, the script asked jax: {what}")
+
+    def header(self, header: Header) -> Header:
+        """See `Strategy`."""
+        return header
+
+    def keeps_rule(self, path: Path) -> str:
+        """See `Strategy`: a measured rule is worth more than a compiled one."""
+        selector = self.search.preparation.selector
+        if not measured_rule(path, selector):
+            return ""
+        return (
+            f"the rule for {selector} in {as_seen(path)} was measured, and stays "
+            "(--rules FILE writes this one elsewhere)"
+        )
+
+    def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
+        """See `Strategy`."""
+        del result  # All of it is known here.
+        if interrupted:
+            self._read()
+        return Footer(
+            stop_reason="interrupted" if interrupted else ending,
+            rules_path="",
+            interrupted=interrupted,
+            belief=self._belief(),
+            made=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def _extent(self) -> str:
+        if not self._state().left():
+            all_legal = len(self._start.plans) == len(self.search.preparation.plans)
+            which = "every legal plan" if all_legal else "every legal plan that jax can lay out"
+            return f"{which} was compiled, and nothing was run"
+        if self._was_late:
+            spent_budget = spent(self.search.request.budget_s)
+            return f"{spent_budget} before all promising plans were compiled, and nothing was run"
+        return "the plans that promised most were compiled and replayed, and nothing was run"
+
+    def _belief(self) -> str:
+        """What is thought of the plans that were not compiled, by estimate and replay."""
+        state, may_fit = self._state(), self._may_fit()
+        said = state.belief(state.best_s(), may_fit, how="replayed")
+        left_out = len(state.left()) - len(may_fit)
+        if left_out:
+            said += f"; {said_of_hopeless(left_out)}" if said else said_of_hopeless(left_out)
+        right, total = pairs_in_order(state.estimates, self._compiled)
+        if not said or not total:
+            return said
+        pairs = count(total, "pair that is no tie", "pairs that are no ties")
+        return f"{said}; the estimate orders {right} of {pairs} as the replay does"

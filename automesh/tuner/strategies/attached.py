@@ -1,0 +1,160 @@
+"""A search on the attached devices, or on virtual ones: compile, race, measure afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Outcome
+from automesh.report.result import SearchResult
+from automesh.tuner.choose.finalists import (
+    COMPILES_PER_FINALIST,
+    challengers,
+    finalists,
+    raceable,
+    to_compile,
+)
+from automesh.tuner.choose.state import SearchState, state_of
+from automesh.tuner.compile.jobs import CompilingHere
+from automesh.tuner.compile.rung import CompileRung
+from automesh.tuner.context import SearchContext
+from automesh.tuner.measure.leased_pool import LivePool
+from automesh.tuner.measure.rung import MeasureRung
+from automesh.tuner.measure.schedule import VisitRules
+from automesh.tuner.study.assemble import outcomes_of
+from automesh.tuner.study.metadata import Footer, Header, spent
+from automesh.worker.messages import Surroundings
+
+# Of the budget, from its beginning; what is left over goes to the next rung.
+COMPILE_SHARE = 0.4
+MEASURE_S = 40.0  # a race and three fresh processes take as much: not the compiler's
+LEAST_COMPILE_SHARE = 0.25
+
+
+@dataclass(slots=True, kw_only=True)
+class AttachedStrategy:
+    """Compiles the plans that promise most, races the best, and measures them in fresh processes.
+
+    Attributes:
+      surroundings: of the workers.
+    """
+
+    search: SearchContext
+    surroundings: Surroundings
+    _start: SearchState = field(init=False)
+    _compiled: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
+    _wanted: list[Plan] = field(init=False, default_factory=list[Plan])
+
+    def __post_init__(self) -> None:
+        search = self.search
+        self._start = state_of(search.preparation, search.estimates.found, top=search.request.top)
+
+    def climb(self) -> str:
+        """See `Strategy`."""
+        search, budget_s = self.search, self.search.request.budget_s
+        left = max(LEAST_COMPILE_SHARE, 1 - MEASURE_S / budget_s)
+        self._compile_first(search.started_s + min(COMPILE_SHARE, left) * budget_s)
+        # Another pool: what is measured has the cores and the memory of the machine to itself.
+        with search.open_pool(1, self.surroundings) as pool:
+            return MeasureRung(
+                search=search,
+                pool=LivePool(pool=pool, study=search.study, progress=search.progress),
+                compiled=self._compiled,
+                finalists=finalists(self._state(self._measured())),
+                challenge=self._challenge,
+                rules=VisitRules(timeout_s=search.request.timeout_s),
+            ).run()
+
+    def _measured(self) -> dict[Plan, Outcome]:
+        return outcomes_of(self.search.notebook, self.search.study.measure)
+
+    def _state(self, measured: Mapping[Plan, Outcome]) -> SearchState:
+        return self._start.knowing(self._compiled, measured)
+
+    def _compile_first(self, deadline_s: float) -> None:
+        """Compiles the most promising plans until there are enough programs for a race."""
+        search, top, measured = self.search, self._start.top, self._measured()
+        self._compiled |= search.outcomes(search.study.compile)
+        wanted = COMPILES_PER_FINALIST * top
+        while True:
+            chosen = to_compile(self._state(measured), wanted=wanted)
+            is_all = len(chosen) == len(self._wanted)
+            self._compile(chosen, deadline_s)
+            racing = finalists(self._state(measured))
+            others = [plan for plan in racing if plan not in self._start.first]
+            if is_all or search.clock() >= deadline_s or len(others) >= top:
+                return
+            wanted += top
+
+    def _challenge(self, measured: Mapping[Plan, Outcome], until_s: float) -> Sequence[Plan]:
+        """Compiles plans that may still win; gives as many of them as a race has room for."""
+        likely = challengers(self._state(measured))[: self._start.top]
+        if likely:
+            now_s = self.search.clock()
+            self._compile([*self._wanted, *likely], now_s + (until_s - now_s) / 2)
+        return raceable(self._state(measured), likely)
+
+    def _compile(self, plans: Sequence[Plan], deadline_s: float) -> None:
+        search = self.search
+        self._wanted = list(dict.fromkeys(plans))
+        if all(plan in self._compiled for plan in self._wanted):
+            return
+        state = self._state(self._measured())
+        view = state.view()
+        with search.open_pool(search.workers, self.surroundings) as pool:
+            done = CompileRung(
+                search=search,
+                rung=search.study.compile,
+                compiling=CompilingHere(preparation=search.preparation),
+                pool=pool,
+                choose=lambda _: self._wanted,
+                order=lambda plans, done: state.knowing(done, {}).order(plans, view),
+                deadline_s=deadline_s,
+            ).run()
+        judged = search.preparation.device_memory.judged
+        self._compiled |= {plan: judged(one) for plan, one in done.items()}
+
+    def header(self, header: Header) -> Header:
+        """See `Strategy`."""
+        return header
+
+    def keeps_rule(self, path: Path) -> str:
+        """See `Strategy`: what is measured now replaces what a file holds."""
+        del path
+        return ""
+
+    def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
+        """See `Strategy`."""
+        search = self.search
+        decision = search.notebook.decision()
+        certificate, belief = "", ""
+        if decision is not None:
+            confirmed = dict(decision.confirmed)
+            state = self._start.knowing(
+                search.outcomes(search.study.compile), self._measured() | confirmed
+            )
+            best_s = confirmed[decision.winner].step_s
+            certificate, belief = state.certificate(best_s), state.belief(best_s)
+        reason = "interrupted"
+        if not interrupted:
+            if not ending:  # Nothing was left to measure: the last race says how it came to this.
+                ending = decision.sentence if decision else "there was nothing left to measure"
+            raced = "the most promising were raced: " if result.verifications else ""
+            reason = f"{self._extent(result)}; {raced}{ending}"
+        return Footer(
+            stop_reason=reason,
+            rules_path="",
+            interrupted=interrupted,
+            certificate=certificate,
+            belief=belief,
+        )
+
+    def _extent(self, result: SearchResult) -> str:
+        if not result.funnel.waiting:
+            return "every legal plan was compiled"
+        if all(plan in self._compiled for plan in self._wanted):
+            return "the plans that promised most were compiled"
+        spent_budget = spent(self.search.request.budget_s)
+        return f"{spent_budget} before all promising plans were compiled"

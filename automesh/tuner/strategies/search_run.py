@@ -1,0 +1,110 @@
+"""What every search does around its strategy: header, interrupts, footer, rule and CSV file.
+
+A strategy decides which plans are tried and how; the study is where all figures go, so that the
+result is read from it in the same way whichever strategy has filled it, and however it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from automesh.report.files.csv import write_csv
+from automesh.report.files.rule import has_rule, save_rule
+from automesh.report.result import SearchResult
+from automesh.tuner.measure.leased_pool import LeaseLost
+from automesh.tuner.paths import as_seen
+from automesh.tuner.study.assemble import assemble
+from automesh.tuner.study.metadata import Footer, Header, Notebook
+from automesh.tuner.study.rung import Rung
+from automesh.tuner.study.study import Study
+
+_TAKEN_OVER = (
+    "this search was silent for so long that another one has taken over; "
+    "run the same command to see what it found"
+)
+
+
+class Strategy(Protocol):
+    """How one kind of search spends its budget."""
+
+    def climb(self) -> str:
+        """Tries plans until nothing is left to try, or the time is over.
+
+        Returns:
+          How it ended, in words.
+
+        Raises:
+          LeaseLost: another search on the same storage has taken over.
+          UsageError: the machine or the script failed, not a plan.
+        """
+        ...
+
+    def header(self, header: Header) -> Header:
+        """The header that the search ends with: what was noticed meanwhile may be added."""
+        ...
+
+    def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
+        """How the search ended, with what is thought of the plans that were not tried."""
+        ...
+
+    def keeps_rule(self, path: Path) -> str:
+        """Why the rule that a file holds already must stay; empty if it may be replaced."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRun:
+    """One search, from its first note in the study to the rule that it writes.
+
+    Attributes:
+      rungs: those that the strategy fills; trials of dead processes are taken over.
+      rules: file that the rule is merged into; empty to write none.
+      folder: of the study.
+    """
+
+    study: Study
+    header: Header
+    notebook: Notebook
+    rungs: Sequence[Rung]
+    rules: str
+    folder: Path
+
+    def run(self, strategy: Strategy) -> SearchResult:
+        """Runs a strategy to its end, or to Ctrl-C; gives what the study then holds.
+
+        Raises:
+          UsageError: as `Strategy.climb`; what is measured until then is kept.
+        """
+        for rung in self.rungs:
+            rung.adopt_expired()
+        self.notebook.note_header(self.header)
+        interrupted, ending = False, ""
+        try:
+            ending = strategy.climb()
+        except KeyboardInterrupt:
+            # Whatever is in flight is given back when the study closes; the table shows the rest.
+            interrupted = True
+        except LeaseLost:
+            ending = _TAKEN_OVER
+        header = strategy.header(self.header)
+        if header is not self.header:
+            self.notebook.note_header(header)
+        result = assemble(self.study, header)
+        footer = strategy.footer(result, ending, interrupted=interrupted)
+        self.notebook.note_footer(footer)
+        result = assemble(self.study, header)
+        if self.rules and not interrupted and has_rule(result):
+            self.notebook.note_footer(self._with_rule(strategy, result, footer))
+            result = assemble(self.study, header)
+        write_csv(result, self.folder / "trials.csv")
+        return result
+
+    def _with_rule(self, strategy: Strategy, result: SearchResult, footer: Footer) -> Footer:
+        path = Path(self.rules)
+        kept = strategy.keeps_rule(path)
+        if kept:
+            return replace(footer, stop_reason=f"{footer.stop_reason}; {kept}")
+        return replace(footer, rules_path=as_seen(save_rule(result, path)))

@@ -1,0 +1,59 @@
+"""What docs/ says of files, links and layers is so."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CONTRIBUTING = (ROOT / "docs" / "contributing.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+# What a search writes, and neighbours of a file that is named in full.
+MADE = ("mesh_rules.toml", "trials.csv", "csv.py", "json.py")
+JOURNEYS = re.findall(r"^## (Add .*|Change .*)\n((?:(?!## ).*\n)*)", CONTRIBUTING, re.MULTILINE)
+
+
+def named(text: str) -> list[str]:
+    """Paths in code quotes; a NAME in one stands for what a reader adds."""
+    found = re.findall(r"`([\w./]+/[\w./-]*|[\w./]+\.(?:py|json|toml|txtpb|txt))`", text)
+    return [one for one in found if "NAME" not in one]
+
+
+def exists(path: str) -> bool:
+    return any((ROOT / base / path).exists() for base in ("", "automesh"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text())
+    broken = [
+        link for link in links if not link.startswith("http") and not (page.parent / link).exists()
+    ]
+    assert not broken
+
+
+@pytest.mark.parametrize("text", [ARCHITECTURE, CONTRIBUTING], ids=["architecture", "contributing"])
+def test_files_that_are_named_exist(text: str) -> None:
+    ours = [one for one in named(text) if one not in MADE]
+    assert len(ours) > 10
+    assert [one for one in ours if not exists(one)] == []
+
+
+def test_six_journeys_name_at_most_four_files_each() -> None:
+    assert len(JOURNEYS) == 6
+    for title, text in JOURNEYS:
+        steps = re.findall(r"^\d\. ", text, re.MULTILINE)
+        assert 2 <= len(steps) <= 4, title
+
+
+def test_the_drawing_has_the_layers_of_the_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = next(one["layers"] for one in contracts["contracts"] if one["type"] == "layers")
+    inside = {part.strip() for layer in layers for part in re.split(r"[|:]", layer)}
+    drawing = ARCHITECTURE.partition("## Layers")[2].partition("```")[2].partition("```")[0]
+    drawn = set(re.findall(r"\w+", drawing))
+    assert inside - {"__main__", "cli_help", "api_explain"} <= drawn
