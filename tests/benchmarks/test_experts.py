@@ -30,9 +30,8 @@ from automesh.outcomes import (
 )
 from automesh.space.spec import read_space
 from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
-from benchmarks.experts import PRESETS, Kept, described, digest_of, left_out, summary
-from benchmarks.experts_models import DENSE, LONG, MOE, SPACES, Unlike, chunk_of, model_called
-from benchmarks.experts_presets import (
+from benchmarks.experts.command import PRESETS, Kept, described, digest_of, left_out, summary
+from benchmarks.experts.presets import (
     Expert,
     Point,
     Preset,
@@ -42,11 +41,12 @@ from benchmarks.experts_presets import (
     read_presets,
     remat_of,
     sort_out,
-    split_over_granules,
     target_called,
 )
-from benchmarks.experts_study import Row, Side, Study, believed_s, difference, rank_of
-from benchmarks.tpu_rank_compiles import Bench
+from benchmarks.experts.study import Row, Side, Study, believed_s, difference, rank_of
+from benchmarks.support.compiles import Bench
+from benchmarks.support.granules import split_over_granules
+from benchmarks.support.models import DENSE, LONG, MOE, SPACES, Unlike, chunk_of, model_called
 from tests.support.example_runs import arguments, device_mesh, module
 
 EXPERTS, SKIPPED = sort_out(read_presets(PRESETS))

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from automesh.errors import UsageError
-from benchmarks.experts import PRESETS, described, summary
-from benchmarks.experts_fitting import accumulated, fitted
-from benchmarks.experts_presets import Expert, read_presets, sort_out
-from benchmarks.experts_study import Row, Side
+from benchmarks.experts.command import PRESETS, described, summary
+from benchmarks.experts.fitting import accumulated, fitted
+from benchmarks.experts.presets import Expert, read_presets, sort_out
+from benchmarks.experts.study import Row, Side
 
 BY_ID = {one.id: one for one in sort_out(read_presets(PRESETS))[0]}
 

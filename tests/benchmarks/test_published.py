@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from automesh.errors import UsageError
 from automesh.mesh.axes import parse_mesh
 from automesh.space.spec import read_space
-from benchmarks.experts_models import DENSE, MOE, Unlike
-from benchmarks.published import RESULTS, Predicted, described, verdict
-from benchmarks.published_groups import (
+from benchmarks.published.command import RESULTS, Predicted, described, verdict
+from benchmarks.published.groups import (
     Figures,
     Group,
     Record,
@@ -24,6 +23,7 @@ from benchmarks.published_groups import (
     read_records,
     target_of,
 )
+from benchmarks.support.models import DENSE, MOE, Unlike
 from tests.support.example_runs import module
 
 GROUPS, OTHERS = groups_of(read_records(RESULTS))

@@ -19,13 +19,13 @@ from automesh.cost.terms import (
     value_of,
 )
 from automesh.program.nouns import Propagation
-from benchmarks.experts_models import Unlike
-from benchmarks.published import PIPELINES
-from benchmarks.published_groups import Record, read_records
-from benchmarks.published_layouts import Layout, LayoutGroup, Shape, layout_groups_of
-from benchmarks.published_pipelines import Row, described, missed, regret, summary_of
-from benchmarks.published_pricing import devices_of, priced
-from benchmarks.published_stages import terms_of
+from benchmarks.published.command import PIPELINES
+from benchmarks.published.groups import Record, read_records
+from benchmarks.published.layouts import Layout, LayoutGroup, Shape, layout_groups_of
+from benchmarks.published.pipelines import Row, described, missed, regret, summary_of
+from benchmarks.published.pricing import devices_of, priced
+from benchmarks.published.stages import terms_of
+from benchmarks.support.models import Unlike
 
 GROUPS, OTHERS = layout_groups_of(read_records(PIPELINES))
 BY_NAME = {group.name: group for group in GROUPS}

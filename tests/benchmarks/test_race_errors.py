@@ -8,9 +8,10 @@ import pytest
 from automesh.mesh.axes import Plan
 from automesh.tuner.measure.race import Race, RaceRules
 from automesh.tuner.measure.schedule import RaceReport
-from benchmarks import final_noise, race_errors
-from benchmarks.race_errors import EXTRA, FINALISTS, Tally, count, plan, summary
-from benchmarks.race_noise import METHODS, NOISES, noise
+from benchmarks.race_errors import command as race_errors
+from benchmarks.race_errors import finals
+from benchmarks.race_errors.command import EXTRA, FINALISTS, Tally, count, plan, summary
+from benchmarks.race_errors.noise import METHODS, NOISES, noise
 
 EVERYONE = [plan(copy, 0) for copy in range(FINALISTS)]
 SLOW, LITTLE = plan(0, EXTRA), plan(0, race_errors.LITTLE)
@@ -67,14 +68,14 @@ def test_noise_has_the_size_that_is_asked_for(kind: str) -> None:
     assert 0.02 < np.std(np.diff(logs, axis=1)) < 0.2
 
 
-@pytest.mark.parametrize("method", final_noise.METHODS)
+@pytest.mark.parametrize("method", finals.METHODS)
 def test_finals_without_noise_adopt_what_is_faster_alone(method: str) -> None:
-    run = final_noise.METHODS[method]
-    quiet = 1e-9 * np.random.default_rng(0).standard_normal((3, final_noise.MOST))
+    run = finals.METHODS[method]
+    quiet = 1e-9 * np.random.default_rng(0).standard_normal((3, finals.MOST))
     true = np.array([0.0, -0.1, 0.0])
     ended = run(true[:, None] + quiet, true)
     assert (ended.adopted, ended.settled) == (1, True)
-    assert ended.processes <= final_noise.FIXED
+    assert ended.processes <= finals.FIXED
     equal = run(quiet, np.zeros(3))
     assert equal.settled
 
@@ -82,8 +83,6 @@ def test_finals_without_noise_adopt_what_is_faster_alone(method: str) -> None:
 def test_finals_err_as_seldom_and_hold_the_truth_as_often_as_they_say() -> None:
     """The figures of the whole benchmark, of fewer finals: at least 94 % and at most 5 %."""
     for kind in ("independent", "correlated", "bimodal", "one in twenty"):
-        found = final_noise.figures(
-            final_noise.sequential, kind, finals=30, size=0.05, faster=0.0, seed=2
-        )
+        found = finals.figures(finals.sequential, kind, finals=30, size=0.05, faster=0.0, seed=2)
         assert found["covered"] >= 0.94
         assert found["adopted"] <= 0.05

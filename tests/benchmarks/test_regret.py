@@ -10,8 +10,8 @@ import pytest
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated
-from benchmarks.regret_replay import SHARE, Purse, Record, figures, ordered, record_of, search
-from benchmarks.regret_sweep import Row, Table
+from benchmarks.regret.replay import SHARE, Purse, Record, figures, ordered, record_of, search
+from benchmarks.regret.sweep import Row, Table
 from tests.support.samples.results_samples import plan as any_plan
 
 MESHES = ["dp:8", "fsdp:8", "dp:4,fsdp:2", "dp:2,fsdp:4", "dp:4,tp:2", "dp:2,tp:4", "fsdp:4,tp:2"]

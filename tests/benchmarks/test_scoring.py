@@ -10,7 +10,8 @@ import pytest
 from automesh.cost.unique_rows import distinct
 from automesh.hardware import parse_target
 from automesh.space.spec import read_space
-from benchmarks import scoring, scoring_plans
+from benchmarks.scoring import command as scoring
+from benchmarks.scoring import plans as scoring_plans
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from automesh.outcomes import Estimated, Replayed
 from automesh.report.explain.nouns import Explained
 from automesh.report.explain.words import window_sentence
 from benchmarks import tpu_rank, windowed
-from benchmarks.tpu_rank_compiles import Played
+from benchmarks.support.compiles import Played
 from tests.support.samples import explain_samples
 
 OPTION = THRESHOLDS["tpu"]

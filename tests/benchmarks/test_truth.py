@@ -10,8 +10,8 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks import truth
-from benchmarks.truth import Case, Truth, cases, factorizations
+from benchmarks.truth import command as truth
+from benchmarks.truth.command import Case, Truth, cases, factorizations
 
 
 def test_all_factorizations_of_8_and_16_over_three_axes():
@@ -67,7 +67,7 @@ def test_a_worker_that_fails_is_an_answer_and_leaves_no_file(tmp_path, monkeypat
 
 
 def test_a_case_survives_the_way_to_the_worker():
-    from benchmarks.truth_worker import _case
+    from benchmarks.truth.worker import _case
 
     case = Case(example="moe_lm", sizes=SMALL.sizes, knobs=(("remat", "dots"),))
     assert _case(json.dumps(asdict(case))) == case

@@ -21,7 +21,7 @@ import pytest
 
 from automesh.outcomes import Measured
 from automesh.tuner.study.study import open_study, parse_storage
-from benchmarks.search_process import SearchProcess, end_processes
+from benchmarks.support.search_process import SearchProcess, end_processes
 from tests.support.paths import SCRIPTS
 
 FLAGS = SCRIPTS / "flags.py"

@@ -16,7 +16,7 @@ from automesh.tuner.study.storage import Storage, parse_storage
 from automesh.tuner.study.study import open_study
 from automesh.worker.pool import Pool
 from benchmarks.kill_resume import STALE_S, Place, Report, StudyOfKills, kill_and_resume
-from benchmarks.search_process import MARK, marked
+from benchmarks.support.search_process import MARK, marked
 from tests.support.samples.storage_cases import compiled, plans
 from tests.support.worker_jobs import MEBIBYTE, job, surroundings
 

@@ -13,7 +13,7 @@ import pytest
 
 import automesh
 from automesh.worker.pool import Pool
-from benchmarks.search_process import SearchProcess
+from benchmarks.support.search_process import SearchProcess
 from tests.support.paths import SCRIPTS
 from tests.support.worker_jobs import MEBIBYTE, surroundings
 

@@ -12,7 +12,7 @@ import pytest
 from automesh.tuner.study.storage import Storage
 from automesh.tuner.study.study import Study, Trial, open_study
 from benchmarks.kill_resume import SCRIPT
-from benchmarks.search_process import SearchProcess
+from benchmarks.support.search_process import SearchProcess
 
 pytest_plugins = ("tests.support.storage_fixtures",)
 

@@ -31,7 +31,7 @@ from automesh.tuner.measure.schedule import Subject
 from automesh.tuner.study.retrace import OTHER_PROGRAM, explain_programs, other_program
 from automesh.worker.messages import Surroundings, TraceJob
 from automesh.worker.pool import Pool
-from benchmarks.search_process import SearchProcess
+from benchmarks.support.search_process import SearchProcess
 from tests.support.paths import SCRIPTS
 from tests.support.worker_jobs import MEBIBYTE, ROOT
 

@@ -35,8 +35,8 @@ from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import open_session
 from automesh.worker.environment import surroundings_for
 from automesh.worker.pool import Pool
+from benchmarks.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 STORE_BYTES = 20 * 2**30
 _TIMEOUT_S = 1800.0
 _BUDGET_S = 24 * 3600.0

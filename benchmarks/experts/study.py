@@ -11,8 +11,8 @@ from automesh.outcomes import Compiled, Estimated, Outcome, OutOfMemory
 from automesh.tuner.choose.ahead_of_time import large_last
 from automesh.tuner.choose.beliefs import compile_order, view_of
 from automesh.units import format_bytes, format_seconds
-from benchmarks.experts_presets import Expert
-from benchmarks.tpu_rank_compiles import Bench, Case, bench
+from benchmarks.experts.presets import Expert
+from benchmarks.support.compiles import Bench, Case, bench
 
 # Closer replays would not be told apart on a clock.
 TIE = 0.005

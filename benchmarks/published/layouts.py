@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.experts_models import Unlike
-from benchmarks.published_groups import Record
+from benchmarks.published.groups import Record
+from benchmarks.support.models import Unlike
 
 # Whose groups are read: our name for the devices, and bytes of a gradient on the wires. DeepSpeed
 # reduces in the training type, nanotron in float32 (its `accumulate_grad_in_fp32`).

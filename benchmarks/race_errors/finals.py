@@ -17,7 +17,7 @@ from scipy import stats
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.tuner.measure.final import Final, FinalRules
 from automesh.tuner.measure.statistics import Floats
-from benchmarks.race_noise import noise
+from benchmarks.race_errors.noise import noise
 
 VISITS = 8
 MOST = 40

@@ -26,7 +26,7 @@ from scipy import stats
 
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failure
-from automesh.program.nouns import Entry, Inspection, StepRef, VisitAnswer
+from automesh.program.nouns import Entry, Inspection, StepRef
 from automesh.tuner.measure.race import Race, RaceRules
 from automesh.tuner.measure.schedule import (
     Calibration,
@@ -37,11 +37,12 @@ from automesh.tuner.measure.schedule import (
     run_race,
 )
 from automesh.units import format_percent, format_seconds, format_wait
-from automesh.worker.messages import InspectJob, Job, Surroundings, VisitJob
+from automesh.worker.messages import InspectJob, Surroundings
 from automesh.worker.pool import Pool
-from benchmarks.final_noise import METHODS as FINALS
-from benchmarks.final_noise import figures
-from benchmarks.race_noise import METHODS, NOISES, PROCESSES, coverage, rates
+from benchmarks.race_errors.finals import METHODS as FINALS
+from benchmarks.race_errors.finals import figures
+from benchmarks.race_errors.noise import METHODS, NOISES, PROCESSES, coverage, rates
+from benchmarks.support.visitors import Visitors, ask
 
 FINALISTS = 5
 DEVICES = 2
@@ -79,23 +80,6 @@ EXTRA = 2  # of 20 equal products: 10 % more work by construction
 LITTLE = 1  # 5 %
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visitors:
-    """A pool that is only asked for visits."""
-
-    pool: Pool
-
-    def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
-        """See `VisitPool`."""
-        answer = ask(self.pool, job, timeout_s)
-        assert not isinstance(answer, Inspection)
-        return answer
-
-    def recycle(self) -> None:
-        """See `VisitPool`."""
-        self.pool.recycle()
-
-
 @dataclass(slots=True, kw_only=True)
 class Tally:
     """What the races showed.
@@ -117,14 +101,6 @@ class Tally:
     loser_rounds: list[int] = field(default_factory=list[int])
     ratios: list[float] = field(default_factory=list[float])
     noise: list[float] = field(default_factory=list[float])
-
-
-def ask(pool: Pool, job: Job, timeout_s: float) -> Inspection | VisitAnswer | Failure:
-    """One job; a kind of answer that was not asked for is a bug."""
-    answer = pool.run(job, timeout_s)
-    if not isinstance(answer, Inspection | VisitAnswer | Failure):
-        raise TypeError(f"a {job.kind} job was answered with a {type(answer).__name__}")
-    return answer
 
 
 def plan(copy: int, extra: int) -> Plan:
@@ -333,7 +309,3 @@ def tell(number: int, races: int, tally: Tally, report: RaceReport, spent_s: flo
         f"noise {format_percent(tally.noise[-1]) if tally.noise else '?'}, "
         f"{format_wait(left_s)} left"
     )
-
-
-if __name__ == "__main__":
-    typer.run(main)

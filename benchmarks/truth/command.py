@@ -23,8 +23,8 @@ from typing import Any
 
 from automesh.outcomes import Collective, Counts, Memory
 from automesh.program.nouns import Entry
+from benchmarks.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / "results" / "truth"
 AXES = ("dp", "fsdp", "ep", "tp", "sp")
 # The axes that each example is about; the others have size 1.
@@ -147,7 +147,7 @@ def _compiled(case: Case) -> Truth | str:
     begun = time.monotonic()
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.truth_worker", json.dumps(asdict(case))],
+            [sys.executable, "-m", "benchmarks.truth.worker", json.dumps(asdict(case))],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -200,7 +200,7 @@ def _sources(example: str) -> str:
         ROOT / "examples" / f"{example}.py",
         *(ROOT / "examples" / "lm").glob("*.py"),
         *(ROOT / "automesh" / "hlo").glob("*.py"),
-        ROOT / "benchmarks" / "truth_worker.py",
+        ROOT / "benchmarks" / "truth" / "worker.py",
     ]
     digest = hashlib.sha256()
     for file in sorted(files):
@@ -210,7 +210,9 @@ def _sources(example: str) -> str:
 
 def main() -> int:
     """Compiles what is missing; 1 if some mesh has no truth."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.truth", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--example", nargs="+", choices=tuple(CHOSEN), default=tuple(CHOSEN))
     parser.add_argument("--devices", nargs="+", type=int, default=DEVICES)
     parser.add_argument("--jobs", type=int, default=1, help="compilations side by side")
@@ -228,7 +230,3 @@ def main() -> int:
     failed = sum(isinstance(answer, str) for answer in answers.values())
     print(json.dumps({"meshes": len(answers), "failed": failed}))
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -26,10 +25,11 @@ from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis
 from automesh.mesh.plan_arrays import Batch
 from automesh.program.nouns import Propagation
-from benchmarks.published_layouts import Layout, LayoutGroup
+from benchmarks.published.layouts import Layout, LayoutGroup
+from benchmarks.support.paths import DATA, EXAMPLES
 
-CLUSTERS = Path(__file__).parent / "data" / "clusters.toml"
-_ATTENTION = Path(__file__).resolve().parents[1] / "examples" / "lm" / "attention.py"
+CLUSTERS = DATA / "clusters.toml"
+_ATTENTION = EXAMPLES / "lm" / "attention.py"
 _ROWS, _REPLICAS = "ep", "dp"
 _SUM = 4.0  # bytes of a sum of gradients in our terms
 _ONCE: Sum = (Monomial(coefficient=1.0),)

@@ -32,12 +32,13 @@ import typer
 from automesh.errors import AutomeshError
 from automesh.jsonio import from_json, to_json
 from automesh.units import format_seconds
-from benchmarks.experts_fitting import fitted
-from benchmarks.experts_presets import Expert, Skipped, read_presets, sort_out
-from benchmarks.experts_study import TIE, Row, Side, studied
-from benchmarks.tpu_rank_compiles import ROOT, say
+from benchmarks.experts.fitting import fitted
+from benchmarks.experts.presets import Expert, Skipped, read_presets, sort_out
+from benchmarks.experts.study import TIE, Row, Side, studied
+from benchmarks.support.compiles import say
+from benchmarks.support.paths import DATA, ROOT
 
-PRESETS = Path(__file__).parent / "data" / "expert_presets.json"
+PRESETS = DATA / "expert_presets.json"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +71,11 @@ def digest_of(expert: Expert, *settings: object) -> str:
     for folder, names in (
         ("automesh", "*.py"),
         ("examples", "*.py"),
-        ("benchmarks", "experts_*.py"),
+        ("benchmarks/experts", "fitting.py"),
+        ("benchmarks/experts", "presets.py"),
+        ("benchmarks/experts", "study.py"),
+        ("benchmarks/support", "granules.py"),
+        ("benchmarks/support", "models.py"),
     ):
         for path in sorted((ROOT / folder).rglob(names)):
             digest.update(path.read_bytes())
@@ -210,7 +215,3 @@ def main(
         print(f"{one} failed: {reason}")
     counted = {**summary(rows), "failed": len(failures), "not_representable": len(skipped)}
     print(json.dumps(counted | {"evidence": "estimated" if estimates_only else "compiled"}))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -28,7 +28,7 @@ from automesh.tuner.choose.finalists import (
     to_compile,
 )
 from automesh.tuner.choose.state import SearchState
-from benchmarks.regret_sweep import Row
+from benchmarks.regret.sweep import Row
 
 SHARE = 0.1  # of the sweep's device time: what a search may spend
 TOP = 8  # finalists of a race, as in a search

@@ -1,4 +1,4 @@
-"""The terms of a decoder's stages as Megatron lays them out: what `published_pricing` prices (jax).
+"""The terms of a decoder's stages as Megatron lays them out: what `pricing` prices (jax).
 
 The model is the examples', in mixed precision: parameters in bfloat16, gradients summed in float32,
 an optimizer that keeps float32 copies. Its microbatch is split over `ep`, an axis that the dense
@@ -30,9 +30,9 @@ from automesh.program.nouns import Propagation
 from automesh.program.script.build import Built, build_on
 from automesh.program.script.workload import Workload
 from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
-from benchmarks.published_layouts import Shape
+from benchmarks.published.layouts import Shape
+from benchmarks.support.paths import EXAMPLES
 
-ROOT = Path(__file__).resolve().parents[1]
 NAMES = (PIPELINE, *DEFAULT_AXES)
 ROWS = "ep"  # what cuts a microbatch
 _DEVICES = 256
@@ -169,7 +169,7 @@ class _Mixed:
 
 def _of_examples(name: str) -> Any:
     """A module of the examples, which are no package."""
-    folder = str(ROOT / "examples")
+    folder = str(EXAMPLES)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     return importlib.import_module(f"lm.{name}")
@@ -178,6 +178,6 @@ def _of_examples(name: str) -> Any:
 def _sources() -> str:
     """A digest of what says what the model is."""
     digest = hashlib.sha256()
-    for path in (Path(__file__), *sorted((ROOT / "examples" / "lm").glob("*.py"))):
+    for path in (Path(__file__), *sorted((EXAMPLES / "lm").glob("*.py"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()

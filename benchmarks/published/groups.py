@@ -1,7 +1,7 @@
 """Published measurements of several layouts of one model, read from a file (pure functions).
 
 A record that an example can represent becomes a `Config`: a plan on a target with its measured
-time. All else keeps the reason. Groups with pipelines are read by `published_layouts`.
+time. All else keeps the reason. Groups with pipelines are read by `layouts`.
 `benchmarks/data/published_results.json` shows the format.
 """
 
@@ -24,9 +24,9 @@ from automesh.errors import UsageError
 from automesh.hardware import Absent, parse_target
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.mesh.strict_files import parse_tree, read_text
-from benchmarks.experts_models import MOE, Model, Unlike, arguments_of, chunk_of, model_called
-from benchmarks.experts_presets import split_over_granules
-from benchmarks.spaces import with_usual_axes
+from benchmarks.support.granules import split_over_granules
+from benchmarks.support.models import MOE, Model, Unlike, arguments_of, chunk_of, model_called
+from benchmarks.support.spaces import with_usual_axes
 
 # Frameworks whose steps are one jitted JAX program; the others run pipelines or PyTorch.
 _JAX = ("maxtext", "jax")
@@ -194,7 +194,7 @@ def _group_of(name: str, records: Sequence[Record]) -> Group:
         raise Unlike("its records differ in more than their layout")
     if not first.framework.lower().startswith(_JAX):
         raise Unlike(
-            f"{first.framework} is no JAX program: pipelines are read by `published_layouts`"
+            f"{first.framework} is no JAX program: pipelines are read by `published.layouts`"
         )
     model = model_called(str(first.model.get("name", "")))
     target, absent = target_of(first)

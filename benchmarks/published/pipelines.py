@@ -2,7 +2,7 @@
 
 For every group of `data/published_pipelines.json` each layout's stages are lowered and propagated
 for virtual devices, priced on the group's machines and simulated (1F1B, as all of them ran). What
-the publication does once per step is priced once per step; see `published_pricing`.
+the publication does once per step is priced once per step; see `pricing`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from automesh.units import format_bytes, format_seconds
-from benchmarks.published_groups import figures
-from benchmarks.published_layouts import Layout, LayoutGroup
-from benchmarks.published_pricing import Priced, devices_of, priced
-from benchmarks.published_stages import start, terms_of
+from benchmarks.published.groups import figures
+from benchmarks.published.layouts import Layout, LayoutGroup
+from benchmarks.published.pricing import Priced, devices_of, priced
+from benchmarks.published.stages import start, terms_of
 
 _TOP = 5
 _SHOWN = 4

@@ -10,7 +10,7 @@ precision of products, optimizer and reduction frequency differ where it says so
 was measured with several kernels is one program here.
 
 Groups with pipelines (vTrain, Aleph Alpha, AMP, Ultra-Scale Playbook) are estimated, by
-`published_pipelines`; `--pipelines` does them alone.
+`pipelines`; `--pipelines` does them alone.
 
 What is compiled is kept in `results/published`. The last line on stdout is JSON, per group;
 progress goes to stderr.
@@ -30,8 +30,8 @@ from automesh.errors import AutomeshError
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failure, OutOfMemory
 from automesh.units import format_bytes, format_seconds
-from benchmarks import published_pipelines
-from benchmarks.published_groups import (
+from benchmarks.published import pipelines
+from benchmarks.published.groups import (
     Config,
     Figures,
     Group,
@@ -39,12 +39,13 @@ from benchmarks.published_groups import (
     groups_of,
     read_records,
 )
-from benchmarks.published_layouts import LayoutGroup, layout_groups_of
-from benchmarks.published_pipelines import missed, rows_of, summary_of
-from benchmarks.tpu_rank_compiles import Case, bench, say
+from benchmarks.published.layouts import LayoutGroup, layout_groups_of
+from benchmarks.published.pipelines import missed, rows_of, summary_of
+from benchmarks.support.compiles import Case, bench, say
+from benchmarks.support.paths import DATA
 
-RESULTS = Path(__file__).parent / "data" / "published_results.json"
-PIPELINES = RESULTS.with_name("published_pipelines.json")
+RESULTS = DATA / "published_results.json"
+PIPELINES = DATA / "published_pipelines.json"
 TAU, REGRET = 0.6, 0.1  # what is aimed at
 
 
@@ -249,7 +250,7 @@ def _told(group: Group, rows: Sequence[Predicted], evidence: str) -> dict[str, A
 
 def _told_of_pipelines(group: LayoutGroup, folder: Path) -> dict[str, Any]:
     rows, left_out = rows_of(group, folder)
-    print("\n".join(published_pipelines.described(group, rows)), flush=True)
+    print("\n".join(pipelines.described(group, rows)), flush=True)
     for one, reason in left_out:
         print(f"  {one} left out: {reason}")
     found = summary_of(rows, len(left_out))
@@ -259,7 +260,3 @@ def _told_of_pipelines(group: LayoutGroup, folder: Path) -> dict[str, Any]:
         aim = f"tau {TAU} and regret {REGRET:.0%} are aimed at"
         print(f"  missed ({aim}): {missed(rows)}; {'; '.join(group.remarks)}")
     return found
-
-
-if __name__ == "__main__":
-    typer.run(main)

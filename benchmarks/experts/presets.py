@@ -21,7 +21,8 @@ from automesh.errors import UsageError
 from automesh.hardware import Absent, parse_target
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, format_mesh
 from automesh.mesh.strict_files import parse_tree, read_text
-from benchmarks.experts_models import (
+from benchmarks.support.granules import split_over_granules
+from benchmarks.support.models import (
     DENSE,
     LONG,
     MOE,
@@ -32,7 +33,7 @@ from benchmarks.experts_models import (
     chunk_of,
     model_called,
 )
-from benchmarks.spaces import with_usual_axes
+from benchmarks.support.spaces import with_usual_axes
 
 # Names of mesh axes in AXLearn, MaxText, Levanter and EasyDeL -> ours. The second fsdp axis of
 # MaxText splits another dimension of the weights: as many bytes as more of the first.
@@ -56,8 +57,6 @@ AXES = {
 }
 _CONTEXT = ("cp", "context")
 _PIPELINE = ("pp", "pipeline", "stage")
-# The outermost first; AXLearn lays a mesh row by row over the devices where it cannot split it.
-_ROW_MAJOR = ("dp", "ep", "fsdp", "sp", "tp")
 _SHAPE = re.compile(r"tpu-(?P<kind>[a-z0-9]+)\((?P<dims>[0-9]+(x[0-9]+)+)\)")
 _KIND_IN_NAME = re.compile(r"\([A-Za-z0-9-]+\)")
 
@@ -233,30 +232,6 @@ def target_called(selector: str) -> str:
     shape = _SHAPE.fullmatch(selector)
     name = f"{shape['kind']}:{shape['dims']}" if shape else _KIND_IN_NAME.sub("", selector)
     return name if name.startswith(("tpu-", "gpu-")) or shape else ""
-
-
-def split_over_granules(mesh: Mesh, granule: int) -> tuple[MeshAxis, ...] | None:
-    """One mesh, laid row by row over the devices, as parts inside of granules and between them.
-
-    Args:
-      mesh: in our axes.
-      granule: devices of one granule.
-
-    Returns:
-      None if rows of the mesh and granules do not end at the same devices.
-
-    >>> format_mesh(split_over_granules({"dp": 4, "fsdp": 16}, 8))
-    'dcn.dp:4,dcn.fsdp:2,fsdp:8'
-    """
-    left, parts = granule, dict[str, MeshAxis]()
-    for name in reversed(_ROW_MAJOR):
-        size = mesh.get(name, 1)
-        inside = math.gcd(size, left)
-        if inside not in (size, left):
-            return None
-        left //= inside
-        parts[name] = MeshAxis(name=name, ici=inside, dcn=size // inside)
-    return tuple(parts[name] for name in DEFAULT_AXES) if left == 1 else None
 
 
 def remat_of(remat: object) -> tuple[str, str]:

@@ -26,9 +26,9 @@ from automesh.outcomes import Estimated
 from automesh.report.progress import Silent
 from automesh.space.spec import read_space
 from automesh.tuner.session import open_session
-from benchmarks.regret_replay import figures, record_of
-from benchmarks.regret_sweep import DEVICES, Example, Sweep, Table, prepare, say, space_file, sweep
-from benchmarks.spaces import with_usual_axes
+from benchmarks.regret.replay import figures, record_of
+from benchmarks.regret.sweep import DEVICES, Example, Sweep, Table, prepare, say, space_file, sweep
+from benchmarks.support.spaces import with_usual_axes
 
 _TARGET = f"cpu:{DEVICES}"
 _ESTIMATE = "1h"
@@ -164,7 +164,3 @@ def main(
         }
         say(json.dumps({example.name: summary[example.name]}, indent=1))
     print(json.dumps(summary))
-
-
-if __name__ == "__main__":
-    typer.run(main)

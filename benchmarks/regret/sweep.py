@@ -39,9 +39,9 @@ from automesh.tuner.measure.schedule import (
 from automesh.units import format_wait
 from automesh.worker.messages import CompileJob, InspectJob, Surroundings, VisitJob
 from automesh.worker.pool import Pool
+from benchmarks.support.paths import EXAMPLES
 
 DEVICES = 8
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SCHEMA = 2
 _MEMORY_BYTES = 6 * 2**30
 _TIMEOUT_S = 300.0

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from automesh.errors import AutomeshError
 from automesh.mesh.axes import parse_mesh
-from benchmarks.experts_presets import Expert
-from benchmarks.experts_study import Row
+from benchmarks.experts.presets import Expert
+from benchmarks.experts.study import Row
 
 # Times the microbatches of the preset; beyond, the step is another.
 _MOST = 8

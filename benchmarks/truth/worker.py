@@ -25,7 +25,7 @@ from automesh.program.lower.compiled import count_serialized, read_memory, seria
 from automesh.program.lower.lowering import lower
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
-from benchmarks.truth import Case
+from benchmarks.truth.command import Case
 
 _DUMP = {"xla_dump_hlo_pass_re": "spmd-partitioning", "xla_dump_hlo_as_proto": True}
 _DUMPED = "*after_spmd-partitioning*.hlo.pb"

@@ -18,10 +18,10 @@ from typing import Annotated, Any
 import typer
 
 from automesh.report.progress import PlainProgress
-from benchmarks.scoring_plans import measured
-from benchmarks.search_process import SearchProcess
+from benchmarks.scoring.plans import measured
+from benchmarks.support.paths import EXAMPLES, ROOT
+from benchmarks.support.search_process import SearchProcess
 
-ROOT = Path(__file__).resolve().parent.parent
 TARGET = "tpu-v5p-256-4"
 TIMEOUT_S = 900.0
 SPACE = """\
@@ -53,7 +53,7 @@ class Example:
 
     @property
     def script(self) -> Path:
-        return ROOT / "examples" / f"{self.name}.py"
+        return EXAMPLES / f"{self.name}.py"
 
 
 DENSE = Example(
@@ -163,7 +163,3 @@ def ranked(example: Example, folder: Path, knobs: str = "") -> dict[str, Any]:
         flush=True,
     )
     return answer
-
-
-if __name__ == "__main__":
-    typer.run(main)
