@@ -10,6 +10,7 @@ device. The last line on stdout is JSON: bytes per cycle by topology.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from typing import Any
@@ -77,6 +78,7 @@ def _products(topology: str, product: tuple[int, int, int]) -> list[Compute]:
 
 def main() -> None:
     """Compiles, and prints a line for every product."""
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
     os.environ |= _ENVIRONMENT
     found: dict[str, list[float]] = {}
     for topology in TOPOLOGIES:

@@ -28,7 +28,7 @@ import typer
 
 import automesh
 from automesh.errors import AutomeshError
-from benchmarks.search_process import SearchProcess, end_processes, role
+from benchmarks.support.search_process import SearchProcess, end_processes, role
 
 SCRIPT = '''\
 """A regression of one or two layers, sharded over `dp` and `tp`."""

@@ -31,7 +31,7 @@ from automesh.tuner.measure.numerics import Reference, check, compare_losses
 from automesh.tuner.measure.schedule import Subject, VisitRules, record_losses
 from automesh.worker.messages import InspectJob, Surroundings
 from automesh.worker.pool import Pool
-from benchmarks.race_errors import Visitors, ask
+from benchmarks.support.visitors import Visitors, ask
 
 DEVICES = 8
 RULES = VisitRules(timeout_s=120.0)

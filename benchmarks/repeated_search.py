@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from benchmarks.support.paths import ROOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from automesh.cost.replay.replay import replay
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.model import HardwareModel
 from automesh.hlo.schedule.nouns import Block, Branch, Loop
-from tests.replay_golden import ALL, Recorded
-from tests.replay_samples import layouts_of
+from tests.support.cases.replay_golden import ALL, Recorded
+from tests.support.samples.replay_samples import layouts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

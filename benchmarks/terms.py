@@ -56,7 +56,7 @@ from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
 from automesh.sharding.programs import Programs
 from automesh.sharding.propagate import propagate
-from benchmarks.truth import AXES, CHOSEN, DEVICES, Case, Truth, cases, truths
+from benchmarks.truth.command import AXES, CHOSEN, DEVICES, Case, Truth, cases, truths
 
 # Sizes of the active axes that are propagated, and at which that is checked.
 _SAMPLED, _PROBED = 2, 4

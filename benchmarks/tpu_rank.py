@@ -34,8 +34,8 @@ import typer
 from scipy import stats
 
 from automesh.mesh.axes import Plan
-from benchmarks.spaces import with_usual_axes
-from benchmarks.tpu_rank_compiles import Bench, Case, Played, bench, say
+from benchmarks.support.compiles import Bench, Case, Played, bench, say
+from benchmarks.support.spaces import with_usual_axes
 
 DEVICES = "v5e:4x4"
 POD = "tpu-v5p-128"
@@ -59,10 +59,10 @@ def _cases(name: str, script: str, space: str) -> tuple[Case, Case]:
 
 
 CASES = (
-    *_cases("base", "benchmarks/dense_shapes.py", "dense_lm"),
-    *_cases("wide", "benchmarks/dense_shapes.py", "dense_lm"),
-    *_cases("narrow", "benchmarks/dense_shapes.py", "dense_lm"),
-    *_cases("routed", "benchmarks/moe_shapes.py", "moe_lm"),
+    *_cases("base", "benchmarks/support/scripts/dense_shapes.py", "dense_lm"),
+    *_cases("wide", "benchmarks/support/scripts/dense_shapes.py", "dense_lm"),
+    *_cases("narrow", "benchmarks/support/scripts/dense_shapes.py", "dense_lm"),
+    *_cases("routed", "benchmarks/support/scripts/moe_shapes.py", "moe_lm"),
 )
 
 

@@ -33,8 +33,8 @@ from automesh.report.result import Candidate, Standing
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.tuner.explain.mesh import Ground, explained
 from automesh.units import format_percent
-from benchmarks.spaces import with_usual_axes
-from benchmarks.tpu_rank_compiles import Bench, Case, Played, bench
+from benchmarks.support.compiles import Bench, Case, Played, bench
+from benchmarks.support.spaces import with_usual_axes
 
 SHAPES = ("base", "wide", "narrow")
 _OFF = 1_000_000
@@ -55,7 +55,7 @@ def case_of(shape: str) -> Case:
     step gathers its weights itself there is nothing to multiply piece by piece."""
     return Case(
         name=f"windowed-{shape}",
-        script="benchmarks/dense_shapes.py",
+        script="benchmarks/support/scripts/dense_shapes.py",
         argv=("--size", shape, "--gather", "compiler"),
         target="v5e:4x4",
         space=_SPACE,

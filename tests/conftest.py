@@ -3,15 +3,16 @@
 import importlib.util
 import os
 import signal
-from pathlib import Path
 
 import pytest
+
+from tests.support.paths import TESTS
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "16"
 os.environ.pop("XLA_FLAGS", None)
 # What somebody has calibrated on this machine is none of a test's business.
-os.environ["AUTOMESH_PROFILES"] = str(Path(__file__).parent / "no-profiles")
+os.environ["AUTOMESH_PROFILES"] = str(TESTS / "no-profiles")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Several processes of these tests compile for TPUs that are not here, which is no use of one.
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"

@@ -12,8 +12,8 @@ import pytest
 
 import automesh
 from automesh.tuner.request import SearchOptions
-from tests import api_reference
-from tests.api_reference import MODULES, functions, public
+from tests.regenerate import api_reference
+from tests.regenerate.api_reference import MODULES, functions, public
 
 FUNCTIONS = [f"{module}.{name}" for module in MODULES for name in functions(module)]
 
@@ -44,7 +44,7 @@ def test_parameters_that_are_described_are_there(name: str) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_the_reference_is_made_from_the_docstrings(module: str) -> None:
     kept = api_reference.path_of(module).read_text(encoding="utf-8")
-    assert kept == api_reference.page(module), "run `python -m tests.update_golden`"
+    assert kept == api_reference.page(module), "run `python -m tests.regenerate.update_golden`"
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -67,7 +67,7 @@ def test_every_option_of_a_search_is_described() -> None:
 
 def run_examples(*arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.doctests", *arguments],
+        [sys.executable, "-m", "tests.support.doctests", *arguments],
         cwd=api_reference.FOLDER.parent.parent,
         env={key: value for key, value in os.environ.items() if not key.startswith("JAX_")},
         capture_output=True,

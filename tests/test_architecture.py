@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import grimp
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "automesh"
+from tests.support.paths import ROOT
+
+PACKAGE = ROOT / "automesh"
 _GENERATED = ("hlo_pb2.py",)
 _MOST_MODULES = 15
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CONTRIBUTING = (ROOT / "docs" / "contributing.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()

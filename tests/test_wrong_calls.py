@@ -7,9 +7,9 @@ import re
 import pytest
 
 from automesh.errors import UsageError
-from tests import wrong_calls
-from tests.conformance_worlds import cpu_world
-from tests.wrong_calls import CALLS
+from tests.support.cases import wrong_calls
+from tests.support.cases.wrong_calls import CALLS
+from tests.support.fakes.worlds import cpu_world
 
 HELD = dict(
     zip(

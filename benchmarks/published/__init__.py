@@ -1,0 +1,1 @@
+"""Do predictions for devices that are not here order published measurements as they came out?"""

@@ -1,0 +1,1 @@
+"""What the compiler makes of the examples, mesh by mesh."""

@@ -1,0 +1,115 @@
+"""Help texts and the dry run, word for word, and that they are true."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from automesh.cli import app as cli
+from tests.support.cases import bad_inputs_run
+from tests.support.cases.bad_inputs import GOOD
+
+FOLDER = bad_inputs_run.GOLDEN.parent
+HELPS = {
+    "help": "--help",
+    "help_search": "search --help",
+    "help_check_script": "check-script --help",
+    "help_show": "show --help",
+    "help_explain": "explain --help",
+    "help_targets": "targets --help",
+    "help_calibrate": "calibrate --help",
+    "help_doctor": "doctor --help",
+}
+FIGURE = re.compile(r"[0-9.]+(?= (?:us|ms|s|B|KiB|MiB|%))")
+EXAMPLE = re.compile(r"^ {4}automesh (.+?)(?: {3,}.*| \| .*)?$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared() -> Iterator[None]:
+    with bad_inputs_run.inspections_shared():
+        yield
+
+
+def check(name: str, text: str) -> None:
+    """Compares with the golden file, which `pytest` writes if it is not there."""
+    path = FOLDER / f"{name}.txt"
+    if not path.exists():
+        path.write_text(text, encoding="utf-8")
+        pytest.fail(f"{path} was not there and is written now: read it")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_help(name: str, tmp_path: Path) -> None:
+    ran = bad_inputs_run.run(HELPS[name], tmp_path, {"COLUMNS": "80"})
+    assert (ran.code, ran.stderr) == (0, "")
+    assert max(map(len, ran.stdout.splitlines())) <= 80
+    check(name, ran.stdout)
+
+
+def test_help_does_not_need_a_wide_terminal(tmp_path: Path) -> None:
+    for name in HELPS.values():
+        ran = bad_inputs_run.run(name, tmp_path, {"COLUMNS": "200"})
+        assert max(map(len, ran.stdout.splitlines())) <= 80
+
+
+def test_no_command_gets_the_help(tmp_path: Path) -> None:
+    ran = bad_inputs_run.run("", tmp_path)
+    assert (ran.code, ran.stdout) == (2, "")
+    assert ran.stderr == bad_inputs_run.run("--help", tmp_path).stdout
+
+
+def test_every_example_in_the_help_is_a_command(tmp_path: Path) -> None:
+    commands = typer.main.get_command(cli.app).commands  # pyright: ignore
+    seen = set()
+    for help_text in HELPS.values():
+        for example in EXAMPLE.findall(bad_inputs_run.run(help_text, tmp_path).stdout):
+            command, *arguments = shlex.split(example)
+            seen.add(command)
+            commands[command].make_context(command, arguments)
+    assert seen == {
+        "search",
+        "check-script",
+        "show",
+        "explain",
+        "targets",
+        "calibrate",
+        "doctor",
+    }
+
+
+def test_the_space_in_the_help_is_one(tmp_path: Path) -> None:
+    from automesh.space.spec import read_space
+
+    text = bad_inputs_run.run("search --help", tmp_path).stdout
+    start = text.index("    batch_axes")
+    toml = re.sub(r"^    ", "", text[start : text.index("\n\n", start)], flags=re.MULTILINE)
+    assert set(tomllib.loads(toml)) == {"batch_axes", "axes", "constraints", "mapping", "knobs"}
+    (tmp_path / "space.toml").write_text(toml)
+    assert str(read_space(str(tmp_path / "space.toml")).constraints[0]) == "tp divides num_heads"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_dry_run(width: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GOOD)
+    command = "search train.py --target cpu:4 --dry-run"
+    ran = bad_inputs_run.run(command, tmp_path, {"COLUMNS": str(width)})
+    assert ran.code == 0
+    assert ran.stderr == (
+        "note: knob `microbatches` left out: `build` does not take it\n"
+        "note: the mesh that `build` gets also has the axes fsdp, ep, sp of size 1: they are in "
+        "the space `auto`, and the step never uses them\n"
+        "enumerate 45/45, 9 legal\n"
+    )
+    assert max(map(len, ran.stdout.splitlines())) <= width
+    (study,) = (tmp_path / "results").glob("train-cpu-4-*")
+    assert {one.name for one in study.iterdir()} >= {"study.db", "estimates.csv"}
+    assert len((study / "estimates.csv").read_text().splitlines()) == 1 + 9
+    # The figures depend on the version of jax, the rest does not.
+    check(f"dry_run_{width}", FIGURE.sub(lambda found: "0" * len(found[0]), ran.stdout))

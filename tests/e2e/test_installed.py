@@ -1,0 +1,71 @@
+"""The wheel, not the checkout: search spaces, hardware tables and schemas are in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from automesh.hardware.gpu_configurations import known_configurations
+from tests.support.paths import ROOT
+
+SCRIPT = """
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+def build(mesh, remat="none"):
+    w = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("fsdp", "tp")))
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P(("dp", "fsdp"))))
+    return jax.jit(lambda w, x: (w, jnp.mean(x @ w))), (w, x)
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel's content, as pip installs it."""
+    wheels = tmp_path_factory.mktemp("wheels")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", str(wheels), str(ROOT)], check=True, timeout=300)
+    (wheel,) = wheels.glob("*.whl")
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def run(installed: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    return subprocess.run(
+        [sys.executable, "-P", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_only_the_package_and_its_data(installed: Path) -> None:
+    top = {path.name for path in installed.iterdir()}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"automesh"}
+    spaces = {path.stem for path in (installed / "automesh" / "search_spaces").glob("*.toml")}
+    shipped = ("auto", "dense_lm", "dense_lm_pipeline", "long_context", "moe_lm", "moe_lm_pipeline")
+    assert spaces == set(shipped)
+    gpus = {path.stem for path in (installed / "automesh/hardware/data/gpus").glob("*.txtpb")}
+    assert gpus == set(known_configurations())
+
+
+@pytest.mark.slow
+def test_an_installed_copy_finds_its_spaces_and_searches(installed: Path, tmp_path: Path) -> None:
+    where = run(installed, tmp_path, "-c", "import automesh; print(automesh.__file__)")
+    assert Path(where.stdout.strip()).is_relative_to(installed), where.stderr
+    (tmp_path / "train.py").write_text(SCRIPT)
+    arguments = ("train.py", "--target", "cpu:4", "--budget", "1m", "--top", "1")
+    done = run(installed, tmp_path, "-m", "automesh", "search", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert 'match = "cpu-4"' in (tmp_path / "mesh_rules.toml").read_text()

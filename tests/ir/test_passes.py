@@ -1,0 +1,265 @@
+"""Rewrites that follow the partitioner and the compilers."""
+
+import pytest
+
+from automesh.ir.passes.run import RULES, rewrite
+from automesh.ir.passes.windowed import IN_RING, WINDOWED
+from tests.support.samples.graphs import Program, names
+
+ROWS, COLUMNS = ("dp", "fsdp"), ("tp",)
+
+
+def collectives(graph):
+    return [
+        (one.name, one.attributes["axes"])
+        for one in graph.top.operations
+        if one.name.startswith(("all_", "reduce_scatter"))
+    ]
+
+
+def gradient():
+    """x^T y with rows over dp and fsdp, its result scattered over fsdp."""
+    program = Program()
+    x = program.argument((64, 32), (ROWS, ()), "bf16")
+    y = program.argument((64, 16), (ROWS, ()), "bf16")
+    return program, program.dot(x, y, contracting=(0, 0))
+
+
+def test_every_rule_says_where_it_is_from():
+    assert all(rule.source and rule.platforms for rule in RULES)
+
+
+def test_a_constant_is_never_communicated():
+    program = Program()
+    zeros = program.constant((8, 8), (("fsdp",), ()))
+    graph = program.graph(program("add", program.gather(zeros, "fsdp"), program.argument((8, 8))))
+    rewrite(graph, "none")
+    assert "all_gather" not in names(graph.top)
+
+
+def test_shardys_reduce_scatter_is_a_reduction_and_a_slice_before_the_backend():
+    program, product = gradient()
+    scattered = program(
+        "reduce_scatter",
+        product,
+        split=(ROWS, ()),
+        axes=ROWS,
+        group=8,
+        exact=True,
+        per_dimension=(ROWS, ()),
+    )
+    graph = program.graph(scattered)
+    rewrite(graph, "none")
+    assert collectives(graph) == [("all_reduce", ROWS), ("all_slice", ROWS)]
+    assert graph.top.returned[0].axes == (ROWS, ())
+    rewrite(graph, "tpu")
+    assert collectives(graph) == [("reduce_scatter", ROWS)]
+
+
+def test_a_reduce_scatter_of_the_program_stays_one():
+    program, product = gradient()
+    graph = program.graph(
+        program(
+            "reduce_scatter",
+            product,
+            split=(ROWS, ()),
+            axes=ROWS,
+            manual=True,
+            per_dimension=(ROWS, ()),
+        )
+    )
+    rewrite(graph, "none")
+    assert collectives(graph) == [("reduce_scatter", ROWS)]
+
+
+@pytest.mark.parametrize("platform", ["none", "cpu"])
+def test_each_dimension_is_reduced_on_its_own(platform):
+    program = Program()
+    x = program.argument((64, 32), (ROWS, COLUMNS))
+    total = program("reduce", x, shape=(), split=(), dims=(0, 1), reducer="add")
+    graph = program.graph(program.reduce(total, "dp", "fsdp", "tp"))
+    rewrite(graph, platform)
+    assert collectives(graph) == [("all_reduce", ROWS), ("all_reduce", COLUMNS)]
+    first, second = graph.top.operations[-2:]
+    assert first.results[0] is second.operands[0]
+    assert (first.attributes["group"], second.attributes["group"]) == (8, 2)
+    assert second.results[0] is graph.top.returned[0]
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_accelerators_reduce_all_dimensions_at_once(platform):
+    program = Program()
+    x = program.argument((64, 32), (ROWS, COLUMNS))
+    total = program("reduce", x, shape=(), split=(), dims=(0, 1), reducer="add")
+    graph = program.graph(program.reduce(total, "dp", "fsdp", "tp"))
+    rewrite(graph, platform)
+    assert collectives(graph) == [("all_reduce", (*ROWS, *COLUMNS))]
+
+
+@pytest.mark.parametrize(("platform", "dtype"), [("none", "f32"), ("cpu", "f32"), ("tpu", "bf16")])
+def test_accelerators_gather_what_is_converted_afterwards_in_the_narrow_type(platform, dtype):
+    program = Program()
+    weight = program.argument((64, 32), (("fsdp",), ()))
+    graph = program.graph(program("convert", program.gather(weight, "fsdp"), dtype="bf16"))
+    rewrite(graph, platform)
+    (gather,) = [one for one in graph.top.operations if one.name == "all_gather"]
+    assert gather.results[0].dtype == gather.operands[0].dtype == dtype
+    assert graph.top.returned[0].dtype == "bf16"
+
+
+def test_a_gather_that_is_also_read_wide_stays_wide():
+    program = Program()
+    gathered = program.gather(program.argument((64, 32), (("fsdp",), ())), "fsdp")
+    graph = program.graph(program("convert", gathered, dtype="bf16"), program("negate", gathered))
+    rewrite(graph, "tpu")
+    (gather,) = [one for one in graph.top.operations if one.name == "all_gather"]
+    assert gather.results[0].dtype == "f32"
+
+
+@pytest.mark.parametrize(("platform", "count"), [("none", 3), ("cpu", 3), ("gpu", 1), ("tpu", 1)])
+def test_partial_sums_share_a_reduction(platform, count):
+    program = Program()
+    parts = [program.argument((8, 16)) for _ in range(3)]
+    first, second, third = (program.reduce(part, "tp") for part in parts)
+    graph = program.graph(program("add", program("add", first, second), third))
+    rewrite(graph, platform)
+    assert collectives(graph) == [("all_reduce", COLUMNS)] * count
+    # The same sum: all three parts are still read.
+    assert all(part.users for part in parts)
+    assert len(graph.top.operations) == count + 2
+
+
+def test_a_reduction_that_something_else_reads_is_not_shared():
+    program = Program()
+    first = program.reduce(program.argument((8, 16)), "tp")
+    second = program.reduce(program.argument((8, 16)), "tp")
+    graph = program.graph(program("add", first, second), first)
+    rewrite(graph, "tpu")
+    assert collectives(graph) == [("all_reduce", COLUMNS)] * 2
+
+
+def test_a_reduction_behind_which_a_part_is_taken_scatters_and_reduces_the_rest():
+    program, product = gradient()
+    turned = program("transpose", program.reduce(product, *ROWS), shape=(16, 32), perm=(1, 0))
+    wide = program("convert", turned, dtype="f32")
+    graph = program.graph(program.slice(wide, (), ("fsdp",)))
+    rewrite(graph, "tpu")
+    assert collectives(graph) == [("reduce_scatter", ("fsdp",)), ("all_reduce", ("dp",))]
+    scatter, rest = [
+        one for one in graph.top.operations if one.name in ("reduce_scatter", "all_reduce")
+    ]
+    assert scatter.attributes["per_dimension"] == (("fsdp",), ())
+    assert scatter.results[0].axes == rest.results[0].axes == (("fsdp",), ())
+    assert graph.top.returned[0].axes == ((), ("fsdp",))
+    assert (graph.top.returned[0].shape, graph.top.returned[0].dtype) == ((16, 32), "f32")
+
+
+def test_the_cpu_makes_no_reduce_scatter():
+    program, product = gradient()
+    graph = program.graph(program.slice(program.reduce(product, *ROWS), ("fsdp",), ()))
+    rewrite(graph, "cpu")
+    assert collectives(graph) == [("all_reduce", ROWS), ("all_slice", ("fsdp",))]
+
+
+def test_equal_work_is_done_once_and_useless_work_never():
+    program = Program()
+    weight = program.argument((64, 32), (("fsdp",), ()))
+    once, again = program.gather(weight, "fsdp"), program.gather(weight, "fsdp")
+    program("negate", weight)
+    graph = program.graph(program("multiply", once, again))
+    rewrite(graph, "none")
+    assert names(graph.top) == ["all_gather", "multiply"]
+
+
+def test_different_constants_are_not_equal_work():
+    program = Program()
+    x = program.argument((8,))
+    one, two = (program("constant", shape=(8,), splat=None) for _ in range(2))
+    graph = program.graph(program("add", program("add", x, one), program("add", x, two)))
+    rewrite(graph, "none")
+    assert names(graph.top).count("constant") == 2
+
+
+def scanned_weights():
+    program = Program()
+    x = program.argument((8, 16), dtype="bf16")
+    stack = program.argument((4, 16, 16))
+
+    def body(inside, x, stack):
+        part = inside("dynamic_slice", stack, shape=(1, 16, 16), sizes=(1, 16, 16))
+        weight = inside("convert", inside("reshape", part, shape=(16, 16)), dtype="bf16")
+        return inside.dot(x, weight), stack
+
+    return program, program.loop(4, [x, stack], body)
+
+
+def test_the_tpu_converts_stacked_weights_before_the_loop():
+    program, (x, _) = scanned_weights()
+    graph = program.graph(x)
+    rewrite(graph, "tpu")
+    assert names(graph.top) == ["convert", "while"]
+    copy, loop = graph.top.operations
+    assert (copy.results[0].shape, copy.results[0].dtype) == ((4, 16, 16), "bf16")
+    assert names(loop.bodies[0]) == ["dynamic_slice", "reshape", "dot_general"]
+    assert loop.bodies[0].operations[0].operands[0].dtype == "bf16"
+
+
+@pytest.mark.parametrize("platform", ["none", "cpu", "gpu"])
+def test_others_convert_them_inside(platform):
+    program, (x, _) = scanned_weights()
+    graph = program.graph(x)
+    rewrite(graph, platform)
+    assert names(graph.top) == ["while"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_ring"), [((("fsdp",), ()), True), ((ROWS, ()), False), (((), ()), False)]
+)
+def test_a_gather_may_become_a_ring_if_its_axes_split_the_other_operand(rows, is_ring):
+    program = Program()
+    x = program.argument((64, 32), rows)
+    weight = program.argument((32, 16), (("fsdp",), ()))
+    graph = program.graph(program.dot(x, program.gather(weight, "fsdp")))
+    rewrite(graph, "tpu")
+    gather, dot = graph.top.operations
+    assert bool(gather.attributes.get(IN_RING)) is is_ring
+    assert bool(dot.attributes.get(WINDOWED)) is is_ring
+    if is_ring:
+        (ring,) = dot.attributes[WINDOWED]
+        # The weight's rows are contracted: every step reads and writes the result again.
+        assert ring.axes == ("fsdp",)
+        assert ring.bytes[0].coefficient == 2 * 64 * 16 * 4
+
+
+def test_a_gather_that_was_made_before_a_conversion_is_no_ring():
+    program = Program()
+    x = program.argument((64, 32), (("fsdp",), ()), "bf16")
+    gathered = program.gather(program.argument((32, 16), (("fsdp",), ())), "fsdp")
+    graph = program.graph(program.dot(x, program("convert", gathered, dtype="bf16")))
+    rewrite(graph, "tpu")
+    assert not any(one.attributes.get(WINDOWED) for one in graph.top.operations)
+
+
+def test_a_scattered_gradient_may_become_a_ring():
+    program = Program()
+    x = program.argument((64, 32), (("fsdp",), ()))
+    y = program.argument((64, 16), (("fsdp",), ()))
+    summed = program.reduce(program.dot(x, y, contracting=(0, 0)), "fsdp")
+    graph = program.graph(program.slice(summed, ("fsdp",), ()))
+    rewrite(graph, "tpu")
+    dot, scatter = graph.top.operations
+    assert scatter.name == "reduce_scatter"
+    assert scatter.attributes[IN_RING]
+    assert dot.attributes[WINDOWED][0].axes == ("fsdp",)
+
+
+@pytest.mark.parametrize(("declared", "is_ring"), [(((), (), ()), False), (None, True)])
+def test_a_gather_that_the_program_asks_for_is_no_ring(declared, is_ring):
+    program = Program()
+    x = program.argument((64, 32), (("fsdp",), ()))
+    dot = program.dot(x, program.gather(program.argument((32, 16), (("fsdp",), ())), "fsdp"))
+    if declared is not None:
+        dot.producer.attributes["declared"] = declared
+    graph = program.graph(dot)
+    rewrite(graph, "tpu")
+    assert bool(graph.top.operations[-1].attributes.get(WINDOWED)) is is_ring

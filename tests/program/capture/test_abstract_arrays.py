@@ -1,0 +1,223 @@
+"""Scripts without `build` are run without their arrays for devices that are not here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.program.capture.test_run_script import FOUND, SCRIPTS, SPLIT, environment, searched
+from tests.support.paths import GOLDEN, ROOT
+
+VALUES = GOLDEN / "capture" / "values.txt"
+# In CI the one whose state is made by eager operations, and the one with Explicit axes.
+QUICK = ("optax_example.py", "decorated_step.py")
+
+
+def bare(script: Path, *argv: str, meshes: str = "", split: str = "") -> dict[str, Any]:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.support.jobs.abstract_script",
+            meshes,
+            split,
+            str(script),
+            *argv,
+        ],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def assert_same_steps(seen: dict[str, Any]) -> None:
+    assert "error" not in seen, seen
+    assert seen["same"], "the same step is found on the same mesh"
+    for real, made in seen["meshes"].values():
+        assert made["real"] == 0
+        assert made["leaves"] == real["leaves"]
+        assert made["program"] == real["program"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script",
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in FOUND if name not in QUICK)],
+)
+def test_without_arrays_a_script_has_the_same_step(script: str) -> None:
+    first, *_, last = (part.partition(":")[0] for part in FOUND[script][0].split(","))
+    assert_same_steps(bare(SCRIPTS / script, meshes=f"{first}:4/{first}:2,{last}:2"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", SPLIT)
+def test_without_arrays_a_split_axis_gives_the_same_step(script: str) -> None:
+    split, meshes = SPLIT[script]
+    assert_same_steps(bare(SCRIPTS / script, meshes="/".join(meshes), split=split))
+
+
+# Where Python needs a value, between two steps.
+NEEDED = {
+    "a-decision": "if loss > 0:\n    print('fine')",
+    "an-integer": "best = int(loss)",
+    "a-numpy-array": "kept = np.asarray(w)",
+    "a-list": "kept = w.tolist()",
+    "its-shards": "kept = w.addressable_shards",
+    "an-index": "kept = [1, 2, 3][state['count']]",
+}
+STEP = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((jax.device_count(),), ("data",), (jax.sharding.AxisType.Auto,))
+@jax.jit
+def train_step(w, state, x):
+    loss = jnp.mean((x @ w) ** 2)
+    return w * 0.9, {"count": state["count"] + 1}, loss
+w = jax.random.normal(jax.random.key(0), (ROWS, 128))
+state = {"count": jnp.zeros((), jnp.int32)}
+for step in range(5):
+    x = jax.device_put(np.ones((16, ROWS), np.float32), NamedSharding(mesh, P("data")))
+    w, state, loss = train_step(w, state, x)
+"""
+
+
+def script_that(needs: str, folder: Path, *, rows: int = 64) -> Path:
+    script = folder / "train.py"
+    script.write_text(STEP.lstrip().replace("ROWS", str(rows)) + textwrap.indent(needs, "    "))
+    return script
+
+
+def sentence(needs: str, folder: Path) -> str:
+    seen = bare(script_that(needs, folder))
+    assert "\n" not in seen["error"] + seen["hint"]
+    return f"{seen['error']}\n  {seen['hint']}\n"
+
+
+def write_sentences() -> None:
+    """Writes them anew.
+
+    python -c "from tests.program.capture import test_abstract_arrays as t; t.write_sentences()"
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        said = [f"[{name}]\n{sentence(text, Path(folder))}" for name, text in NEEDED.items()]
+    VALUES.write_text("\n".join(said))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_value_that_is_not_there_is_asked_for_at_a_line(name: str, tmp_path: Path) -> None:
+    parts = (part.partition("\n") for part in VALUES.read_text().split("\n["))
+    kept = {key.strip("[]"): said for key, _, said in parts}
+    assert kept[name].strip() == sentence(NEEDED[name], tmp_path).strip()
+
+
+@pytest.mark.slow
+def test_numbers_that_are_shown_are_nan_and_their_lines_are_told(tmp_path: Path) -> None:
+    shown = "print(loss, f'{loss:.3f}', float(loss), loss.item(), w)"
+    seen = bare(script_that(shown, tmp_path))
+    assert seen["step"] == "train_step"
+    assert seen["printed"] == ["train.py:13"]
+
+
+@pytest.mark.slow
+def test_small_arrays_are_made_here_if_a_script_cannot_do_without(tmp_path: Path) -> None:
+    script = script_that(NEEDED["a-decision"], tmp_path)
+    done = searched(script, tmp_path, "--target", "tpu-v5e-16", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "the arrays of the script are made on this machine, because train.py:13 needs" in said
+
+
+@pytest.mark.slow
+def test_large_arrays_are_not_made_and_the_line_is_told(tmp_path: Path) -> None:
+    script = script_that(NEEDED["a-decision"], tmp_path, rows=2**24)
+    script.write_text(script.read_text().replace("np.ones(", "jnp.ones("))
+    done = searched(script, tmp_path, "--target", "tpu-v5e-16", "--dry-run")
+    assert done.returncode == 2
+    assert "train.py:13 needs the value of" in " ".join(done.stderr.split())
+
+
+@pytest.mark.long
+def test_a_model_that_no_machine_here_holds_is_estimated(tmp_path: Path) -> None:
+    script = SCRIPTS / "large_model.py"
+    seen = bare(script)
+    assert seen["peak"] > 200e9
+    assert seen["live"] < 1e6
+    assert seen["resident"] < 600e6
+    limit = ("--worker-memory", "3GiB")
+    done = searched(script, tmp_path, *("--target", "tpu-v5e-256", "--dry-run", "--json"), *limit)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {one["evidence"] for one in found["candidates"]} == {"estimated"}
+    assert found["baseline"] == "fsdp:256"
+    assert any("with 576 GiB of arguments" in notice for notice in found["notices"])
+
+
+@pytest.mark.slow
+# Of two nodes, the batch alone spans both.
+@pytest.mark.parametrize(
+    ("target", "meshes"),
+    [("tpu-v5e-16", 5), pytest.param("gpu-h100-16", 4, marks=pytest.mark.long)],
+)
+def test_a_script_is_estimated_for_devices_that_are_not_here(
+    target: str, meshes: int, tmp_path: Path
+) -> None:
+    options = ("--target", target, "--dry-run", "--json")
+    done = searched(SCRIPTS / "optax_example.py", tmp_path, *options)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["candidates"]) == meshes
+    said = " ".join(found["notices"])
+    assert "the script's mesh is made of 4 of 16 devices" in said
+    assert (
+        "run without its arrays, the script reads its numbers as nan: optax_example.py:46" in said
+    )
+
+
+LARGE_HERE = """
+import json, sys
+from dataclasses import replace
+from automesh.mesh.axes import Plan, parse_mesh
+from automesh.program.nouns import Entry
+from automesh.worker.handlers import jobs
+from automesh.worker.messages import DiscoverJob, InspectJob, VisitJob
+jobs.surroundings.device_memory_bytes = lambda: 1000
+emit = lambda event: {}
+entry = Entry(kind="script", location=sys.argv[1], function="")
+capture = jobs.handle(DiscoverJob(entry=entry), emit).capture
+entry = replace(entry, function=capture.step.name, capture=capture)
+inspection = jobs.handle(InspectJob(entry=entry, axis_names=capture.mesh.names), emit)
+visit = VisitJob(entry=entry, plan=Plan(axes=parse_mesh("data:2,model:2", capture.mesh.names)),
+                 axis_types=(), facts=(), cache_dir="", steps=1, samples=1, loss_steps=3)
+seen = jobs.handle(visit, emit)
+print(json.dumps([capture.without_arrays, inspection.used_axes, seen.losses, seen.values]))
+"""
+
+
+@pytest.mark.slow
+def test_what_no_single_device_holds_has_arrays_only_where_it_is_measured(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE_HERE, str(SCRIPTS / "compiled_step.py")],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    is_bare, axes, losses, values = json.loads(done.stdout.splitlines()[-1])
+    assert is_bare
+    assert axes == ["data", "model"]
+    assert len(set(losses)) == 3
+    assert values == "user"

@@ -1,0 +1,170 @@
+"""trials.csv, the DataFrame and --json."""
+
+import json
+import math
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+
+from automesh import jsonio
+from automesh.errors import UsageError
+from automesh.mesh.axes import parse_mesh
+from automesh.outcomes import Compiled, Measured, Outcome
+from automesh.report.files.csv import dataframe, write_csv
+from automesh.report.files.json import to_json
+from tests.report.test_table import results
+from tests.support.samples import results_samples
+
+RESULT = results_samples.measured_search()
+
+
+def test_one_row_per_candidate_in_order() -> None:
+    table = dataframe(RESULT)
+    assert list(table["mesh"]) == [one.plan.mesh for one in RESULT.candidates]
+    assert list(table["kind"]) == [one.outcome.kind for one in RESULT.candidates]
+    assert table["rank"].tolist() == [1, 2, 3, 4, 5, 6] + [pd.NA] * 5
+
+
+def test_plan_columns_give_the_mesh_back() -> None:
+    result = results_samples.compiled_search()
+    for row, candidate in zip(dataframe(result).to_dict("records"), result.candidates, strict=True):
+        for axis in candidate.plan.axes:
+            assert row[f"axis.{axis.name}"] == axis.size
+            assert row[f"dcn.{axis.name}"] == axis.dcn
+        assert row["knob.microbatches"] == dict(candidate.plan.knobs)["microbatches"]
+
+
+def test_figures_of_a_measured_and_a_compiled_plan() -> None:
+    rows = {row["mesh"]: row for row in dataframe(RESULT).to_dict("records")}
+    ran = rows["dp:2,fsdp:2,tp:2"]
+    assert ran["step_s"] == 0.0131 and ran["predicted_s"] == 0.0098
+    assert ran["flops"] == 81_000_000_000 and ran["collective_wire_bytes"] == 9_000_000 + 7_000_000
+    assert ran["collectives"] == 13 and ran["rounds"] == 3 and ran["raced_out"] is True
+    assert ran["tokens_per_s"] == pytest.approx(2048 / 0.0131)
+    guessed = rows["fsdp:8"]
+    assert guessed["step_s"] == guessed["predicted_s"] == 0.0152
+    assert pd.isna(guessed["step_low_s"]) and pd.isna(guessed["numerics"])
+
+
+def test_failures_say_why() -> None:
+    rows = {row["mesh"]: row for row in dataframe(RESULT).to_dict("records")}
+    assert rows["ep:8"]["reason"] == "timed out after 60 s while compiling"
+    assert rows["ep:8"]["limit_s"] == 60.0
+    assert rows["dp:1"]["needed_bytes"] == 31 * 2**30 // 10
+    assert rows["tp:8"]["reason"].startswith("numerics differ: ")
+    assert pd.isna(rows["tp:8"]["rank"])
+
+
+def test_counts_beyond_64_bits_are_kept() -> None:
+    first = RESULT.candidates[0]
+    big = results_samples.compiled(1.0)
+    big = replace(big, counts=replace(big.counts, flops=10**20))
+    table = dataframe(replace(RESULT, candidates=(replace(first, compiled=big), first)))
+    assert table["flops"][0] == 1e20
+
+
+def test_csv_holds_what_the_dataframe_holds(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "trials.csv"
+    write_csv(RESULT, path)
+    read = pd.read_csv(path)
+    made = dataframe(RESULT)
+    assert list(read.columns) == list(made.columns)
+    for name in ("step_s", "peak_bytes", "flops", "ratio_low"):
+        assert read[name].isna().tolist() == made[name].isna().tolist()
+        assert read[name].dropna().tolist() == made[name].dropna().tolist()
+    assert read["reason"].dropna().tolist() == made["reason"].dropna().tolist()
+
+
+def test_csv_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "trials.csv"
+    path.write_text("old")
+    before = path.stat().st_ino
+    write_csv(RESULT, path)
+    assert path.stat().st_ino != before  # a new file took the name: nobody saw half of it
+    assert [one.name for one in tmp_path.iterdir()] == ["trials.csv"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_an_old_csv_survives_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trials.csv"
+    path.write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UsageError, match="cannot be written: No space left on device"):
+        write_csv(RESULT, path)
+    assert path.read_text() == "old"
+    assert [one.name for one in tmp_path.iterdir()] == ["trials.csv"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written") as caught:
+        write_csv(RESULT, tmp_path / "file" / "trials.csv")
+    assert "--results" in caught.value.hint
+
+
+def test_json_is_strict_and_complete() -> None:
+    data = json.loads(json.dumps(to_json(RESULT), allow_nan=False))
+    assert data["schema"] == 1
+    assert data["best"] == {
+        "plan": "dp:2,tp:4 remat=dots",
+        "evidence": "measured",
+        "step_s": 0.0123,
+        "speedup": 1.309,
+        "speedup_interval": [1.271, 1.353],
+        "is_tie": False,
+        "most_faster": None,
+        "bracket_s": None,
+        "exposed_s": None,
+        "mfu": None,
+    }
+    assert data["baseline"] == "dp:8 remat=full"
+    assert data["funnel"]["ruled_out"][0] == {"rule": "axis ep is never used", "count": 120}
+    assert [one["evidence"] for one in data["candidates"]] == (
+        ["measured"] * 4 + ["compiled"] * 2 + ["measured"] * 2 + ["none"] * 3
+    )
+
+
+def test_json_gives_plans_and_outcomes_back() -> None:
+    data = json.loads(json.dumps(to_json(RESULT)))
+    for row, candidate in zip(data["candidates"], RESULT.candidates, strict=True):
+        assert jsonio.from_json(row["outcome"], Outcome) == candidate.outcome
+        assert parse_mesh(row["mesh"]) == candidate.plan.axes
+        assert tuple(row["knobs"].items()) == candidate.plan.knobs
+        if isinstance(candidate.outcome, Compiled):
+            assert jsonio.from_json(row["compiled"], Compiled) == candidate.outcome
+
+
+def test_json_has_no_nan() -> None:
+    first = RESULT.candidates[0]
+    assert isinstance(first.outcome, Measured)
+    blank = replace(first, outcome=replace(first.outcome, losses=(math.nan, math.inf)))
+    data = to_json(replace(RESULT, candidates=(blank,)))
+    assert data["candidates"][0]["outcome"]["losses"] == [None, None]
+
+
+def test_json_of_an_unmeasured_search_claims_no_speedup() -> None:
+    data = to_json(results_samples.compiled_search())
+    assert data["best"]["evidence"] == "compiled" and data["best"]["speedup"] is None
+    assert data["interrupted"] is True and data["rules_path"] is None
+    assert "secret" not in json.dumps(data)
+    assert to_json(results_samples.empty_search())["best"] is None
+
+
+def test_json_of_a_search_without_a_baseline_claims_no_speedup() -> None:
+    alone = replace(RESULT, candidates=RESULT.candidates[:1])
+    assert to_json(alone)["best"]["speedup"] is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(result=results())
+def test_any_result_can_be_exported(result: object) -> None:
+    assert len(dataframe(result)) == len(result.candidates)
+    json.loads(json.dumps(to_json(result), allow_nan=False))

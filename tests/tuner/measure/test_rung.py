@@ -1,0 +1,274 @@
+"""The measure rung from the race to the decision, on a machine that is played."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from automesh.jsonio import from_json
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Failed, Failure, Measured
+from automesh.program.nouns import VisitAnswer
+from automesh.program.script.reads import NOTHING_READ
+from automesh.report.estimates import Estimates
+from automesh.report.progress import Silent
+from automesh.tuner.context import SearchContext
+from automesh.tuner.measure.decision import Decision, Records
+from automesh.tuner.measure.rung import MeasureRung
+from automesh.tuner.study.metadata import Notebook
+from automesh.tuner.study.study import Study, open_study, parse_storage
+from automesh.worker.messages import VisitJob
+from tests.tuner.choose.test_ranking import compiled
+from tests.tuner.measure.test_schedule import CRASH, RULES, SUBJECT, FakePool, plan
+
+BASE, A, B, C, D = (plan(size) for size in (1, 2, 4, 8, 16))
+SOURCE, VERSIONS = "source", (("jax", "1"),)
+
+
+@dataclass(kw_only=True)
+class LuckyPool(FakePool):
+    """A machine on which each process is good or bad for a plan by chance.
+
+    Attributes:
+      spread: of a process's luck, relative.
+      start_s: what a process takes to start.
+    """
+
+    spread: float = 0.0
+    start_s: float = 4.0
+    lucky: dict[Plan, float] = field(default_factory=dict)
+    truth: dict[Plan, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.truth = dict(self.step_s)
+
+    def recycle(self) -> None:
+        super().recycle()
+        self.now_s += self.start_s
+        for one, step_s in self.truth.items():
+            self.step_s[one] = step_s * math.exp(self.luck.gauss(0.0, self.spread))
+
+    def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
+        self.step_s.setdefault(job.plan, 0.2)
+        return super().run(job, timeout_s)
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """A study in a folder, which several searches go on with."""
+
+    folder: Path
+    pool: LuckyPool
+    baseline: tuple[Plan, ...] = (BASE,)
+    finalists: Sequence[Plan] = ()
+    endings: list[str] = field(default_factory=list)
+
+    def search(self, budget_s: float, *, challengers: Sequence[Plan] = ()) -> Decision | None:
+        plans = tuple(self.pool.truth)
+        waiting = list(challengers)
+
+        def challenge(*_: object) -> list[Plan]:
+            found, waiting[:] = list(waiting), []
+            return found
+
+        with self.open() as study:
+            notebook = Notebook(study=study, source_hash=SOURCE, versions=VERSIONS)
+            preparation = SimpleNamespace(
+                baseline=self.baseline,
+                plans=plans,
+                cache_dir="/cache",
+                step=SUBJECT.step,
+                inspection=SimpleNamespace(sources=(), reads=NOTHING_READ),
+            )
+            rung = MeasureRung(
+                search=SearchContext(
+                    request=cast(Any, SimpleNamespace(budget_s=budget_s)),
+                    preparation=cast(Any, preparation),
+                    estimates=Estimates(),
+                    study=study,
+                    notebook=notebook,
+                    progress=Silent(),
+                    workers=1,
+                    started_s=self.pool.now_s,
+                    clock=self.pool.clock,
+                ),
+                pool=cast(Any, self.pool),
+                compiled={one: compiled(1.0, "f") for one in plans},
+                finalists=self.finalists or plans,
+                challenge=challenge,
+                rules=RULES,
+            )
+            self.endings.append(rung.run())
+            return notebook.decision()
+
+    def open(self) -> Study:
+        return open_study(
+            parse_storage("", self.folder), "here", source_hash=SOURCE, versions=VERSIONS
+        )
+
+    def records(self) -> Records:
+        with self.open() as study:
+            noted = Notebook(study=study, source_hash=SOURCE, versions=VERSIONS).noted("records")
+        return Records() if noted is None else from_json(noted, Records)
+
+    def outcomes(self) -> dict[Plan, object]:
+        with self.open() as study:
+            return {one.plan: one.outcome for one in study.measure.trials()}
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Callable[..., Scene]:
+    def make(step_s: dict[Plan, float], **machine: Any) -> Scene:
+        return Scene(folder=tmp_path, pool=LuckyPool(step_s=step_s, **machine))
+
+    return make
+
+
+def test_the_fastest_is_adopted_and_everything_is_decided(scene: Callable[..., Scene]) -> None:
+    here = scene({BASE: 0.13, A: 0.1, B: 0.12, C: 0.2, D: 0.3}, spread=0.01)
+    found = here.search(600.0)
+    assert found is not None and found.winner == A
+    assert not found.undecided
+    assert {one.plan: one.verdict for one in found.comparisons} == dict.fromkeys(
+        (BASE, B, C, D), "slower"
+    )
+    assert found.verification.speedup == pytest.approx(1.3, rel=0.03)
+    assert here.endings == ["all of them are decided"]
+    assert all(isinstance(one, Measured) for one in here.outcomes().values())
+    # Nothing is left to do, and nothing is done.
+    visits = len(here.pool.jobs)
+    assert here.search(600.0) == found
+    assert len(here.pool.jobs) == visits
+    assert here.endings[-1] == ""
+
+
+def test_a_search_that_is_cut_goes_on_where_it_was_and_decides(
+    scene: Callable[..., Scene],
+) -> None:
+    """No round, no first visit and no process is made twice."""
+    here = scene({BASE: 0.1, A: 0.095, B: 0.13, C: 0.14, D: 0.2}, spread=0.03)
+    first = here.search(75.0)
+    assert first is not None and first.undecided
+    assert all(one.more_s > 0 for one in first.undecided)
+    assert "the time was used up before" in here.endings[0]
+    seen = [here.records()]
+    raced = {one.plan for one in first.comparisons} | {first.winner}
+    for _ in range(2):
+        before = len(here.pool.jobs)
+        found = here.search(300.0)
+        assert found is not None
+        seen.append(here.records())
+        assert seen[-1].races == seen[-2].races
+        assert seen[-1].processes[: len(seen[-2].processes)] == seen[-2].processes
+        # Losses are recorded at first visits alone.
+        assert not any(job.loss_steps for job in here.pool.jobs[before:])
+    assert len(seen[2].processes) > len(seen[0].processes)
+    assert found.winner == A
+    assert not found.undecided
+    assert {one.plan for one in found.comparisons} | {found.winner} == raced
+
+
+@pytest.mark.parametrize("budget_s", [30.0, 60.0, 90.0, 150.0, 400.0])
+def test_the_budget_is_kept(scene: Callable[..., Scene], budget_s: float) -> None:
+    here = scene({BASE: 0.1, A: 0.099, B: 0.098, C: 0.1, D: 0.1}, spread=0.03)
+    here.search(budget_s)
+    assert here.pool.now_s <= max(1.2 * budget_s, budget_s + 15.0)
+
+
+def test_a_budget_too_small_for_anything_is_told_and_nothing_is_lost(
+    scene: Callable[..., Scene],
+) -> None:
+    here = scene({BASE: 0.1, A: 0.08})
+    for _ in range(12):
+        found = here.search(12.0)
+        if found is not None:
+            break
+        assert "run the same command to go on" in here.endings[-1]
+    assert found is not None and found.winner == A
+
+
+def test_challengers_are_raced_with_the_time_that_is_left(scene: Callable[..., Scene]) -> None:
+    here = scene({BASE: 0.13, A: 0.12, B: 0.13, C: 0.1, D: 0.2}, spread=0.005)
+    here.finalists = (BASE, A, B)
+    found = here.search(900.0, challengers=[C, D])
+    assert found is not None and found.winner == C
+    assert {one.plan for one in found.comparisons} == {BASE, A, B, D}
+    assert not found.undecided
+
+
+def test_a_plan_that_fails_in_a_fresh_process_is_not_exported(
+    scene: Callable[..., Scene],
+) -> None:
+    here = scene({BASE: 0.13, A: 0.1, B: 0.12}, spread=0.005)
+    here.pool.script = {(A, number): CRASH for number in range(12, 99)}
+    found = here.search(600.0)
+    assert found is not None and found.winner == B
+    assert dict(found.failed) == {A: CRASH}
+    again = here.search(600.0)
+    assert again == found
+
+
+def test_a_baseline_that_fails_is_no_yardstick(scene: Callable[..., Scene]) -> None:
+    refused = Failed(stage="build", reason="no")
+    here = scene({C: 0.13, A: 0.1, B: 0.12}, spread=0.005)
+    here.baseline = (C,)
+    here.pool.script = {(C, number): refused for number in range(99)}
+    found = here.search(600.0)
+    assert found is not None and found.winner == A
+    assert found.verification.baseline == ""
+
+
+def test_without_a_baseline_the_best_is_measured_afresh(scene: Callable[..., Scene]) -> None:
+    here = scene({A: 0.1, B: 0.12, C: 0.11}, spread=0.005)
+    here.baseline = ()
+    found = here.search(600.0)
+    assert found is not None and found.winner == A
+    assert {one.verdict for one in found.comparisons} == {"slower"}
+
+
+def test_one_plan_alone_is_measured_in_five_processes(scene: Callable[..., Scene]) -> None:
+    here = scene({BASE: 0.1})
+    found = here.search(600.0)
+    assert found is not None and found.winner == BASE
+    assert found.verification.processes == 5
+    assert found.verification.most_faster == (0.0,)
+
+
+def test_another_baseline_is_raced_with_what_is_known(scene: Callable[..., Scene]) -> None:
+    here = scene({BASE: 0.13, A: 0.1, B: 0.115}, spread=0.005)
+    here.finalists = (BASE, A)
+    assert here.search(600.0) is not None
+    here.baseline, here.finalists = (B,), (B, BASE, A)
+    found = here.search(600.0)
+    assert found is not None and found.winner == A
+    assert found.verification.baseline == str(B)
+    assert found.verification.speedup == pytest.approx(1.15, rel=0.02)
+
+
+def test_an_interrupt_keeps_what_the_processes_have_said(scene: Callable[..., Scene]) -> None:
+    here = scene({BASE: 0.13, A: 0.1}, spread=0.005)
+    rest = here.pool.recycle
+    ran = 0
+
+    def recycle() -> None:
+        nonlocal ran
+        ran += 1
+        if ran == 5:
+            raise KeyboardInterrupt
+        rest()
+
+    here.pool.recycle = recycle  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        here.search(600.0)
+    done = len(here.records().processes)
+    assert done >= 3
+    here.pool.recycle = rest  # type: ignore[method-assign]
+    with here.open() as study:
+        found = Notebook(study=study, source_hash=SOURCE, versions=VERSIONS).decision()
+    assert found is not None and found.winner == A

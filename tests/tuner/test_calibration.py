@@ -1,0 +1,293 @@
+"""Calibrations: of real virtual devices, and what becomes of them when things go wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from automesh.collectives import MEASURED
+from automesh.errors import Interrupted, UsageError
+from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.hardware.calibration.points import (
+    STREAM_FORMS,
+    CollectiveProbe,
+    KernelProbe,
+    MatmulProbe,
+    Probe,
+    StreamProbe,
+)
+from automesh.hardware.calibration.probes import Lot, plan_lots
+from automesh.hardware.calibration.profile_files import find_profile, host_of, read_profile
+from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.outcomes import Failed, TimedOut
+from automesh.program.execute import calibrate
+from automesh.program.execute.calibrate_work import work_of
+from automesh.program.nouns import Attachment, Calibration, Device
+from automesh.report.progress import PlainProgress, Silent
+from automesh.tuner import calibration
+from automesh.tuner.calibration import CalibrationRequest, run_calibration
+from automesh.worker.messages import CalibrateJob
+from automesh.worker.pool import Finished
+from tests.hardware.calibration.test_profile import point
+from tests.support.cases import bad_inputs_run
+
+
+def few_lots(fabric: Fabric, layouts: Layouts) -> tuple[Lot, ...]:
+    """Of what a calibration takes, a little of each kind."""
+    kept = {
+        KernelProbe: lambda one: True,
+        StreamProbe: lambda one: one.form == "copy" and one.bytes <= 2**18,
+        MatmulProbe: lambda one: one.m == one.n == one.k and one.m <= 64 and one.batch == 1,
+        CollectiveProbe: lambda one: (
+            one.collective in ("all-reduce", "all-to-all")
+            and one.payload_bytes < 2**18
+            and one.stride == 1
+        ),
+    }
+    lots = (
+        Lot(name=lot.name, probes=tuple(one for one in lot.probes if kept[type(one)](one)))
+        for lot in plan_lots(fabric, layouts)
+    )
+    return tuple(lot for lot in lots if lot.probes)
+
+
+def test_virtual_devices_are_measured_and_found_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("AUTOMESH_PROFILES", str(tmp_path))
+    monkeypatch.setattr(calibration, "ROUNDS", 3)
+    monkeypatch.setattr(calibration, "SAMPLE_S", 0.004)
+    said = io.StringIO()
+    request = CalibrationRequest(target="cpu:4", out=None, budget_s=600.0)
+    result = run_calibration(request, PlainProgress(said), plan=few_lots)
+
+    assert (result.skipped, result.interrupted) == ((), False)
+    total = sum(len(lot.probes) for lot in few_lots(_FABRIC, _NOWHERE))
+    # On a very busy machine single points may drown in noise.
+    assert total - 5 <= result.measured == len(result.profile.points) <= total
+    profile = find_profile("cpu", "cpu", 4, environ=os.environ)
+    assert profile == result.profile == read_profile(Path(result.path))
+    assert (profile.num_devices, profile.host) == (4, host_of("cpu"))
+    assert {"jax", "jaxlib"} <= set(dict(profile.versions))
+    assert {fit.dtype for fit in profile.matmuls} == {"f32", "bf16"}
+    laws = {(fit.collective, fit.group_size) for fit in profile.collectives}
+    assert laws <= {(kind, size) for kind in ("all-reduce", "all-to-all") for size in (2, 4)}
+    assert len(laws) >= 3
+    assert all(one.samples == 3 and one.seconds > 0 for one in profile.points)
+
+    speeds = find_speeds(
+        Fabric(kind="shared", chip=_chip(), num_granules=1, granule_devices=4),
+        platform="cpu",
+        device_kind="cpu",
+        environ=os.environ,
+    )
+    assert speeds.origin.startswith("calibration of 4 x cpu on")
+    size = np.array([64.0])
+    # Between a hundred MFLOP/s and ten TFLOP/s: it is the time of this multiplication.
+    assert 5e-8 < speeds.matmul_s("f32", np.array([1.0]), size, size, size)[0] < 5e-3
+    lines = [line for line in said.getvalue().splitlines() if not line.startswith("... ")]
+    assert lines[0] == f"calibrate 0/{total}"
+    assert said.getvalue().splitlines()[-1] == f"calibrate {total}/{total}"
+
+    table = result.table(width=80, colour=False)
+    assert max(map(len, table.splitlines())) <= 80
+    for words in ("all-reduce over", "f32 matmul", "FLOP/s", "error", result.path):
+        assert words in re.sub(r"\n {10}", "", table)
+    assert json.loads(json.dumps(result.to_json()))["profile"]["num_devices"] == 4
+
+
+def _chip():
+    from automesh.hardware.chips import chip_for
+
+    return chip_for("cpu", "cpu")
+
+
+_FABRIC = Fabric(kind="shared", chip=_chip(), num_granules=1, granule_devices=4)
+_NOWHERE = Layouts(shapes=(), spans=())
+
+
+# What the programs do: on the first of the test process's own devices.
+
+_OPCODES = {
+    **{kind: rf"\b{kind}(-start)?\(" for kind in MEASURED},
+    "matmul": r"/dot_general\"",  # a fusion of a library's, on some versions
+    "stream": r"\bfusion\(",
+}
+
+
+def probes_of_every_kind() -> list[Probe]:
+    return [
+        *(
+            CollectiveProbe(
+                collective=kind, group_size=4, stride=2, payload_bytes=4096, link_s=1e-6
+            )
+            for kind in MEASURED
+        ),
+        MatmulProbe(dtype="f32", batch=2, m=24, n=16, k=8),
+        *(StreamProbe(form=form, bytes=2**16) for form in STREAM_FORMS),
+    ]
+
+
+@pytest.mark.parametrize("probe", probes_of_every_kind(), ids=str)
+def test_the_loop_does_what_the_probe_says(probe: Probe) -> None:
+    text = calibrate.compile_work(work_of(probe)).compiled.as_text()
+    body = _body_of_the_loop(text)
+    name = probe.collective if isinstance(probe, CollectiveProbe) else probe.kind
+    assert re.search(_OPCODES[name], body), body
+    if isinstance(probe, CollectiveProbe):
+        groups = re.search(r"replica_groups=(\S+)|source_target_pairs=(\S+)", body)
+        assert groups is not None
+
+
+def test_a_chain_of_tiny_kernels_is_not_fused() -> None:
+    work = work_of(KernelProbe())
+    body = _body_of_the_loop(calibrate.compile_work(work).compiled.as_text())
+    # One or two more: the last sum, and the count of the loop.
+    assert work.times <= len(re.findall(r"= .*\b(fusion|reduce)\(", body)) <= work.times + 2
+
+
+def _body_of_the_loop(text: str) -> str:
+    name = re.search(r"body=%?([\w.\-]+)", text)
+    assert name is not None
+    (body,) = re.findall(rf"^%?{re.escape(name[1])} .*?^}}", text, re.MULTILINE | re.DOTALL)
+    return body
+
+
+def test_samples_are_shuffled_and_their_middle_is_told(monkeypatch) -> None:
+    probes = [StreamProbe(form="copy", bytes=size) for size in (1024, 2048, 4096)]
+    runs: list[int] = []
+
+    def trial(probe: StreamProbe, _: float) -> calibrate.Trial:
+        def run(loops: int) -> float:
+            runs.append(probe.bytes)
+            # The third round is disturbed: the middle of the rounds is not.
+            slow = 100.0 if loops and len(runs) > 12 else 1.0
+            return 0.5 + slow * loops * probe.bytes * 1e-9
+
+        return calibrate.Trial(probe=probe, run=run, loops=10, each=2)
+
+    monkeypatch.setattr(calibrate, "ready", trial)
+    parts: list[int] = []
+    points = calibrate.calibrate(probes, rounds=3, sample_s=0.01, done=parts.append)
+    assert [one.probe for one in points] == probes
+    assert [one.seconds for one in points] == pytest.approx([512e-9, 1024e-9, 2048e-9])
+    assert all(one.spread > 0 for one in points)
+    assert parts == [1, 2, 3, 4, 5, 6]
+    rounds = [runs[start : start + 6 : 2] for start in (0, 6, 12)]
+    assert all(sorted(one) == [1024, 2048, 4096] for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 1
+
+
+# When things go wrong, in a pool that only pretends.
+
+
+class Pretender:
+    """A pool of one worker that answers at once with what `results` says, lot by lot."""
+
+    results: tuple[object, ...] = ()
+    taken: int = 0
+
+    def __init__(self, **_: object) -> None:
+        type(self).taken = 0
+
+    def __enter__(self) -> Pretender:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, *_: object) -> Attachment:
+        one = {"platform": "cpu", "kind": "cpu", "process_index": 0, "slice_index": 0}
+        return Attachment(
+            devices=tuple(Device(id=place, coords=(), **one) for place in range(4)),
+            process_count=1,
+            device_memory_bytes=0,
+            versions=(("jax", "0.10.2"),),
+            environment=(),
+        )
+
+    def submit(self, job: CalibrateJob, _: float, on_event: object) -> int:
+        self._job = job
+        on_event({"event": "stage", "stage": "calibrate"})
+        on_event({"event": "calibrated", "parts": 1, "of": 5})
+        return 0
+
+    def wait(self, _: float) -> list[Finished]:
+        result = self.results[min(self.taken, len(self.results) - 1)]
+        type(self).taken += 1
+        if isinstance(result, BaseException):
+            raise result
+        if result is None:
+            points = tuple(point(probe, 1e-6) for probe in self._job.probes)
+            result = Calibration(points=points)
+        return [Finished(ticket=0, job=self._job, result=result)]
+
+
+def pretend(monkeypatch, tmp_path: Path, *results: object, budget_s: float = 100.0, **more):
+    monkeypatch.setattr(calibration, "Pool", type("_", (Pretender,), {"results": results}))
+    request = CalibrationRequest(target="cpu:4", out=tmp_path / "p.json", budget_s=budget_s)
+    return run_calibration(request, Silent(), **more)
+
+
+def test_a_lot_that_fails_is_named_and_the_others_go_on(monkeypatch, tmp_path) -> None:
+    failures = (Failed(stage="calibrate", reason="it broke"), TimedOut(stage="run", limit_s=1.0))
+    result = pretend(monkeypatch, tmp_path, None, *failures, None)
+    assert result.failed == (
+        "f32 multiplications: it broke",
+        "collectives over 2 devices: no answer in time",
+    )
+    assert result.profile.streams and not [f for f in result.profile.matmuls if f.dtype == "f32"]
+    assert {fit.group_size for fit in result.profile.collectives} == {4}
+    assert "it broke" in result.table(width=80, colour=False)
+
+
+def test_the_budget_leaves_out_what_would_not_end_in_time(monkeypatch, tmp_path) -> None:
+    now = iter(range(10_000))
+    result = pretend(monkeypatch, tmp_path, None, budget_s=4.0, clock=lambda: next(now) * 1.0)
+    assert result.measured > 0
+    assert result.skipped
+    assert "the budget was spent" in re.sub(r"\s+", " ", result.table(width=80, colour=False))
+
+
+def test_ctrl_c_keeps_what_is_measured(monkeypatch, tmp_path) -> None:
+    result = pretend(monkeypatch, tmp_path, None, KeyboardInterrupt())
+    assert result.interrupted
+    assert read_profile(tmp_path / "p.json") == result.profile
+    assert result.profile.kernel_s == 1e-6
+    with pytest.raises(Interrupted):
+        pretend(monkeypatch, tmp_path / "other", KeyboardInterrupt())
+
+
+def test_nothing_measured_is_an_error_with_its_reason(monkeypatch, tmp_path) -> None:
+    with pytest.raises(UsageError, match="it broke") as caught:
+        pretend(monkeypatch, tmp_path, Failed(stage="calibrate", reason="it broke"))
+    assert "automesh doctor" in caught.value.hint
+    assert not (tmp_path / "p.json").exists()
+
+
+def test_points_that_drown_in_noise_are_no_points(monkeypatch, tmp_path) -> None:
+    drowned = Calibration(points=(point(KernelProbe(), 0.0), point(_COPY, 1e-6)))
+    result = pretend(monkeypatch, tmp_path, drowned, None)
+    assert KernelProbe() not in {one.probe for one in result.profile.points}
+    assert result.failed == ("kernels and copies: 1 of 2 drowned in noise",)
+
+
+_COPY = StreamProbe(form="copy", bytes=16384)
+
+
+def test_the_command_prints_the_table_or_the_profile(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(calibration, "Pool", type("_", (Pretender,), {"results": (None,)}))
+    ran = bad_inputs_run.run("calibrate --target cpu:4 --out p.json", tmp_path)
+    assert (ran.code, ran.stderr.splitlines()[-1]) == (0, "calibrate 93/93")
+    assert "all-gather over 4" in ran.stdout
+    again = bad_inputs_run.run("calibrate --target cpu:4 --out p.json --json", tmp_path)
+    assert json.loads(again.stdout)["measured"] == 93
+    stopped = type("_", (Pretender,), {"results": (None, KeyboardInterrupt())})
+    monkeypatch.setattr(calibration, "Pool", stopped)
+    ran = bad_inputs_run.run("calibrate --target cpu:4 --out p.json", tmp_path)
+    assert ran.code == 130
+    assert "Measured speeds" in ran.stdout
+    assert "what is measured is kept" in ran.stderr
