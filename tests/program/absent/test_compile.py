@@ -77,7 +77,7 @@ def refusal(one: AbsentDevices) -> Failed:
 
 
 @pytest.mark.parametrize(
-    ("name", "missing"), [("v5e:2x2", "libtpu"), ("gpu-h100-8", "jax's CUDA plugin")]
+    ("name", "missing"), [("v5e:2x2", "libtpu"), ("gpu-h100-8", "the CUDA plugin of jax")]
 )
 def test_the_extra_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, name: str, missing: str

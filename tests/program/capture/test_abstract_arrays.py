@@ -189,17 +189,18 @@ LARGE_HERE = """
 import json, sys
 from dataclasses import replace
 from automesh.mesh.axes import Plan, parse_mesh
-from automesh.program.nouns import Entry
+from automesh.program.nouns import Entry, StepRef
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import DiscoverJob, InspectJob, VisitJob
 jobs.surroundings.device_memory_bytes = lambda: 1000
 emit = lambda event: {}
 entry = Entry(kind="script", location=sys.argv[1], function="")
-capture = jobs.handle(DiscoverJob(entry=entry), emit).capture
+capture = jobs.handle(DiscoverJob(step=StepRef(entry=entry)), emit).capture
 entry = replace(entry, function=capture.step.name, capture=capture)
-inspection = jobs.handle(InspectJob(entry=entry, axis_names=capture.mesh.names), emit)
-visit = VisitJob(entry=entry, plan=Plan(axes=parse_mesh("data:2,model:2", capture.mesh.names)),
-                 axis_types=(), facts=(), cache_dir="", steps=1, samples=1, loss_steps=3)
+step = StepRef(entry=entry)
+inspection = jobs.handle(InspectJob(step=step, axis_names=capture.mesh.names), emit)
+visit = VisitJob(step=step, plan=Plan(axes=parse_mesh("data:2,model:2", capture.mesh.names)),
+                 cache_dir="", steps=1, samples=1, loss_steps=3)
 seen = jobs.handle(visit, emit)
 print(json.dumps([capture.without_arrays, inspection.used_axes, seen.losses, seen.values]))
 """
