@@ -139,7 +139,7 @@ class Runner:
         stages = self._stages
         if stage in stages.zeros:
             return stages.zeros[stage]()
-        return stages.transfers.placeholders(stages.sums(stage))
+        return stages.transfers.placeholders(stages.shapes[stage].sums)
 
     def _cut(self, leaf: Any) -> Callable[[int], Any]:
         """What gives the part of a leaf of the batch that is a microbatch's."""
