@@ -15,7 +15,7 @@ from automesh.program.lower import lowered as adapter
 from automesh.program.lower.lowered import loss_dtype, sharded_axes
 from automesh.program.lower.lowering import lower
 from automesh.program.script.build import build_on
-from automesh.sharding.manual_axes import axes_talked_over
+from automesh.sharding.logical_splits import axes_talked_over
 
 
 def data_parallel(mesh):

@@ -1,15 +1,20 @@
-"""Which dimensions of a step's arrays are split by which axes, read off the program (jax)."""
+"""Which mesh axes a program splits its arrays by, and talks over, read off the program (jax)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
+from automesh.program.lower.lowered import axes_by_dimension, walk
 from automesh.program.lower.lowering import Program
 from automesh.sharding.mlir.locations import SourceReader
 from automesh.sharding.passes import bindings
 from automesh.space.mapping import SplitArray, SplitDimension
 
+# These say over which axes a value may vary; they move nothing.
+_SILENT = frozenset(("pvary", "pcast", "pbroadcast"))
 _Found = tuple[str, tuple[int, ...], Sequence[Sequence[str]]]  # name, shape, axes per dimension
 
 
@@ -46,24 +51,16 @@ def split_arrays(program: Program, logical: Mapping[str, str]) -> tuple[SplitArr
 def _declared(program: Program) -> Iterator[_Found]:
     """What arguments, results and constraints of the lowered program say."""
     found = bindings()
-    ir = found.ir
     source = SourceReader(found)
     module: Any = program.lowered.compiler_ir("stablehlo")
-    operations: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        operations.append(operation)
-        return ir.WalkResult.ADVANCE
-
     with module.context:
-        module.operation.walk(visit)
-        for operation in operations:
+        for operation in walk(found.ir, module):
             if operation.name == "func.func":
                 yield from _of_function(operation, found)
             elif operation.name == "sdy.sharding_constraint":
                 where = source.of(operation)
                 name = f"the array at {where}" if where else "an intermediate array"
-                axes = _dimensions(operation.attributes["sharding"], found)
+                axes = axes_by_dimension(found.sdy, operation.attributes["sharding"])
                 yield name, _shape(operation.results[0].type), axes
 
 
@@ -85,15 +82,7 @@ def _of_function(operation: Any, found: Any) -> Iterator[_Found]:
 def _of_value(said: Any, found: Any) -> Iterator[tuple[tuple[str, ...], ...]]:
     for entry in found.ir.DictAttr(said):
         if entry.name == "sdy.sharding":
-            yield _dimensions(entry.attr, found)
-
-
-def _dimensions(sharding: Any, found: Any) -> tuple[tuple[str, ...], ...]:
-    sdy = found.sdy
-    return tuple(
-        tuple(str(sdy.AxisRefAttr(axis).name) for axis in sdy.DimensionShardingAttr(one).axes)
-        for one in sdy.TensorShardingAttr(sharding).dimension_shardings
-    )
+            yield axes_by_dimension(found.sdy, entry.attr)
 
 
 def _shape(kind: Any) -> tuple[int, ...]:
@@ -118,3 +107,33 @@ def _axes_of_spec(spec: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(
         () if part is None else (part,) if isinstance(part, str) else tuple(part) for part in spec
     )
+
+
+def axes_talked_over(traced: jax.stages.Traced) -> frozenset[str]:
+    """Names of the axes that collectives, and queries for a device's own position, name.
+
+    A `shard_map` is manual over all axes of its mesh unless told otherwise; one that it neither
+    shards anything over nor communicates over is not used by it.
+    """
+    closed: Any = traced.jaxpr
+    return frozenset(_names(closed.jaxpr, inside=False))
+
+
+def _names(jaxpr: Any, *, inside: bool) -> Iterator[str]:
+    for equation in jaxpr.eqns:
+        manual = equation.primitive.name == "shard_map"
+        for value in equation.params.values():
+            for one in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(one, "jaxpr", one)
+                if hasattr(inner, "eqns"):
+                    yield from _names(inner, inside=inside or manual)
+                elif inside and not manual and equation.primitive.name not in _SILENT:
+                    yield from _strings(one)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (tuple, list, set, frozenset)):
+        for one in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _strings(one)

@@ -6,6 +6,7 @@ the last differ.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from jax.sharding import NamedSharding
 
 from automesh.cost.pipeline.terms import PipelineTerms, StageTerms, text_of_schedule
 from automesh.cost.terms import Monomial, Sum, Terms
+from automesh.ir.graph import added
 from automesh.mesh.axes import MeshAxis
 from automesh.pipeline.actions import KIND_WORDS, ActionKind
 from automesh.pipeline.runtime.split.arguments import Struct
@@ -116,15 +118,15 @@ def _described(one: Any) -> tuple[object, ...]:
 
 def _bytes_of(structs: Iterable[Any]) -> Sum:
     """Bytes of arrays on one device, by the shardings that were given."""
-    found: dict[tuple[tuple[str, int], ...], float] = {}
-    for one in structs:
-        size = float(one.dtype.itemsize)
-        for dimension in one.shape:
-            size *= dimension
-        axes = sorted(_axes(one.sharding))
-        powers = tuple((axis, -1) for axis in axes)
-        found[powers] = found.get(powers, 0.0) + size
-    return tuple(Monomial(coefficient=size, powers=powers) for powers, size in found.items())
+    return added(
+        *(
+            Monomial(
+                coefficient=float(math.prod(one.shape) * one.dtype.itemsize),
+                powers=tuple((axis, -1) for axis in sorted(_axes(one.sharding))),
+            )
+            for one in structs
+        )
+    )
 
 
 def _axes(sharding: Any) -> list[str]:

@@ -66,7 +66,7 @@ def sharded_axes(lowered: jax.stages.Lowered, names: Sequence[str]) -> tuple[str
         return tuple(names)
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
-        named = {name for op in _walk(bindings, module) for name in _axes_of(bindings, op)}
+        named = {name for op in walk(bindings.ir, module) for name in _axes_of(bindings, op)}
     return tuple(name for name in names if name in named)
 
 
@@ -83,7 +83,7 @@ def split_of_arguments(
     with module.context:
         main = next(
             operation
-            for operation in _walk(bindings, module)
+            for operation in walk(bindings.ir, module)
             if operation.name == "func.func" and "main" in str(operation.attributes["sym_name"])
         )
         count = len(main.regions[0].blocks[0].arguments)
@@ -91,10 +91,7 @@ def split_of_arguments(
             return (None,) * count
         stated = [ir.DictAttr(one) for one in ir.ArrayAttr(main.attributes["arg_attrs"])]
         return tuple(
-            tuple(
-                tuple(sdy.AxisRefAttr(axis).name for axis in sdy.DimensionShardingAttr(one).axes)
-                for one in sdy.TensorShardingAttr(attributes["sdy.sharding"]).dimension_shardings
-            )
+            axes_by_dimension(sdy, attributes["sdy.sharding"])
             if "sdy.sharding" in attributes
             else None
             for attributes in stated
@@ -114,7 +111,7 @@ def loss_dtype(lowered: jax.stages.Lowered) -> str:
     else:
         module: Any = lowered.compiler_ir("stablehlo")
         with module.context:
-            found = {name for op in _walk(bindings, module) for name in _floats_of(op)}
+            found = {name for op in walk(bindings.ir, module) for name in _floats_of(op)}
     if not found:
         return "float32"
     coarsest = min(sorted(found), key=lambda name: _MANTISSA_BITS.get(name, 3))
@@ -181,22 +178,35 @@ def _canonical(bindings: _Bindings, lowered: jax.stages.Lowered) -> Generator[An
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context, bindings.ir.Location.unknown():
         clone = module.operation.clone()
-        operations = list(_walk(bindings, clone))
+        operations = walk(bindings.ir, clone)
         rename = _Renaming(bindings=bindings, names=_numbered(bindings, operations))
         for operation in operations:
             rename.operation(operation)
         yield clone
 
 
-def _walk(bindings: _Bindings, module: Any) -> Iterator[Any]:
+def walk(ir: Any, module: Any) -> list[Any]:
+    """All operations of a module, what is inside of one before itself.
+
+    Args:
+      ir: MLIR's Python classes.
+    """
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
         found.append(operation)
-        return bindings.ir.WalkResult.ADVANCE
+        return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    yield from found
+    return found
+
+
+def axes_by_dimension(sdy: Any, sharding: Any) -> tuple[tuple[str, ...], ...]:
+    """Per dimension of an array, the mesh axes that split it."""
+    return tuple(
+        tuple(str(sdy.AxisRefAttr(axis).name) for axis in sdy.DimensionShardingAttr(one).axes)
+        for one in sdy.TensorShardingAttr(sharding).dimension_shardings
+    )
 
 
 def _is(attribute: Any, kind: Any) -> bool:

@@ -62,7 +62,7 @@ from automesh.sharding.mlir.attributes import AttributeReader
 from automesh.sharding.mlir.axes import MeshReader
 from automesh.sharding.mlir.locations import SourceReader
 from automesh.sharding.mlir.trip_counts import trips
-from automesh.sharding.passes import bindings
+from automesh.sharding.passes import bindings, functions_of
 from automesh.sharding.size_dependence import (
     ANYHOW,
     COST,
@@ -95,12 +95,7 @@ class _Importer:
     def __init__(self, module: Any) -> None:
         found = bindings()
         self._ir, self._sdy = found.ir, found.sdy
-        body = module.regions[0].blocks[0]
-        self._functions = {
-            found.ir.StringAttr(one.attributes["sym_name"]).value: one.operation
-            for one in body.operations
-            if one.operation.name == "func.func"
-        }
+        self._functions = functions_of(module, found.ir)
         self._axes = MeshReader(found, module)
         self._read_attributes = AttributeReader(found, self._axes)
         self._sources = SourceReader(found)
@@ -180,9 +175,9 @@ class _Importer:
         return values
 
     def _apply_all(self, attributes: Any, values: list[Value]) -> None:
-        noted = self._ir.StringAttr(attributes[DIMENSIONS]).value
-        for index, value in enumerate(values):
-            self._apply(value, read_dimensions(noted, index))
+        noted = read_dimensions(self._ir.StringAttr(attributes[DIMENSIONS]).value)
+        for value, dimensions in zip(values, noted, strict=True):
+            self._apply(value, dimensions)
 
     def _apply(self, value: Value, noted: Sequence[tuple[tuple[str, int], ...]]) -> None:
         """Takes the sampled axis sizes out of a shape, into `axes` and `grown`."""

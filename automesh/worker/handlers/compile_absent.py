@@ -10,10 +10,9 @@ from pathlib import Path
 from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import AbsentDevices
 from automesh.hlo.store import ModuleStore, store_in
-from automesh.program.absent.array_errors import explaining_real_arrays
 from automesh.program.absent.client import devices_of
 from automesh.program.absent.compile import Order, obtain
-from automesh.program.absent.device_queries import answering
+from automesh.program.absent.device_queries import answering, explaining_real_arrays
 from automesh.program.lower import compilation_cache
 from automesh.program.lower.lowering import Program, lower
 from automesh.program.nouns import CompileAnswer, Lowered

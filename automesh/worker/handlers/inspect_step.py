@@ -14,7 +14,7 @@ from automesh.program.notes import in_one_line, note
 from automesh.program.pipeline.lower import PipelineProgram
 from automesh.program.pipeline.recognize import lower_any
 from automesh.program.script.build import build_on
-from automesh.sharding.manual_axes import axes_talked_over
+from automesh.sharding.logical_splits import axes_talked_over
 from automesh.sharding.passes import plain
 from automesh.sharding.programs import lowered_for, text_of
 from automesh.worker.messages import ArraysJob, InspectJob

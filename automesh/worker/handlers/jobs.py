@@ -56,9 +56,8 @@ from automesh.program.pipeline.recognize import lines_of, lower_any
 from automesh.program.refused import Refused
 from automesh.program.script.build import Built, build_on, read_facts
 from automesh.program.script.build_check import check_build
-from automesh.program.script.reads import watching
 from automesh.program.script.signature import check_knobs, check_mapping
-from automesh.program.script.sources import hash_of_sources
+from automesh.program.script.sources import hash_of_sources, watching
 from automesh.program.step_summary import StepSummary
 from automesh.program.summarize import summarize
 from automesh.sharding.programs import lowered_for
