@@ -1,24 +1,20 @@
-"""Which mesh axes a program splits its arrays by, and talks over, read off the program (jax)."""
+"""Which dimensions of a step's arrays are split by which axes, read off the program (jax)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from automesh.program.lower.lowered import axes_by_dimension, walk
-from automesh.program.lower.lowering import Program
+from automesh.program.lower.lowering import SingleProgram
 from automesh.sharding.mlir.locations import SourceReader
 from automesh.sharding.passes import bindings
 from automesh.space.mapping import SplitArray, SplitDimension
 
-# These say over which axes a value may vary; they move nothing.
-_SILENT = frozenset(("pvary", "pcast", "pbroadcast"))
 _Found = tuple[str, tuple[int, ...], Sequence[Sequence[str]]]  # name, shape, axes per dimension
 
 
-def split_arrays(program: Program, logical: Mapping[str, str]) -> tuple[SplitArray, ...]:
+def split_arrays(program: SingleProgram, logical: Mapping[str, str]) -> tuple[SplitArray, ...]:
     """The arrays that are split by a logical axis, one for each way in which that happens.
 
     Looked at are arguments and results, sharding constraints, and what manual regions take and
@@ -48,7 +44,7 @@ def split_arrays(program: Program, logical: Mapping[str, str]) -> tuple[SplitArr
     return tuple(SplitArray(name=name, split=parts) for parts, name in distinct.items())
 
 
-def _declared(program: Program) -> Iterator[_Found]:
+def _declared(program: SingleProgram) -> Iterator[_Found]:
     """What arguments, results and constraints of the lowered program say."""
     found = bindings()
     source = SourceReader(found)
@@ -107,33 +103,3 @@ def _axes_of_spec(spec: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(
         () if part is None else (part,) if isinstance(part, str) else tuple(part) for part in spec
     )
-
-
-def axes_talked_over(traced: jax.stages.Traced) -> frozenset[str]:
-    """Names of the axes that collectives, and queries for a device's own position, name.
-
-    A `shard_map` is manual over all axes of its mesh unless told otherwise; one that it neither
-    shards anything over nor communicates over is not used by it.
-    """
-    closed: Any = traced.jaxpr
-    return frozenset(_names(closed.jaxpr, inside=False))
-
-
-def _names(jaxpr: Any, *, inside: bool) -> Iterator[str]:
-    for equation in jaxpr.eqns:
-        manual = equation.primitive.name == "shard_map"
-        for value in equation.params.values():
-            for one in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(one, "jaxpr", one)
-                if hasattr(inner, "eqns"):
-                    yield from _names(inner, inside=inside or manual)
-                elif inside and not manual and equation.primitive.name not in _SILENT:
-                    yield from _strings(one)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (tuple, list, set, frozenset)):
-        for one in value:  # pyright: ignore[reportUnknownVariableType]
-            yield from _strings(one)

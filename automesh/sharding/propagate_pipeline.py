@@ -30,7 +30,7 @@ from automesh.pipeline.runtime.stages.stage import (
 )
 from automesh.pipeline.runtime.training import TrainStep
 from automesh.program.nouns import Propagation
-from automesh.program.pipeline.recognize import pipeline_of
+from automesh.program.pipeline.lower import pipeline_of
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import Ambient, entered
 from automesh.program.script.workload import Workload

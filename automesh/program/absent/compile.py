@@ -30,7 +30,7 @@ from automesh.program.lower.compiled import (
     serialized,
 )
 from automesh.program.lower.compiler_options import known
-from automesh.program.lower.lowering import SETTLING_TRIES, Program, after_one_step
+from automesh.program.lower.lowering import SETTLING_TRIES, SingleProgram, after_one_step
 from automesh.program.notes import note
 from automesh.program.refused import Refused
 from automesh.units import format_bytes
@@ -88,7 +88,7 @@ class Module:
     effort: Effort
 
 
-def obtain(program: Program, order: Order, *, fingerprint: str) -> Module:
+def obtain(program: SingleProgram, order: Order, *, fingerprint: str) -> Module:
     """Compiles a program, or finds the outcome of an earlier compile.
 
     Args:
@@ -211,7 +211,7 @@ def _in_words(one: AbsentDevices) -> str:
     return f"tpu {one.topology}" + (f"*{one.num_granules}" if one.num_granules > 1 else "")
 
 
-def _compiled(program: Program, order: Order, is_settled: bool | None) -> Stored:
+def _compiled(program: SingleProgram, order: Order, is_settled: bool | None) -> Stored:
     compiled, settled_at_once = _settle(program, order, is_settled)
     memory = read_memory(compiled, platform=order.one.platform)
     module = serialized(compiled)
@@ -248,7 +248,7 @@ def _is_settled(order: Order, fingerprint: str) -> bool | None:
 
 
 def _settle(
-    program: Program, order: Order, is_settled: bool | None
+    program: SingleProgram, order: Order, is_settled: bool | None
 ) -> tuple[jax.stages.Compiled, bool]:
     """Compiles the program that a training loop settles to, once at the effort that is asked for.
 
@@ -282,7 +282,7 @@ def all_options(order: Order, effort: Effort) -> Options:
     return tuple(options.items())
 
 
-def _compile(program: Program, order: Order, effort: Effort) -> jax.stages.Compiled:
+def _compile(program: SingleProgram, order: Order, effort: Effort) -> jax.stages.Compiled:
     compiled = compile_lowered(program.lowered, all_options(order, effort))
     check_compiled_for(order.one, compiled)
     return compiled

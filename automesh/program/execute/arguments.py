@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from automesh.program.execute.value_domains import Domain
-from automesh.program.lower.static_args import leaf_shape
+from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 
 # Integers that index nothing that we can see run from 1 to this.
 _LARGEST_INTEGER = 7
@@ -56,7 +56,7 @@ def plan_leaves(
         Leaf(
             index=index,
             shape=leaf_shape(leaf),
-            dtype=leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf),
+            dtype=leaf_dtype(leaf),
             domain=domain,
             sharding=to
             or getattr(leaf, "sharding", None)

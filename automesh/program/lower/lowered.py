@@ -36,6 +36,8 @@ _SDY = (
 # Names that users choose and the compiler ignores; `stablehlo.mesh` says again what `sdy.mesh`
 # says.
 _METADATA = ("stablehlo.mesh", "jax.result_info")
+# These say over which axes a value may vary; they move nothing.
+_SILENT = frozenset(("pvary", "pcast", "pbroadcast"))
 _CONTRACTIONS = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution")
 _FLOAT = re.compile(r"(?<=[x<])(f64|f32|f16|bf16|f8E\w+|f4E\w+)(?=[>,])")
 _FLOAT_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -68,6 +70,36 @@ def sharded_axes(lowered: jax.stages.Lowered, names: Sequence[str]) -> tuple[str
     with module.context:
         named = {name for op in walk(bindings.ir, module) for name in _axes_of(bindings, op)}
     return tuple(name for name in names if name in named)
+
+
+def axes_talked_over(traced: jax.stages.Traced) -> frozenset[str]:
+    """Names of the axes that collectives, and queries for a device's own position, name.
+
+    A `shard_map` is manual over all axes of its mesh unless told otherwise; one that it neither
+    shards anything over nor communicates over is not used by it.
+    """
+    closed: Any = traced.jaxpr
+    return frozenset(_axes_named(closed.jaxpr, inside=False))
+
+
+def _axes_named(jaxpr: Any, *, inside: bool) -> Iterator[str]:
+    for equation in jaxpr.eqns:
+        manual = equation.primitive.name == "shard_map"
+        for value in equation.params.values():
+            for one in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(one, "jaxpr", one)
+                if hasattr(inner, "eqns"):
+                    yield from _axes_named(inner, inside=inside or manual)
+                elif inside and not manual and equation.primitive.name not in _SILENT:
+                    yield from _texts_in(one)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (tuple, list, set, frozenset)):
+        for one in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _texts_in(one)
 
 
 def split_of_arguments(
