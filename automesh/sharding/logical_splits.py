@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jax.extend import core
+
 from automesh.program.lower.lowered import axes_by_dimension, walk
 from automesh.program.lower.lowering import SingleProgram
 from automesh.sharding.mlir.locations import SourceReader
@@ -29,7 +31,7 @@ def split_arrays(program: SingleProgram, logical: Mapping[str, str]) -> tuple[Sp
     """
     known = program.built.mesh.axis_names  # Code may have other meshes, too.
     distinct: dict[tuple[SplitDimension, ...], str] = {}
-    for name, shape, split in (*_declared(program), *_manual(program.traced.jaxpr)):
+    for name, shape, split in (*_declared(program), *_manual(program.traced.jaxpr.jaxpr)):
         parts = tuple(
             SplitDimension(
                 place=place,
@@ -85,18 +87,16 @@ def _shape(kind: Any) -> tuple[int, ...]:
     return tuple(kind.shape)
 
 
-def _manual(closed: Any) -> Iterator[_Found]:
+def _manual(jaxpr: Any) -> Iterator[_Found]:
     """The specs of `shard_map`s, which a mesh of one device leaves out of the lowered program."""
-    for equation in closed.jaxpr.eqns if hasattr(closed, "jaxpr") else closed.eqns:
+    for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map":
             ends = (("in_specs", equation.invars), ("out_specs", equation.outvars))
             for key, variables in ends:
                 for spec, variable in zip(equation.params[key], variables):
                     yield "an array of a shard_map", variable.aval.shape, _axes_of_spec(spec)
-        for value in equation.params.values():
-            for one in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):
-                    yield from _manual(one)
+        for body in core.jaxprs_in_params(equation.params):
+            yield from _manual(body)
 
 
 def _axes_of_spec(spec: Any) -> tuple[tuple[str, ...], ...]:

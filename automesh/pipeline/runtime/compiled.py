@@ -293,12 +293,8 @@ class CompiledPipeline:
         )
 
     def _owner_shardings(self) -> list[Any]:
-        stages = self.stages
-        found: list[Any] = []
-        for leaf, owner in enumerate(stages.split.owners):
-            place = stages.split.stages[owner].params.index(leaf)
-            found.append(stages.shapes[owner].params[place].sharding)
-        return found
+        owned = [one.owned(one.params) for one in self.stages.shapes]
+        return [like.sharding for like in self.parts.in_order(owned)]
 
     def _placed(self, leaf: Any, sharding: Any, name: str, *, copy: bool) -> Any:
         current, transfers = getattr(leaf, "sharding", None), self.stages.transfers

@@ -16,6 +16,7 @@ from automesh.errors import AutomeshError, UsageError, WrongType, kind_of
 from automesh.pipeline.runtime.compiled import CompiledPipeline
 from automesh.pipeline.runtime.mesh import MpmdMesh
 from automesh.pipeline.runtime.microbatching import Microbatched, microbatch
+from automesh.pipeline.runtime.split.arguments import Structs
 from automesh.pipeline.runtime.split.parts import Loss, Parts, shapes_key
 from automesh.pipeline.runtime.split.programs import Residuals
 from automesh.pipeline.runtime.stages.compile import CompileOne, Compiler, lower_forward
@@ -187,15 +188,9 @@ def abstract_state(parts: Parts, optimizer: Optimizer) -> TrainState:
     return _state(parts, [one.likes for one in planned], [one.state() for one in planned])
 
 
-def _state(parts: Parts, likes: Any, states: Any) -> TrainState:
-    found = {
-        leaf: like
-        for leaves, stage in zip(parts.owned, likes, strict=True)
-        for leaf, like in zip(leaves, stage, strict=True)
-    }
-    structure = parts.structures[0]
-    params = [found[leaf] for leaf in range(structure.num_leaves)]
-    return TrainState(params=jax.tree.unflatten(structure, params), optimizer=tuple(states))
+def _state(parts: Parts, likes: Sequence[Structs], states: Sequence[Any]) -> TrainState:
+    params = jax.tree.unflatten(parts.structures[0], parts.in_order(likes))
+    return TrainState(params=params, optimizer=tuple(states))
 
 
 def run_in_time(call: Callable[[], T], *, timeout_s: float) -> T:

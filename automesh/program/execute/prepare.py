@@ -12,8 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from automesh.errors import UsageError
-from automesh.program.execute.arguments import maker, plan_leaves
-from automesh.program.execute.initial import initial_args
+from automesh.program.execute.arguments import initial_args, maker, plan_leaves
 from automesh.program.execute.value_domains import Domain
 from automesh.program.lower import carry_state
 from automesh.program.lower.lowering import SingleProgram

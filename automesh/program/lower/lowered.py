@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jaxlib
+from jax.extend import core
 
 from automesh.errors import AutomeshError
 from automesh.mesh.axes import Scalar
@@ -84,14 +85,11 @@ def axes_talked_over(traced: jax.stages.Traced) -> frozenset[str]:
 
 def _axes_named(jaxpr: Any, *, inside: bool) -> Iterator[str]:
     for equation in jaxpr.eqns:
-        manual = equation.primitive.name == "shard_map"
-        for value in equation.params.values():
-            for one in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(one, "jaxpr", one)
-                if hasattr(inner, "eqns"):
-                    yield from _axes_named(inner, inside=inside or manual)
-                elif inside and not manual and equation.primitive.name not in _SILENT:
-                    yield from _texts_in(one)
+        name = equation.primitive.name
+        for body in core.jaxprs_in_params(equation.params):
+            yield from _axes_named(body, inside=inside or name == "shard_map")
+        if inside and name != "shard_map" and name not in _SILENT:
+            yield from _texts_in(tuple(equation.params.values()))
 
 
 def _texts_in(value: Any) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 
 from automesh.mesh.axes import Scalar
-from automesh.program.execute.initial import with_init_shardings
+from automesh.program.execute.arguments import with_init_shardings
 from automesh.program.execute.value_domains import Domain, domains
 from automesh.program.lower import carry_state
 from automesh.program.lower.compiled import compile_lowered

@@ -22,8 +22,8 @@ from automesh.program.absent.device_queries import attached
 from automesh.program.absent.layout import lay_out
 from automesh.program.capture.discover import discover_for_absent, discover_here
 from automesh.program.capture.nouns import Discovery
+from automesh.program.execute.arguments import made_up_arguments
 from automesh.program.execute.calibrate import calibrate
-from automesh.program.execute.initial import made_up_arguments
 from automesh.program.execute.prepare import Ready, prepare
 from automesh.program.execute.timed_loop import visit
 from automesh.program.execute.value_domains import Domain, domains
