@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import kind_of
+from automesh.pipeline.runtime.split.arguments import axes_of
 from automesh.program.execute.arguments import values_in_words
 from automesh.program.execute.prepare import (
     Forms,
@@ -193,16 +194,11 @@ def _shard_shape(leaf: Any, spec: Any, mesh: Mesh) -> tuple[int, ...]:
     if not isinstance(spec, PartitionSpec):
         return shape
     parts = [
-        math.prod(mesh.shape[axis] for axis in _axes(entry) if axis in mesh.shape) for entry in spec
+        math.prod(mesh.shape[axis] for axis in axes_of(entry) if axis in mesh.shape)
+        for entry in spec
     ]
     parts += [1] * (len(shape) - len(parts))
     return tuple(-(-size // part) for size, part in zip(shape, parts))
-
-
-def _axes(entry: Any) -> tuple[Any, ...]:
-    if entry is None:
-        return ()
-    return tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
 
 
 def _dtype(leaf: Any) -> str:

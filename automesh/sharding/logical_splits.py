@@ -7,6 +7,7 @@ from typing import Any
 
 from jax.extend import core
 
+from automesh.pipeline.runtime.split.arguments import axes_of
 from automesh.program.lower.lowered import axes_by_dimension, walk
 from automesh.program.lower.lowering import SingleProgram
 from automesh.sharding.mlir.locations import SourceReader
@@ -94,12 +95,6 @@ def _manual(jaxpr: Any) -> Iterator[_Found]:
             ends = (("in_specs", equation.invars), ("out_specs", equation.outvars))
             for key, variables in ends:
                 for spec, variable in zip(equation.params[key], variables):
-                    yield "an array of a shard_map", variable.aval.shape, _axes_of_spec(spec)
+                    yield "an array of a shard_map", variable.aval.shape, tuple(map(axes_of, spec))
         for body in core.jaxprs_in_params(equation.params):
             yield from _manual(body)
-
-
-def _axes_of_spec(spec: Any) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        () if part is None else (part,) if isinstance(part, str) else tuple(part) for part in spec
-    )

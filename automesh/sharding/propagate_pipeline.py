@@ -20,7 +20,7 @@ from automesh.cost.terms import Monomial, Sum, Terms
 from automesh.ir.graph import added
 from automesh.mesh.axes import MeshAxis
 from automesh.pipeline.actions import KIND_WORDS, ActionKind
-from automesh.pipeline.runtime.split.arguments import Struct
+from automesh.pipeline.runtime.split.arguments import Struct, axes_of
 from automesh.pipeline.runtime.split.parts import Parts
 from automesh.pipeline.runtime.stages.stage import (
     Stage,
@@ -130,10 +130,8 @@ def _bytes_of(structs: Iterable[Any]) -> Sum:
 
 
 def _axes(sharding: Any) -> list[str]:
-    if not isinstance(sharding, NamedSharding):
-        return []
-    entries = (one if isinstance(one, tuple) else (one,) for one in sharding.spec if one)
-    return [str(axis) for entry in entries for axis in entry]
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
+    return [axis for entry in spec for axis in axes_of(entry)]
 
 
 @dataclass(slots=True, kw_only=True)

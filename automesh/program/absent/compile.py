@@ -133,13 +133,7 @@ def keep_part(compiled: jax.stages.Compiled, order: Order, *, fingerprint: str) 
       Refused: it cannot be read, or the store cannot be written.
     """
     check_compiled_for(order.one, compiled)
-    memory, module = read_memory(compiled, platform=order.one.platform), serialized(compiled)
-    stored = replace(
-        _blank(order, None),
-        module=module,
-        memory=memory,
-        counts=count_serialized(module, order.axes, order.dcn),
-    )
+    stored = _read(compiled, order)
     key = _key(order, fingerprint, order.effort)
     _keep(order, key, stored)
     return _module(stored, order, key)
@@ -213,14 +207,18 @@ def _in_words(one: AbsentDevices) -> str:
 
 def _compiled(program: SingleProgram, order: Order, is_settled: bool | None) -> Stored:
     compiled, settled_at_once = _settle(program, order, is_settled)
-    memory = read_memory(compiled, platform=order.one.platform)
-    module = serialized(compiled)
+    stored = replace(_read(compiled, order), is_settled=settled_at_once)
+    assert stored.memory is not None
+    return replace(stored, out_of_memory=_verdict(stored.memory, order))
+
+
+def _read(compiled: jax.stages.Compiled, order: Order) -> Stored:
+    memory, module = read_memory(compiled, platform=order.one.platform), serialized(compiled)
     return replace(
-        _blank(order, _verdict(memory, order)),
+        _blank(order, None),
         module=module,
         memory=memory,
         counts=count_serialized(module, order.axes, order.dcn),
-        is_settled=settled_at_once,
     )
 
 

@@ -138,7 +138,7 @@ class SingleProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """A step, traced on one mesh; the attributes are those of `Program`."""
+    """A step, traced on one mesh; the attributes are those of `SingleProgram`."""
 
     built: Built
     function: Any
