@@ -21,7 +21,7 @@ from automesh.pipeline.actions import ActionKind
 from automesh.pipeline.runtime.dispatch_plan import Drop, Load, Run, Send, Slot, Step, plan_steps
 from automesh.pipeline.runtime.split.arguments import Struct, bytes_per_device, is_same_layout
 from automesh.pipeline.runtime.split.parts import Parts
-from automesh.pipeline.runtime.stages.compile import CompiledStages, Compiler, lower_forward
+from automesh.pipeline.runtime.stages.compile import CompiledStages, ProgramCompiler, lower_forward
 from automesh.pipeline.runtime.stages.transfer import on_host
 from automesh.pipeline.runtime.stages.updates import Finisher
 from automesh.pipeline.schedule import Schedule
@@ -280,13 +280,13 @@ class CompiledPipeline:
         parts: Parts,
         *,
         forward: Sequence[jax.stages.Lowered] | None = None,
-        compiler: Compiler | None = None,
+        compiler: ProgramCompiler | None = None,
     ) -> None:
         self.parts = parts
         self._options = parts.options
         self.schedule = parts.schedule
         lowered = lower_forward(parts) if forward is None else forward
-        self.stages = CompiledStages(parts, lowered, compiler or Compiler())
+        self.stages = CompiledStages(parts, lowered, compiler or ProgramCompiler())
         self.steps: tuple[Step, ...] = ()
         self._plan()
         self.finisher = Finisher(self.stages)

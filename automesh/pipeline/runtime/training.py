@@ -19,7 +19,7 @@ from automesh.pipeline.runtime.microbatching import Microbatched, microbatch
 from automesh.pipeline.runtime.split.arguments import Structs
 from automesh.pipeline.runtime.split.parts import Loss, Parts, shapes_key
 from automesh.pipeline.runtime.split.programs import Residuals
-from automesh.pipeline.runtime.stages.compile import CompileOne, Compiler, lower_forward
+from automesh.pipeline.runtime.stages.compile import CompileOne, ProgramCompiler, lower_forward
 from automesh.pipeline.runtime.stages.stage import Optimizer, StageUpdate
 from automesh.pipeline.runtime.stages.updates import Updates, plan_updates
 from automesh.pipeline.schedule import Schedule
@@ -97,7 +97,7 @@ class LoweredPipeline:
         """
         if self.is_moved and not only_programs:
             raise UsageError("a pipeline that was lowered for other meshes cannot be run")
-        compiler = Compiler(compile_one=compile_one, only_programs=only_programs)
+        compiler = ProgramCompiler(compile_one=compile_one, only_programs=only_programs)
         pipeline = CompiledPipeline(self.parts, forward=self.forward, compiler=compiler)
         likes = [one.owned(one.params) for one in pipeline.stages.shapes]
         planned = plan_updates(self.parts, likes, self.optimizer, self.clip_norm)

@@ -45,7 +45,7 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiler:
+class ProgramCompiler:
     """How the programs of a pipeline are compiled.
 
     Attributes:
@@ -84,7 +84,7 @@ class CompiledStages:
     """
 
     def __init__(
-        self, parts: Parts, forward: Sequence[jax.stages.Lowered], compiler: Compiler
+        self, parts: Parts, forward: Sequence[jax.stages.Lowered], compiler: ProgramCompiler
     ) -> None:
         self.parts, self.compiler = parts, compiler
         self.functions, self.split, self.meshes = parts.functions, parts.split, parts.meshes
@@ -107,7 +107,9 @@ class CompiledStages:
         """Compiles backward programs of this process' stages that are not compiled yet."""
         here = {one for one in needed if one[0] in self.here}
         missing = sorted(here - set(self._backward))
-        jobs = (Job(_lower_backward(self.shapes[one[0]], one[1]), *one) for one in missing)
+        jobs = (
+            Job(_lower_backward(self.shapes[stage], kind), stage, kind) for stage, kind in missing
+        )
         self._backward.update(zip(missing, self.compiler.compile(jobs), strict=True))
 
     @property
@@ -131,13 +133,12 @@ class CompiledStages:
         }
         return {**forward, **self._backward}
 
-    def _wire(self, shapes: Stage) -> StageSlots:
-        one = shapes.function
-        part = one.part
+    def _wire(self, stage: Stage) -> StageSlots:
+        one, part = stage.function, stage.function.part
         return StageSlots(
-            batch=dict(zip(part.batch, map(self._place, shapes.batch), strict=True)),
-            inputs=dict(zip(part.inputs, map(self._place, shapes.inputs), strict=True)),
-            outputs=dict(zip(part.outputs, map(self._place, shapes.outputs), strict=False)),
+            batch=dict(zip(part.batch, map(self._place, stage.batch), strict=True)),
+            inputs=dict(zip(part.inputs, map(self._place, stage.inputs), strict=True)),
+            outputs=dict(zip(part.outputs, map(self._place, stage.outputs), strict=False)),
             with_gradient=frozenset(
                 value for value, has in zip(part.inputs, one.with_gradient, strict=True) if has
             ),

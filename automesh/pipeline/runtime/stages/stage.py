@@ -138,11 +138,11 @@ def given_arguments(parts: Parts, number: int) -> tuple[Structs, Structs, Struct
     Raises:
       UsageError: an array cannot be split as it is said to be on the stage's submesh.
     """
-    part, values, mesh = parts.functions[number].part, parts.splits[number].values, parts.meshes
+    part, split, mesh = parts.functions[number].part, parts.splits[number], parts.meshes[number]
     return (
-        parts.params.structs(part.params, mesh[number]),
-        parts.batch.structs(part.batch, mesh[number]),
-        tuple(values[value].like for value in part.inputs),
+        parts.params.structs(part.params, mesh),
+        parts.batch.structs(part.batch, mesh),
+        tuple(split.values[value].like for value in part.inputs),
     )
 
 
