@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from automesh.cost.terms import Monomial
-from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.ir.graph import Block, Graph, Operation, Value, times
 from automesh.ir.op_kinds import PRODUCTS, SLICES, VIEWS, VIRTUAL, WANT_BUFFERS
 
 # Buffers, and the bytes that one reader reads of each.
@@ -194,17 +194,6 @@ def is_passed_on(operation: Operation, number: int) -> bool:
         return False
     body = operation.bodies[0]
     return body.returned[number] is body.arguments[number]
-
-
-def times(one: Monomial, other: Monomial) -> Monomial:
-    """The product."""
-    powers = dict(one.powers)
-    for axis, power in other.powers:
-        powers[axis] = powers.get(axis, 0) + power
-    return Monomial(
-        coefficient=one.coefficient * other.coefficient,
-        powers=tuple(sorted((axis, power) for axis, power in powers.items() if power)),
-    )
 
 
 def _ratio(part: Monomial, whole: Monomial) -> Monomial:

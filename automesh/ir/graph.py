@@ -7,6 +7,7 @@ Made by `sharding.mlir.module` from the MLIR module that Shardy leaves, changed 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,6 +157,15 @@ class Graph:
     padded: tuple[str, ...] = ()
 
 
+def used_in(bodies: Iterable[Block]) -> Iterator[Value]:
+    """Everything that bodies read or return, their own values included."""
+    for body in bodies:
+        for operation in body.operations:
+            yield from operation.operands
+            yield from used_in(operation.bodies)
+        yield from body.returned
+
+
 def _monomial(
     coefficient: float, divided: tuple[tuple[str, ...], ...], grown: tuple[tuple[str, ...], ...]
 ) -> Monomial:
@@ -170,10 +180,34 @@ def _monomial(
     )
 
 
-def total_bytes(values: list[Value]) -> Sum:
+def times(one: Monomial, other: Monomial) -> Monomial:
+    """The product."""
+    powers = dict(one.powers)
+    for axis, power in other.powers:
+        powers[axis] = powers.get(axis, 0) + power
+    return Monomial(
+        coefficient=one.coefficient * other.coefficient,
+        powers=tuple(sorted((axis, power) for axis, power in powers.items() if power)),
+    )
+
+
+def added(*sizes: Monomial) -> Sum:
+    """Their sum, one monomial for each distinct product of powers."""
+    total: dict[tuple[tuple[str, int], ...], float] = {}
+    for one in sizes:
+        total[one.powers] = total.get(one.powers, 0.0) + one.coefficient
+    return tuple(
+        Monomial(coefficient=value, powers=powers)
+        for powers, value in sorted(total.items())
+        if value
+    )
+
+
+def multiplied(one: Sum, other: Sum) -> Sum:
+    """The product of two sums."""
+    return added(*(times(left, right) for left in one for right in other))
+
+
+def total_bytes(values: Iterable[Value]) -> Sum:
     """Bytes of all values on one device, summed by how they are split."""
-    found: dict[tuple[tuple[str, int], ...], float] = {}
-    for value in values:
-        one = value.bytes
-        found[one.powers] = found.get(one.powers, 0.0) + one.coefficient
-    return tuple(Monomial(coefficient=c, powers=powers) for powers, c in sorted(found.items()))
+    return added(*(value.bytes for value in values))

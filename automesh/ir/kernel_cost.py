@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from automesh.cost.terms import Matmul, Monomial, Near, Sum
-from automesh.ir.fusion import Fusion, Reads, times
-from automesh.ir.graph import Operation, Value, element_bytes
+from automesh.ir.fusion import Fusion, Reads
+from automesh.ir.graph import Operation, Value, added, element_bytes, times
 from automesh.ir.op_kinds import PRODUCTS, VIRTUAL
 
 ONE = Monomial(coefficient=1.0)
@@ -119,23 +119,6 @@ def matmuls_of(operation: Operation) -> tuple[Matmul, ...]:
 def cost_of(operation: Operation) -> dict[str, Sum]:
     """What a custom call states of its own cost."""
     return operation.attributes.get("cost_terms") or {}
-
-
-def added(*sizes: Monomial) -> Sum:
-    """Their sum, one monomial for each distinct product of powers."""
-    total: dict[tuple[tuple[str, int], ...], float] = {}
-    for one in sizes:
-        total[one.powers] = total.get(one.powers, 0.0) + one.coefficient
-    return tuple(
-        Monomial(coefficient=value, powers=powers)
-        for powers, value in sorted(total.items())
-        if value
-    )
-
-
-def multiplied(one: Sum, other: Sum) -> Sum:
-    """The product of two sums."""
-    return added(*(times(left, right) for left in one for right in other))
 
 
 def extent(value: Value, dimensions: Iterable[int]) -> Monomial:

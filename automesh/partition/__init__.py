@@ -1,21 +1,30 @@
 """Logical axis names to mesh axes: Haliax's partitioning, for Haliax, Flax and plain trees."""
 
 from automesh.errors import IllegalMapping, UnknownMeshAxis
-from automesh.partition.context import mesh_context, set_mesh
+from automesh.partition.carriers import names_by_path
 from automesh.partition.haliax_support import restore_removed_names
-from automesh.partition.infer import infer_resource_partitions, pspec_for
 from automesh.partition.jitting import fsdp, named_jit
-from automesh.partition.mapping import axis_mapping, current_thread_local_mapping
+from automesh.partition.mapping import (
+    axis_mapping,
+    current_thread_local_mapping,
+    mesh_context,
+    set_mesh,
+)
 from automesh.partition.nouns import Axis, PhysicalAxisSpec, ResourceAxis, ResourceMapping
-from automesh.partition.paths import names_by_path
-from automesh.partition.queries import (
+from automesh.partition.sharding import (
+    auto_sharded,
+    infer_resource_partitions,
+    pspec_for,
+    shard,
+    shard_with_axis_mapping,
+)
+from automesh.partition.specs import (
     physical_axis_name,
     physical_axis_size,
     pspec_for_axis,
     round_axis_for_partitioning,
     sharding_for_axis,
 )
-from automesh.partition.sharding import auto_sharded, shard, shard_with_axis_mapping
 
 restore_removed_names()
 

@@ -3,18 +3,405 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.tree_util import keystr
 
-from automesh.errors import WrongType, kind_of
-from automesh.partition.jitted import NamedJit
+from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
+from automesh.mesh.layout.context import is_tracing
+from automesh.mesh.layout.place import place
+from automesh.partition.carriers import Leaf, is_array, map_leaves
+from automesh.partition.mapping import (
+    FrozenMapping,
+    axis_mapping,
+    frozen,
+    mapping_or_current,
+    require_mesh,
+    traces_keyed_by,
+)
 from automesh.partition.nouns import MeshLike, ResourceMapping
+from automesh.partition.specs import spec_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+_STATIC_HINT = "pass arrays, or hashable values such as numbers, strings and frozen dataclasses"
+
+# The arguments of a call, taken apart into arrays and what `jit` must know while it traces.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Static:
+    """A leaf that is no array, so that 1, 1.0 and True are three programs.
+
+    Attributes:
+      kind: its type.
+      key: equal for equal values: the bits of a float, since 0.0 == -0.0 and NaN != NaN.
+      value: any hashable object.
+    """
+
+    kind: type
+    key: Any
+    value: Any = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A tree without its arrays.
+
+    Attributes:
+      structure: of the whole tree, a PyTreeDef.
+      leaves: the others, and None in place of every array.
+    """
+
+    structure: Any
+    leaves: tuple[Static | None, ...]
+
+    def joined(self, arrays: Sequence[Any]) -> Any:
+        """The tree with these arrays in their places, in order."""
+        rest = iter(arrays)
+        return self.structure.unflatten(
+            next(rest) if leaf is None else leaf.value for leaf in self.leaves
+        )
+
+
+def take_apart(tree: Any) -> tuple[list[Any], Parts]:
+    """The arrays of a tree, in order, and the rest."""
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    rest = tuple(None if is_array(leaf) else _static(leaf) for leaf in leaves)
+    return arrays, Parts(structure=structure, leaves=rest)
+
+
+def check_hashable(tree: Any, parts: Parts) -> None:
+    """Accepts what `jit` can use as a key.
+
+    Raises:
+      WrongType: a leaf of the tree is neither an array nor hashable.
+    """
+    try:
+        hash(parts)
+    except TypeError as error:
+        raise WrongType(_unhashable(tree), hint=_STATIC_HINT) from error
+
+
+def donated_leaves(
+    args: Sequence[Any], kwargs: Mapping[str, Any], donate_args: Any, donate_kwargs: Any
+) -> list[bool]:
+    """For every leaf of `(args, kwargs)`, whether it is donated.
+
+    Args:
+      donate_args: one bool for all, or a sequence with, for each argument, a bool, a tree of bools
+        that is a prefix of the argument, or a function leaf -> bool; arguments that it leaves out
+        are kept.
+      donate_kwargs: the same by name, in a dict.
+
+    Raises:
+      UsageError: there are more entries than arguments, or an entry does not fit its argument.
+      WrongType: something else than a bool says whether a leaf is donated.
+    """
+    chosen = _for_each_argument(donate_args, len(args))
+    named = _for_each_name(donate_kwargs, kwargs)
+    flags: list[bool] = []
+    for index, (wish, arg) in enumerate(zip(chosen, args, strict=True)):
+        flags += _flags(wish, arg, f"donate_args[{index}]")
+    # A dict is flattened in the order of its keys, sorted.
+    for name in sorted(kwargs):
+        flags += _flags(named.get(name, False), kwargs[name], f"donate_kwargs[{name!r}]")
+    return flags
+
+
+def _static(leaf: Any) -> Static:
+    return Static(kind=type(leaf), key=_key(leaf), value=leaf)
+
+
+def _key(leaf: Any) -> Any:
+    if isinstance(leaf, float):
+        return leaf.hex()
+    return (leaf.real.hex(), leaf.imag.hex()) if isinstance(leaf, complex) else leaf
+
+
+def _unhashable(tree: Any) -> str:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not is_array(leaf):
+            try:
+                hash(leaf)
+            except TypeError:
+                where = keystr(path[1:], simple=True, separator="/")
+                return f"argument `{where}` is neither an array nor hashable, but {kind_of(leaf)}"
+    return "the arguments have a tree whose static part is not hashable"
+
+
+def _for_each_argument(wish: Any, count: int) -> list[Any]:
+    if wish is None or isinstance(wish, bool):
+        return [bool(wish)] * count
+    if not isinstance(wish, tuple | list):
+        raise WrongType(
+            f"`donate_args` must be a bool or a tuple with an entry for each argument, got {wish!r}"
+        )
+    wishes: list[Any] = list(wish)
+    if len(wishes) > count:
+        raise UsageError(
+            f"expected {count} donate_args, got {len(wishes)}",
+            hint="give one entry for each positional argument",
+        )
+    return wishes + [False] * (count - len(wishes))
+
+
+def _for_each_name(wish: Any, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    if wish is None or isinstance(wish, bool):
+        return dict.fromkeys(kwargs, bool(wish))
+    if not isinstance(wish, Mapping):
+        raise WrongType(f"`donate_kwargs` must be a bool or a dict by argument name, got {wish!r}")
+    named: Mapping[str, Any] = wish
+    for name in named:
+        if name not in kwargs:
+            raise UsageError(
+                f"`donate_kwargs` names `{name}`, which the call does not pass by name"
+                f"{did_you_mean(name, kwargs)}",
+                hint=f"it passes by name: {', '.join(kwargs) or 'nothing'}",
+            )
+    return named
+
+
+def _flags(wish: Any, argument: Any, where: str) -> list[bool]:
+    leaves = jax.tree.leaves(argument)
+    if isinstance(wish, bool):
+        return [wish] * len(leaves)
+    try:
+        spread: list[Any] = jax.tree.leaves(jax.tree.broadcast(wish, argument))
+    except ValueError as error:
+        raise UsageError(
+            f"`{where}` does not fit its argument: {str(error).splitlines()[0]}",
+            hint="give a bool, or a tree of bools with the structure of the argument",
+        ) from error
+    return [
+        _flag(one(leaf) if callable(one) else one, where)
+        for one, leaf in zip(spread, leaves, strict=True)
+    ]
+
+
+def _flag(wish: object, where: str) -> bool:
+    # Comparisons of sizes may give NumPy's bools.
+    if not isinstance(wish, bool | np.bool_):
+        raise WrongType(
+            f"`{where}` must say by bools what is donated, got {kind_of(wish)}: {wish!r}",
+            hint="give a bool, a tree of bools, or a function leaf -> bool",
+        )
+    return bool(wish)
+
+
+# What `named_jit` returns: it places arguments and result, and keeps what `jit` must know.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What a call is compiled for: everything but its arrays.
+
+    Attributes:
+      parts: of `(function, args, kwargs)`.
+      donated: of every array in them, whether it is donated.
+      axis, out: the mappings inside the function and for its result.
+      mesh: that of the result; None if it is not to be split.
+    """
+
+    parts: Parts
+    donated: tuple[bool, ...]
+    axis: FrozenMapping | None
+    out: FrozenMapping | None
+    mesh: MeshLike | None
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rest:
+    """What of a result is no array: part of its structure, for `jit`."""
+
+    parts: Parts
+
+
+class NamedJit(Generic[P, R]):
+    """A jitted function that places its arguments and its result by their logical names."""
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        *,
+        axis: ResourceMapping | None,
+        into: ResourceMapping | None,
+        out: ResourceMapping | None,
+        donate: tuple[Any, Any],
+        mesh: MeshLike | None,
+        jit: Callable[[Callable[..., Any]], Any],
+    ) -> None:
+        self._fn, self._axis, self._into, self._out = fn, axis, into, out
+        self._donate, self._mesh = donate, mesh
+        functools.update_wrapper(self, fn, updated=())
+        self._jitted = jit(_named(fn))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        donated, kept, call = self._prepared(args, kwargs)
+        with _mesh_for(call), traces_keyed_by(call.axis):
+            arrays, rest = self._jitted(donated, kept, call)
+        return rest.parts.joined(arrays)
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
+        """Lowers the function for these arguments, of which any array may be abstract."""
+        donated, kept, call = self._prepared(args, kwargs)
+        with _mesh_for(call), traces_keyed_by(call.axis):
+            return self._jitted.lower(donated, kept, call)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        # As the method of a class, like any function.
+        return self if instance is None else MethodType(self, instance)
+
+    def _prepared(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[Any], _Call]:
+        axis = mapping_or_current(self._axis)
+        out = axis if self._out is None else mapping_or_current(self._out)
+        into = None if self._into is None else mapping_or_current(self._into)
+        wanted = self._mesh, axis, out, into
+        mesh = None if all(one is None for one in wanted) else require_mesh(self._mesh)
+        given = (args, kwargs)
+        flags = donated_leaves(args, kwargs, *self._donate)
+        whole = (self._fn, *given)
+        arrays, parts = take_apart(whole)
+        check_hashable(whole, parts)
+        if into is not None and mesh is not None:
+            given = _placed(given, into, mesh, donated=_donated(given, flags))
+            arrays, parts = take_apart((self._fn, *given))
+        # The arrays of the function itself, if it is a module, are kept.
+        own = len(parts.leaves) - len(flags)
+        flags = [False] * own + flags
+        donated = tuple(
+            flag for flag, leaf in zip(flags, parts.leaves, strict=True) if leaf is None
+        )
+        call = _Call(parts=parts, donated=donated, axis=frozen(axis), out=frozen(out), mesh=mesh)
+        return (
+            [array for array, flag in zip(arrays, donated, strict=True) if flag],
+            [array for array, flag in zip(arrays, donated, strict=True) if not flag],
+            call,
+        )
+
+
+def _named(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own for `jit`, so that profiles show the name of `fn`."""
+
+    def run(donated: Sequence[Any], kept: Sequence[Any], call: _Call) -> Any:
+        return _run(donated, kept, call)
+
+    run.__name__ = run.__qualname__ = str(getattr(fn, "__name__", type(fn).__name__))
+    return run
+
+
+def _run(donated: Sequence[Any], kept: Sequence[Any], call: _Call) -> Any:
+    sources = iter(donated), iter(kept)
+    arrays = [next(sources[0] if flag else sources[1]) for flag in call.donated]
+    fn, args, kwargs = call.parts.joined(arrays)
+    context = nullcontext() if call.axis is None else axis_mapping(dict(call.axis))
+    with context:
+        result = fn(*args, **kwargs)
+    if call.out is not None and call.mesh is not None:
+        result = _constrained(result, dict(call.out), call.mesh)
+    arrays, parts = take_apart(result)
+    return arrays, _Rest(parts=parts)
+
+
+def _constrained(result: Any, mapping: ResourceMapping, mesh: MeshLike) -> Any:
+    def constrain(leaf: Leaf) -> Any:
+        if not leaf.is_array:
+            return leaf.rebuild(leaf.array)
+        spec = (
+            PartitionSpec()
+            if leaf.names is None
+            else spec_of(leaf.named_shape(), mapping, mesh=mesh)
+        )
+        return leaf.rebuild(place(leaf.array, NamedSharding(mesh, spec), path=leaf.path))
+
+    return map_leaves(result, constrain)
+
+
+def _placed(
+    given: tuple[Any, Any], mapping: ResourceMapping, mesh: MeshLike, *, donated: Container[int]
+) -> tuple[Any, Any]:
+    """Arguments where `mapping` puts them; of those whose id is in `donated` only the result stays.
+
+    What cannot be placed raises before anything has moved.
+    """
+    wanted: list[NamedSharding | None] = []
+
+    def note(leaf: Leaf) -> Any:
+        wanted.append(_wanted(leaf, mapping, mesh))
+        return leaf.rebuild(leaf.array)
+
+    map_leaves(given, note)
+    rest = iter(wanted)
+
+    def put(leaf: Leaf) -> Any:
+        sharding = next(rest)
+        if sharding is None:
+            return leaf.rebuild(leaf.array)
+        moved = place(leaf.array, sharding, path=leaf.path)
+        if id(leaf.array) in donated and moved is not leaf.array:
+            _give_up(leaf.array, sharding)
+        return leaf.rebuild(moved)
+
+    return cast("tuple[Any, Any]", map_leaves(given, put))
+
+
+def _wanted(leaf: Leaf, mapping: ResourceMapping, mesh: MeshLike) -> NamedSharding | None:
+    """Where an argument is to be; None if it stays where it is."""
+    if not leaf.is_array:
+        return None
+    if leaf.names is not None:
+        return NamedSharding(mesh, spec_of(leaf.named_shape(), mapping, mesh=mesh))
+    current = getattr(leaf.array, "sharding", None)
+    alone = current is None or isinstance(current, SingleDeviceSharding)
+    return NamedSharding(mesh, PartitionSpec()) if alone else None
+
+
+def _donated(given: tuple[Any, Any], flags: Sequence[bool]) -> Container[int]:
+    """The ids of donated arrays; one that is passed a second time must outlive its move."""
+    leaves = jax.tree.leaves(given)
+    times = Counter(map(id, leaves))
+    pairs = zip(leaves, flags, strict=True)
+    return {id(leaf) for leaf, flag in pairs if flag and times[id(leaf)] == 1}
+
+
+def _give_up(array: Any, moved: NamedSharding) -> None:
+    """Frees a donated array that has been copied.
+
+    Where a device has the same part before and after, jax shares the memory instead of copying;
+    that goes with the donation to the program.
+    """
+    if not isinstance(array, jax.Array) or is_tracing():
+        return
+    before, after = (
+        {(device, str(part)) for device, part in parts.items()}
+        for parts in (
+            sharding.addressable_devices_indices_map(array.shape)
+            for sharding in (array.sharding, moved)
+        )
+    )
+    if before.isdisjoint(after):
+        array.delete()
+
+
+def _mesh_for(call: _Call) -> AbstractContextManager[Any]:
+    # Code of others inside looks for the mesh in jax's own context alone.
+    mesh = call.mesh
+    if not isinstance(mesh, Mesh) or is_tracing() or jax.sharding.get_mesh() == mesh:
+        return nullcontext()
+    return jax.set_mesh(mesh)
 
 
 @overload

@@ -1,4 +1,4 @@
-"""`axis_mapping`: the mapping from logical to mesh axes that holds for a piece of code."""
+"""What holds for a piece of code: the mapping from logical to mesh axes, and the mesh."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
-from automesh.errors import WrongType, kind_of
+from automesh.errors import UsageError, WrongType, check_type, kind_of
+from automesh.mesh.layout.context import find_mesh
 from automesh.mesh.mapping import check_mapped_types
-from automesh.partition.nouns import PhysicalAxisSpec, ResourceMapping
+from automesh.partition.nouns import MeshLike, PhysicalAxisSpec, ResourceMapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class _Entered(threading.local):
     entry: _Entry | None = None
 
 
+MESH_HINT = "enter `jax.set_mesh(mesh)`, or pass `mesh=`"
 FrozenMapping = tuple[tuple[str, PhysicalAxisSpec | None], ...]
 _entered = _Entered()
 # What a program was traced with is part of the keys of jax's caches: those of `jit`, of
@@ -156,3 +159,43 @@ def _haliax_context(mapping: Mapping[str, Any]) -> AbstractContextManager[None]:
 def _haliax_mapping() -> Mapping[str, Any] | None:
     partitioning = sys.modules.get("haliax.partitioning")
     return None if partitioning is None else partitioning.current_thread_local_mapping()
+
+
+def mesh_context(mesh: MeshLike) -> AbstractContextManager[Any]:
+    """Makes `mesh` the one that holds until the context is left, as `jax.set_mesh` does.
+
+    Example:
+      >>> import jax
+      >>> from automesh.partition import mesh_context
+      >>> mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+      >>> with mesh_context(mesh):
+      ...     dict(jax.sharding.get_abstract_mesh().shape)
+      {'data': 8}
+
+    Args:
+      mesh: of devices, or abstract.
+
+    Raises:
+      WrongType: `mesh` is no mesh.
+    """
+    if isinstance(mesh, AbstractMesh):
+        return jax.sharding.use_abstract_mesh(mesh)
+    check_type(mesh, Mesh, "`mesh` must be a jax.sharding.Mesh", hint="make it by create_mesh")
+    return jax.set_mesh(mesh)
+
+
+set_mesh = mesh_context
+"""Another name of `mesh_context`, as in Haliax."""
+
+
+def require_mesh(mesh: MeshLike | None = None) -> MeshLike:
+    """The mesh that a sharding here must refer to.
+
+    Raises:
+      UsageError: none was given, and no context sets one.
+      WrongType: `mesh` is no mesh.
+    """
+    found = find_mesh(mesh)
+    if found is None:
+        raise UsageError("no mesh found: none was given, and no context sets one", hint=MESH_HINT)
+    return found

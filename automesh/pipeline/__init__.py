@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from automesh.pipeline.actions import Action, ActionKind, format_actions, parse_actions
 from automesh.pipeline.catalogue import SCHEDULES, find_refusal, make_schedule
-from automesh.pipeline.check import check_actions, find_needs, order_actions
 from automesh.pipeline.costs import StageCost
 from automesh.pipeline.draw_svg import draw_svg
 from automesh.pipeline.draw_text import draw_text
-from automesh.pipeline.schedule import Schedule, parse_schedule
+from automesh.pipeline.schedule import (
+    Schedule,
+    check_actions,
+    find_needs,
+    order_actions,
+    parse_schedule,
+)
 from automesh.pipeline.simulate import (
     Held,
     Simulated,

@@ -12,8 +12,7 @@ from automesh.hardware.calibration.points import Point
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import CompiledPipeline, Counts, Effort, Memory
 from automesh.program.capture.nouns import Capture
-from automesh.program.script.reads import NOTHING_READ, Reads
-from automesh.program.script.sources import Sources
+from automesh.program.script.sources import NOTHING_READ, Reads, Sources
 from automesh.space.mapping import SplitArray, StepMapping
 
 
@@ -190,7 +189,7 @@ class CompileAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafUpdate:
     """What the first step changed in one array that it carries on, by elements read before and
-    after it; see `automesh.program.execute.updates`.
+    after it; see `automesh.program.execute.timed_loop`.
 
     Attributes:
       path: where the array is among the arguments.

@@ -12,26 +12,28 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import kind_of
+from automesh.pipeline.runtime.split.arguments import axes_of
 from automesh.program.execute.arguments import values_in_words
-from automesh.program.execute.prepare import Forms, change_of, covered_by_init, forms_by_argument
-from automesh.program.execute.value_domains import Domain, domains
-from automesh.program.lower.lowered import split_of_arguments
-from automesh.program.lower.lowering import Program
-from automesh.program.lower.static_args import is_concrete, is_ref, leaf_shape
-from automesh.program.pipeline.attached import covered_by_pipeline_init
-from automesh.program.pipeline.lower import PipelineProgram
+from automesh.program.execute.prepare import (
+    Forms,
+    change_of,
+    covered_by_init,
+    domains_of,
+    forms_by_argument,
+)
+from automesh.program.lower.static_args import is_concrete, is_ref, leaf_dtype, leaf_shape
+from automesh.program.pipeline.lower import StagedProgram, StepProgram
 from automesh.program.script.build import Built
-from automesh.program.script.pure_step import StepOutputs, returned_of
 from automesh.program.step_summary import Argument, Carried, Origin, StepSummary
 
 _STATIC_CHARS = 60
 
 
 def summarize(
-    program: Program | PipelineProgram,
+    program: StepProgram,
     again: Built,
     *,
-    reference: Program | PipelineProgram,
+    reference: StepProgram,
     is_run: bool,
 ) -> StepSummary:
     """Describes a step.
@@ -43,12 +45,12 @@ def summarize(
       is_run: whether the step is going to be run here: else nobody asks for values.
     """
     built = program.built
-    names = _names(program)
-    leaves = jax.tree.leaves((program.args, program.kwargs))
-    donated = _donated(program)
+    named = list(program.split.named_leaves(program.args, program.kwargs))
+    names, leaves = [name for name, _ in named], [leaf for _, leaf in named]
     specs = _specs(program, leaves)
     origins = _origins(program, leaves) if is_run else [""] * len(leaves)
-    allowed = _domains(program, reference, len(leaves))
+    # As when the values are made: see `prepare`.
+    allowed = domains_of(program, reference.domains())
     mesh = built.mesh
     arguments = tuple(
         Argument(
@@ -61,12 +63,12 @@ def summarize(
             is_donated=is_donated,
             is_ref=is_ref(leaf),
             origin=origin,
-            values=values_in_words(leaf_shape(leaf), _dtype_of(leaf), domain)
+            values=values_in_words(leaf_shape(leaf), leaf_dtype(leaf), domain)
             if origin == "made up"
             else "",
         )
         for name, leaf, is_donated, spec, origin, domain in zip(
-            names, leaves, donated, specs, origins, allowed, strict=True
+            names, leaves, program.donated, specs, origins, allowed, strict=True
         )
     )
     carried, lost = _carried(program)
@@ -78,7 +80,7 @@ def summarize(
         losses=_losses(program),
         has_init=built.workload.init is not None,
         has_advance=built.workload.advance is not None,
-        is_pipeline=isinstance(program, PipelineProgram),
+        is_pipeline=isinstance(program, StagedProgram),
         change=change_of(_forms(again), _forms(built)),
         fingerprint=program.fingerprint(()),
     )
@@ -92,31 +94,7 @@ def _forms(built: Built) -> Forms:
     return forms_by_argument(workload)
 
 
-def _names(program: Program | PipelineProgram) -> list[str]:
-    """What the arrays are called, with the static arguments counted."""
-    static = program.split.positions if isinstance(program, Program) else ()
-    count = len(program.args) + len(static)
-    places = [position for position in range(count) if position not in static]
-    whole: dict[int, Any] = dict(zip(places, program.args, strict=True))
-    named = [
-        f"args[{place}]{jax.tree_util.keystr(path)}"
-        for place, arg in whole.items()
-        for path, _ in jax.tree_util.tree_flatten_with_path(arg)[0]
-    ]
-    keywords = jax.tree_util.tree_flatten_with_path(program.kwargs)[0]
-    return [*named, *(f"kwargs{jax.tree_util.keystr(path)}" for path, _ in keywords)]
-
-
-def _place(program: Program | PipelineProgram, position: int) -> int:
-    """Where an argument stands among all, the static ones too."""
-    static = program.split.positions if isinstance(program, Program) else ()
-    places = [place for place in range(len(program.args) + len(static)) if place not in static]
-    return places[position]
-
-
-def _static(program: Program | PipelineProgram) -> tuple[tuple[str, str], ...]:
-    if isinstance(program, PipelineProgram):
-        return ()
+def _static(program: StepProgram) -> tuple[tuple[str, str], ...]:
     workload = program.built.workload
     named = [(f"args[{place}]", workload.args[place]) for place in program.split.positions]
     named += [(f"kwargs[{name!r}]", workload.kwargs[name]) for name in program.split.names]
@@ -131,29 +109,18 @@ def _in_words(value: Any) -> str:
     return text if len(text) <= _STATIC_CHARS else text[:_STATIC_CHARS] + "..."
 
 
-def _donated(program: Program | PipelineProgram) -> tuple[bool, ...]:
-    if isinstance(program, Program):
-        return program.donated
-    # A pipeline's step gives its state away.
-    state, batch = (len(jax.tree.leaves(arg)) for arg in program.args)
-    return (True,) * state + (False,) * batch
-
-
 def _carried(
-    program: Program | PipelineProgram,
+    program: StepProgram,
 ) -> tuple[tuple[Carried, ...], tuple[int, ...]]:
     """What is carried to the next step, and the positions of the arrays that are lost."""
-    if isinstance(program, PipelineProgram):
-        count = len(jax.tree.leaves(program.args[0]))
-        return (Carried(argument="args[0]", output="outputs[0]", arrays=count),), ()
     if program.built.workload.advance is not None:
         return (), ()
-    carry, outputs = program.carry, program.traced.out_info
-    in_place = len(outputs.changed) if isinstance(outputs, StepOutputs) else 0
-    is_whole = type(returned_of(outputs)) not in (tuple, list)
+    carry, in_place = program.carry, program.changed_in_place
+    is_whole = type(program.told) not in (tuple, list)
+    places = program.split.places(len(program.args))
     carried = tuple(
         Carried(
-            argument=f"args[{_place(program, position)}]",
+            argument=f"args[{places[position]}]",
             output=""
             if output < in_place
             else "the output"
@@ -166,10 +133,8 @@ def _carried(
     return carried, carry.lost
 
 
-def _losses(program: Program | PipelineProgram) -> tuple[str, ...]:
-    if isinstance(program, PipelineProgram):
-        return ("outputs[1]['loss']",)
-    outputs: Any = returned_of(program.traced.out_info)
+def _losses(program: StepProgram) -> tuple[str, ...]:
+    outputs = program.told
     first = "output" if type(outputs) not in (tuple, list) else "outputs"
     return tuple(
         first + jax.tree_util.keystr(path)
@@ -178,34 +143,19 @@ def _losses(program: Program | PipelineProgram) -> tuple[str, ...]:
     )
 
 
-def _origins(program: Program | PipelineProgram, leaves: Sequence[Any]) -> list[Origin]:
-    covered = (
-        covered_by_init(program)
-        if isinstance(program, Program)
-        else covered_by_pipeline_init(program, program.args)
-    )
+def _origins(program: StepProgram, leaves: Sequence[Any]) -> list[Origin]:
     return [
         "init" if given else "build" if is_concrete(leaf) else "made up"
-        for given, leaf in zip(covered, leaves, strict=True)
+        for given, leaf in zip(covered_by_init(program), leaves, strict=True)
     ]
 
 
-def _domains(
-    program: Program | PipelineProgram, reference: Program | PipelineProgram, count: int
-) -> Sequence[Domain]:
-    """As when the values are made: see `preparing.prepare`."""
-    if not isinstance(program, Program) or not isinstance(reference, Program):
-        return [Domain()] * count
-    found = domains(reference.traced)
-    return found if len(found) == count else domains(program.traced)
-
-
-def _specs(program: Program | PipelineProgram, leaves: Sequence[Any]) -> list[Any]:
+def _specs(program: StepProgram, leaves: Sequence[Any]) -> list[Any]:
     """How each leaf is split: as it says itself, else as the jitted step does; None if neither."""
     own = [_own_spec(leaf) for leaf in leaves]
-    if isinstance(program, PipelineProgram) or all(spec is not None for spec in own):
+    if all(spec is not None for spec in own):
         return own
-    by_jit = split_of_arguments(program.lowered)
+    by_jit = program.stated_splits
     # Arguments that the step does not use are no arguments of its program.
     if len(by_jit) != len(leaves):
         return own
@@ -244,25 +194,16 @@ def _shard_shape(leaf: Any, spec: Any, mesh: Mesh) -> tuple[int, ...]:
     if not isinstance(spec, PartitionSpec):
         return shape
     parts = [
-        math.prod(mesh.shape[axis] for axis in _axes(entry) if axis in mesh.shape) for entry in spec
+        math.prod(mesh.shape[axis] for axis in axes_of(entry) if axis in mesh.shape)
+        for entry in spec
     ]
     parts += [1] * (len(shape) - len(parts))
     return tuple(-(-size // part) for size, part in zip(shape, parts))
 
 
-def _axes(entry: Any) -> tuple[Any, ...]:
-    if entry is None:
-        return ()
-    return tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
-
-
-def _dtype_of(leaf: Any) -> Any:
-    return leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
-
-
 def _dtype(leaf: Any) -> str:
-    return str(_dtype_of(leaf))
+    return str(leaf_dtype(leaf))
 
 
 def _bytes(shape: tuple[int, ...], leaf: Any) -> int:
-    return math.prod(shape) * _dtype_of(leaf).itemsize
+    return math.prod(shape) * leaf_dtype(leaf).itemsize

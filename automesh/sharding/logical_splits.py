@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from automesh.program.lower.lowering import Program
+from jax.extend import core
+
+from automesh.pipeline.runtime.split.arguments import axes_of
+from automesh.program.lower.lowered import axes_by_dimension, walk
+from automesh.program.lower.lowering import SingleProgram
 from automesh.sharding.mlir.locations import SourceReader
 from automesh.sharding.passes import bindings
 from automesh.space.mapping import SplitArray, SplitDimension
@@ -13,7 +17,7 @@ from automesh.space.mapping import SplitArray, SplitDimension
 _Found = tuple[str, tuple[int, ...], Sequence[Sequence[str]]]  # name, shape, axes per dimension
 
 
-def split_arrays(program: Program, logical: Mapping[str, str]) -> tuple[SplitArray, ...]:
+def split_arrays(program: SingleProgram, logical: Mapping[str, str]) -> tuple[SplitArray, ...]:
     """The arrays that are split by a logical axis, one for each way in which that happens.
 
     Looked at are arguments and results, sharding constraints, and what manual regions take and
@@ -28,7 +32,7 @@ def split_arrays(program: Program, logical: Mapping[str, str]) -> tuple[SplitArr
     """
     known = program.built.mesh.axis_names  # Code may have other meshes, too.
     distinct: dict[tuple[SplitDimension, ...], str] = {}
-    for name, shape, split in (*_declared(program), *_manual(program.traced.jaxpr)):
+    for name, shape, split in (*_declared(program), *_manual(program.traced.jaxpr.jaxpr)):
         parts = tuple(
             SplitDimension(
                 place=place,
@@ -43,27 +47,19 @@ def split_arrays(program: Program, logical: Mapping[str, str]) -> tuple[SplitArr
     return tuple(SplitArray(name=name, split=parts) for parts, name in distinct.items())
 
 
-def _declared(program: Program) -> Iterator[_Found]:
+def _declared(program: SingleProgram) -> Iterator[_Found]:
     """What arguments, results and constraints of the lowered program say."""
     found = bindings()
-    ir = found.ir
     source = SourceReader(found)
     module: Any = program.lowered.compiler_ir("stablehlo")
-    operations: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        operations.append(operation)
-        return ir.WalkResult.ADVANCE
-
     with module.context:
-        module.operation.walk(visit)
-        for operation in operations:
+        for operation in walk(found.ir, module):
             if operation.name == "func.func":
                 yield from _of_function(operation, found)
             elif operation.name == "sdy.sharding_constraint":
                 where = source.of(operation)
                 name = f"the array at {where}" if where else "an intermediate array"
-                axes = _dimensions(operation.attributes["sharding"], found)
+                axes = axes_by_dimension(found.sdy, operation.attributes["sharding"])
                 yield name, _shape(operation.results[0].type), axes
 
 
@@ -85,36 +81,20 @@ def _of_function(operation: Any, found: Any) -> Iterator[_Found]:
 def _of_value(said: Any, found: Any) -> Iterator[tuple[tuple[str, ...], ...]]:
     for entry in found.ir.DictAttr(said):
         if entry.name == "sdy.sharding":
-            yield _dimensions(entry.attr, found)
-
-
-def _dimensions(sharding: Any, found: Any) -> tuple[tuple[str, ...], ...]:
-    sdy = found.sdy
-    return tuple(
-        tuple(str(sdy.AxisRefAttr(axis).name) for axis in sdy.DimensionShardingAttr(one).axes)
-        for one in sdy.TensorShardingAttr(sharding).dimension_shardings
-    )
+            yield axes_by_dimension(found.sdy, entry.attr)
 
 
 def _shape(kind: Any) -> tuple[int, ...]:
     return tuple(kind.shape)
 
 
-def _manual(closed: Any) -> Iterator[_Found]:
+def _manual(jaxpr: Any) -> Iterator[_Found]:
     """The specs of `shard_map`s, which a mesh of one device leaves out of the lowered program."""
-    for equation in closed.jaxpr.eqns if hasattr(closed, "jaxpr") else closed.eqns:
+    for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map":
             ends = (("in_specs", equation.invars), ("out_specs", equation.outvars))
             for key, variables in ends:
                 for spec, variable in zip(equation.params[key], variables):
-                    yield "an array of a shard_map", variable.aval.shape, _axes_of_spec(spec)
-        for value in equation.params.values():
-            for one in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):
-                    yield from _manual(one)
-
-
-def _axes_of_spec(spec: Any) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        () if part is None else (part,) if isinstance(part, str) else tuple(part) for part in spec
-    )
+                    yield "an array of a shard_map", variable.aval.shape, tuple(map(axes_of, spec))
+        for body in core.jaxprs_in_params(equation.params):
+            yield from _manual(body)

@@ -19,79 +19,6 @@ import jaxlib
 from automesh.outcomes import Failed
 from automesh.program.notes import in_one_line
 from automesh.program.refused import Refused
-from automesh.sharding.reshard import note_declared_shardings, reshard_before_elementwise
-
-# Puts the bodies of called functions in the place of the calls (jax's MLIR bindings).
-#
-# XLA's pipeline inlines all calls before Shardy runs (`call-inliner` in the pipeline
-# `spmd-partitioner`). If Shardy sees functions, it settles one sharding for each argument, and a
-# value that is read in a loop by a small function may be gathered whole in front of the call.
-# MLIR's own `inline` pass leaves the calls: the dialects do not allow it here.
-
-_CALLS = ("func.call", "call")
-
-
-def inline_calls(module: Any, ir: Any) -> None:
-    """Inlines every function that is called once and whose signature states no shardings.
-
-    Args:
-      module: the operation of a module in which each call has a function of its own; changed in
-        place.
-      ir: MLIR's Python classes.
-    """
-    top = module.regions[0].blocks[0]
-    functions = {
-        ir.StringAttr(one.attributes["sym_name"]).value: one.operation
-        for one in top.operations
-        if one.operation.name == "func.func"
-    }
-    calls: dict[str, list[Any]] = {}
-    for operation in _operations_in(module):
-        if operation.name in _CALLS:
-            calls.setdefault(_callee(operation, ir), []).append(operation)
-    for name, places in calls.items():
-        function = functions.get(name)
-        if function is not None and len(places) == 1 and not _states_shardings(function):
-            _move(function, places[0], ir)
-            function.erase()
-
-
-def _callee(call: Any, ir: Any) -> str:
-    return str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
-
-
-def _states_shardings(function: Any) -> bool:
-    stated = (
-        function.attributes[k] for k in ("arg_attrs", "res_attrs") if k in function.attributes
-    )
-    return any("sdy.sharding" in str(one) for one in stated)
-
-
-def _move(function: Any, call: Any, ir: Any) -> None:
-    body = function.regions[0].blocks[0]
-    for argument, operand in zip(body.arguments, call.operands, strict=True):
-        argument.replace_all_uses_with(operand)
-    operations = [one.operation for one in body.operations]
-    returned = list(operations[-1].operands)
-    for operation in operations[:-1]:
-        operation.move_before(call)
-        # jax notes no file for what it traced once and calls from several places.
-        for one in (operation, *_operations_in(operation)):
-            one.location = ir.Location.callsite(one.location, [call.location])
-    for result, value in zip(call.results, returned, strict=True):
-        result.replace_all_uses_with(value)
-    call.erase()
-
-
-def _operations_in(root: Any) -> list[Any]:
-    found: list[Any] = []
-    for region in root.regions:
-        for block in region.blocks:
-            for view in block.operations:
-                found.append(view.operation)
-                found += _operations_in(view.operation)
-    return found
-
 
 STAGE = "propagate"
 _CLASSES = (
@@ -149,6 +76,24 @@ _COLLECTIVES = (
     "func.func(sdy-reshard-to-collectives)",
     "canonicalize{enable-patterns=sdy-collective}",
 )
+_CALLS = ("func.call", "call")
+# HloInstruction::IsElementwise, in the names of StableHLO.
+_ELEMENTWISE = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "compare", "complex", "convert",
+        "cosine", "count_leading_zeros", "divide", "exponential", "exponential_minus_one", "floor",
+        "imag", "is_finite", "log", "log_plus_one", "logistic", "maximum", "minimum", "multiply",
+        "negate", "not", "or", "popcnt", "power", "real", "reduce_precision", "remainder",
+        "round_nearest_afz", "round_nearest_even", "rsqrt", "select", "shift_left",
+        "shift_right_arithmetic", "shift_right_logical", "sign", "sine", "sqrt", "subtract", "tan",
+        "tanh", "xor",
+    )
+)  # fmt: skip
+_SHARDING = "sdy.sharding"
+# Attribute of products: mesh axes that split left side, right side and result before reshards are
+# inserted, each as `dp,tp`; `?` where that is not written at the value itself.
+DECLARED = "automesh.declared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,3 +254,172 @@ def _forget_sizes(found: Bindings, copy: Any) -> None:
     for name in ("mhlo.num_partitions", "mhlo.num_replicas"):
         if name in copy.operation.attributes:
             del copy.operation.attributes[name]
+
+
+# Puts the bodies of called functions in the place of the calls (jax's MLIR bindings).
+#
+# XLA's pipeline inlines all calls before Shardy runs (`call-inliner` in the pipeline
+# `spmd-partitioner`). If Shardy sees functions, it settles one sharding for each argument, and a
+# value that is read in a loop by a small function may be gathered whole in front of the call.
+# MLIR's own `inline` pass leaves the calls: the dialects do not allow it here.
+
+
+def inline_calls(module: Any, ir: Any) -> None:
+    """Inlines every function that is called once and whose signature states no shardings.
+
+    Args:
+      module: the operation of a module in which each call has a function of its own; changed in
+        place.
+      ir: MLIR's Python classes.
+    """
+    functions = functions_of(module, ir)
+    calls: dict[str, list[Any]] = {}
+    for operation in _operations_in(module):
+        if operation.name in _CALLS:
+            calls.setdefault(_callee(operation, ir), []).append(operation)
+    for name, places in calls.items():
+        function = functions.get(name)
+        if function is not None and len(places) == 1 and not _states_shardings(function):
+            _move(function, places[0], ir)
+            function.erase()
+
+
+def functions_of(module: Any, ir: Any) -> dict[str, Any]:
+    """The functions of a module's operation, by name."""
+    return {
+        ir.StringAttr(one.attributes["sym_name"]).value: one.operation
+        for one in module.regions[0].blocks[0].operations
+        if one.operation.name == "func.func"
+    }
+
+
+def _callee(call: Any, ir: Any) -> str:
+    return str(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+
+
+def _states_shardings(function: Any) -> bool:
+    stated = (
+        function.attributes[k] for k in ("arg_attrs", "res_attrs") if k in function.attributes
+    )
+    return any("sdy.sharding" in str(one) for one in stated)
+
+
+def _move(function: Any, call: Any, ir: Any) -> None:
+    body = function.regions[0].blocks[0]
+    for argument, operand in zip(body.arguments, call.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    operations = [one.operation for one in body.operations]
+    returned = list(operations[-1].operands)
+    for operation in operations[:-1]:
+        operation.move_before(call)
+        # jax notes no file for what it traced once and calls from several places.
+        for one in (operation, *_operations_in(operation)):
+            one.location = ir.Location.callsite(one.location, [call.location])
+    for result, value in zip(call.results, returned, strict=True):
+        result.replace_all_uses_with(value)
+    call.erase()
+
+
+def _operations_in(root: Any) -> list[Any]:
+    found: list[Any] = []
+    for region in root.regions:
+        for block in region.blocks:
+            for view in block.operations:
+                found.append(view.operation)
+                found += _operations_in(view.operation)
+    return found
+
+
+# Makes Shardy put reshards where XLA's partitioner puts them: before elementwise operations.
+#
+# Shardy's explicit reshards compute an elementwise operation with whatever sharding moves the
+# least: `convert` from f32 to bf16 in front of a gather stays split, and bf16 is gathered. XLA runs
+# Shardy's propagation alone; its own partitioner then brings the operands of every elementwise
+# operation to the sharding of the result (`HandleElementwise` in
+# xla/service/spmd/spmd_partitioner.cc): f32 is gathered. Both functions run between propagation and
+# `sdy-insert-explicit-reshards`.
+
+
+def reshard_before_elementwise(module: Any, ir: Any, sdy: Any) -> None:
+    """Inserts `sdy.reshard` on operands of elementwise operations that are split differently.
+
+    Args:
+      module: the operation of a module whose shardings are propagated and closed; changed in place.
+      ir: MLIR's Python classes.
+      sdy: those of the Shardy dialect.
+    """
+    operations = _operations_in(module)
+    meshes = [one for one in operations if one.name == "sdy.mesh"]
+    if not meshes:
+        return
+    mesh = ir.StringAttr(meshes[0].attributes["sym_name"]).value
+    for operation in operations:
+        if operation.name not in _ELEMENTWISE or len(operation.results) != 1:
+            continue
+        rank = ir.RankedTensorType(operation.results[0].type).rank
+        if rank == 0:
+            continue
+        wanted = _sharding_at_definition(operation.results[0], ir, sdy)
+        for position, operand in enumerate(operation.operands):
+            # Scalars next to arrays: the predicate of `select`, the bounds of `clamp`.
+            if ir.RankedTensorType(operand.type).rank == rank and not _is_split_as(
+                wanted, operand, ir, sdy
+            ):
+                target = wanted or _whole(mesh, rank, sdy)
+                with ir.InsertionPoint(operation), operation.location:
+                    operation.operands[position] = sdy.ReshardOp(operand, target).result
+
+
+def note_declared_shardings(module: Any, ir: Any, sdy: Any) -> None:
+    """Notes at each matrix product how its operands and its result are split by propagation alone.
+
+    What a gather is for is lost in explicit collectives: XLA cuts it into a ring around the product
+    only if the product itself asks for it.
+
+    Args:
+      module: as for `reshard_before_elementwise`, and before it.
+      ir: MLIR's Python classes.
+      sdy: those of the Shardy dialect.
+    """
+    for operation in _operations_in(module):
+        if operation.name == "stablehlo.dot_general":
+            values = (*operation.operands, operation.results[0])
+            noted = [ir.StringAttr.get(_axes_at_definition(one, ir, sdy)) for one in values]
+            operation.attributes[DECLARED] = ir.ArrayAttr.get(noted)
+
+
+def _axes_at_definition(value: Any, ir: Any, sdy: Any) -> str:
+    if isinstance(value.owner, ir.Block):
+        return "?"
+    sharding = _sharding_at_definition(value, ir, sdy)
+    if sharding is None:
+        return ""
+    dimensions = sdy.TensorShardingAttr(sharding).dimension_shardings
+    references = [one for each in dimensions for one in sdy.DimensionShardingAttr(each).axes]
+    return ",".join(str(sdy.AxisRefAttr(one).name) for one in references)
+
+
+def _whole(mesh: str, rank: int, sdy: Any) -> Any:
+    closed = sdy.DimensionShardingAttr.get([], is_closed=True)
+    return sdy.TensorShardingAttr.get(mesh, [closed] * rank)
+
+
+def _is_split_as(wanted: Any | None, operand: Any, ir: Any, sdy: Any) -> bool:
+    # How arguments of functions, loop bodies and manual regions are split is written at what is
+    # around them: a reshard to the sharding that they have already vanishes later.
+    if isinstance(operand.owner, ir.Block):
+        return False
+    present = _sharding_at_definition(operand, ir, sdy)
+    if wanted is None or present is None:
+        return wanted is present
+    return bool(wanted == present)
+
+
+def _sharding_at_definition(value: Any, ir: Any, sdy: Any) -> Any | None:
+    """The sharding of an operation's result; None if none is written: whole on every device."""
+    attributes = value.owner.attributes
+    if _SHARDING in attributes:
+        shardings = sdy.TensorShardingPerValueAttr(attributes[_SHARDING]).shardings
+        return list(shardings)[ir.OpResult(value).result_number]
+    # A reshard's own is not per value.
+    return attributes["sharding"] if value.owner.name == "sdy.reshard" else None

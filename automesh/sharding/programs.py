@@ -17,8 +17,7 @@ from automesh.program.lower.lowering import lower
 from automesh.program.notes import note
 from automesh.program.script.build import Built
 from automesh.sharding.passes import lowered_text, plain
-from automesh.sharding.size_dependence import count_numbers, note_fit
-from automesh.sharding.size_fit import Fit, Sample
+from automesh.sharding.size_dependence import Fit, Sample, count_numbers, note_fit
 
 Sizes = tuple[tuple[str, int], ...]
 # jax's words for the platforms that programs are lowered for; `none` has no compiler of its own.

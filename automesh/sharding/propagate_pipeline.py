@@ -6,34 +6,132 @@ the last differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from automesh.cost.pipeline.terms import PipelineTerms, StageTerms, text_of_schedule
-from automesh.cost.terms import Monomial, Terms
+from automesh.cost.terms import Monomial, Sum, Terms
+from automesh.ir.graph import added
 from automesh.mesh.axes import MeshAxis
 from automesh.pipeline.actions import KIND_WORDS, ActionKind
+from automesh.pipeline.runtime.split.arguments import Struct, axes_of
 from automesh.pipeline.runtime.split.parts import Parts
+from automesh.pipeline.runtime.stages.stage import (
+    Stage,
+    StageUpdate,
+    given_stage,
+    shardings_of,
+)
 from automesh.pipeline.runtime.training import TrainStep
 from automesh.program.nouns import Propagation
-from automesh.program.pipeline.recognize import pipeline_of
+from automesh.program.pipeline.lower import pipeline_of
 from automesh.program.script.build import Built
-from automesh.program.script.contexts import entered
-from automesh.sharding.pipeline_stages import (
-    FINISH,
-    Stage,
-    StageProgram,
-    bytes_of,
-    signature_of,
-    stage_of,
-)
+from automesh.program.script.contexts import Ambient, entered
+from automesh.program.script.workload import Workload
 from automesh.sharding.programs import Programs, Sizes
 from automesh.sharding.propagate import propagate
 
+_Program = ActionKind | Literal["finish"]
 _Whole = tuple[TrainStep, Parts, Hashable]  # with what `build` was called with
+_FINISH: _Program = "finish"
 _KEPT = 4  # meshes whose stages are kept: those of one job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GivenStage:
+    """A stage before anything is compiled.
+
+    Shardings are those that the user gave; what none is given for is left to the propagation, as
+    the compiler is left to choose it.
+
+    Attributes:
+      update: of the parameters that it keeps.
+      state: of the optimizer, for these.
+      call: what `build` was called with for this step.
+    """
+
+    stage: Stage
+    update: StageUpdate
+    state: Any
+    call: Hashable
+
+    def built(self, program: _Program) -> Built:
+        """One of its programs as the step of a workload."""
+        step, args = self._finish() if program == "finish" else self.stage.action(program)
+        return Built(
+            mesh=self.stage.mesh,
+            axis_types=(),
+            workload=Workload(step, args),
+            ambient=Ambient(mesh=self.stage.mesh, call=self.call),
+        )
+
+    def _finish(self) -> tuple[Any, tuple[Any, ...]]:
+        """From the sums to new parameters; the squares are a part of the norm over all stages."""
+        stage, update = self.stage, self.update
+        params, sums = update.likes, stage.owned(stage.sums)
+
+        def finish(params: Any, sums: Any, state: Any, norm: Any) -> Any:
+            gradients, squares = stage.finish(sums, ((),) * len(sums))
+            return *update.update(params, gradients, state, norm), squares
+
+        shardings = (*shardings_of((params, self.state)), None)
+        jitted = jax.jit(finish, donate_argnums=(0, 2), out_shardings=shardings)
+        return jitted, (params, sums, self.state, Struct((), jnp.float32))
+
+    def signature(self) -> tuple[object, ...]:
+        """What stages that do the same have in common."""
+        stage, function = self.stage, self.stage.function
+        arrays = (stage.params, stage.batch, stage.inputs, stage.gradients, self.state)
+        return (
+            str(function.part.program),
+            function.residuals,
+            function.is_last,
+            function.with_gradient,
+            function.outputs_with_gradient,
+            stage.owned(range(len(stage.params))),
+            *(tuple(map(_described, jax.tree.leaves(one))) for one in arrays),
+        )
+
+
+def _given_stage(step: TrainStep, parts: Parts, number: int, call: Hashable) -> _GivenStage:
+    stage = given_stage(parts, number)
+    update = StageUpdate(
+        parts=parts,
+        number=number,
+        likes=stage.owned(stage.params),
+        optimizer=step.optimizer,
+        clip_norm=step.clip_norm,
+    )
+    return _GivenStage(stage=stage, update=update, state=update.state(), call=call)
+
+
+def _described(one: Any) -> tuple[object, ...]:
+    spec = one.sharding.spec if isinstance(one.sharding, NamedSharding) else None
+    return (one.shape, str(one.dtype), spec)
+
+
+def _bytes_of(structs: Iterable[Any]) -> Sum:
+    """Bytes of arrays on one device, by the shardings that were given."""
+    return added(
+        *(
+            Monomial(
+                coefficient=float(math.prod(one.shape) * one.dtype.itemsize),
+                powers=tuple((axis, -1) for axis in sorted(_axes(one.sharding))),
+            )
+            for one in structs
+        )
+    )
+
+
+def _axes(sharding: Any) -> list[str]:
+    spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
+    return [axis for entry in spec for axis in axes_of(entry)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,11 +152,11 @@ class Stages:
     axis_names: tuple[str, ...]
     platform: str
     _known: dict[tuple[int, ...], _Whole] = field(default_factory=dict[tuple[int, ...], _Whole])
-    _programs: dict[tuple[int, StageProgram], Programs] = field(
-        default_factory=dict[tuple[int, StageProgram], Programs]
+    _programs: dict[tuple[int, _Program], Programs] = field(
+        default_factory=dict[tuple[int, _Program], Programs]
     )
 
-    def programs(self, number: int, kind: StageProgram, names: tuple[str, ...]) -> Programs:
+    def programs(self, number: int, kind: _Program, names: tuple[str, ...]) -> Programs:
         """One program of a stage at all sizes.
 
         Args:
@@ -77,10 +175,10 @@ class Stages:
             )
         return self._programs[key]
 
-    def stage(self, sizes: dict[str, int], number: int) -> Stage:
+    def stage(self, sizes: dict[str, int], number: int) -> _GivenStage:
         """A stage on a submesh of these sizes."""
         step, parts, call = self.split(sizes)
-        return stage_of(step, parts, number, call)
+        return _given_stage(step, parts, number, call)
 
     def split(self, sizes: dict[str, int]) -> _Whole:
         """The step on submeshes of these sizes, and its stages."""
@@ -121,16 +219,18 @@ def propagate_pipeline(
     )
     enter("build")
     step, parts, call = stages.split(dict(inside))
-    every = [stage_of(step, parts, number, call) for number in range(parts.schedule.num_stages)]
-    signatures = [signature_of(stage) for stage in every]
+    every = [_given_stage(step, parts, number, call) for number in range(parts.schedule.num_stages)]
+    signatures = [stage.signature() for stage in every]
     distinct = list(dict.fromkeys(signatures))
     firsts = [signatures.index(one) for one in distinct]
     wanted = {(action.stage, action.kind) for _, action in parts.schedule.order}
-    made: dict[tuple[int, StageProgram], Propagation] = {}
+    made: dict[tuple[int, _Program], Propagation] = {}
     for first in firsts:
         skips = parts.functions[first].skips_forward
-        kinds = [kind for kind in KIND_WORDS if (first, kind) in wanted]
-        for kind in (*(kind for kind in kinds if kind != "F" or not skips), FINISH):
+        kinds: list[_Program] = [kind for kind in KIND_WORDS if (first, kind) in wanted]
+        kinds = [kind for kind in kinds if kind != "F" or not skips]
+        kinds.append(_FINISH)
+        for kind in kinds:
             made[first, kind] = propagate(
                 stages.programs(first, kind, tuple(parts.meshes[first].axis_names)),
                 sizes=inside,
@@ -159,8 +259,8 @@ def _distinct(probes: Sequence[Sizes], sizes: Sizes) -> tuple[Sizes, ...]:
 
 
 def _stage_terms(
-    stage: Stage,
-    made: Mapping[tuple[int, StageProgram], Propagation],
+    given: _GivenStage,
+    made: Mapping[tuple[int, _Program], Propagation],
     sent: Mapping[int, Sequence[Monomial]],
 ) -> StageTerms:
     """One stage's terms.
@@ -169,27 +269,27 @@ def _stage_terms(
       made: of each program.
       sent: of each stage the bytes of what its forward pass gives.
     """
-    function, split = stage.parts.functions[stage.number], stage.parts.splits[stage.number]
+    stage, function, split = given.stage, given.stage.function, given.stage.parts.split
 
     def bytes_of_value(value: int) -> Monomial:
         producer = split.values[value].producer
         return sent[producer][split.stages[producer].outputs.index(value)]
 
     inputs = [bytes_of_value(value) for value in function.part.inputs]
-    given = sent.get(stage.number, ())
+    outputs = sent.get(stage.number, ())
     own = 0 if function.is_last else len(function.part.outputs)
     kinds: tuple[ActionKind, ...] = tuple(
         kind for kind in KIND_WORDS if (stage.number, kind) in made
     )
     return StageTerms(
         programs=tuple((kind, made[stage.number, kind].terms) for kind in kinds),
-        finish=made[stage.number, FINISH].terms,
-        params_bytes=bytes_of(stage.params),
-        sums_bytes=bytes_of(stage.sums),
-        state_bytes=bytes_of(jax.tree.leaves(stage.state)),
+        finish=made[stage.number, _FINISH].terms,
+        params_bytes=_bytes_of(stage.params),
+        sums_bytes=_bytes_of(stage.sums),
+        state_bytes=_bytes_of(jax.tree.leaves(given.state)),
         inputs_bytes=tuple(inputs),
-        saved_bytes=tuple(given[len(stage.outputs) :]),
-        outputs_bytes=tuple(given[:own]),
+        saved_bytes=tuple(outputs[len(stage.outputs) :]),
+        outputs_bytes=tuple(outputs[:own]),
         gradients_bytes=tuple(
             each for each, has in zip(inputs, function.with_gradient, strict=True) if has
         ),

@@ -1,28 +1,178 @@
-"""Reads the numbers of a lowered module that may depend on axis sizes, and notes the fit (jax).
+"""How the numbers in a program (dimensions, trip counts) depend on the sizes of mesh axes (jax).
 
-The notes are attributes of the operations. They outlive Shardy's passes; `mlir.module` reads them.
+Inside a manual region a program states the shape of one device's part. Two programs with the same
+operations are compared number by number: doubling one axis shows how each number depends on it,
+as a power of the axis' size or, for trip counts such as `n - 1`, linearly; the dimensions of tiny
+arrays of another kind (an array of `n - 1` indices) keep what they have. Axes are taken as
+independent of each other; `Fit.holds` finds where that, or anything else here, is wrong.
+
+The numbers are read off lowered modules, and the fit is noted there as attributes of the
+operations. They outlive Shardy's passes; `mlir.module` reads them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from automesh.cost.terms import Monomial, Sum
 from automesh.sharding.mlir.attributes import config_text, stated_cost
 from automesh.sharding.mlir.trip_counts import trips
-from automesh.sharding.passes import Bindings, bindings
-from automesh.sharding.size_fit import Fit, Numbers
+from automesh.sharding.passes import Bindings, bindings, functions_of
 
+Numbers = NDArray[np.float64]
+Powers = tuple[tuple[str, int], ...]
+_LARGEST_POWER = 3
+# Arrays of so few elements are counters and indices: how they grow is not worth a failing fit.
+_TINY = 64
 # Stands for the dependence of a dimension that is not looked at.
 ANYHOW = ("?", 0)
 DIMENSIONS, TRIPS, COST = "automesh.dimensions", "automesh.trips", "automesh.cost"
 _UNKNOWN = -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The numbers of a program at some axis sizes, in the order in which they stand there.
+
+    Attributes:
+      elements: of the array that each number is a dimension of; infinite for other numbers.
+    """
+
+    sizes: Mapping[str, int]
+    numbers: Numbers
+    elements: Numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slope:
+    """What one axis does to the numbers: `power` where `linear` is False, else `a * n + b`."""
+
+    power: NDArray[np.int64]
+    linear: NDArray[np.bool_]
+    a: Numbers
+    b: Numbers
+
+
+@dataclass(slots=True, kw_only=True)
+class Fit:
+    """The numbers of one program as functions of axis sizes.
+
+    Attributes:
+      base: where all samples start from.
+    """
+
+    base: Sample
+    _slopes: dict[str, _Slope] = field(default_factory=dict[str, _Slope])
+    _ignored: NDArray[np.bool_] | None = None
+
+    def knows(self, axis: str) -> bool:
+        return axis in self._slopes
+
+    def learn(self, axis: str, sample: Sample) -> None:
+        """Takes in a sample that differs from the base in the size of `axis` alone."""
+        before, after = self.base.sizes.get(axis, 1), sample.sizes.get(axis, 1)
+        old, new = self.base.numbers, sample.numbers
+        ratio = np.divide(new, old, out=np.ones_like(new), where=(old != 0) & (new != 0))
+        power = np.rint(np.log(np.abs(ratio)) / np.log(after / before)).astype(np.int64)
+        exact = np.isclose(old * (after / before) ** power.astype(np.float64), new, rtol=1e-12)
+        linear = ~exact | (np.abs(power) > _LARGEST_POWER)
+        a = (new - old) / (after - before)
+        tiny = linear & (np.maximum(self.base.elements, sample.elements) <= _TINY)
+        self._ignored = tiny if self._ignored is None else self._ignored | tiny
+        linear &= ~tiny
+        self._slopes[axis] = _Slope(
+            power=np.where(linear | tiny, 0, power), linear=linear, a=a, b=old - a * before
+        )
+
+    def at(self, sizes: Mapping[str, int]) -> Numbers:
+        """The numbers at other sizes; every axis that differs from the base must be known."""
+        numbers = self.base.numbers.copy()
+        for axis in sorted({*sizes, *self.base.sizes}):
+            before, after = self.base.sizes.get(axis, 1), sizes.get(axis, 1)
+            if before == after:
+                continue
+            slope = self._slopes[axis]
+            numbers *= (after / before) ** slope.power.astype(np.float64)
+            factor = np.divide(
+                slope.a * after + slope.b,
+                self.base.numbers,
+                out=np.ones_like(numbers),
+                where=slope.linear & (self.base.numbers != 0),
+            )
+            numbers *= factor
+            # A loop that does not run at the base's sizes: nothing to multiply.
+            from_zero = slope.linear & (self.base.numbers == 0)
+            numbers[from_zero] += (slope.a * after + slope.b)[from_zero]
+        return numbers
+
+    def holds(self, sample: Sample) -> bool:
+        """Whether the numbers of `sample` are those that the fit expects there."""
+        expected = self.at(sample.sizes)
+        if expected.shape != sample.numbers.shape:
+            return False
+        same = np.isclose(expected, sample.numbers, rtol=1e-9, atol=1e-9)
+        return bool((same if self._ignored is None else same | self._ignored).all())
+
+    def powers(self, index: int) -> tuple[tuple[str, int], ...]:
+        """Axes and powers of one number, sorted by axis; its linear axes are left out."""
+        return tuple(
+            (axis, int(slope.power[index]))
+            for axis, slope in sorted(self._slopes.items())
+            if slope.power[index]
+        )
+
+    def is_ignored(self, index: int) -> bool:
+        """Whether one number changes in a way that is not looked at, as arrays of indices do."""
+        return self._ignored is not None and bool(self._ignored[index])
+
+    def linear_axes(self, index: int) -> tuple[str, ...]:
+        """Axes on which one number depends linearly, sorted."""
+        return tuple(axis for axis, slope in sorted(self._slopes.items()) if slope.linear[index])
+
+    def varying(self) -> dict[str, NDArray[np.int64]]:
+        """Per axis, the places of the numbers that depend on it, or may."""
+        ignored = False if self._ignored is None else self._ignored
+        return {
+            axis: np.flatnonzero((slope.power != 0) | slope.linear | ignored)
+            for axis, slope in sorted(self._slopes.items())
+        }
+
+    def formula(self, index: int) -> Sum | None:
+        """One number as a sum; None if it depends linearly on more than one axis."""
+        linear, powers = self.linear_axes(index), dict(self.powers(index))
+        value = float(self.base.numbers[index])
+        for axis, power in powers.items():
+            value /= float(self.base.sizes.get(axis, 1)) ** power
+        if not linear:
+            return (_monomial(value, powers),) if value else ()
+        axis = linear[0]
+        slope = self._slopes[axis]
+        if len(linear) > 1 or (not value and powers):
+            return None
+        scale = value / float(self.base.numbers[index]) if value else 1.0
+        return tuple(
+            _monomial(scale * float(coefficient), {**powers, **more})
+            for coefficient, more in ((slope.a[index], {axis: 1}), (slope.b[index], {}))
+            if coefficient
+        )
+
+
+def _monomial(coefficient: float, powers: Mapping[str, int]) -> Monomial:
+    return Monomial(
+        coefficient=coefficient,
+        powers=tuple(sorted((axis, power) for axis, power in powers.items() if power)),
+    )
+
+
+# Read off a module, and noted there.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +253,7 @@ def _visited(
 ) -> Iterator[tuple[Any, list[tuple[str, tuple[int, ...]]]]]:
     """Every operation, callees in the place of their calls, with the types and shapes of its
     results."""
-    functions = {
-        found.ir.StringAttr(one.attributes["sym_name"]).value: one.operation
-        for one in module.operation.regions[0].blocks[0].operations
-        if one.operation.name == "func.func"
-    }
+    functions = functions_of(module.operation, found.ir)
     operations: list[Any] = []
 
     def visit(operation: Any) -> Any:
@@ -141,25 +287,21 @@ def _note_dimensions(
     report: Callable[[str], None],
 ) -> None:
     left = iter(places)
-    noted: list[str] = []
+    noted: list[list[Powers]] = []
     for _, shape in shapes:
-        dimensions: list[str] = []
+        dimensions: list[Powers] = []
         for _ in shape:
             index = next(left)
             for axis in fit.linear_axes(index):
                 report(axis)
-            powers = (ANYHOW,) if fit.is_ignored(index) else fit.powers(index)
-            dimensions.append(",".join(f"{axis}:{power}" for axis, power in powers))
-        noted.append(";".join(dimensions))
-    operation.attributes[DIMENSIONS] = found.ir.StringAttr.get("|".join(noted))
+            dimensions.append((ANYHOW,) if fit.is_ignored(index) else fit.powers(index))
+        noted.append(dimensions)
+    operation.attributes[DIMENSIONS] = found.ir.StringAttr.get(json.dumps(noted))
 
 
-def read_dimensions(text: str, result: int) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Per dimension of one result, the axes and powers that `note_fit` has noted, or ANYHOW."""
-    return tuple(
-        tuple((pair.split(":")[0], int(pair.split(":")[1])) for pair in part.split(",") if pair)
-        for part in text.split("|")[result].split(";")
-    )
+def read_dimensions(text: str) -> list[list[Powers]]:
+    """Of each result, per dimension the axes and powers that `note_fit` has noted, or ANYHOW."""
+    return [[_powers(one) for one in dimensions] for dimensions in json.loads(text)]
 
 
 def _note_formulas(
@@ -170,38 +312,24 @@ def _note_formulas(
     places: range,
     report: Callable[[str], None],
 ) -> None:
-    noted: list[str] = []
+    noted: list[list[tuple[float, Powers]]] = []
     for index in places:
         formula = fit.formula(index)
         if formula is None or (key == COST and len(formula) > 1):
             for axis in (*fit.linear_axes(index), *(axis for axis, _ in fit.powers(index))):
                 report(axis)
             return
-        noted.append(_as_text(formula))
-    operation.attributes[key] = found.ir.StringAttr.get("|".join(noted))
+        noted.append([(one.coefficient, one.powers) for one in formula])
+    operation.attributes[key] = found.ir.StringAttr.get(json.dumps(noted))
 
 
 def read_formulas(text: str) -> list[Sum]:
     """The sums that `note_fit` has noted."""
-    return [_as_sum(part) for part in text.split("|")]
+    return [
+        tuple(Monomial(coefficient=number, powers=_powers(powers)) for number, powers in formula)
+        for formula in json.loads(text)
+    ]
 
 
-def _as_sum(text: str) -> Sum:
-    found: list[Monomial] = []
-    for one in filter(None, text.split(";")):
-        coefficient, *powers = one.split(",")
-        pairs = [power.split(":") for power in powers]
-        found.append(
-            Monomial(
-                coefficient=float(coefficient),
-                powers=tuple((axis, int(power)) for axis, power in pairs),
-            )
-        )
-    return tuple(found)
-
-
-def _as_text(formula: Sum) -> str:
-    return ";".join(
-        ",".join([repr(one.coefficient), *(f"{axis}:{power}" for axis, power in one.powers)])
-        for one in formula
-    )
+def _powers(pairs: Any) -> Powers:
+    return tuple((str(axis), int(power)) for axis, power in pairs)

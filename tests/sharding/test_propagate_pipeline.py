@@ -14,9 +14,9 @@ from automesh import pipeline
 from automesh.cost.terms import Terms, value_of
 from automesh.mesh.axes import MeshAxis
 from automesh.pipeline.runtime.split.programs import Residuals
-from automesh.pipeline.runtime.trained import TrainState
+from automesh.pipeline.runtime.training import TrainState
 from automesh.program.nouns import Propagation
-from automesh.program.pipeline.recognize import pipeline_of
+from automesh.program.pipeline.lower import pipeline_of
 from automesh.program.script.build import build_on
 from automesh.program.script.workload import Workload
 from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from automesh.cost.terms import value_of
-from automesh.sharding.size_fit import Fit, Sample
+from automesh.sharding.size_dependence import Fit, Sample
 
 POWERS = st.dictionaries(st.sampled_from("abc"), st.integers(-2, 2))
 SIZES = st.fixed_dictionaries({axis: st.sampled_from([1, 2, 3, 4, 8, 16]) for axis in "abc"})

@@ -27,7 +27,7 @@ from automesh.hardware.calibration.profile_files import find_profile, host_of, r
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.outcomes import Failed, TimedOut
 from automesh.program.execute import calibrate
-from automesh.program.execute.calibrate_work import work_of
+from automesh.program.execute.calibrate import work_of
 from automesh.program.nouns import Attachment, Calibration, Device
 from automesh.report.progress import PlainProgress, Silent
 from automesh.tuner import calibration

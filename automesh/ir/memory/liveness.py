@@ -2,19 +2,310 @@
 
 The program is walked in the order of its trace, and once more with every operation as late as
 possible: compilers choose something between the two. A buffer lives from the operation that fills
-it to the last one that reads it; see `memory.walk`.
+it to the last one that reads it. It is taken over by a result of the same size whose operation may
+write where it reads. Loops keep what they carry in one buffer each; what they pass on unchanged
+costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from automesh.cost.terms import MemoryPoint, Monomial, Sum, value_of
-from automesh.ir.graph import Graph, Value, total_bytes
-from automesh.ir.memory.cpu import CpuCompiler
-from automesh.ir.memory.order import Compiler
-from automesh.ir.memory.walk import walk
+from automesh.ir.graph import Block, Graph, Value, total_bytes, used_in
+from automesh.ir.memory.order import COPY, Compiler, CpuCompiler, Order, Step
+from automesh.ir.op_kinds import VIEWS
+
+# Operations that may write their result over an operand of the same size; of some only the first.
+_UPDATES = frozenset(("dynamic_update_slice", "scatter"))
+_NEVER_IN_PLACE = frozenset(
+    (
+        "dot_general", "convolution", "ragged_dot", "custom_call", "reduce", "reduce_window",
+        "gather", "dynamic_slice", "slice", "sort", "transpose", "concatenate", "pad", "reverse",
+        "broadcast_in_dim", "iota", "constant", "select_and_scatter", "all_gather", "all_to_all",
+        "collective_permute", "reduce_scatter", "all_slice", "while", "case", COPY,
+    )
+)  # fmt: skip
+_Live = dict[tuple[tuple[str, int], ...], float]
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Buffer:
+    """A piece of memory.
+
+    Attributes:
+      bytes: on one device.
+      is_writable: False for arguments that the program must leave as they are.
+      is_counted: True while it adds to what lives; never, if an outer block counts it.
+      last: place in the block of the last operation that needs it.
+      home: the outer block's buffer that it lies in.
+    """
+
+    bytes: Monomial
+    is_writable: bool = True
+    is_counted: bool = False
+    last: int = -1
+    home: _Buffer | None = None
+
+
+def walk(
+    top: Block, takeovers: Mapping[int, int], compiler: Compiler, order: Order
+) -> list[MemoryPoint]:
+    """The temporaries that live at each operation of a program.
+
+    Args:
+      takeovers: position of an output -> of the argument whose memory it takes over.
+    """
+    reused = {top.arguments[argument] for argument in takeovers.values()}
+    seen = {
+        argument: (_Buffer(bytes=argument.bytes, is_writable=argument in reused),)
+        for argument in top.arguments
+    }
+    places: dict[Value, _Buffer] = {}
+    for position, value in enumerate(top.returned):
+        argument = takeovers.get(position)
+        free = _Buffer(bytes=value.bytes)
+        places[value] = free if argument is None else seen[top.arguments[argument]][0]
+    points: list[MemoryPoint] = []
+    _BlockWalk(compiler, order, top, seen, places, {}, points).run()
+    return points
+
+
+class _BlockWalk:
+    """One block: its buffers and when they live.
+
+    Args:
+      seen: buffers of the values that come from outside.
+      places: where returned values belong: buffers that an outer block counts.
+      live: bytes that live outside for as long as the block runs.
+      points: what is found goes here.
+    """
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        order: Order,
+        block: Block,
+        seen: Mapping[Value, tuple[_Buffer, ...]],
+        places: Mapping[Value, _Buffer],
+        live: _Live,
+        points: list[MemoryPoint],
+    ) -> None:
+        self._compiler, self._points = compiler, points
+        self._order: Order = order
+        self._steps = compiler.steps(block, order)
+        self._returned = block.returned
+        self._buffers = dict(seen)
+        self._places = {value: place for value, place in places.items() if value not in seen}
+        self._live = dict(live)
+        self._dying: dict[int, list[_Buffer]] = {}
+
+    def run(self) -> None:
+        for step in self._steps:
+            self._bind(step)
+        self._find_last_uses()
+        for place, step in enumerate(self._steps):
+            if self._runs(step):
+                self._step(place, step)
+
+    # Which buffers hold which value.
+
+    def _bind(self, step: Step) -> None:
+        for number, result in enumerate(step.results):
+            start = step.operands[number : number + 1]
+            if step.passes_on(number) or (step.name in VIEWS and len(self._read(start)) == 1):
+                self._buffers[result] = self._read(start)
+            elif self._is_stored(step, result):
+                self._buffers[result] = (_Buffer(bytes=self._size(step, result)),)
+            else:
+                self._buffers[result] = self._read(step.operands)
+
+    def _size(self, step: Step, result: Value) -> Monomial:
+        as_stated = step.bodies or result in self._places
+        return result.bytes if as_stated else self._compiler.kept_bytes(result)
+
+    def _is_stored(self, step: Step, result: Value) -> bool:
+        return result in self._compiler.stored or result in self._places or bool(step.bodies)
+
+    def _own(self, step: Step) -> Iterator[tuple[Value, _Buffer]]:
+        """The results that have a buffer of their own."""
+        read = set(self._read(step.operands))
+        for number, result in enumerate(step.results):
+            found = self._buffers[result]
+            if len(found) == 1 and found[0] not in read and not step.passes_on(number):
+                yield result, found[0]
+
+    def _runs(self, step: Step) -> bool:
+        """False if it is computed where its result is read."""
+        return bool(step.bodies) or any(True for _ in self._own(step))
+
+    def _read(self, values: Sequence[Value]) -> tuple[_Buffer, ...]:
+        found: dict[_Buffer, None] = {}
+        for value in values:
+            found.update(dict.fromkeys(self._buffers.get(value, ())))
+        return tuple(found)
+
+    # When they are needed for the last time.
+
+    def _find_last_uses(self) -> None:
+        for place, step in enumerate(self._steps):
+            if not self._runs(step):
+                continue
+            for buffer in self._needed(step):
+                buffer.last = max(buffer.last, place)
+        for buffer in self._read(self._returned):
+            buffer.last = len(self._steps)
+
+    def _needed(self, step: Step) -> tuple[_Buffer, ...]:
+        values = list(step.operands)
+        values.extend(value for value in used_in(step.bodies) if value in self._buffers)
+        return self._read(values)
+
+    # What lives while they run.
+
+    def _step(self, place: int, step: Step) -> None:
+        if step.name == "while":
+            self._loop(place, step)
+        elif step.bodies:
+            self._branches(place, step)
+        else:
+            for result, buffer in self._own(step):
+                self._settle(place, step, result, buffer)
+            self._point(step)
+        for buffer in self._dying.pop(place, ()):
+            self._drop(buffer)
+
+    def _settle(self, place: int, step: Step, result: Value, buffer: _Buffer) -> None:
+        """Finds memory for a result: where it belongs, over an operand that dies, or new."""
+        dying = [one for one in self._overwritten(step) if one.last == place]
+        home = self._places.get(result)
+        if home is not None and (
+            home.last < place or any(one is home or one.home is home for one in dying)
+        ):
+            buffer.home = home
+            return
+        for one in dying:
+            if one.is_writable and one.bytes == buffer.bytes:
+                self._take_over(one, buffer)
+                return
+        self._count(buffer, place)
+
+    def _overwritten(self, step: Step) -> tuple[_Buffer, ...]:
+        if step.name in _UPDATES:
+            return self._read(step.operands[:1])
+        return () if step.name in _NEVER_IN_PLACE else self._read(step.operands)
+
+    def _take_over(self, dying: _Buffer, buffer: _Buffer) -> None:
+        if dying.is_counted:
+            self._drop(dying)
+            self._count(buffer, -1)
+        else:
+            buffer.home = dying.home or dying
+            buffer.home.last = max(buffer.home.last, buffer.last)
+
+    def _count(self, buffer: _Buffer, place: int = -1) -> None:
+        if buffer.is_counted:
+            return
+        buffer.is_counted = True
+        powers = buffer.bytes.powers
+        self._live[powers] = self._live.get(powers, 0.0) + buffer.bytes.coefficient
+        self._dying.setdefault(max(buffer.last, place), []).append(buffer)
+
+    def _drop(self, buffer: _Buffer) -> None:
+        if buffer.is_counted:
+            buffer.is_counted = False
+            self._live[buffer.bytes.powers] -= buffer.bytes.coefficient
+
+    def _point(self, step: Step) -> None:
+        total = tuple(
+            Monomial(coefficient=coefficient, powers=powers)
+            for powers, coefficient in sorted(self._live.items())
+            if coefficient > 0
+        )
+        self._points.append(MemoryPoint(bytes=total, source=step.operation.source))
+
+    # Loops and branches.
+
+    def _loop(self, place: int, loop: Step) -> None:
+        (body,) = loop.bodies
+        seen: dict[Value, tuple[_Buffer, ...]] = {}
+        places: dict[Value, _Buffer] = {}
+        for number, (start, argument) in enumerate(zip(loop.operands, body.arguments)):
+            result = loop.results[number]
+            if loop.passes_on(number):
+                seen[argument] = tuple(_external(b, False) for b in self._read([start]))
+                continue
+            carried = self._buffers[result][0]
+            self._begin(place, start, result, carried)
+            inside = _external(carried, True)
+            seen[argument] = (inside,)
+            places.setdefault(body.returned[number], inside)
+        self._point(loop)
+        self._forget_starts(place, loop)
+        self._inside(body, seen, places)
+
+    def _forget_starts(self, place: int, loop: Step) -> None:
+        """Drops what was only needed to begin with: it is copied into the carries by now."""
+        (body,) = loop.bodies
+        lasting = [value for number, value in enumerate(loop.operands) if loop.passes_on(number)]
+        lasting.extend(value for value in used_in([body]) if value in self._buffers)
+        kept = {
+            *self._read(lasting),
+            *(
+                self._buffers[result][0]
+                for number, result in enumerate(loop.results)
+                if not loop.passes_on(number)
+            ),
+        }
+        for buffer in self._dying.get(place, ()):
+            if buffer not in kept:
+                self._drop(buffer)
+
+    def _begin(self, place: int, start: Value, result: Value, carried: _Buffer) -> None:
+        """Puts the first value of a carry where the loop keeps it."""
+        before = self._read([start])
+        ends = len(before) == 1 and before[0].last == place and before[0].is_writable
+        if ends and before[0].bytes == carried.bytes:
+            self._take_over(before[0], carried)
+            return
+        home = self._places.get(result)
+        if home is not None and home.last < place:
+            carried.home = home
+            return
+        self._count(carried, place)
+
+    def _branches(self, place: int, case: Step) -> None:
+        places: list[_Buffer] = []
+        for result in case.results:
+            buffer = self._buffers[result][0]
+            self._settle(place, case, result, buffer)
+            places.append(_external(buffer, True))
+        for body in case.bodies:
+            inputs = case.operands[len(case.operands) - len(body.arguments) :]
+            seen = {
+                argument: tuple(_external(b, False) for b in self._read([value]))
+                for argument, value in zip(body.arguments, inputs)
+            }
+            self._point(case)
+            self._inside(body, seen, dict(zip(body.returned, places)))
+
+    def _inside(
+        self,
+        body: Block,
+        seen: dict[Value, tuple[_Buffer, ...]],
+        places: dict[Value, _Buffer],
+    ) -> None:
+        for value in used_in([body]):
+            if value in self._buffers:
+                seen[value] = tuple(_external(b, False) for b in self._buffers[value])
+        _BlockWalk(self._compiler, self._order, body, seen, places, self._live, self._points).run()
+
+
+def _external(buffer: _Buffer, is_writable: bool) -> _Buffer:
+    """A buffer as an inner block sees it."""
+    return _Buffer(bytes=buffer.bytes, is_writable=is_writable)
+
 
 # Which points of a program can be the peak on some mesh.
 

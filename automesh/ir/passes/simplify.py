@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.ir.graph import Block, Graph, Operation, Value, used_in
 from automesh.ir.op_kinds import PURE
 from automesh.ir.passes.edits import (
     blocks,
@@ -138,15 +138,8 @@ def _needed(loop: Operation, returned: set[Value]) -> set[int]:
             needed.add(number)
             waiting.append(body.returned[number])
         if value.producer is not None:
-            waiting.extend(_read_by(value.producer))
+            waiting += (*value.producer.operands, *used_in(value.producer.bodies))
     return needed
-
-
-def _read_by(operation: Operation) -> list[Value]:
-    inner = [one for body in operation.bodies for one in _all_operations(body)]
-    captured = [value for one in inner for value in one.operands]
-    captured.extend(value for body in operation.bodies for value in body.returned)
-    return [*operation.operands, *captured]
 
 
 def _all_operations(body: Block) -> list[Operation]:

@@ -10,8 +10,7 @@ than the product is a gather.
 from __future__ import annotations
 
 from automesh.cost.terms import Monomial, Windowed
-from automesh.ir.fusion import times
-from automesh.ir.graph import Graph, Operation, Value
+from automesh.ir.graph import Graph, Operation, Value, times
 from automesh.ir.passes.collectives import is_manual
 from automesh.ir.passes.edits import blocks, only_user, returned_values
 

@@ -16,14 +16,13 @@ from automesh.cost.terms import (
     value_of,
 )
 from automesh.ir.fusion import Fusion, fuse, settled
-from automesh.ir.graph import Block, Graph, Operation
-from automesh.ir.kernel_cost import cost_of, flops, matmuls_of, moved, multiplied
+from automesh.ir.graph import Block, Graph, Operation, multiplied
+from automesh.ir.kernel_cost import cost_of, flops, matmuls_of, moved
 from automesh.ir.memory.liveness import memory_points
 from automesh.ir.op_kinds import COLLECTIVES, NO_WORK
-from automesh.ir.overlap import slots_of
 from automesh.ir.passes.run import rewrite
 from automesh.ir.passes.windowed import WINDOWED
-from automesh.ir.terms.collectives import Places, collective_term, combined, has_slots
+from automesh.ir.terms.collectives import Places, collective_term, combined, has_slots, slots_of
 
 # What has no price: it is named, never taken as free.
 

@@ -1,27 +1,263 @@
-"""The noun `CompiledPipeline`: a loss as the programs of its stages, ready to run (jax)."""
+"""A loss as the programs of its stages: what they send each other, and how they are run (jax).
+
+One controller dispatches all steps. Calls return before the devices are done: what one rank waits
+for does not keep others from working.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
 from automesh.errors import UsageError
 from automesh.pipeline.actions import ActionKind
-from automesh.pipeline.runtime.dispatch import Ran, Runner, Watch
-from automesh.pipeline.runtime.dispatch_plan import Run, Step, plan_steps
-from automesh.pipeline.runtime.split.arguments import bytes_per_device
+from automesh.pipeline.runtime.dispatch_plan import Drop, Load, Run, Send, Slot, Step, plan_steps
+from automesh.pipeline.runtime.split.arguments import Struct, bytes_per_device, is_same_layout
 from automesh.pipeline.runtime.split.parts import Parts
-from automesh.pipeline.runtime.stages.compile import CompiledStages, lower_forward
-from automesh.pipeline.runtime.stages.executables import CompileOne
-from automesh.pipeline.runtime.stages.gradients import Finisher
-from automesh.pipeline.runtime.stages.stage_transfer import StageTransfer, find_transfers
+from automesh.pipeline.runtime.stages.compile import CompiledStages, ProgramCompiler, lower_forward
+from automesh.pipeline.runtime.stages.transfer import on_host
+from automesh.pipeline.runtime.stages.updates import Finisher
 from automesh.pipeline.schedule import Schedule
+
+# Called after each step with it and with every array that is held, by slot.
+Watch = Callable[[Step, dict[Slot, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What a step of a pipeline has made.
+
+    Attributes:
+      losses: of each microbatch.
+      sums: of each stage the sums of the gradients of its parameters over the microbatches.
+    """
+
+    losses: tuple[Any, ...]
+    sums: tuple[tuple[Any, ...], ...]
+
+
+class Runner:
+    """Runs one plan of steps.
+
+    Args:
+      stages: compiled for everything that the plan runs.
+      num_microbatches: as many as the plan has.
+      dim: the dimension of the batch's arrays that is cut.
+    """
+
+    def __init__(
+        self, stages: CompiledStages, steps: Sequence[Step], *, num_microbatches: int, dim: int
+    ) -> None:
+        self._stages = stages
+        self._steps = tuple(steps)
+        self._num_microbatches = num_microbatches
+        self._dim = dim
+
+    def run(
+        self,
+        params: Sequence[tuple[Any, ...]],
+        batch: Sequence[Any],
+        watch: Watch | None = None,
+    ) -> Ran:
+        """One step.
+
+        Args:
+          params: of each stage the arrays that it reads, where its programs take them.
+          batch: the leaves of the whole batch, anywhere.
+          watch: called after each step.
+        """
+        transfers = self._stages.transfers
+        cut = [self._cut(on_host(leaf) if transfers.spans else leaf) for leaf in batch]
+        sums = [self._zeros(stage) for stage in range(len(self._stages.functions))]
+        held: dict[Slot, Any] = {}
+        here = frozenset(self._stages.here)
+        for step in self._steps:
+            match step:
+                case Load():
+                    slot = step.slot
+                    part = cut[slot.number](slot.microbatch)
+                    held[slot] = transfers.load(part, self._stages.places[slot.place])
+                case Send():
+                    sharding = self._stages.places[step.target.place]
+                    held[step.target] = transfers.move(held[step.source], sharding)
+                case Drop():
+                    for slot in step.slots:
+                        del held[slot]
+                case Run() if step.action.stage in here:
+                    self._run(step, params[step.action.stage], sums, held)
+                case Run():
+                    self._placeholder(step, held)
+            if watch is not None:
+                watch(step, held)
+        losses = [(slot.microbatch, loss) for slot, loss in held.items() if slot.kind == "loss"]
+        return Ran(
+            losses=tuple(loss for _, loss in sorted(losses, key=lambda one: one[0])),
+            sums=tuple(sums),
+        )
+
+    def _run(
+        self,
+        step: Run,
+        params: tuple[Any, ...],
+        sums: list[tuple[Any, ...]],
+        held: dict[Slot, Any],
+    ) -> None:
+        kind, stage = step.action.kind, step.action.stage
+        losses: tuple[Any, ...] = ()
+        batch = tuple(held[slot] for slot in step.batch)
+        inputs = tuple(held[slot] for slot in step.inputs)
+        if kind == "F":
+            written, saved = self._stages.forward[stage](params, batch, inputs)
+            if step.saved is not None:
+                held[step.saved] = saved
+            if step.loss is not None:
+                losses = written
+        else:
+            saved = () if step.saved is None else held[step.saved]
+            gradients = tuple(tuple(held[slot] for slot in slots) for slots in step.gradients)
+            totals = () if kind == "I" else sums[stage]
+            program = self._stages.backward(stage, kind)
+            added, written, losses = program(params, batch, inputs, saved, gradients, totals)
+            if kind != "I":
+                sums[stage] = added
+        if step.writes:
+            held.update(zip(step.writes, written, strict=True))
+        if step.loss is not None:
+            held[step.loss] = losses[0]
+
+    def _placeholder(self, step: Run, held: dict[Slot, Any]) -> None:
+        """What another process runs: its results, of which only their places are known here."""
+        stages = self._stages
+        for slot in step.writes:
+            like = stages.split.values[slot.number].like
+            sharding = stages.places[slot.place]
+            held[slot] = stages.transfers.placeholder(
+                Struct(like.shape, like.dtype, sharding=sharding)
+            )
+        held.update((slot, None) for slot in step.makes if slot not in held)
+
+    def _zeros(self, stage: int) -> tuple[Any, ...]:
+        stages = self._stages
+        if stage in stages.zeros:
+            return stages.zeros[stage]()
+        return stages.transfers.placeholders(stages.shapes[stage].sums)
+
+    def _cut(self, leaf: Any) -> Callable[[int], Any]:
+        """What gives the part of a leaf of the batch that is a microbatch's."""
+        if not jnp.ndim(leaf):
+            return lambda _: leaf
+        rows = leaf.shape[self._dim] // self._num_microbatches
+        if isinstance(leaf, jax.Array):
+            parts = _cut_array(leaf, self._num_microbatches, self._dim)
+            return lambda microbatch: parts[microbatch]
+        before = (slice(None),) * self._dim
+        return lambda microbatch: leaf[(*before, slice(microbatch * rows, (microbatch + 1) * rows))]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _cut_array(array: jax.Array, parts: int, dim: int) -> tuple[jax.Array, ...]:
+    return tuple(jnp.split(array, parts, axis=dim))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTransfer:
+    """An array that goes from one stage's submesh to another's, once for each microbatch.
+
+    Attributes:
+      kind: the action that makes it: `F` for a value, `B` or `I` for its gradient.
+      value: its number.
+      source, target: the array as it is made and as it arrives.
+    """
+
+    from_stage: int
+    to_stage: int
+    kind: Literal["F", "B", "I"]
+    value: int
+    source: Struct
+    target: Struct
+
+    @property
+    def nbytes_per_device(self) -> int:
+        """What a device sends or gets, whichever is more."""
+        return max(bytes_per_device(self.source), bytes_per_device(self.target))
+
+    @property
+    def global_bytes(self) -> int:
+        """Of the whole array."""
+        return self.source.size * self.source.dtype.itemsize
+
+    @property
+    def same_layout(self) -> bool:
+        """Whether device i of the target gets what device i of the source has."""
+        some, other = (cast("Sharding", one.sharding) for one in (self.source, self.target))
+        return is_same_layout(some, other, self.source.shape)
+
+
+def find_transfers(stages: CompiledStages, homes: Sequence[int]) -> tuple[StageTransfer, ...]:
+    """What the ranks of a pipeline send each other for one microbatch.
+
+    What several stages on one rank read in one layout is sent to the first of them.
+
+    Args:
+      homes: of each stage its rank.
+    """
+    return tuple(
+        one
+        for stage in range(len(homes))
+        for one in (*_on(stages, homes, stage), *_back(stages, homes, stage))
+    )
+
+
+def _on(stages: CompiledStages, homes: Sequence[int], stage: int) -> Iterator[StageTransfer]:
+    slots = stages.slots
+    for value, place in slots.stages[stage].outputs.items():
+        sent: set[tuple[int, int]] = set()
+        for reader in slots.readers(value):
+            target = slots.stages[reader].inputs[value]
+            if homes[reader] != homes[stage] and (homes[reader], target) not in sent:
+                sent.add((homes[reader], target))
+                source, arrived = _structs(stages, value, place, target)
+                yield StageTransfer(
+                    from_stage=stage,
+                    to_stage=reader,
+                    kind="F",
+                    value=value,
+                    source=source,
+                    target=arrived,
+                )
+
+
+def _back(stages: CompiledStages, homes: Sequence[int], stage: int) -> Iterator[StageTransfer]:
+    slots = stages.slots
+    own = slots.stages[stage]
+    for value in sorted(own.with_gradient):
+        place, target = own.inputs[value], slots.maker(value).outputs[value]
+        maker = stages.split.values[value].producer
+        if homes[maker] != homes[stage]:
+            source, arrived = _structs(stages, value, place, target)
+            yield StageTransfer(
+                from_stage=stage,
+                to_stage=maker,
+                kind="I" if (stage, "I") in stages.programs else "B",
+                value=value,
+                source=source,
+                target=arrived,
+            )
+
+
+def _structs(stages: CompiledStages, value: int, place: int, target: int) -> tuple[Struct, Struct]:
+    like = stages.split.values[value].like
+    return (
+        Struct(like.shape, like.dtype, sharding=stages.places[place]),
+        Struct(like.shape, like.dtype, sharding=stages.places[target]),
+    )
 
 
 class CompiledPipeline:
@@ -36,8 +272,7 @@ class CompiledPipeline:
 
     Args:
       forward: the lowered forward passes, if they are there already.
-      compile_one: compiles each program in place of jax.
-      only_programs: whether only what the stages run is compiled, for devices that are not here.
+      compiler: how the programs are compiled; default: as they are to be run.
     """
 
     def __init__(
@@ -45,27 +280,16 @@ class CompiledPipeline:
         parts: Parts,
         *,
         forward: Sequence[jax.stages.Lowered] | None = None,
-        compile_one: CompileOne | None = None,
-        only_programs: bool = False,
+        compiler: ProgramCompiler | None = None,
     ) -> None:
         self.parts = parts
         self._options = parts.options
         self.schedule = parts.schedule
-        self.stages = CompiledStages(
-            parts,
-            lower_forward(parts) if forward is None else forward,
-            compile_one=compile_one,
-            only_programs=only_programs,
-        )
+        lowered = lower_forward(parts) if forward is None else forward
+        self.stages = CompiledStages(parts, lowered, compiler or ProgramCompiler())
         self.steps: tuple[Step, ...] = ()
         self._plan()
-        self.finisher = Finisher(
-            self.stages,
-            parts.owned,
-            scale=parts.options.scale,
-            compile_one=compile_one,
-            only_programs=only_programs,
-        )
+        self.finisher = Finisher(self.stages)
         self.shardings = jax.tree.unflatten(parts.structures[0], self._owner_shardings())
 
     def with_schedule(self, schedule: Schedule) -> CompiledPipeline:
@@ -213,12 +437,8 @@ class CompiledPipeline:
         )
 
     def _owner_shardings(self) -> list[Any]:
-        stages = self.stages
-        found: list[Any] = []
-        for leaf, owner in enumerate(stages.split.owners):
-            place = stages.split.stages[owner].params.index(leaf)
-            found.append(stages.shapes[owner].params[place].sharding)
-        return found
+        owned = [one.owned(one.params) for one in self.stages.shapes]
+        return [like.sharding for like in self.parts.in_order(owned)]
 
     def _placed(self, leaf: Any, sharding: Any, name: str, *, copy: bool) -> Any:
         current, transfers = getattr(leaf, "sharding", None), self.stages.transfers

@@ -8,7 +8,7 @@ use.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from automesh.pipeline.actions import Action
@@ -153,96 +153,63 @@ class _Planner:
 
     def add(self, rank: int, action: Action) -> None:
         stage = self._wiring.stages[action.stage]
-        batch = tuple(
-            Slot("batch", leaf, action.microbatch, place) for leaf, place in stage.batch.items()
-        )
-        inputs = tuple(
-            Slot("value", value, action.microbatch, place) for value, place in stage.inputs.items()
-        )
-        saved = Slot("saved", action.stage, action.microbatch, 0) if stage.saves else None
-        if action.kind == "F":
-            self._add_forward(rank, action, stage, batch=batch, inputs=inputs, saved=saved)
-        else:
-            self._add_backward(rank, action, stage, batch=batch, inputs=inputs, saved=saved)
 
-    def _add_forward(
-        self,
-        rank: int,
-        action: Action,
-        stage: StageSlots,
-        *,
-        batch: tuple[Slot, ...],
-        inputs: tuple[Slot, ...],
-        saved: Slot | None,
-    ) -> None:
-        for slot in batch:
+        def slots(kind: SlotKind, places: Mapping[int, int], reader: int = 0) -> tuple[Slot, ...]:
+            return tuple(
+                Slot(kind, number, action.microbatch, place, reader)
+                for number, place in places.items()
+            )
+
+        run = Run(
+            rank=rank,
+            action=action,
+            batch=slots("batch", stage.batch),
+            inputs=slots("value", stage.inputs),
+            saved=Slot("saved", action.stage, action.microbatch, 0) if stage.saves else None,
+        )
+        loss = Slot("loss", action.stage, action.microbatch, 0)
+        if action.kind == "F":
+            writes = slots("value", stage.outputs)
+            self._add_forward(
+                replace(run, writes=writes, loss=loss if stage.is_last else None), stage
+            )
+            return
+        if action.kind == "W":
+            self._add_backward(run, stage)
+            return
+        wanted = {value: at for value, at in stage.inputs.items() if value in stage.with_gradient}
+        writes = slots("gradient", wanted, action.stage)
+        run = replace(run, writes=writes, loss=loss if stage.skips_forward else None)
+        self._add_backward(run, stage)
+
+    def _add_forward(self, run: Run, stage: StageSlots) -> None:
+        for slot in run.batch:
             if slot not in self._made:
                 self._made.add(slot)
                 self.steps.append(Load(slot=slot))
         if stage.skips_forward:
             return
-        writes = tuple(
-            Slot("value", value, action.microbatch, place) for value, place in stage.outputs.items()
-        )
-        loss = Slot("loss", action.stage, action.microbatch, 0) if stage.is_last else None
-        self.steps.append(
-            Run(
-                rank=rank,
-                action=action,
-                batch=batch,
-                inputs=inputs,
-                saved=saved,
-                writes=writes,
-                loss=loss,
-            )
-        )
-        self._made.update(writes)
-        for source in writes:
+        self.steps.append(run)
+        self._made.update(run.writes)
+        for source in run.writes:
             for reader in self._wiring.readers(source.number):
                 place = self._wiring.stages[reader].inputs[source.number]
                 self._send(source, source._replace(place=place))
 
-    def _add_backward(
-        self,
-        rank: int,
-        action: Action,
-        stage: StageSlots,
-        *,
-        batch: tuple[Slot, ...],
-        inputs: tuple[Slot, ...],
-        saved: Slot | None,
-    ) -> None:
-        kind, makes_loss = action.kind, stage.skips_forward and action.kind != "W"
-        does_weights = kind in ("B", "W") and stage.has_weights
-        does_inputs = kind in ("B", "I") and bool(stage.with_gradient)
-        if not (does_weights or does_inputs or makes_loss):
+    def _add_backward(self, run: Run, stage: StageSlots) -> None:
+        does_weights = run.action.kind != "I" and stage.has_weights
+        if not (does_weights or run.writes or run.loss):
             return
         gradients = tuple(
             tuple(
-                Slot("gradient", value, action.microbatch, place, reader)
+                Slot("gradient", value, run.action.microbatch, place, reader)
                 for reader in self._wiring.readers(value)
             )
             for value, place in stage.outputs.items()
             if value in self._wiring.stages[self._wiring.readers(value)[0]].with_gradient
         )
-        writes = tuple(
-            Slot("gradient", value, action.microbatch, place, action.stage)
-            for value, place in stage.inputs.items()
-            if value in stage.with_gradient and kind != "W"
-        )
-        self.steps.append(
-            Run(
-                rank=rank,
-                action=action,
-                batch=batch,
-                inputs=inputs,
-                gradients=gradients,
-                saved=saved,
-                writes=writes,
-                loss=Slot("loss", action.stage, action.microbatch, 0) if makes_loss else None,
-            )
-        )
-        for source in writes:
+        self.steps.append(replace(run, gradients=gradients))
+        for source in run.writes:
             place = self._wiring.maker(source.number).outputs[source.number]
             self._send(source, source._replace(place=place))
 

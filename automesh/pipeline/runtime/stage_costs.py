@@ -77,7 +77,7 @@ def _time_program(compiled: CompiledPipeline, stage: int, kind: ActionKind, repe
     if kind == "F":
         return _median(lambda: program(params, batch, inputs), repeats)
     saved = tuple(map(_ones, shapes.saved))
-    gradients = jax.tree.map(_ones, stages.gradients(stage))
+    gradients = jax.tree.map(_ones, shapes.gradients)
     sums: list[Any] = [stages.zeros[stage]() if kind != "I" else ()]
 
     def call() -> Any:

@@ -2,29 +2,228 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
+import jax
 from jax.sharding import Mesh
 
-from automesh.errors import UsageError, WrongType, kind_of
+from automesh.errors import AutomeshError, UsageError, WrongType, kind_of
 from automesh.pipeline.runtime.compiled import CompiledPipeline
 from automesh.pipeline.runtime.mesh import MpmdMesh
 from automesh.pipeline.runtime.microbatching import Microbatched, microbatch
+from automesh.pipeline.runtime.split.arguments import Structs
 from automesh.pipeline.runtime.split.parts import Loss, Parts, shapes_key
 from automesh.pipeline.runtime.split.programs import Residuals
-from automesh.pipeline.runtime.stages.optimizer import Optimizer
-from automesh.pipeline.runtime.trained import (
-    CompiledTraining,
-    LoweredPipeline,
-    TrainState,
-    abstract_state,
-)
-from automesh.pipeline.runtime.watchdog import run_in_time
+from automesh.pipeline.runtime.stages.compile import CompileOne, ProgramCompiler, lower_forward
+from automesh.pipeline.runtime.stages.stage import Optimizer, StageUpdate
+from automesh.pipeline.runtime.stages.updates import Updates, plan_updates
 from automesh.pipeline.schedule import Schedule
 
 __all__ = ["Optimizer", "TrainState", "TrainStep", "train_step"]
+
+T = TypeVar("T")
+
+
+class TrainState(NamedTuple):
+    """What a training step carries on.
+
+    Attributes:
+      params: a tree of arrays, each on the stage that keeps it.
+      optimizer: of each stage the optimizer's state.
+    """
+
+    params: Any
+    optimizer: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoweredPipeline:
+    """A training step whose forward passes are lowered; nothing is compiled. See `TrainStep.lower`.
+
+    Attributes:
+      parts: the loss as stages.
+      forward: of each stage its forward pass.
+      is_moved: whether it was lowered for other meshes than its own.
+      done: is given what is compiled, if it can be run.
+    """
+
+    parts: Parts
+    forward: tuple[jax.stages.Lowered, ...]
+    optimizer: Optimizer
+    clip_norm: float | None
+    is_moved: bool
+    done: Callable[[CompiledTraining], None]
+
+    @property
+    def schedule(self) -> Schedule:
+        """What is done when."""
+        return self.parts.schedule
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Of each stage its submesh."""
+        return self.parts.meshes
+
+    @property
+    def update_text(self) -> str:
+        """What the step does beside its forward passes and its schedule, as text to compare.
+
+        The optimizer's programs with their constants, and what each stage keeps.
+        """
+        planned = plan_given(self.parts, self.optimizer, self.clip_norm)
+        residuals = [one.residuals for one in self.parts.functions]
+        scale = self.parts.options.scale
+        return "\n".join(
+            [*(one.lower_update().as_text() for one in planned), f"{residuals} {scale}"]
+        )
+
+    def compile(
+        self, compile_one: CompileOne | None = None, *, only_programs: bool = False
+    ) -> CompiledTraining:
+        """Compiles all programs; the step that was lowered then runs these.
+
+        Args:
+          compile_one: called for each program in place of jax, one after the other.
+          only_programs: leaves out what is needed to run them, for devices that are not here:
+            compiled are the stages' actions and updates.
+
+        Raises:
+          UsageError: the step was lowered for stand-ins, and is to be run.
+        """
+        if self.is_moved and not only_programs:
+            raise UsageError("a pipeline that was lowered for other meshes cannot be run")
+        compiler = ProgramCompiler(compile_one=compile_one, only_programs=only_programs)
+        pipeline = CompiledPipeline(self.parts, forward=self.forward, compiler=compiler)
+        likes = [one.owned(one.params) for one in pipeline.stages.shapes]
+        planned = plan_updates(self.parts, likes, self.optimizer, self.clip_norm)
+        updates = Updates(pipeline.stages, planned)
+        compiled = CompiledTraining(pipeline=pipeline, updates=updates)
+        if not only_programs:
+            self.done(compiled)
+        return compiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CompiledTraining:
+    """A training step as programs; `LoweredPipeline.compile` makes it.
+
+    Attributes:
+      pipeline: the stages.
+      updates: what their parameters are updated with.
+    """
+
+    pipeline: CompiledPipeline
+    updates: Updates
+
+    def with_schedule(self, schedule: Schedule) -> CompiledTraining:
+        """The same step in another order.
+
+        Raises:
+          UsageError: see `CompiledPipeline.with_schedule`.
+        """
+        return replace(self, pipeline=self.pipeline.with_schedule(schedule))
+
+    @property
+    def schedule(self) -> Schedule:
+        """What is done when."""
+        return self.pipeline.schedule
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Of each stage its submesh."""
+        return self.pipeline.meshes
+
+    @property
+    def programs(self) -> Mapping[tuple[int, str], Any]:
+        """Of each stage its actions that are run, and `update`."""
+        updates = {(stage, "update"): one for stage, one in self.updates.programs.items()}
+        return {**self.pipeline.programs, **updates}
+
+    @property
+    def state(self) -> TrainState:
+        """The state with shapes, types and the shardings that it has in fact."""
+        likes = [one.likes for one in self.updates.planned]
+        return _state(self.pipeline.parts, likes, self.updates.states)
+
+    def init(self, params: Any) -> TrainState:
+        """The first state; `params` are copied, each to the stage that keeps it.
+
+        Raises:
+          UsageError: see `CompiledPipeline.place`.
+        """
+        # A step overwrites the parameters that it is given: these must not be the caller's.
+        placed = self.pipeline.place(params, copy=True)
+        return TrainState(params=placed, optimizer=self.updates.init(jax.tree.leaves(placed)))
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+        """One step; see `TrainStep`."""
+        pipeline = self.pipeline
+        params = jax.tree.leaves(pipeline.place(state.params))
+        ran = pipeline.run(params, batch)
+        finished = pipeline.finisher.finish(ran.sums)
+        params, optimizer = self.updates.apply(
+            params, finished.gradients, state.optimizer, finished.norm
+        )
+        new = TrainState(params=jax.tree.unflatten(pipeline.structure, params), optimizer=optimizer)
+        norm = pipeline.stages.transfers.tell(finished.norm)
+        return new, {"loss": pipeline.add_losses(ran), "grad_norm": norm}
+
+
+def plan_given(
+    parts: Parts, optimizer: Optimizer, clip_norm: float | None
+) -> tuple[StageUpdate, ...]:
+    """The updates of all stages, with the shardings that were given for the parameters."""
+    likes = [parts.owned_structs(stage) for stage in range(len(parts.functions))]
+    return plan_updates(parts, likes, optimizer, clip_norm)
+
+
+def abstract_state(parts: Parts, optimizer: Optimizer) -> TrainState:
+    """Shapes and shardings of a state; compiles nothing."""
+    planned = plan_given(parts, optimizer, None)
+    return _state(parts, [one.likes for one in planned], [one.state() for one in planned])
+
+
+def _state(parts: Parts, likes: Sequence[Structs], states: Sequence[Any]) -> TrainState:
+    params = jax.tree.unflatten(parts.structures[0], parts.in_order(likes))
+    return TrainState(params=params, optimizer=tuple(states))
+
+
+def run_in_time(call: Callable[[], T], *, timeout_s: float) -> T:
+    """What a call returns, once it is there.
+
+    If it is not in time, the process ends with a sentence and exit code 1: nothing else ends what
+    hangs on a device. With several processes, jax's coordination service then ends the others.
+
+    Raises:
+      AutomeshError: a program of the call failed on its device.
+    """
+    timer = threading.Timer(timeout_s, _end, [timeout_s])
+    timer.daemon = True
+    timer.start()
+    try:
+        return jax.block_until_ready(call())
+    except jax.errors.JaxRuntimeError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise AutomeshError(
+            f"a stage of the pipeline failed on its devices: {lines[-1].strip()}"
+        ) from error
+    finally:
+        timer.cancel()
+
+
+def _end(timeout_s: float) -> NoReturn:
+    sys.stderr.write(
+        f"error: a step of the pipeline did not end in {timeout_s:g} s: a stage hangs, or another "
+        "process is gone\n"
+    )
+    sys.stderr.flush()
+    # An orderly exit would wait for the devices.
+    os._exit(1)
 
 
 class TrainStep:
@@ -145,7 +344,12 @@ class TrainStep:
             self._compiled[key] = compiled
 
         return LoweredPipeline(
-            parts, self.optimizer, self.clip_norm, is_moved=on is not None, done=keep
+            parts=parts,
+            forward=lower_forward(parts),
+            optimizer=self.optimizer,
+            clip_norm=self.clip_norm,
+            is_moved=on is not None,
+            done=keep,
         )
 
     def init(self, params: Any, batch: Any) -> TrainState:

@@ -30,7 +30,7 @@ from automesh.program.lower.compiled import (
     serialized,
 )
 from automesh.program.lower.compiler_options import known
-from automesh.program.lower.lowering import SETTLING_TRIES, Program, after_one_step
+from automesh.program.lower.lowering import SETTLING_TRIES, SingleProgram, after_one_step
 from automesh.program.notes import note
 from automesh.program.refused import Refused
 from automesh.units import format_bytes
@@ -88,7 +88,7 @@ class Module:
     effort: Effort
 
 
-def obtain(program: Program, order: Order, *, fingerprint: str) -> Module:
+def obtain(program: SingleProgram, order: Order, *, fingerprint: str) -> Module:
     """Compiles a program, or finds the outcome of an earlier compile.
 
     Args:
@@ -133,13 +133,7 @@ def keep_part(compiled: jax.stages.Compiled, order: Order, *, fingerprint: str) 
       Refused: it cannot be read, or the store cannot be written.
     """
     check_compiled_for(order.one, compiled)
-    memory, module = read_memory(compiled, platform=order.one.platform), serialized(compiled)
-    stored = replace(
-        _blank(order, None),
-        module=module,
-        memory=memory,
-        counts=count_serialized(module, order.axes, order.dcn),
-    )
+    stored = _read(compiled, order)
     key = _key(order, fingerprint, order.effort)
     _keep(order, key, stored)
     return _module(stored, order, key)
@@ -211,16 +205,20 @@ def _in_words(one: AbsentDevices) -> str:
     return f"tpu {one.topology}" + (f"*{one.num_granules}" if one.num_granules > 1 else "")
 
 
-def _compiled(program: Program, order: Order, is_settled: bool | None) -> Stored:
+def _compiled(program: SingleProgram, order: Order, is_settled: bool | None) -> Stored:
     compiled, settled_at_once = _settle(program, order, is_settled)
-    memory = read_memory(compiled, platform=order.one.platform)
-    module = serialized(compiled)
+    stored = replace(_read(compiled, order), is_settled=settled_at_once)
+    assert stored.memory is not None
+    return replace(stored, out_of_memory=_verdict(stored.memory, order))
+
+
+def _read(compiled: jax.stages.Compiled, order: Order) -> Stored:
+    memory, module = read_memory(compiled, platform=order.one.platform), serialized(compiled)
     return replace(
-        _blank(order, _verdict(memory, order)),
+        _blank(order, None),
         module=module,
         memory=memory,
         counts=count_serialized(module, order.axes, order.dcn),
-        is_settled=settled_at_once,
     )
 
 
@@ -248,7 +246,7 @@ def _is_settled(order: Order, fingerprint: str) -> bool | None:
 
 
 def _settle(
-    program: Program, order: Order, is_settled: bool | None
+    program: SingleProgram, order: Order, is_settled: bool | None
 ) -> tuple[jax.stages.Compiled, bool]:
     """Compiles the program that a training loop settles to, once at the effort that is asked for.
 
@@ -282,7 +280,7 @@ def all_options(order: Order, effort: Effort) -> Options:
     return tuple(options.items())
 
 
-def _compile(program: Program, order: Order, effort: Effort) -> jax.stages.Compiled:
+def _compile(program: SingleProgram, order: Order, effort: Effort) -> jax.stages.Compiled:
     compiled = compile_lowered(program.lowered, all_options(order, effort))
     check_compiled_for(order.one, compiled)
     return compiled

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any
 import jax
 from jax.experimental import mesh_utils
 
+from automesh.errors import AutomeshError, UsageError
 from automesh.hardware.absent import AbsentDevices
 from automesh.platforms import platform_named
 from automesh.program.absent.pallas import answering_kernels
@@ -33,6 +35,12 @@ _QUERIES = (
     "process_count",
     "process_index",
     "process_indices",
+)
+# What jax says when it is to put data on devices that can only be compiled for, or to run there;
+# and of what stands in for devices.
+_SAID = re.compile(
+    r"compile-only client|\bExecutable' object has no attribute"
+    r"|id=\d+, not here|a device that is not here"
 )
 # What jax still has under old names.
 _OLD_NAMES = {
@@ -214,3 +222,28 @@ def _in_words(answer: Any) -> str:
     if isinstance(answer, list) and answer and hasattr(answer[0], "device_kind"):
         return f"{len(answer)} x {answer[0].device_kind}"
     return str(answer)
+
+
+@contextmanager
+def explaining_real_arrays(function: str) -> Generator[None]:
+    """Says what to do if the body puts arrays on devices that are not here.
+
+    Args:
+      function: the user's, which the body calls.
+
+    Raises:
+      UsageError: it does.
+      Exception: whatever else the body raises.
+    """
+    try:
+        yield
+    except Exception as error:
+        # An error while the script was loaded is explained already, without this in mind.
+        seen = error.__cause__ if isinstance(error, AutomeshError) else error
+        if seen is None or not _SAID.search(str(seen)):
+            raise
+        raise UsageError(
+            f"`{function}`, or the script that it is in, puts arrays on devices that are not here",
+            hint="return `jax.ShapeDtypeStruct(shape, dtype, sharding=...)` instead; "
+            "`jax.eval_shape` makes them from the function that makes the arrays",
+        ) from error

@@ -30,14 +30,15 @@ import importlib
 import inspect
 import linecache
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
+from jax.extend import core
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from automesh.errors import UsageError
@@ -46,7 +47,7 @@ from automesh.program.absent.device_queries import attached
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.nouns import SourceLine
 from automesh.program.lower.compiled import output_shardings
-from automesh.program.lower.compiler_options import known, quick_options
+from automesh.program.lower.compiler_options import compile_quickly
 
 _CORE: Any = importlib.import_module("jax._src.core")
 # What an operation makes on the way, at most, to be computed for real.
@@ -387,16 +388,9 @@ def _work(jaxpr: Any) -> float:
             return math.inf
         total += sum(_aval_bytes(variable.aval) for variable in equation.outvars)
         times = equation.params.get("length", 1)
-        for part in _jaxprs_in(equation.params):
+        for part in core.jaxprs_in_params(equation.params):
             total += times * _work(part)
     return total
-
-
-def _jaxprs_in(params: dict[str, Any]) -> Iterator[Any]:
-    for value in params.values():
-        for one in cast("Any", value) if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):
-                yield one
 
 
 def _concrete_mesh_in_force() -> Any:
@@ -474,7 +468,7 @@ def _concerns_mesh(args: Sequence[Any], params: dict[str, Any]) -> bool:
         sharding = _known(arg)
         if sharding is not None and len(sharding.device_set) > 1:
             return True
-    if any(math.isinf(_work(part)) for part in _jaxprs_in(params)):
+    if any(math.isinf(_work(part)) for part in core.jaxprs_in_params(params)):
         return True
     return any(isinstance(one, NamedSharding) for one in params.get("in_shardings", ()))
 
@@ -494,9 +488,7 @@ def _compiled_shardings(
 
     with _CORE.set_current_trace(_CORE.eval_trace):
         lowered = _jit(operation).lower(*inputs)
-        device = attached()[0]
-        quick: Any = dict(known(quick_options(device.platform), device))
-        compiled = lowered.compile(compiler_options=quick)
+        compiled = compile_quickly(lowered, attached()[0])
     mesh = _mesh_among(inputs, params)
     shardings = tuple(_named(one, mesh) for one in output_shardings(compiled))
     if key is not None:

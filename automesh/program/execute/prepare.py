@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,12 +12,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from automesh.errors import UsageError
-from automesh.program.execute.arguments import maker, plan_leaves
-from automesh.program.execute.initial import initial_args
-from automesh.program.execute.value_domains import Domain, domains
+from automesh.program.execute.arguments import initial_args, maker, plan_leaves
+from automesh.program.execute.value_domains import Domain
 from automesh.program.lower import carry_state
-from automesh.program.lower.lowering import Program
+from automesh.program.lower.lowering import SingleProgram
 from automesh.program.lower.static_args import Split, is_concrete, is_ref, leaf_shape
+from automesh.program.pipeline.lower import StagedProgram, StepProgram
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import Ambient, entered
 from automesh.program.script.leaf_forms import LeafForm, difference, forms_of
@@ -74,7 +74,7 @@ class Ready:
 
 
 def prepare(
-    program: Program,
+    program: SingleProgram,
     compiled: jax.stages.Compiled,
     *,
     built: Built,
@@ -102,7 +102,7 @@ def prepare(
     covered = covered_by_init(program)
     concrete = [is_concrete(leaf) for leaf in leaves]
     synthetic = tuple(k for k in range(len(leaves)) if not covered[k] and not concrete[k])
-    safe = _domains(program, reference_domains) if synthetic else [Domain()] * len(leaves)
+    safe = domains_of(program, reference_domains()) if synthetic else [Domain()] * len(leaves)
     planned = plan_leaves(tree, compiled.input_shardings, safe, program.built.mesh)
     arrays_of_build = any(
         isinstance(leaf, (jax.Array, jax.Ref)) and not covered[k] for k, leaf in enumerate(leaves)
@@ -145,31 +145,36 @@ def change_of(now: Forms, before: Forms) -> str:
     return f"{len(now)} of them, was {len(before)}" if len(now) != len(before) else ""
 
 
-def covered_by_init(program: Program) -> list[bool]:
+def covered_by_init(program: StepProgram) -> list[bool]:
     """Per leaf, whether `init` gives its value: found by tracing it, or by calling it if that
     fails."""
-    workload, args = program.built.workload, program.args
+    built, args = program.built, program.args
     leaves = len(jax.tree.leaves((args, program.kwargs)))
-    if workload.init is None:
+    if (init := built.workload.init) is None:
         return [False] * leaves
-    init = workload.init
-    with entered(program.built.ambient, workload.context):
+    with entered(built.ambient, built.workload.context):
         try:
-            shapes = jax.eval_shape(lambda: init(program.built.mesh))
+            # That of a pipeline places arrays on the submeshes, which cannot be traced.
+            is_called = isinstance(program, StagedProgram)
+            shapes = None if is_called else jax.eval_shape(lambda: init(built.mesh))
         # As in `initial`: whatever keeps it from being traced, the real call says what it gives.
         except Exception:  # noqa: BLE001
-            shapes = init(program.built.mesh)
-    given = initial_args(shapes, args)
+            is_called, shapes = True, None
+        given = initial_args(init(built.mesh) if is_called else shapes, args)
     flags = [start is not None for start, arg in zip(given, args) for _ in jax.tree.leaves(arg)]
     return flags + [False] * (leaves - len(flags))
 
 
-def _domains(program: Program, reference: Callable[[], tuple[Domain, ...]]) -> tuple[Domain, ...]:
-    found = reference()
-    if len(found) == len(jax.tree.leaves((program.args, program.kwargs))):
-        return found
+def domains_of(program: StepProgram, reference: Sequence[Domain]) -> Sequence[Domain]:
+    """What the values of each leaf may be, by the step on one device.
+
+    Args:
+      reference: there.
+    """
+    if len(reference) == len(jax.tree.leaves((program.args, program.kwargs))):
+        return reference
     # A knob has changed the structure of the arguments: the plan's own trace has to tell.
-    return domains(program.traced)
+    return program.domains()
 
 
 def abstract(workload: Workload) -> Workload:

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 
 from automesh.errors import AutomeshError
 
@@ -74,7 +75,7 @@ def demands_on_inputs(jaxpr: Any, outputs: Sequence[Demand], rule: Rule) -> list
         before = dict(asked)
         for equation in reversed(jaxpr.eqns):
             wanted = [asked.get(id(var)) for var in equation.outvars]
-            bodies = _bodies(equation)
+            bodies = list(core.jaxprs_in_params(equation.params))
             operands = (
                 _through(equation, bodies, wanted, rule) if bodies else rule(equation, wanted)
             )
@@ -90,17 +91,6 @@ def _add(asked: dict[int, float], variables: Sequence[Any], demands: Sequence[De
         # Literals have a value instead of a place.
         if demand is not None and not hasattr(variable, "val"):
             asked[id(variable)] = min(demand, asked.get(id(variable), demand))
-
-
-def _bodies(equation: Any) -> list[Any]:
-    """The open jaxprs that the equation runs."""
-    found: list[Any] = []
-    for value in equation.params.values():
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            inner = getattr(one, "jaxpr", one)
-            if hasattr(inner, "eqns"):
-                found.append(inner)
-    return found
 
 
 def _through(

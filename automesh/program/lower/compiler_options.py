@@ -39,6 +39,16 @@ def known(options: Options, device: Any) -> Options:
     )
 
 
+def compile_quickly(lowered: jax.stages.Lowered, device: Any) -> jax.stages.Compiled:
+    """A program that is compiled to be looked at, and never run.
+
+    Args:
+      device: one of those that it is compiled for.
+    """
+    options: Any = dict(known(quick_options(device.platform), device))
+    return lowered.compile(compiler_options=options)
+
+
 class _OfDevice:
     """A device as a key: one compiler serves all of its kind."""
 

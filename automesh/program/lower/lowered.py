@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jaxlib
+from jax.extend import core
 
 from automesh.errors import AutomeshError
 from automesh.mesh.axes import Scalar
@@ -36,6 +37,8 @@ _SDY = (
 # Names that users choose and the compiler ignores; `stablehlo.mesh` says again what `sdy.mesh`
 # says.
 _METADATA = ("stablehlo.mesh", "jax.result_info")
+# These say over which axes a value may vary; they move nothing.
+_SILENT = frozenset(("pvary", "pcast", "pbroadcast"))
 _CONTRACTIONS = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution")
 _FLOAT = re.compile(r"(?<=[x<])(f64|f32|f16|bf16|f8E\w+|f4E\w+)(?=[>,])")
 _FLOAT_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -66,8 +69,35 @@ def sharded_axes(lowered: jax.stages.Lowered, names: Sequence[str]) -> tuple[str
         return tuple(names)
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
-        named = {name for op in _walk(bindings, module) for name in _axes_of(bindings, op)}
+        named = {name for op in walk(bindings.ir, module) for name in _axes_of(bindings, op)}
     return tuple(name for name in names if name in named)
+
+
+def axes_talked_over(traced: jax.stages.Traced) -> frozenset[str]:
+    """Names of the axes that collectives, and queries for a device's own position, name.
+
+    A `shard_map` is manual over all axes of its mesh unless told otherwise; one that it neither
+    shards anything over nor communicates over is not used by it.
+    """
+    closed: Any = traced.jaxpr
+    return frozenset(_axes_named(closed.jaxpr, inside=False))
+
+
+def _axes_named(jaxpr: Any, *, inside: bool) -> Iterator[str]:
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        for body in core.jaxprs_in_params(equation.params):
+            yield from _axes_named(body, inside=inside or name == "shard_map")
+        if inside and name != "shard_map" and name not in _SILENT:
+            yield from _texts_in(tuple(equation.params.values()))
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (tuple, list, set, frozenset)):
+        for one in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _texts_in(one)
 
 
 def split_of_arguments(
@@ -83,7 +113,7 @@ def split_of_arguments(
     with module.context:
         main = next(
             operation
-            for operation in _walk(bindings, module)
+            for operation in walk(bindings.ir, module)
             if operation.name == "func.func" and "main" in str(operation.attributes["sym_name"])
         )
         count = len(main.regions[0].blocks[0].arguments)
@@ -91,10 +121,7 @@ def split_of_arguments(
             return (None,) * count
         stated = [ir.DictAttr(one) for one in ir.ArrayAttr(main.attributes["arg_attrs"])]
         return tuple(
-            tuple(
-                tuple(sdy.AxisRefAttr(axis).name for axis in sdy.DimensionShardingAttr(one).axes)
-                for one in sdy.TensorShardingAttr(attributes["sdy.sharding"]).dimension_shardings
-            )
+            axes_by_dimension(sdy, attributes["sdy.sharding"])
             if "sdy.sharding" in attributes
             else None
             for attributes in stated
@@ -114,7 +141,7 @@ def loss_dtype(lowered: jax.stages.Lowered) -> str:
     else:
         module: Any = lowered.compiler_ir("stablehlo")
         with module.context:
-            found = {name for op in _walk(bindings, module) for name in _floats_of(op)}
+            found = {name for op in walk(bindings.ir, module) for name in _floats_of(op)}
     if not found:
         return "float32"
     coarsest = min(sorted(found), key=lambda name: _MANTISSA_BITS.get(name, 3))
@@ -181,22 +208,35 @@ def _canonical(bindings: _Bindings, lowered: jax.stages.Lowered) -> Generator[An
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context, bindings.ir.Location.unknown():
         clone = module.operation.clone()
-        operations = list(_walk(bindings, clone))
+        operations = walk(bindings.ir, clone)
         rename = _Renaming(bindings=bindings, names=_numbered(bindings, operations))
         for operation in operations:
             rename.operation(operation)
         yield clone
 
 
-def _walk(bindings: _Bindings, module: Any) -> Iterator[Any]:
+def walk(ir: Any, module: Any) -> list[Any]:
+    """All operations of a module, what is inside of one before itself.
+
+    Args:
+      ir: MLIR's Python classes.
+    """
     found: list[Any] = []
 
     def visit(operation: Any) -> Any:
         found.append(operation)
-        return bindings.ir.WalkResult.ADVANCE
+        return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    yield from found
+    return found
+
+
+def axes_by_dimension(sdy: Any, sharding: Any) -> tuple[tuple[str, ...], ...]:
+    """Per dimension of an array, the mesh axes that split it."""
+    return tuple(
+        tuple(str(sdy.AxisRefAttr(axis).name) for axis in sdy.DimensionShardingAttr(one).axes)
+        for one in sdy.TensorShardingAttr(sharding).dimension_shardings
+    )
 
 
 def _is(attribute: Any, kind: Any) -> bool:

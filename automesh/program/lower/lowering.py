@@ -9,10 +9,18 @@ from typing import Any, Literal
 import jax
 
 from automesh.mesh.axes import Scalar
-from automesh.program.execute.initial import with_init_shardings
+from automesh.program.execute.arguments import with_init_shardings
+from automesh.program.execute.value_domains import Domain, domains
 from automesh.program.lower import carry_state
 from automesh.program.lower.compiled import compile_lowered
-from automesh.program.lower.lowered import fingerprint
+from automesh.program.lower.lowered import (
+    axes_talked_over,
+    canonical_lines,
+    fingerprint,
+    sharded_axes,
+    split_of_arguments,
+)
+from automesh.program.lower.program_text import TextLine
 from automesh.program.lower.static_args import (
     Split,
     is_jitted,
@@ -23,6 +31,7 @@ from automesh.program.lower.static_args import (
 )
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import entered
+from automesh.program.script.pure_step import StepOutputs, returned_of
 from automesh.program.script.workload import Workload
 
 # Which arguments the jitted functions inside of a step donate (jax).
@@ -60,7 +69,7 @@ SETTLING_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class SingleProgram:
     """A step, traced and lowered on one mesh.
 
     Attributes:
@@ -77,6 +86,35 @@ class Program:
     kwargs: dict[str, Any]
     traced: jax.stages.Traced
     lowered: jax.stages.Lowered
+
+    @property
+    def told(self) -> Any:
+        """What the step returns, whose scalar floats are compared."""
+        return returned_of(self.traced.out_info)
+
+    @property
+    def changed_in_place(self) -> int:
+        """How many arguments the step changes: they come before what it returns."""
+        outputs = self.traced.out_info
+        return len(outputs.changed) if isinstance(outputs, StepOutputs) else 0
+
+    @property
+    def stated_splits(self) -> Sequence[Sequence[Sequence[str]] | None]:
+        """Of each argument of the program the mesh axes that split it: see `split_of_arguments`."""
+        return split_of_arguments(self.lowered)
+
+    def domains(self) -> tuple[Domain, ...]:
+        """What the values of each leaf of (args, kwargs) may be."""
+        return domains(self.traced)
+
+    def lines(self) -> tuple[TextLine, ...]:
+        """All that a fingerprint is made from, in words, line by line."""
+        return canonical_lines(self.lowered)
+
+    def named_axes(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of `names` that the step splits something by, or talks over."""
+        named = {*sharded_axes(self.lowered, names), *axes_talked_over(self.traced)}
+        return tuple(name for name in names if name in named)
 
     @property
     def carry(self) -> carry_state.Carry:
@@ -100,7 +138,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """A step, traced on one mesh; the attributes are those of `Program`."""
+    """A step, traced on one mesh; the attributes are those of `SingleProgram`."""
 
     built: Built
     function: Any
@@ -110,7 +148,7 @@ class TracedStep:
     traced: jax.stages.Traced
 
 
-def lower(built: Built, *, platforms: tuple[str, ...] | None = None) -> Program:
+def lower(built: Built, *, platforms: tuple[str, ...] | None = None) -> SingleProgram:
     """Traces and lowers the step on the mesh that it was built for, in the user's context.
 
     Args:
@@ -118,7 +156,7 @@ def lower(built: Built, *, platforms: tuple[str, ...] | None = None) -> Program:
     """
     with entered(built.ambient, built.workload.context):
         step = trace_here(built)
-        return Program(
+        return SingleProgram(
             built=step.built,
             function=step.function,
             split=step.split,
@@ -202,8 +240,8 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def compile_program(
-    program: Program, options: Sequence[tuple[str, Scalar]]
-) -> tuple[Program, jax.stages.Compiled]:
+    program: SingleProgram, options: Sequence[tuple[str, Scalar]]
+) -> tuple[SingleProgram, jax.stages.Compiled]:
     """Compiles the step as a training loop runs it: with its own outputs' shardings as inputs.
 
     A jitted step whose state comes back in other shardings than it went in is compiled again by jax
@@ -222,7 +260,7 @@ def compile_program(
     return program, compiled
 
 
-def after_one_step(program: Program, compiled: jax.stages.Compiled) -> Program | None:
+def after_one_step(program: SingleProgram, compiled: jax.stages.Compiled) -> SingleProgram | None:
     """The program of the second iteration; None if the first one takes its state as it comes
     back, or if that cannot be told."""
     if program.function is None or program.built.workload.advance is not None:
@@ -231,7 +269,7 @@ def after_one_step(program: Program, compiled: jax.stages.Compiled) -> Program |
     return None if changed is None else _with_args(program, changed)
 
 
-def _with_args(program: Program, args: tuple[Any, ...]) -> Program:
+def _with_args(program: SingleProgram, args: tuple[Any, ...]) -> SingleProgram:
     workload = program.built.workload
     whole = program.split.whole(args, workload.args)
     with entered(program.built.ambient, workload.context):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -39,6 +39,21 @@ class Split:
         """What a compiled step is called with."""
         kept = tuple(arg for position, arg in enumerate(args) if position not in self.positions)
         return kept, {name: value for name, value in kwargs.items() if name not in self.names}
+
+    def places(self, count: int) -> list[int]:
+        """Where so many dynamic positional arguments stand among all."""
+        whole = range(count + len(self.positions))
+        return [place for place in whole if place not in self.positions]
+
+    def named_leaves(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Any]]:
+        """Each leaf of the dynamic arguments with what it is called: `args[1]['x']`."""
+        for place, arg in zip(self.places(len(args)), args, strict=True):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
+                yield f"args[{place}]{jax.tree_util.keystr(path)}", leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(kwargs):
+            yield f"kwargs{jax.tree_util.keystr(path)}", leaf
 
     def whole(self, dynamic: Sequence[Any], like: Sequence[Any]) -> tuple[Any, ...]:
         """Puts the static arguments of `like` back among the dynamic positional ones."""
@@ -189,6 +204,11 @@ def _fits(split: Split, workload: Workload, traced: jax.stages.Traced) -> bool:
 def leaf_shape(leaf: Any) -> tuple[int, ...]:
     """Shape of an array, a reference, a struct or a number."""
     return tuple(getattr(leaf, "shape", ()))
+
+
+def leaf_dtype(leaf: Any) -> Any:
+    """Type of an array, a reference, a struct or a number."""
+    return leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
 
 
 def stated_static(workload: Workload) -> Split:

@@ -24,7 +24,7 @@ from automesh.program.absent.client import devices_of
 from automesh.program.absent.compile import Module, Order, all_options, find_part, keep_part
 from automesh.program.lower.compiled import compile_lowered
 from automesh.program.lower.lowered import fingerprint
-from automesh.program.pipeline.lower import PipelineProgram, lower_pipeline
+from automesh.program.pipeline.lower import StagedProgram, lower_pipeline
 from automesh.program.pipeline.stage_needs import describe_pipeline
 from automesh.program.refused import Refused
 from automesh.program.script.build import Built
@@ -32,7 +32,7 @@ from automesh.program.script.build import Built
 
 def lower_for_absent(
     built: Built, step: TrainStep, one: AbsentDevices
-) -> tuple[PipelineProgram, AbsentDevices]:
+) -> tuple[StagedProgram, AbsentDevices]:
     """Lowers each stage for the submesh of the first rank, or one that is wired as that is.
 
     Args:
@@ -203,7 +203,7 @@ class _Compiler:
         return compile_lowered(lowered, all_options(self.order, "low")), module
 
 
-def obtain_pipeline(program: PipelineProgram, order: Order) -> CompiledPipeline:
+def obtain_pipeline(program: StagedProgram, order: Order) -> CompiledPipeline:
     """Compiles the programs of a pipeline that work through microbatches, and the updates.
 
     Args:

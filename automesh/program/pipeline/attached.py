@@ -11,10 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from automesh.errors import UsageError
 from automesh.outcomes import CompiledPipeline, StageProgram
 from automesh.program.execute.arguments import maker, plan_leaves
-from automesh.program.execute.initial import initial_args
-from automesh.program.execute.prepare import Ready, abstract, forms_by_argument
+from automesh.program.execute.prepare import Ready, abstract, covered_by_init, forms_by_argument
 from automesh.program.execute.value_domains import Domain
-from automesh.program.lower.carry_state import default_carry
 from automesh.program.lower.compiled import (
     compile_lowered,
     count_serialized,
@@ -22,13 +20,12 @@ from automesh.program.lower.compiled import (
     serialized,
 )
 from automesh.program.lower.static_args import Split, is_concrete
-from automesh.program.pipeline.lower import Options, PipelineProgram
+from automesh.program.pipeline.lower import Options, StagedProgram
 from automesh.program.pipeline.stage_needs import describe_pipeline
 from automesh.program.script.build import Built
-from automesh.program.script.contexts import entered
 
 
-def compile_here(program: PipelineProgram, options: Options) -> Any:
+def compile_here(program: StagedProgram, options: Options) -> Any:
     """Compiles all programs of a pipeline, with the plan's compiler options.
 
     Raises:
@@ -37,7 +34,7 @@ def compile_here(program: PipelineProgram, options: Options) -> Any:
     return program.compile(lambda lowered, _stage, _action: compile_lowered(lowered, options))
 
 
-def count_here(program: PipelineProgram, trained: Any) -> CompiledPipeline:
+def count_here(program: StagedProgram, trained: Any) -> CompiledPipeline:
     """The stages of a pipeline that was compiled for the devices that are here.
 
     Args:
@@ -59,7 +56,7 @@ def count_here(program: PipelineProgram, trained: Any) -> CompiledPipeline:
 
 
 def prepare_pipeline(
-    program: PipelineProgram,
+    program: StagedProgram,
     trained: Any,
     *,
     fingerprint: str,
@@ -80,11 +77,9 @@ def prepare_pipeline(
     workload = program.built.workload
     args = (trained.state, program.args[1])
     leaves = jax.tree.leaves((args, {}))
-    covered = covered_by_pipeline_init(program, args)
+    covered = covered_by_init(program)
     concrete = [is_concrete(leaf) for leaf in jax.tree.leaves((program.args, {}))]
     synthetic = tuple(k for k in range(len(leaves)) if not covered[k] and not concrete[k])
-    metrics = jax.ShapeDtypeStruct((), "float32")
-    donated = tuple(k < len(jax.tree.leaves(trained.state)) for k in range(len(leaves)))
     has_arrays = any(one and not init for one, init in zip(concrete, covered, strict=True))
     return Ready(
         mesh=program.built.mesh,
@@ -94,15 +89,13 @@ def prepare_pipeline(
         tree=(args, {}),
         shardings=tuple(
             leaf.sharding if is_state else None
-            for leaf, is_state in zip(leaves, donated, strict=True)
+            for leaf, is_state in zip(leaves, program.donated, strict=True)
         ),
         synthetic=synthetic,
         make=_maker(program, trained, synthetic),
         build_again=build_again if has_arrays else None,
-        donated=donated,
-        carry=default_carry(
-            args, (trained.state, {"loss": metrics, "grad_norm": metrics}), donated
-        ),
+        donated=program.donated,
+        carry=program.carry,
         settled=True,
         values="synthetic" if synthetic else "user",
         compiled=trained,
@@ -119,23 +112,8 @@ def _loss_alone(outputs: Any) -> Any:
     return outputs[1]["loss"]
 
 
-def covered_by_pipeline_init(program: PipelineProgram, args: tuple[Any, Any]) -> list[bool]:
-    """Per leaf of the state and the batch, whether `init` gives its value: calls it."""
-    workload = program.built.workload
-    if workload.init is None:
-        return [False] * len(jax.tree.leaves(args))
-    # It places arrays on the submeshes, which cannot be traced.
-    with entered(program.built.ambient, workload.context):
-        given = initial_args(workload.init(program.built.mesh), args)
-    return [
-        start is not None
-        for start, arg in zip(given, args, strict=True)
-        for _ in jax.tree.leaves(arg)
-    ]
-
-
 def _maker(
-    program: PipelineProgram, trained: Any, synthetic: tuple[int, ...]
+    program: StagedProgram, trained: Any, synthetic: tuple[int, ...]
 ) -> Callable[[], list[jax.Array]]:
     """What makes the leaves of these positions of (state, batch)."""
     if not synthetic:

@@ -1,4 +1,4 @@
-"""A workload whose step is a pipeline: lowered and compiled stage by stage (jax)."""
+"""A step as a lowered program, a pipeline as the programs of its stages (jax)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from jax.sharding import Mesh
 from automesh.errors import UsageError, kind_of
 from automesh.mesh.axes import Scalar
 from automesh.pipeline.runtime.training import TrainState, TrainStep
-from automesh.program.lower.lowered import fingerprint, loss_dtype, sharded_axes
+from automesh.program.execute.value_domains import Domain
+from automesh.program.lower.carry_state import Carry, default_carry
+from automesh.program.lower.lowered import canonical_lines, fingerprint, loss_dtype, sharded_axes
+from automesh.program.lower.lowering import SingleProgram, lower
+from automesh.program.lower.program_text import TextLine
+from automesh.program.lower.static_args import Split
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import entered
 
 Options = Sequence[tuple[str, Scalar]]
 # (a lowered program, its stage, what it does) -> the executable, or what stands for it
 CompileOne = Callable[[jax.stages.Lowered, int | None, str], Any]
+_SCALAR = jax.ShapeDtypeStruct((), "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineProgram:
+class StagedProgram:
     """A step that is a pipeline, traced, cut and its forward passes lowered.
 
     Attributes:
@@ -67,6 +73,49 @@ class PipelineProgram:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     @property
+    def split(self) -> Split:
+        """No argument is static."""
+        return Split()
+
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        """Per leaf: the step gives its state away."""
+        state, batch = (len(jax.tree.leaves(arg)) for arg in self.args)
+        return (True,) * state + (False,) * batch
+
+    @property
+    def carry(self) -> Carry:
+        """The state replaces itself."""
+        metrics = {"loss": _SCALAR, "grad_norm": _SCALAR}
+        return default_carry(self.args, (self.args[0], metrics), self.donated)
+
+    @property
+    def told(self) -> Any:
+        """The loss: other metrics are not those of the step without a pipeline, with which it is
+        compared."""
+        return None, {"loss": _SCALAR}
+
+    @property
+    def changed_in_place(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def stated_splits(self) -> Sequence[Sequence[Sequence[str]] | None]:
+        """None: the program of a stage says nothing of the arguments of all."""
+        return ()
+
+    def domains(self) -> tuple[Domain, ...]:
+        """Nothing is known of what the values of each leaf may be."""
+        return (Domain(),) * len(jax.tree.leaves(self.args))
+
+    def lines(self) -> tuple[TextLine, ...]:
+        """All that a fingerprint is made from, in words, line by line."""
+        forward = [line for one in self.lowered.forward for line in canonical_lines(one)]
+        rest = f"{self.lowered.schedule}\n{self.lowered.update_text}".splitlines()
+        return (*forward, *(TextLine(text=line, place="") for line in rest))
+
+    @property
     def loss_dtype(self) -> str:
         """The coarsest float type that takes part in any stage."""
         found = sorted({loss_dtype(one) for one in self.lowered.forward})
@@ -88,9 +137,12 @@ class PipelineProgram:
             return self.lowered.compile(compile_one, only_programs=only_programs)
 
 
+StepProgram = SingleProgram | StagedProgram
+
+
 def lower_pipeline(
     built: Built, step: TrainStep, *, on: Callable[[Mesh], Mesh] | None = None
-) -> PipelineProgram:
+) -> StagedProgram:
     """Traces and cuts the loss, and lowers each stage's forward pass on its submesh.
 
     Args:
@@ -120,7 +172,7 @@ def lower_pipeline(
         )
     with entered(built.ambient, workload.context):
         lowered: Any = step.lower(state, batch, on=on)
-    return PipelineProgram(built=built, step=step, args=(state, batch), lowered=lowered)
+    return StagedProgram(built=built, step=step, args=(state, batch), lowered=lowered)
 
 
 def device_bytes(leaves: Iterable[Any]) -> int:
@@ -130,3 +182,19 @@ def device_bytes(leaves: Iterable[Any]) -> int:
         shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
         total += math.prod(shape) * leaf.dtype.itemsize
     return total
+
+
+def pipeline_of(built: Built) -> TrainStep | None:
+    """The pipeline that a workload's step is; None if it is an ordinary step."""
+    step = built.workload.step
+    return step if isinstance(step, TrainStep) else None
+
+
+def lower_any(built: Built, *, platforms: tuple[str, ...] | None = None) -> StepProgram:
+    """Traces and lowers a step, whichever it is.
+
+    Args:
+      platforms: see `lower`; a pipeline's stages are lowered for the platform of their submeshes.
+    """
+    step = pipeline_of(built)
+    return lower(built, platforms=platforms) if step is None else lower_pipeline(built, step)

@@ -71,11 +71,11 @@ def describe_pipeline(trained: Any, programs: Programs, *, axis: str) -> Compile
 
 def _resident(trained: Any, stage: int) -> _Resident:
     stages = trained.pipeline.stages
-    shapes, finisher = stages.shapes[stage], trained.pipeline.finisher
+    shapes = stages.shapes[stage]
     return _Resident(
         params=device_bytes(shapes.params),
-        sums=device_bytes(stages.sums(stage)),
-        owned=device_bytes(finisher.owned_params(stage)),
+        sums=device_bytes(shapes.sums),
+        owned=device_bytes(shapes.owned(shapes.params)),
         optimizer=device_bytes(jax.tree.leaves(trained.state.optimizer[stage])),
         inputs=device_bytes((*shapes.batch, *shapes.inputs)),
         saved=device_bytes(shapes.saved),

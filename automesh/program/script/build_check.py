@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 from jax.sharding import NamedSharding
 
 from automesh.program.lower.lowering import TracedStep, lower_here, trace_here
 from automesh.program.lower.static_args import leaf_shape
 from automesh.program.nouns import BuildAnswer
-from automesh.program.pipeline.lower import lower_pipeline
-from automesh.program.pipeline.recognize import pipeline_of
+from automesh.program.pipeline.lower import lower_pipeline, pipeline_of
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import entered
 from automesh.space.mapping import SplitArray, SplitDimension
@@ -52,7 +51,9 @@ def _split_arguments(step: TracedStep) -> Iterator[SplitArray]:
     """The arguments that are split, one for each way in which that happens."""
     seen: set[tuple[SplitDimension, ...]] = set()
     known = step.built.mesh.axis_names
-    for name, leaf in _named_leaves(step):
+    # If the user traced it, its arguments are not known here.
+    named = () if step.function is None else step.split.named_leaves(step.args, step.kwargs)
+    for name, leaf in named:
         sharding = getattr(leaf, "sharding", None)
         if not isinstance(sharding, NamedSharding) or not hasattr(leaf, "dtype"):
             continue
@@ -75,22 +76,6 @@ def _uneven(array: SplitArray, sizes: dict[Any, int]) -> SplitArray | None:
     """The array with the dimensions that its axes do not divide; None if they divide all."""
     parts: list[SplitDimension] = []
     for part in array.split:
-        number = 1
-        for axis in part.names:
-            number *= sizes[axis]
-        if part.size % number:
+        if part.size % math.prod(sizes[axis] for axis in part.names):
             parts.append(part)
     return SplitArray(name=array.name, split=tuple(parts)) if parts else None
-
-
-def _named_leaves(step: TracedStep) -> Iterator[tuple[str, Any]]:
-    """Each leaf of the arguments with what it is called: `args[1]['x']`."""
-    if step.function is None:  # The user traced it, on arguments that are not known here.
-        return
-    workload = step.built.workload
-    places = [place for place in range(len(workload.args)) if place not in step.split.positions]
-    for place, arg in zip(places, step.args, strict=True):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
-            yield f"args[{place}]{jax.tree_util.keystr(path)}", leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(step.kwargs):
-        yield f"kwargs{jax.tree_util.keystr(path)}", leaf

@@ -1,14 +1,34 @@
-"""The files of the user's own code and of what it reads, by what is in them (no jax)."""
+"""The files of the user's own code, by what is in them; and what it reads besides (no jax).
+
+A worker that inspects a script watches which files, environment variables and installed packages it
+reads while it is loaded and built, so that a later search can tell what has changed since. Files
+are seen by Python's audit hook (PEP 578): what a library opens outside of Python is not.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
-from collections.abc import Collection, Sequence
+import threading
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from automesh.package import INSTALLED, PACKAGE
 
+MOST_FILES = 512
+_SYSTEM = tuple(map(Path, ("/proc", "/sys", "/dev", "/etc", "/run", "/usr/lib", "/usr/share")))
+_COMPILED = (".pyc", ".so", ".pyd")
+_WRITES = os.O_WRONLY | os.O_RDWR
+# What a read of `os.environ` passes through before it gets there.
+_BETWEEN = ("os", "_collections_abc", "collections.abc")
+_OWN_DISTRIBUTION = "jax-automesh"
 _HASHED_BYTES = 256 * 2**20
 
 Sources = tuple[tuple[str, str], ...]
@@ -60,3 +80,152 @@ def is_users(path: Path, roots: Collection[Path]) -> bool:
         path.is_relative_to(prefix) and not any(root.is_relative_to(prefix) for root in inside)
         for prefix in prefixes
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """What the user's code has read.
+
+    Attributes:
+      files: that it opened, beside its own modules, each with the hash of what is in it; empty for
+        one that is not there.
+      variables: of the environment, each with the hash of its value; empty for one that is not set.
+      distributions: installed packages that it imported, with their versions.
+    """
+
+    files: Sources = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    distributions: tuple[tuple[str, str], ...] = ()
+
+
+NOTHING_READ = Reads()
+
+
+@dataclass(slots=True)
+class Watch:
+    """What has been read since the process began to watch."""
+
+    modules: frozenset[str]
+    is_on: bool = False
+    opened: dict[str, None] = field(default_factory=dict[str, None])
+    written: set[str] = field(default_factory=set[str])
+    asked: Counter[str] = field(default_factory=Counter[str])
+
+    def saw_open(self, name: object, flags: object) -> None:
+        """Takes a file down; called by the hook, which must not raise."""
+        if not isinstance(name, (str, bytes, os.PathLike)):
+            return
+        try:
+            path = str(Path(os.fsdecode(name)).absolute())
+        except (OSError, ValueError):  # No working directory, or a name that is none.
+            return
+        if isinstance(flags, int) and flags & _WRITES:
+            self.written.add(path)
+        elif len(self.opened) < 64 * MOST_FILES:
+            self.opened[path] = None
+
+    def reads(self, roots: Collection[Path], code: Sources) -> Reads:
+        """What was read, without what is no user's business.
+
+        Args:
+          roots: folders of the user's.
+          code: files of the user's modules, which are known otherwise.
+        """
+        known = {path for path, _ in code}
+        paths: dict[str, None] = {}
+        for name in (*self.opened,):
+            path = Path(name).resolve()
+            if (
+                str(path) not in known
+                and name not in self.written
+                and path.suffix not in _COMPILED
+                and not path.is_dir()
+                and not any(path.is_relative_to(folder) for folder in _SYSTEM)
+                and is_users(path, roots)
+            ):
+                paths[str(path)] = None
+        files = tuple((name, hash_of_content(Path(name))) for name in sorted(paths)[:MOST_FILES])
+        return Reads(
+            files=files,
+            variables=self._variables(),
+            distributions=_distributions(set(sys.modules) - self.modules),
+        )
+
+    def _variables(self) -> tuple[tuple[str, str], ...]:
+        # Whoever copies the whole environment reads each variable once: that counts for none.
+        least = min((self.asked[name] for name in os.environ), default=0)
+        names = {name for name, times in self.asked.items() if times > least * (name in os.environ)}
+        found = {name: os.environ.get(name) for name in sorted(names)}
+        return tuple(
+            (name, "" if value is None else hashlib.sha256(value.encode()).hexdigest())
+            for name, value in found.items()
+        )
+
+
+_LOCK = threading.Lock()
+_watches: list[Watch] = []
+
+
+@contextmanager
+def watching() -> Generator[Watch]:
+    """While it lasts, the process watches what user code reads; what was seen before stays."""
+    watch = _begun()
+    watch.is_on = True
+    try:
+        yield watch
+    finally:
+        watch.is_on = False
+
+
+def _begun() -> Watch:
+    with _LOCK:
+        if not _watches:
+            watch = Watch(modules=frozenset(sys.modules))
+            _watches.append(watch)
+            sys.addaudithook(lambda event, args: _heard(watch, event, args))
+            _watch_environment(watch)
+        return _watches[0]
+
+
+def _heard(watch: Watch, event: str, args: tuple[Any, ...]) -> None:
+    if event == "open" and watch.is_on:
+        watch.saw_open(args[0], args[2])
+
+
+def _watch_environment(watch: Watch) -> None:
+    """Counts what the user's code reads of `os.environ`: all of its ways end in one method."""
+    plain = type(os.environ)
+
+    class Watched(plain):
+        def __getitem__(self, key: str) -> str:
+            if watch.is_on and _is_asked_by_user():
+                watch.asked[key] += 1
+            return plain.__getitem__(self, key)
+
+    Watched.__name__, Watched.__qualname__ = plain.__name__, plain.__qualname__
+    os.environ.__class__ = Watched
+
+
+def _is_asked_by_user() -> bool:
+    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
+        frame = frame.f_back
+    return frame is not None and _is_users_code(frame.f_code.co_filename)
+
+
+_users_code: dict[str, bool] = {}
+
+
+def _is_users_code(file: str) -> bool:
+    if file not in _users_code:
+        is_file = not file.startswith("<")
+        _users_code[file] = is_file and is_users(Path(file).resolve(), (Path.cwd().resolve(),))
+    return _users_code[file]
+
+
+def _distributions(modules: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """The installed packages that modules belong to, with their versions."""
+    top = {name.partition(".")[0] for name in modules}
+    owners = metadata.packages_distributions()
+    names = {owner for name in top for owner in owners.get(name, ())}
+    return tuple((name, metadata.version(name)) for name in sorted(names - {_OWN_DISTRIBUTION}))

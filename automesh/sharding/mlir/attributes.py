@@ -12,8 +12,7 @@ import numpy as np
 from automesh.cost.terms import Monomial
 from automesh.ir.graph import Operation
 from automesh.sharding.mlir.axes import MeshReader
-from automesh.sharding.passes import Bindings
-from automesh.sharding.reshard import DECLARED
+from automesh.sharding.passes import DECLARED, Bindings
 
 _NUMBER = re.compile(r"dense<([^<>\"\[\]]+)>")
 _LISTS = re.compile(r"(\w+) = \[([\d, ]*)\]")

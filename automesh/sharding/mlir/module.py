@@ -54,6 +54,7 @@ the manual axes (`Value.manual`); its `axes` name the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from automesh.cost.terms import Sum
@@ -62,7 +63,7 @@ from automesh.sharding.mlir.attributes import AttributeReader
 from automesh.sharding.mlir.axes import MeshReader
 from automesh.sharding.mlir.locations import SourceReader
 from automesh.sharding.mlir.trip_counts import trips
-from automesh.sharding.passes import bindings
+from automesh.sharding.passes import bindings, functions_of
 from automesh.sharding.size_dependence import (
     ANYHOW,
     COST,
@@ -80,7 +81,6 @@ _SAME = frozenset(
 )
 # What has no operands and yet is not the same on every device or at every time.
 _NOT_CONSTANT = frozenset(("partition_id", "replica_id", "custom_call", "rng", "infeed"))
-_Environment = dict[Any, Value]
 
 
 def read_graph(module: Any) -> Graph:
@@ -89,18 +89,34 @@ def read_graph(module: Any) -> Graph:
         return _Importer(module).graph()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scope:
+    """Where operations are read.
+
+    Attributes:
+      values: what the values of MLIR that are in sight have become.
+      into: the block that gets the operations.
+      manual: mesh axes of the manual regions around them.
+    """
+
+    values: dict[Any, Value]
+    into: Block
+    manual: tuple[str, ...] = ()
+
+    def inside(self, block: Any, arguments: Sequence[Value]) -> _Scope:
+        """A block that sees all that is in sight here."""
+        return replace(
+            self, values=self.values | dict(zip(block.arguments, arguments, strict=True))
+        )
+
+
 class _Importer:
     """Walks one module; its `MeshReader` collects the axes that do not split arrays evenly."""
 
     def __init__(self, module: Any) -> None:
         found = bindings()
         self._ir, self._sdy = found.ir, found.sdy
-        body = module.regions[0].blocks[0]
-        self._functions = {
-            found.ir.StringAttr(one.attributes["sym_name"]).value: one.operation
-            for one in body.operations
-            if one.operation.name == "func.func"
-        }
+        self._functions = functions_of(module, found.ir)
         self._axes = MeshReader(found, module)
         self._read_attributes = AttributeReader(found, self._axes)
         self._sources = SourceReader(found)
@@ -110,13 +126,13 @@ class _Importer:
         main = self._functions["main"]
         block = main.regions[0].blocks[0]
         top = Block()
-        environment: _Environment = {}
+        scope = _Scope(values={}, into=top)
         given = self._dictionaries(main, "arg_attrs", len(block.arguments))
         for argument, attributes in zip(block.arguments, given, strict=True):
             value = self._value(argument, attributes.get("sdy.sharding"), ())
-            environment[argument] = value
+            scope.values[argument] = value
             top.arguments.append(value)
-        top.returned = self._block(block, environment, top, ())
+        top.returned = self._block(block, scope)
         returned = self._dictionaries(main, "res_attrs", len(top.returned))
         return Graph(
             top=top,
@@ -180,9 +196,9 @@ class _Importer:
         return values
 
     def _apply_all(self, attributes: Any, values: list[Value]) -> None:
-        noted = self._ir.StringAttr(attributes[DIMENSIONS]).value
-        for index, value in enumerate(values):
-            self._apply(value, read_dimensions(noted, index))
+        noted = read_dimensions(self._ir.StringAttr(attributes[DIMENSIONS]).value)
+        for value, dimensions in zip(values, noted, strict=True):
+            self._apply(value, dimensions)
 
     def _apply(self, value: Value, noted: Sequence[tuple[tuple[str, int], ...]]) -> None:
         """Takes the sampled axis sizes out of a shape, into `axes` and `grown`."""
@@ -206,61 +222,40 @@ class _Importer:
         value.grown = tuple(grown) if any(grown) else ()
         value.free = tuple(free)
 
-    def _block(
-        self, block: Any, environment: _Environment, into: Block, manual: tuple[str, ...]
-    ) -> list[Value]:
-        """Appends the operations of `block` to `into`; returns what its terminator gives back."""
+    def _block(self, block: Any, scope: _Scope) -> list[Value]:
+        """Reads the operations of a block; returns what its terminator gives back."""
         for one in block.operations:
             operation = one.operation
             name: str = operation.name
+            operands = [scope.values[operand] for operand in operation.operands]
             if name in _RETURNS:
-                return [environment[operand] for operand in operation.operands]
-            operands = [environment[operand] for operand in operation.operands]
+                return operands
             if name in _CALLS or name == "stablehlo.composite":
-                results = self._call(operation, operands, into, manual)
+                results = self._call(operation, operands, scope)
             elif name == "sdy.manual_computation":
-                results = self._manual(operation, operands, environment, into, manual)
+                results = self._manual(operation, operands, scope)
             elif name == "sdy.named_computation":
-                results = self._inline(operation.regions[0], operands, environment, into, manual)
+                body = operation.regions[0].blocks[0]
+                results = self._block(body, scope.inside(body, operands))
             elif name in _SAME and len(operands) == len(operation.results):
                 results = operands
             else:
-                results = self._operation(operation, operands, environment, into, manual)
-            environment.update(zip(operation.results, results, strict=True))
+                results = self._operation(operation, operands, scope)
+            scope.values.update(zip(operation.results, results, strict=True))
         return []
 
-    def _call(
-        self, operation: Any, operands: list[Value], into: Block, manual: tuple[str, ...]
-    ) -> list[Value]:
+    def _call(self, operation: Any, operands: list[Value], scope: _Scope) -> list[Value]:
         key = "callee" if "callee" in operation.attributes else "decomposition"
         callee = self._ir.FlatSymbolRefAttr(operation.attributes[key]).value
-        return self._inline(self._functions[callee].regions[0], operands, {}, into, manual)
+        body = self._functions[callee].regions[0].blocks[0]
+        # A function sees nothing of where it is called.
+        return self._block(body, replace(scope, values={}).inside(body, operands))
 
-    def _inline(
-        self,
-        region: Any,
-        operands: list[Value],
-        outer: _Environment,
-        into: Block,
-        manual: tuple[str, ...],
-    ) -> list[Value]:
-        block = region.blocks[0]
-        inner = dict(outer)
-        inner.update(zip(block.arguments, operands, strict=True))
-        return self._block(block, inner, into, manual)
-
-    def _manual(
-        self,
-        operation: Any,
-        operands: list[Value],
-        environment: _Environment,
-        into: Block,
-        manual: tuple[str, ...],
-    ) -> list[Value]:
+    def _manual(self, operation: Any, operands: list[Value], scope: _Scope) -> list[Value]:
         """A `shard_map`: its body on the values of one device."""
         attributes, block = operation.attributes, operation.regions[0].blocks[0]
         named = self._sdy.ManualAxesAttr(attributes["manual_axes"])
-        inside = self._axes.in_order({*manual, *named})
+        inside = self._axes.in_order({*scope.manual, *named})
         entering = self._sdy.TensorShardingPerValueAttr(attributes["in_shardings"]).shardings
         local = [
             self._entering(argument, operand, sharding, inside)
@@ -268,18 +263,16 @@ class _Importer:
         ]
         source = self._sources.of(operation)
         if local:
-            self._append(into, _view("enter_manual", operands, local, source))
-        inner = dict(environment)
-        inner.update(zip(block.arguments, local, strict=True))
-        returned = self._block(block, inner, into, inside)
+            self._append(scope.into, _view("enter_manual", operands, local, source))
+        returned = self._block(block, replace(scope.inside(block, local), manual=inside))
         leaving = self._sdy.TensorShardingPerValueAttr(attributes["out_shardings"]).shardings
         results = [
-            self._value(result, sharding, manual)
+            self._value(result, sharding, scope.manual)
             for result, sharding in zip(operation.results, leaving, strict=True)
         ]
         if DIMENSIONS in attributes:
             self._apply_all(attributes, results)
-        self._append(into, _view("leave_manual", returned, results, source))
+        self._append(scope.into, _view("leave_manual", returned, results, source))
         return results
 
     def _entering(
@@ -295,65 +288,50 @@ class _Importer:
             inside.grown, inside.free = operand.grown, operand.free
         return inside
 
-    def _operation(
-        self,
-        operation: Any,
-        operands: list[Value],
-        environment: _Environment,
-        into: Block,
-        manual: tuple[str, ...],
-    ) -> list[Value]:
+    def _operation(self, operation: Any, operands: list[Value], scope: _Scope) -> list[Value]:
         name = str(operation.name).split(".", 1)[1]
         made = Operation(
             name="case" if name == "if" else name,
             operands=operands,
-            results=self._results(operation, operands, manual),
+            results=self._results(operation, operands, scope.manual),
             source=self._sources.of(operation),
         )
         made.attributes = self._read_attributes.of(operation, made)
         if name == "while":
-            made.trips = trips(operation, environment)
+            made.trips = trips(operation, scope.values)
             if TRIPS in operation.attributes:
                 (made.trip_formula,) = self._formulas(operation, TRIPS)
-            made.bodies = [self._body(operation.regions[1], made, environment, manual)]
+            made.bodies = [self._body(operation.regions[1], made, scope)]
             made.attributes["condition_source"] = self._sources.of(
                 operation.regions[0].blocks[0].operations[-1].operation
             )
         elif made.name == "case":
-            made.bodies = [
-                self._body(region, None, environment, manual) for region in operation.regions
-            ]
+            made.bodies = [self._body(region, None, scope) for region in operation.regions]
         elif COST in operation.attributes:
             stated = made.attributes["cost"]
             formulas = self._formulas(operation, COST)
             made.attributes["cost_terms"] = dict(zip(stated, formulas, strict=True))
-        self._append(into, made)
+        self._append(scope.into, made)
         return made.results
 
     def _formulas(self, operation: Any, key: str) -> list[Sum]:
         return read_formulas(self._ir.StringAttr(operation.attributes[key]).value)
 
-    def _body(
-        self,
-        region: Any,
-        loop: Operation | None,
-        environment: _Environment,
-        manual: tuple[str, ...],
-    ) -> Block:
-        block, body = region.blocks[0], Block()
-        inner = dict(environment)
-        for argument, like in zip(block.arguments, loop.results if loop else (), strict=True):
-            value = Value(
+    def _body(self, region: Any, loop: Operation | None, scope: _Scope) -> Block:
+        block = region.blocks[0]
+        arguments = [
+            Value(
                 shape=like.shape,
                 dtype=like.dtype,
                 axes=like.axes,
-                manual=manual,
+                manual=scope.manual,
                 grown=like.grown,
                 free=like.free,
             )
-            inner[argument] = value
-            body.arguments.append(value)
-        body.returned = self._block(block, inner, body, manual)
+            for like in (loop.results if loop else ())
+        ]
+        body = Block(arguments=arguments)
+        body.returned = self._block(block, replace(scope.inside(block, arguments), into=body))
         return body
 
     def _append(self, into: Block, made: Operation) -> None:

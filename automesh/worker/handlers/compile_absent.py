@@ -10,16 +10,14 @@ from pathlib import Path
 from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import AbsentDevices
 from automesh.hlo.store import ModuleStore, store_in
-from automesh.program.absent.array_errors import explaining_real_arrays
 from automesh.program.absent.client import devices_of
 from automesh.program.absent.compile import Order, obtain
-from automesh.program.absent.device_queries import answering
+from automesh.program.absent.device_queries import answering, explaining_real_arrays
 from automesh.program.lower import compilation_cache
-from automesh.program.lower.lowering import Program, lower
+from automesh.program.lower.lowering import lower
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.program.pipeline.absent import lower_for_absent, obtain_pipeline
-from automesh.program.pipeline.lower import PipelineProgram
-from automesh.program.pipeline.recognize import pipeline_of
+from automesh.program.pipeline.lower import StagedProgram, StepProgram, pipeline_of
 from automesh.worker.handlers.scripts import Scripts, build_plan
 from automesh.worker.messages import CompileJob
 from automesh.worker.stages import Emit, Stages
@@ -72,8 +70,8 @@ def compile_ahead(
     return replace(answer, asked=tuple(dict.fromkeys((*script.asked, *answers.asked))))
 
 
-def _obtained(program: Program | PipelineProgram, order: Order, fingerprint: str) -> CompileAnswer:
-    if isinstance(program, PipelineProgram):
+def _obtained(program: StepProgram, order: Order, fingerprint: str) -> CompileAnswer:
+    if isinstance(program, StagedProgram):
         pipeline = obtain_pipeline(program, order)
         return CompileAnswer(
             fingerprint=fingerprint,

@@ -9,12 +9,10 @@ from typing import Any
 
 from automesh.mesh.axes import Knobs, MeshAxis
 from automesh.mesh.mapping import LogicalAxes
-from automesh.program.lower.lowered import sharded_axes
+from automesh.program.lower.lowering import SingleProgram
 from automesh.program.notes import in_one_line, note
-from automesh.program.pipeline.lower import PipelineProgram
-from automesh.program.pipeline.recognize import lower_any
+from automesh.program.pipeline.lower import lower_any
 from automesh.program.script.build import build_on
-from automesh.sharding.manual_axes import axes_talked_over
 from automesh.sharding.passes import plain
 from automesh.sharding.programs import lowered_for, text_of
 from automesh.worker.messages import ArraysJob, InspectJob
@@ -57,12 +55,9 @@ class Trials:
             mesh = ",".join(f"{name}:{size}" for name in active)
             note(f"`{mesh}` cannot be lowered ({in_one_line(error)})")
             return None
-        if isinstance(program, PipelineProgram):
-            named = program.named_axes(names)
-            return tuple(name for name in active if name in named)
-        if platform:
+        if platform and isinstance(program, SingleProgram):
             self.seen[text_of(plain(program.lowered.compiler_ir("stablehlo")))] += 1
-        named = {*sharded_axes(program.lowered, names), *axes_talked_over(program.traced)}
+        named = program.named_axes(names)
         return tuple(name for name in active if name in named)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +22,8 @@ from automesh.program.absent.device_queries import attached
 from automesh.program.absent.layout import lay_out
 from automesh.program.capture.discover import discover_for_absent, discover_here
 from automesh.program.capture.nouns import Discovery
+from automesh.program.execute.arguments import made_up_arguments
 from automesh.program.execute.calibrate import calibrate
-from automesh.program.execute.initial import made_up_arguments
 from automesh.program.execute.prepare import Ready, prepare
 from automesh.program.execute.timed_loop import visit
 from automesh.program.execute.value_domains import Domain, domains
@@ -35,9 +36,9 @@ from automesh.program.lower.compiled import (
     serialized,
 )
 from automesh.program.lower.lowered import loss_dtype
-from automesh.program.lower.lowering import Program, compile_program, lower
+from automesh.program.lower.lowering import compile_program, lower
 from automesh.program.lower.program_text import write_text
-from automesh.program.lower.static_args import leaf_shape
+from automesh.program.lower.static_args import leaf_dtype, leaf_shape
 from automesh.program.nouns import (
     Attachment,
     BuildAnswer,
@@ -51,14 +52,12 @@ from automesh.program.nouns import (
     VisitAnswer,
 )
 from automesh.program.pipeline.attached import compile_here, count_here, prepare_pipeline
-from automesh.program.pipeline.lower import PipelineProgram
-from automesh.program.pipeline.recognize import lines_of, lower_any
+from automesh.program.pipeline.lower import StagedProgram, StepProgram, lower_any
 from automesh.program.refused import Refused
 from automesh.program.script.build import Built, build_on, read_facts
 from automesh.program.script.build_check import check_build
-from automesh.program.script.reads import watching
 from automesh.program.script.signature import check_knobs, check_mapping
-from automesh.program.script.sources import hash_of_sources
+from automesh.program.script.sources import hash_of_sources, watching
 from automesh.program.step_summary import StepSummary
 from automesh.program.summarize import summarize
 from automesh.sharding.programs import lowered_for
@@ -308,16 +307,9 @@ def _ones(names: tuple[str, ...]) -> tuple[MeshAxis, ...]:
     return tuple(MeshAxis(name=name) for name in names)
 
 
-def _argument_bytes(program: Program | PipelineProgram) -> int:
+def _argument_bytes(program: StepProgram) -> int:
     leaves = jax.tree.leaves((program.args, program.kwargs))
-    total = 0
-    for leaf in leaves:
-        dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
-        elements = 1
-        for dimension in leaf_shape(leaf):
-            elements *= dimension
-        total += elements * dtype.itemsize
-    return total
+    return sum(math.prod(leaf_shape(leaf)) * leaf_dtype(leaf).itemsize for leaf in leaves)
 
 
 def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Lowered:
@@ -337,7 +329,7 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
     if not reply["go"]:
         return Lowered(fingerprint=fingerprint)
     stages.enter("compile")
-    if isinstance(program, PipelineProgram):
+    if isinstance(program, StagedProgram):
         trained = compile_here(program, job.plan.compiler_options)
         pipeline = count_here(program, trained)
         return CompileAnswer(
@@ -389,7 +381,7 @@ def _trace(job: TraceJob, stages: Stages) -> Traced:
         built = build_plan(job, job.plan, script)
         stages.enter("lower")
         program = lower_any(built, platforms=_platforms(job.step.absent))
-        write_text(Path(job.text_file), lines_of(program))
+        write_text(Path(job.text_file), program.lines())
     return Traced(fingerprint=program.fingerprint(job.plan.compiler_options))
 
 
@@ -463,7 +455,7 @@ def _prepared(job: VisitJob, stages: Stages) -> Ready:
     stages.enter("lower")
     program = lower_any(built)
     fingerprint = program.fingerprint(job.plan.compiler_options)
-    if isinstance(program, PipelineProgram):
+    if isinstance(program, StagedProgram):
         stages.enter("compile")
         trained = compile_here(program, job.plan.compiler_options)
         stages.enter("materialize")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from automesh.mesh.axes import PIPELINE, MeshAxis
 from automesh.program.nouns import Propagation
-from automesh.program.pipeline.recognize import pipeline_of
+from automesh.program.pipeline.lower import pipeline_of
 from automesh.program.script.build import Built
 from automesh.sharding.programs import Programs
 from automesh.sharding.propagate import propagate

@@ -17,9 +17,13 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
 from automesh.package import is_users_file
 from automesh.partition.haliax_support import restore_removed_names
-from automesh.program.absent.array_errors import explaining_real_arrays
 from automesh.program.absent.client import devices_of
-from automesh.program.absent.device_queries import Answers, answering, attached
+from automesh.program.absent.device_queries import (
+    Answers,
+    answering,
+    attached,
+    explaining_real_arrays,
+)
 from automesh.program.absent.fake_devices import fake_devices
 from automesh.program.notes import in_one_line, note
 from automesh.program.nouns import Entry

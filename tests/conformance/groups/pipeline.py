@@ -13,7 +13,7 @@ from automesh.pipeline import (
     parse_schedule,
     simulate,
 )
-from automesh.pipeline.orders import wavefront_order
+from automesh.pipeline.catalogue import wavefront_order
 from tests.conformance.outcomes import (
     Case,
     Departure,

@@ -27,8 +27,13 @@ from automesh.program.pipeline.absent import (
     moved_to,
 )
 from automesh.program.pipeline.attached import compile_here, count_here, prepare_pipeline
-from automesh.program.pipeline.lower import PipelineProgram, device_bytes, lower_pipeline
-from automesh.program.pipeline.recognize import lower_any, pipeline_of
+from automesh.program.pipeline.lower import (
+    StagedProgram,
+    device_bytes,
+    lower_any,
+    lower_pipeline,
+    pipeline_of,
+)
 from automesh.program.script.build import Built, build_on
 from automesh.program.script.load import load_entry
 from tests.support.paths import SCRIPTS
@@ -44,17 +49,17 @@ def built(pp: int, dp: int = 1, tp: int = 1, **knobs: Scalar) -> Built:
     return build_on(load_entry(entry), axes, knobs=tuple(knobs.items()))
 
 
-def lowered(pp: int, dp: int = 1, tp: int = 1, **knobs: Scalar) -> PipelineProgram:
+def lowered(pp: int, dp: int = 1, tp: int = 1, **knobs: Scalar) -> StagedProgram:
     program = lower_any(built(pp, dp, tp, **knobs))
-    assert isinstance(program, PipelineProgram)
+    assert isinstance(program, StagedProgram)
     return program
 
 
-def described(program: PipelineProgram) -> CompiledPipeline:
+def described(program: StagedProgram) -> CompiledPipeline:
     return count_here(program, compile_here(program, ()))
 
 
-def losses(program: PipelineProgram, built: Built) -> tuple[tuple[float, ...], str]:
+def losses(program: StagedProgram, built: Built) -> tuple[tuple[float, ...], str]:
     """Of three steps, and where the arguments came from."""
     ready = prepare_pipeline(
         program, compile_here(program, ()), fingerprint="", build_again=lambda: built

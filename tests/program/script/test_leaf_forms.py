@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from automesh.errors import UsageError
 from automesh.mesh.axes import parse_mesh
 from automesh.mesh.layout.devices import create_mesh_for
-from automesh.program.execute.initial import initial_args
+from automesh.program.execute.arguments import initial_args
 from automesh.program.lower.carry_state import default_carry
 from automesh.program.lower.lowering import lower
 from automesh.program.script.build import build_on

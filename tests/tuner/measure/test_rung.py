@@ -15,7 +15,7 @@ from automesh.jsonio import from_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, Measured
 from automesh.program.nouns import VisitAnswer
-from automesh.program.script.reads import NOTHING_READ
+from automesh.program.script.sources import NOTHING_READ
 from automesh.report.estimates import Estimates
 from automesh.report.progress import Silent
 from automesh.tuner.context import SearchContext

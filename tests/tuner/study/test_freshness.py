@@ -180,7 +180,7 @@ WATCHED = """
 import os, sys
 sys.path.insert(0, {folder!r})
 from pathlib import Path
-from automesh.program.script.reads import watching
+from automesh.program.script.sources import watching
 with watching() as watch:
     import reader
     if {whole}:

@@ -75,7 +75,7 @@ def _on_submesh(given: Given, mesh: Mesh, *, dropped: str, what: str) -> Struct:
     if given.sharding is None:
         return given.struct
     entries = [
-        tuple(axis for axis in _axes(entry) if axis != dropped or dropped in mesh.axis_names)
+        tuple(axis for axis in axes_of(entry) if axis != dropped or dropped in mesh.axis_names)
         for entry in given.sharding.spec
     ]
     unknown = [axis for entry in entries for axis in entry if axis not in mesh.axis_names]
@@ -152,5 +152,6 @@ def is_same_layout(some: Sharding, other: Sharding, shape: Sequence[int]) -> boo
     return indices[0] == indices[1]
 
 
-def _axes(entry: Any) -> tuple[str, ...]:
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a PartitionSpec."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())

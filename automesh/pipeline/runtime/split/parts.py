@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -62,6 +62,15 @@ class Parts:
             tuple(leaf for leaf in part.params if owners[leaf] == stage)
             for stage, part in enumerate(self.split.stages)
         )
+
+    def in_order(self, of_stages: Sequence[Sequence[Any]]) -> list[Any]:
+        """In the order of the parameters, what there is for those that each stage keeps."""
+        found = {
+            leaf: one
+            for leaves, of_stage in zip(self.owned, of_stages, strict=True)
+            for leaf, one in zip(leaves, of_stage, strict=True)
+        }
+        return [found[leaf] for leaf in range(len(found))]
 
     def owned_structs(self, stage: int) -> Structs:
         """What a stage keeps, with the shardings that were given; else on all of its devices."""

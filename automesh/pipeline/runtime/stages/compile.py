@@ -1,14 +1,19 @@
 """Compiles the programs of all stages ahead of time, each for its submesh (jax).
 
 Where no sharding is given, XLA chooses: an argument is left unspecified, and the sharding that the
-compiled forward pass takes is read back and fixed for everything else.
+compiled forward pass takes is read back, said with the axes of the mesh where they can say it, and
+fixed for everything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,29 +21,52 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from automesh.pipeline.actions import ActionKind
 from automesh.pipeline.runtime.dispatch_plan import PipelineSlots, StageSlots
-from automesh.pipeline.runtime.split.arguments import Struct, Structs, divides
+from automesh.pipeline.runtime.split.arguments import Struct, Structs, divides, is_same_layout
 from automesh.pipeline.runtime.split.parts import Parts
-from automesh.pipeline.runtime.stages.executables import CompileOne, Job, compile_jobs
-from automesh.pipeline.runtime.stages.naming import name_sharding
+from automesh.pipeline.runtime.stages.stage import Stage, given_arguments, shardings_of
 from automesh.pipeline.runtime.stages.transfer import ArrayTransfers
 
-Shardings = tuple[Sharding, ...]
+# (a lowered program, its stage, what it does: an action's kind, or `zeros`, `finish`, `norm`,
+# `init`, `update`) -> what is called to run it
+CompileOne = Callable[[jax.stages.Lowered, int | None, str], Any]
+
+
+class Job(NamedTuple):
+    """A program to be compiled.
+
+    Attributes:
+      stage: None for what belongs to no stage.
+      what: see `CompileOne`.
+    """
+
+    lowered: jax.stages.Lowered
+    stage: int | None
+    what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageShapes:
-    """Shapes, types and shardings of what a stage reads and makes.
+class ProgramCompiler:
+    """How the programs of a pipeline are compiled.
 
     Attributes:
-      params, batch, inputs, outputs: as the compiled forward pass takes and gives them.
-      saved: what it keeps for the backward pass.
+      compile_one: called for one after the other, so that it can keep account of them; None
+        compiles several at a time, since XLA does not hold Python's lock.
+      only_programs: whether what is needed to run the stages is left out, for devices that are not
+        here.
     """
 
-    params: Structs
-    batch: Structs
-    inputs: Structs
-    outputs: Structs
-    saved: Structs
+    compile_one: CompileOne | None = None
+    only_programs: bool = False
+
+    def compile(self, jobs: Iterable[Job]) -> tuple[Any, ...]:
+        """The executables of some programs, in their order."""
+        listed = tuple(jobs)
+        if self.compile_one is not None:
+            return tuple(self.compile_one(*job) for job in listed)
+        if not listed:
+            return ()
+        with ThreadPoolExecutor(min(len(listed), os.cpu_count() or 1)) as pool:
+            return tuple(pool.map(lambda job: job.lowered.compile(), listed))
 
 
 class CompiledStages:
@@ -47,48 +75,42 @@ class CompiledStages:
     Attributes:
       functions, split, meshes: see `Parts`.
       transfers: between the submeshes; knows which stages are of this process.
-      shapes: of each stage.
+      shapes: each stage, as its compiled forward pass takes and gives arrays.
       places: shardings by number; see `PipelineSlots`.
       zeros: of each stage that is run here a program without arguments that makes its first sums.
 
     Args:
       forward: of each stage its lowered forward pass.
-      compile_one: see `compile_jobs`.
-      only_programs: whether what is needed to run the programs is left out.
     """
 
     def __init__(
-        self,
-        parts: Parts,
-        forward: Sequence[jax.stages.Lowered],
-        *,
-        compile_one: CompileOne | None,
-        only_programs: bool,
+        self, parts: Parts, forward: Sequence[jax.stages.Lowered], compiler: ProgramCompiler
     ) -> None:
+        self.parts, self.compiler = parts, compiler
         self.functions, self.split, self.meshes = parts.functions, parts.split, parts.meshes
-        self._compile_one = compile_one
-        self.transfers = ArrayTransfers(parts.meshes, is_run=not only_programs)
+        self.transfers = ArrayTransfers(parts.meshes, is_run=not compiler.only_programs)
         # Those of other processes, too: they tell what the stages of this one get.
-        jobs = [Job(one, stage, "F") for stage, one in enumerate(forward)]
-        self.forward = compile_jobs(jobs, compile_one)
+        self.forward = compiler.compile(Job(one, stage, "F") for stage, one in enumerate(forward))
         self.shapes = tuple(
-            _read_shapes(program, low, mesh)
-            for program, low, mesh in zip(self.forward, forward, parts.meshes, strict=True)
+            _compiled_stage(parts, stage, program, lowered)
+            for stage, (program, lowered) in enumerate(zip(self.forward, forward, strict=True))
         )
         self.places: list[Sharding] = []
-        self.slots = PipelineSlots(stages=tuple(map(self._wire, range(len(self.functions)))))
+        self.slots = PipelineSlots(stages=tuple(map(self._wire, self.shapes)))
         self._backward: dict[tuple[int, ActionKind], Any] = {}
         self.zeros: dict[int, Any] = {}
-        if not only_programs:
-            jobs = [Job(self._lower_zeros(stage), stage, "zeros") for stage in self.here]
-            self.zeros.update(zip(self.here, compile_jobs(jobs, compile_one), strict=True))
+        if not compiler.only_programs:
+            jobs = [Job(_lower_zeros(self.shapes[stage]), stage, "zeros") for stage in self.here]
+            self.zeros.update(zip(self.here, compiler.compile(jobs), strict=True))
 
     def prepare(self, needed: Iterable[tuple[int, ActionKind]]) -> None:
         """Compiles backward programs of this process' stages that are not compiled yet."""
         here = {one for one in needed if one[0] in self.here}
         missing = sorted(here - set(self._backward))
-        jobs = (Job(self._lower_backward(*one), *one) for one in missing)
-        self._backward.update(zip(missing, compile_jobs(jobs, self._compile_one), strict=True))
+        jobs = (
+            Job(_lower_backward(self.shapes[stage], kind), stage, kind) for stage, kind in missing
+        )
+        self._backward.update(zip(missing, self.compiler.compile(jobs), strict=True))
 
     @property
     def here(self) -> tuple[int, ...]:
@@ -111,57 +133,12 @@ class CompiledStages:
         }
         return {**forward, **self._backward}
 
-    def sums(self, stage: int) -> Structs:
-        """Of a stage's parameters what their gradients are summed in: at least float32."""
-        return tuple(
-            Struct(one.shape, jnp.promote_types(one.dtype, jnp.float32), sharding=one.sharding)
-            for one in self.shapes[stage].params
-        )
-
-    def gradients(self, stage: int) -> tuple[Structs, ...]:
-        """Of each output with a gradient what every stage that reads it sends back."""
-        one = self.functions[stage]
-        outputs = zip(
-            one.part.outputs,
-            self.shapes[stage].outputs,
-            one.outputs_with_gradient,
-            strict=False,  # The last stage's output is the loss, which is no value.
-        )
-        return tuple(
-            (like,) * len(self.split.values[value].consumers) for value, like, has in outputs if has
-        )
-
-    def _lower_backward(self, stage: int, kind: ActionKind) -> Any:
-        one, shapes = self.functions[stage], self.shapes[stage]
-        gradients = self.gradients(stage)
-        sums = self.sums(stage) if kind != "I" else ()
-        inputs = [like for like, has in zip(shapes.inputs, one.with_gradient, strict=True) if has]
-        jitted = jax.jit(
-            one.backward(kind),
-            donate_argnums=5,
-            out_shardings=(_shardings(sums), _shardings(inputs) if kind != "W" else (), None),
-        )
-        with jax.set_mesh(self.meshes[stage]):
-            return jitted.lower(
-                shapes.params, shapes.batch, shapes.inputs, shapes.saved, gradients, sums
-            )
-
-    def _lower_zeros(self, stage: int) -> Any:
-        likes = self.sums(stage)
-
-        def zeros() -> tuple[Any, ...]:
-            return tuple(jnp.zeros(like.shape, like.dtype) for like in likes)
-
-        with jax.set_mesh(self.meshes[stage]):
-            return jax.jit(zeros, out_shardings=_shardings(likes)).lower()
-
-    def _wire(self, stage: int) -> StageSlots:
-        one, shapes = self.functions[stage], self.shapes[stage]
-        part = one.part
+    def _wire(self, stage: Stage) -> StageSlots:
+        one, part = stage.function, stage.function.part
         return StageSlots(
-            batch=dict(zip(part.batch, map(self._place, shapes.batch), strict=True)),
-            inputs=dict(zip(part.inputs, map(self._place, shapes.inputs), strict=True)),
-            outputs=dict(zip(part.outputs, map(self._place, shapes.outputs), strict=False)),
+            batch=dict(zip(part.batch, map(self._place, stage.batch), strict=True)),
+            inputs=dict(zip(part.inputs, map(self._place, stage.inputs), strict=True)),
+            outputs=dict(zip(part.outputs, map(self._place, stage.outputs), strict=False)),
             with_gradient=frozenset(
                 value for value, has in zip(part.inputs, one.with_gradient, strict=True) if has
             ),
@@ -191,17 +168,27 @@ def lower_forward(parts: Parts) -> tuple[jax.stages.Lowered, ...]:
 
 
 def _lower_stage(parts: Parts, stage: int) -> jax.stages.Lowered:
-    one, split, mesh = parts.functions[stage], parts.splits[stage], parts.meshes[stage]
-    part = one.part
-    with jax.set_mesh(mesh):
-        return jax.jit(one.forward).lower(
-            parts.params.structs(part.params, mesh),
-            parts.batch.structs(part.batch, mesh),
-            tuple(split.values[value].like for value in part.inputs),
-        )
+    with jax.set_mesh(parts.meshes[stage]):
+        return jax.jit(parts.functions[stage].forward).lower(*given_arguments(parts, stage))
 
 
-def _read_shapes(program: Any, lowered: Any, mesh: Mesh) -> StageShapes:
+def _lower_backward(stage: Stage, kind: ActionKind) -> jax.stages.Lowered:
+    jitted, arguments = stage.action(kind)
+    with jax.set_mesh(stage.mesh):
+        return jitted.lower(*arguments)
+
+
+def _lower_zeros(stage: Stage) -> jax.stages.Lowered:
+    likes = stage.sums
+
+    def zeros() -> tuple[Any, ...]:
+        return tuple(jnp.zeros(like.shape, like.dtype) for like in likes)
+
+    with jax.set_mesh(stage.mesh):
+        return jax.jit(zeros, out_shardings=shardings_of(likes)).lower()
+
+
+def _compiled_stage(parts: Parts, number: int, program: Any, lowered: Any) -> Stage:
     def known(tree: Any, shardings: Any) -> Structs:
         likes = jax.tree.leaves(tree)
         found = jax.tree.leaves(shardings, is_leaf=lambda node: node is None)
@@ -210,11 +197,14 @@ def _read_shapes(program: Any, lowered: Any, mesh: Mesh) -> StageShapes:
             for like, sharding in zip(likes, found, strict=True)
         )
 
+    mesh = parts.meshes[number]
     (params, batch, inputs), _ = lowered.args_info
     of_params, of_batch, of_inputs = program.input_shardings[0]
     outputs, saved = lowered.out_info
     of_outputs, of_saved = program.output_shardings
-    return StageShapes(
+    return Stage(
+        parts=parts,
+        number=number,
         params=known(params, of_params),
         batch=known(batch, of_batch),
         inputs=known(inputs, of_inputs),
@@ -238,5 +228,41 @@ def _equivalent(some: Sharding, other: Sharding, like: Struct) -> bool:
         return False
 
 
-def _shardings(structs: Iterable[Struct]) -> Shardings:
-    return tuple(cast("Sharding", one.sharding) for one in structs)
+def name_sharding(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> Sharding:
+    """A sharding over the devices of a mesh as a `NamedSharding` on it.
+
+    Args:
+      shape: of an array that can have it.
+
+    Returns:
+      The same sharding if no axes of the mesh say what it does.
+    """
+    if isinstance(sharding, NamedSharding):
+        return sharding
+    parts = [whole // part for whole, part in _sizes(sharding, shape)]
+    for spec in _specs(parts, [name for name in mesh.axis_names if mesh.shape[name] > 1], mesh):
+        named = NamedSharding(mesh, PartitionSpec(*spec))
+        if is_same_layout(named, sharding, shape):
+            return named
+    return sharding
+
+
+def _sizes(sharding: Sharding, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    # A dimension without elements is in one part.
+    for whole, part in zip(shape, sharding.shard_shape(tuple(shape)), strict=True):
+        yield (whole, part) if part else (1, 1)
+
+
+def _specs(
+    parts: Sequence[int], axes: Sequence[str], mesh: Mesh
+) -> Iterator[tuple[tuple[str, ...] | None, ...]]:
+    """All ways to split dimensions into so many parts by different axes, in every order."""
+    if not parts:
+        yield ()
+        return
+    for count in range(len(axes) + 1):
+        for chosen in itertools.permutations(axes, count):
+            if math.prod(mesh.shape[name] for name in chosen) == parts[0]:
+                left = [name for name in axes if name not in chosen]
+                for others in _specs(parts[1:], left, mesh):
+                    yield (chosen or None, *others)

@@ -1,4 +1,4 @@
-"""From each stage's sums to gradients: shared ones added, all scaled, their norm taken (jax)."""
+"""The end of a step: from the sums to gradients, their norm, and new parameters (jax)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from automesh.pipeline.runtime.split.arguments import Struct, Structs
-from automesh.pipeline.runtime.stages.compile import CompiledStages
-from automesh.pipeline.runtime.stages.executables import CompileOne, Job, compile_jobs
+from automesh.pipeline.runtime.split.parts import Parts
+from automesh.pipeline.runtime.stages.compile import CompiledStages, Job
+from automesh.pipeline.runtime.stages.stage import Optimizer, StageUpdate, shardings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,27 +35,12 @@ class Finisher:
     """Turns the sums of all stages into gradients.
 
     A parameter that several stages read is owned by the first: the others' sums are sent there.
-
-    Args:
-      owned: of each stage the parameters that it keeps.
-      scale: what gradients and losses are multiplied with.
-      compile_one: see `compile_jobs`.
-      only_programs: whether nothing is to be run.
     """
 
-    def __init__(
-        self,
-        stages: CompiledStages,
-        owned: tuple[tuple[int, ...], ...],
-        *,
-        scale: float,
-        compile_one: CompileOne | None,
-        only_programs: bool,
-    ) -> None:
+    def __init__(self, stages: CompiledStages) -> None:
         self._stages = stages
-        self._scale = scale
         self._users = stages.split.users
-        self.owned = owned
+        self.owned, scale = stages.parts.owned, stages.parts.options.scale
         # What is on every device of a submesh, for scalars that go from stage to stage.
         self.everywhere = tuple(NamedSharding(mesh, PartitionSpec()) for mesh in stages.meshes)
         self._add = jax.jit(
@@ -63,10 +49,10 @@ class Finisher:
         )
         self._finish: dict[int, Any] = {}
         self._norm: Any = None
-        if not only_programs:
+        if not stages.compiler.only_programs:
             jobs = [Job(self._lower(stage), stage, "finish") for stage in stages.here]
             jobs += [Job(self._lower_norm(), None, "norm")] if 0 in stages.here else []
-            compiled = compile_jobs(jobs, compile_one)
+            compiled = stages.compiler.compile(jobs)
             self._finish = dict(zip(stages.here, compiled, strict=False))
             self._norm = compiled[-1]
 
@@ -81,18 +67,18 @@ class Finisher:
         squares: list[Any] = []
         for stage, leaves in enumerate(self.owned):
             own = tuple(self._sum_of(sums, leaf, stage) for leaf in leaves)
-            likes = self._owned_sums(stage)
+            one = self._stages.shapes[stage]
             others = tuple(
                 tuple(
                     transfers.move(self._sum_of(sums, leaf, user), like.sharding)
                     for user in self._users[leaf][1:]
                 )
-                for leaf, like in zip(leaves, likes, strict=True)
+                for leaf, like in zip(leaves, one.owned(one.params), strict=True)
             )
             if stage in self._finish:
                 finished, square = self._finish[stage](own, others)
             else:
-                finished = transfers.placeholders(self.owned_params(stage))
+                finished = transfers.placeholders(one.owned(one.params))
                 square = transfers.placeholder(self._scalar(stage))
             gradients.update(zip(leaves, finished, strict=True))
             squares.append(transfers.move(square, self.everywhere[0]))
@@ -110,46 +96,27 @@ class Finisher:
         like = Struct((), loss.dtype, sharding=self.everywhere[last])
         return self._stages.transfers.tell(self._stages.transfers.placeholder(like))
 
-    def owned_params(self, stage: int) -> Structs:
-        """Shapes and shardings of the parameters that a stage owns."""
-        return self._pick(stage, self._stages.shapes[stage].params)
-
     def _scalar(self, stage: int) -> Struct:
         return Struct((), jnp.float32, sharding=self.everywhere[stage])
-
-    def _owned_sums(self, stage: int) -> Structs:
-        return self._pick(stage, self._stages.sums(stage))
-
-    def _pick(self, stage: int, of_params: Structs) -> Structs:
-        places = self._stages.split.stages[stage].params
-        return tuple(of_params[places.index(leaf)] for leaf in self.owned[stage])
 
     def _sum_of(self, sums: Sequence[tuple[Any, ...]], leaf: int, stage: int) -> Any:
         return sums[stage][self._stages.split.stages[stage].params.index(leaf)]
 
     def _lower(self, stage: int) -> Any:
-        params, likes = self.owned_params(stage), self._owned_sums(stage)
-
-        def finish(own: tuple[Any, ...], others: tuple[tuple[Any, ...], ...]) -> Any:
-            totals = [
-                functools.reduce(operator.add, more, total) * self._scale
-                for total, more in zip(own, others, strict=True)
-            ]
-            squares = (jnp.sum(jnp.square(one), dtype=jnp.float32) for one in totals)
-            gradients = tuple(
-                total.astype(like.dtype) for total, like in zip(totals, params, strict=True)
-            )
-            return gradients, sum(squares, start=jnp.zeros((), jnp.float32))
-
+        one = self._stages.shapes[stage]
+        params, likes = one.owned(one.params), one.owned(one.sums)
         others = tuple(
             (like,) * (len(self._users[leaf]) - 1)
             for leaf, like in zip(self.owned[stage], likes, strict=True)
         )
-        shardings = (tuple(like.sharding for like in params), self.everywhere[stage])
         # Only what has the type of its parameter can become its gradient in place.
-        in_place = all(one.dtype == like.dtype for one, like in zip(params, likes, strict=True))
-        jitted = jax.jit(finish, donate_argnums=0 if in_place else (), out_shardings=shardings)
-        with jax.set_mesh(self._stages.meshes[stage]):
+        in_place = all(sums.dtype == like.dtype for sums, like in zip(likes, params, strict=True))
+        jitted = jax.jit(
+            one.finish,
+            donate_argnums=0 if in_place else (),
+            out_shardings=(shardings_of(params), self.everywhere[stage]),
+        )
+        with jax.set_mesh(one.mesh):
             return jitted.lower(likes, others)
 
     def _lower_norm(self) -> Any:
@@ -159,3 +126,73 @@ class Finisher:
         scalars = (self._scalar(0),) * len(self.owned)
         with jax.set_mesh(self._stages.meshes[0]):
             return jax.jit(norm, out_shardings=self.everywhere[0]).lower(scalars)
+
+
+def plan_updates(
+    parts: Parts, likes: Sequence[Structs], optimizer: Optimizer, clip_norm: float | None
+) -> tuple[StageUpdate, ...]:
+    """The updates of all stages.
+
+    Args:
+      likes: of each stage the parameters that it keeps, with their shardings.
+    """
+    return tuple(
+        StageUpdate(
+            parts=parts, number=number, likes=tuple(like), optimizer=optimizer, clip_norm=clip_norm
+        )
+        for number, like in enumerate(likes)
+    )
+
+
+class Updates:
+    """The compiled programs of all stages' updates.
+
+    Attributes:
+      planned: of each stage.
+      states: of each stage shapes and shardings of the optimizer's state.
+      programs: of each stage of this process the one that updates.
+    """
+
+    def __init__(self, stages: CompiledStages, planned: Sequence[StageUpdate]) -> None:
+        self._transfers = stages.transfers
+        self.planned = tuple(planned)
+        self.states = tuple(one.state() for one in planned)
+        here = stages.here
+        jobs = [Job(planned[stage].lower_update(), stage, "update") for stage in here]
+        if not stages.compiler.only_programs:
+            jobs += [Job(planned[stage].lower_init(), stage, "init") for stage in here]
+        compiled = stages.compiler.compile(jobs)
+        self.programs = dict(zip(here, compiled, strict=False))
+        self._init = dict(zip(here, compiled[len(here) :], strict=False))
+
+    def init(self, params: Sequence[Any]) -> tuple[Any, ...]:
+        """The optimizer's first states."""
+        return tuple(
+            self._init[stage](tuple(params[leaf] for leaf in one.leaves))
+            if stage in self._init
+            else self._transfers.placeholders(self.states[stage])
+            for stage, one in enumerate(self.planned)
+        )
+
+    def apply(
+        self, params: Sequence[Any], gradients: Sequence[Any], states: tuple[Any, ...], norm: Any
+    ) -> tuple[list[Any], tuple[Any, ...]]:
+        """New parameters and states; the old ones are given away."""
+        new, kept = list(params), list[Any]()
+        for stage, one in enumerate(self.planned):
+            own_norm = self._transfers.move(norm, one.everywhere)
+            if stage in self.programs:
+                moved, state = self.programs[stage](
+                    tuple(params[leaf] for leaf in one.leaves),
+                    tuple(gradients[leaf] for leaf in one.leaves),
+                    states[stage],
+                    own_norm,
+                )
+            else:
+                moved, state = (
+                    self._transfers.placeholders(likes) for likes in (one.likes, self.states[stage])
+                )
+            kept.append(state)
+            for leaf, array in zip(one.leaves, moved, strict=True):
+                new[leaf] = array
+        return new, tuple(kept)
