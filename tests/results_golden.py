@@ -7,11 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from automesh.report.live import frame
 from automesh.report.pages.several import Several, Sought
 from automesh.report.pages.several import render as render_several
-from automesh.report.phases import State, with_phase
-from automesh.report.progress import PlainProgress
+from automesh.report.progress import PlainProgress, State, frame, with_phase
 from automesh.report.table import render
 from tests import results_samples
 
