@@ -10,10 +10,8 @@ import os
 import platform
 import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -31,10 +29,9 @@ from automesh.hlo.store import default_store
 from automesh.outcomes import Failed
 from automesh.program.nouns import Attachment
 from automesh.report.pages.store import render_store, store_to_json
-from automesh.tuner.preparation import memory_share_bytes, surroundings_of
+from automesh.tuner.workers import one_worker, surroundings_of
 from automesh.units import format_bytes
 from automesh.worker.messages import DevicesJob
-from automesh.worker.pool import Pool
 
 Level = Literal["ok", "note", "warning", "error"]
 _LIMIT_S = 120.0
@@ -66,15 +63,7 @@ def examine(target: str) -> tuple[Finding, ...]:
     wanted = parse_target(target, os.environ)
     check_present(wanted)
     findings = [_python(), *_packages(), *_processes(os.environ), _memory()]
-    with (
-        tempfile.TemporaryDirectory(prefix="automesh-doctor-") as logs,
-        Pool(
-            size=1,
-            surroundings=surroundings_of(wanted),
-            log_dir=Path(logs),
-            memory_limit_bytes=memory_share_bytes(1),
-        ) as pool,
-    ):
+    with one_worker(surroundings_of(wanted)) as pool:
         answer = pool.run(DevicesJob(), _LIMIT_S)
     findings += [Finding(level="warning", about="target", detail=one) for one in wanted.notices]
     if isinstance(answer, Attachment):

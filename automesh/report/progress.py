@@ -81,7 +81,8 @@ class Progress(Protocol):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        """Ends the display."""
 
 
 class Silent(Progress):

@@ -6,17 +6,14 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
-from automesh.errors import UsageError
 from automesh.hardware import Chip, Target, chip_for, selector_of
 from automesh.hardware.compile_client import absent_devices_of
 from automesh.hardware.reserve import NO_RESERVE, Reserve, default_reserve, parse_reserve
 from automesh.mesh.axes import Plan
 from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.granules import granules_of
-from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
-from automesh.program.nouns import Entry, Inspection, StepRef
+from automesh.outcomes import Failure
+from automesh.program.nouns import Attachment, Entry, Inspection, StepRef
 from automesh.report.progress import Progress
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
@@ -27,15 +24,11 @@ from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.identity import study_name
 from automesh.tuner.worker_errors import inspection_error
-from automesh.worker.environment import surroundings_for
-from automesh.worker.messages import DevicesJob, InspectJob, Surroundings
+from automesh.tuner.workers import ask, refuse_several_processes
+from automesh.worker.messages import DevicesJob, InspectJob
 from automesh.worker.pool import Pool
-from automesh.worker.protocol import Answer
 
 Versions = tuple[tuple[str, str], ...]
-_NEEDED_BYTES = (
-    2 * 2**30
-)  # what a compile of a middling step takes; decides how many run side by side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,33 +118,6 @@ class Preparation:
         return tuple(dict.fromkeys([*self.baseline, *self.enumeration.legal]))
 
 
-def surroundings_of(target: Target) -> Surroundings:
-    """The environment in which workers serve a target."""
-    if target.absent is not None:
-        return surroundings_for(absent_devices_of(target.absent), cpu_devices=target.cpu_devices)
-    return Surroundings(platforms=target.platforms, cpu_devices=target.cpu_devices)
-
-
-def memory_share_bytes(workers: int) -> int:
-    """What one of several workers may take: its part of nine tenths of what is free now."""
-    return max(int(0.9 * psutil.virtual_memory().available / workers), 2**28)
-
-
-def count_workers(target: Target, wanted: int) -> int:
-    """How many compile side by side: one per core that memory allows, one on an accelerator."""
-    return 1 if target.platforms != "cpu" else wanted or count_lowering()
-
-
-def count_lowering() -> int:
-    """How many programs to lower side by side, which the cores alone do: one per core that memory
-    allows."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    fitting = int(psutil.virtual_memory().available // _NEEDED_BYTES)
-    return max(1, min(cores, fitting))
-
-
 def step_ref(entry: Entry, target: Target, inspection: Inspection | None = None) -> StepRef:
     """The step as workers are told of it.
 
@@ -197,23 +163,14 @@ def inspect(
     """
     progress.now(f"looking at {request.entry.location}")
     job = inspect_job(request, target, space)
-    ticket = pool.submit(job, request.timeout_s)
     for _ in range(warm_up):
         pool.submit(DevicesJob(), request.timeout_s)
-    answer: Answer | Failure | None = None
-    while answer is None:
-        for finished in pool.wait():
-            if finished.ticket == ticket:
-                answer = finished.result
-    if isinstance(answer, (Failed, TimedOut, OutOfMemory)):
+    answer = ask(pool, job, Inspection, request.timeout_s)
+    if isinstance(answer, Failure):
         raise inspection_error(answer, request.entry, space)
-    if not isinstance(answer, Inspection):
-        raise TypeError(f"an inspection was answered with {type(answer).__name__}")
-    if answer.process_count > 1:
-        raise UsageError(
-            f"jax was started with {answer.process_count} processes, but a search runs in one",
-            hint="run the search on one host, without a launcher",
-        )
+    refuse_several_processes(
+        answer.process_count, "a search", hint="run the search on one host, without a launcher"
+    )
     return with_knobs(pool, job, answer, space, progress, timeout_s=request.timeout_s)
 
 
@@ -289,8 +246,8 @@ def _reserve(request: SearchRequest, target: Target, aim: Aim) -> Reserve:
     return default_reserve(aim.platform, os.environ) if target.absent else NO_RESERVE
 
 
-def aim_of(target: Target, inspection: Inspection) -> Aim:
-    """The devices of a target: those that the inspection found, unless it names absent ones."""
+def aim_of(target: Target, found: Inspection | Attachment) -> Aim:
+    """The devices of a target: those that a worker found, unless it names absent ones."""
     absent = target.absent
     if absent is not None:
         return Aim(
@@ -300,13 +257,13 @@ def aim_of(target: Target, inspection: Inspection) -> Aim:
             num_granules=absent.fabric.num_granules,
             memory_bytes=absent.device_memory_bytes,
         )
-    first = inspection.devices[0]
+    first = found.devices[0]
     return Aim(
         platform=first.platform,
         device_kind=first.kind,
-        num_devices=len(inspection.devices),
-        num_granules=len(granules_of(inspection.devices)),
-        memory_bytes=inspection.device_memory_bytes,
+        num_devices=len(found.devices),
+        num_granules=len(granules_of(found.devices)),
+        memory_bytes=found.device_memory_bytes,
     )
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Failed, Measured, Outcome, OutOfMemory, TimedOut
+from automesh.outcomes import Failed, Failure, Measured, Outcome
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import failure_reason
@@ -239,7 +239,7 @@ class CommandStrategy:
         return any(self._runs.measured(plan) for plan in self._runs.found)
 
     def _hopeless(self, last: Outcome) -> UsageError:
-        assert isinstance(last, Failed | TimedOut | OutOfMemory)
+        assert isinstance(last, Failure)
         return UsageError(
             f"the command failed for each of the {self._failed_first} plans that were tried: "
             f"{failure_reason(last)}",

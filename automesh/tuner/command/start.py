@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,12 +13,10 @@ from automesh.errors import UsageError
 from automesh.hardware import (
     Target,
     parse_target,
-    running_under_several_processes,
     selector_of,
 )
 from automesh.mesh.axes import Plan
-from automesh.mesh.granules import granules_of
-from automesh.outcomes import Failed, TimedOut
+from automesh.outcomes import Failed, Failure
 from automesh.program.nouns import Attachment
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
@@ -37,7 +34,7 @@ from automesh.tuner.command.run import Manner
 from automesh.tuner.command.search import CommandStrategy
 from automesh.tuner.command.space import CommandSpace, restricted, space_of
 from automesh.tuner.paths import as_seen, check_places, make_folder
-from automesh.tuner.preparation import Aim, memory_share_bytes, study_folder
+from automesh.tuner.preparation import Aim, aim_of, study_folder
 from automesh.tuner.request import SearchRequest, usual_top
 from automesh.tuner.strategies.search_run import SearchRun
 from automesh.tuner.study.metadata import Header, notebook_of, shown_location
@@ -45,8 +42,8 @@ from automesh.tuner.study.results import nothing_tried, result_of
 from automesh.tuner.study.scope import Scope
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.tuner.worker_errors import refuse_to_blame
+from automesh.tuner.workers import ask, memory_share_bytes, one_worker, refuse_launcher
 from automesh.worker.messages import DevicesJob, Surroundings
-from automesh.worker.pool import Pool
 
 _SHOWN = 8  # commands that a dry run shows
 _LOOK_LIMIT_S = 120.0
@@ -91,12 +88,10 @@ def search_command(
       UsageError: bad input, or a command that fails or shows no steps whatever the plan.
       NoFeasibleMesh: no plan is legal.
     """
-    several = running_under_several_processes(os.environ)
-    if several:
-        raise UsageError(
-            f"this is one of several processes ({several}), but a search runs in a single one",
-            hint="let the command start the processes: `--command 'srun python train.py ...'`",
-        )
+    refuse_launcher(
+        "a search",
+        hint="let the command start the processes: `--command 'srun python train.py ...'`",
+    )
     if not request.top:
         request = replace(request, top=usual_top(is_ahead=False, is_command=True))
     ready = _prepare(request, progress)
@@ -211,40 +206,21 @@ def _aim(target: Target, progress: Progress) -> tuple[Aim, str]:
         )
         return aim, target.selector
     found = _attached(target, progress)
-    first = found.devices[0]
-    aim = Aim(
-        platform=first.platform,
-        device_kind=first.kind,
-        num_devices=len(found.devices),
-        num_granules=len(granules_of(found.devices)),
-        memory_bytes=found.device_memory_bytes,
-    )
-    return aim, selector_of(found.devices)
+    return aim_of(target, found), selector_of(found.devices)
 
 
 def _attached(target: Target, progress: Progress) -> Attachment:
     """What jax finds here; the worker is gone when this returns: the command needs the devices."""
     progress.now("looking at the attached devices")
-    with (
-        tempfile.TemporaryDirectory(prefix="automesh-look-") as logs,
-        Pool(
-            size=1,
-            surroundings=_surroundings(target),
-            log_dir=Path(logs),
-            memory_limit_bytes=memory_share_bytes(1),
-            on_wait=progress.tick,
-        ) as pool,
-    ):
-        answer = pool.run(DevicesJob(), _LOOK_LIMIT_S)
+    with one_worker(_surroundings(target), progress=progress) as pool:
+        answer = ask(pool, DevicesJob(), Attachment, _LOOK_LIMIT_S)
     refuse_to_blame(answer)
-    if isinstance(answer, Failed | TimedOut):
+    if isinstance(answer, Failure):
         reason = answer.reason if isinstance(answer, Failed) else "jax did not answer"
         raise UsageError(
             f"the attached devices cannot be looked at: {reason}",
             hint="check JAX_PLATFORMS, or search virtual devices: `--target cpu:8`",
         )
-    if not isinstance(answer, Attachment):
-        raise TypeError(f"a look at the devices was answered with {type(answer).__name__}")
     return answer
 
 

@@ -14,6 +14,7 @@ from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hardware.model import hardware_model
 from automesh.mesh.axes import MAPPING, Call, Plan, parse_mesh
 from automesh.mesh.mapping import parse_axes
+from automesh.outcomes import Failure
 from automesh.report.estimates import ESTIMATES
 from automesh.report.explain.nouns import Explanation
 from automesh.report.progress import Progress
@@ -22,14 +23,13 @@ from automesh.space.options import value_of
 from automesh.tuner.capture import space_for
 from automesh.tuner.estimate.terms_cache import TERMS, Kept, TermsCache
 from automesh.tuner.explain.mesh import Ground, explained, find_plan
-from automesh.tuner.preparation import memory_share_bytes
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import open_session
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.identity import workload_name
 from automesh.tuner.study.metadata import Header, reading
-from automesh.worker.messages import LayoutJob, Surroundings
-from automesh.worker.pool import Pool
+from automesh.tuner.workers import ask, layout_job, one_worker
+from automesh.worker.messages import Surroundings
 
 _LAYOUT_LIMIT_S = 120.0
 
@@ -240,24 +240,9 @@ def layouts_of(fabric: Fabric, platform: str, device_kind: str, plans: Sequence[
     shapes = tuple(dict.fromkeys(tuple(axis.ici for axis in plan.axes) for plan in plans))
     if fabric.kind != "torus":
         return Layouts(shapes=shapes, spans=((),) * len(shapes))
-    job = LayoutJob(
-        platform=platform,
-        device_kind=device_kind,
-        torus=fabric.torus,
-        devices_per_chip=fabric.devices_per_chip,
-        shapes=shapes,
-        wraps=fabric.wraps,
-    )
-    with (
-        tempfile.TemporaryDirectory(prefix="automesh-explain-") as logs,
-        Pool(
-            size=1,
-            surroundings=Surroundings(platforms="cpu"),
-            log_dir=Path(logs),
-            memory_limit_bytes=memory_share_bytes(1),
-        ) as pool,
-    ):
-        answer = pool.run(job, _LAYOUT_LIMIT_S)
-    if not isinstance(answer, Layouts):
+    job = layout_job(fabric, platform=platform, device_kind=device_kind, shapes=shapes)
+    with one_worker(Surroundings(platforms="cpu")) as pool:
+        answer = ask(pool, job, Layouts, _LAYOUT_LIMIT_S)
+    if isinstance(answer, Failure):
         raise UsageError(f"where the mesh lies on the devices could not be found out: {answer}")
     return answer
