@@ -74,18 +74,12 @@ def check_script(
       UsageError: bad arguments, or a script that cannot be loaded.
     """
     request, target, space = read_aim(request, progress)
-    with _Workers.on(target, request) as workers:
-        check = _Check(
-            request=request, target=target, space=space, workers=workers, progress=progress
-        )
+    with _Check.on(target, request, space, progress) as check:
         inspected = check.inspect()
         if not _is_single(inspected, target):
             return check.look(inspected, script=script, command=command(request.target))
     virtual = parse_target(_VIRTUAL, os.environ)
-    with _Workers.on(virtual, request) as workers:
-        check = _Check(
-            request=request, target=virtual, space=space, workers=workers, progress=progress
-        )
+    with _Check.on(virtual, request, space, progress) as check:
         check.notes.append(
             "this machine has a single device: looked at on 8 virtual ones, --target cpu:8"
         )
@@ -188,6 +182,17 @@ class _Check:
     notes: list[str] = field(default_factory=list[str])
     begun: Plan | None = None
 
+    @staticmethod
+    @contextmanager
+    def on(
+        target: Target, request: SearchRequest, space: SearchSpace, progress: Progress
+    ) -> Generator[_Check]:
+        """The check on a target; its workers end with the body."""
+        with _Workers.on(target, request) as workers:
+            yield _Check(
+                request=request, target=target, space=space, workers=workers, progress=progress
+            )
+
     def inspect(self) -> Inspection | Failure:
         """Does what every search does first.
 
@@ -210,7 +215,14 @@ class _Check:
 
     def look(self, inspected: Inspection | Failure, *, script: str, command: str) -> CheckedScript:
         """Everything that follows from an inspection."""
-        found = _empty(self, script=script, command=command)
+        found = CheckedScript(
+            script=script,
+            function=self.request.entry.function,
+            target=self.target.selector or self.target.name,
+            axes=self.space.names,
+            program=self._program("not looked at", ""),
+            command=command,
+        )
         if not isinstance(inspected, Inspection):
             self._blame("", inspected)
             return replace(found, problems=tuple(self.problems), notes=tuple(self.notes))
@@ -569,38 +581,3 @@ def _counted(enumeration: Enumeration) -> PlanCount:
 def _short(plan: Plan, legal: Sequence[Plan]) -> str:
     """A plan in words, without the settings that are tried first."""
     return plan.mesh if not legal or plan.settings == legal[0].settings else str(plan)
-
-
-def _empty(check: _Check, *, script: str, command: str) -> CheckedScript:
-    """What is known before anything is."""
-    return CheckedScript(
-        script=script,
-        function=check.request.entry.function,
-        target=check.target.selector or check.target.name,
-        platform="",
-        device="",
-        device_count=0,
-        mesh="",
-        meshes=(),
-        step=None,
-        axes=check.space.names,
-        used_axes=(),
-        searched_axes=(),
-        axis_types=(),
-        baseline="",
-        facts=(),
-        tokens_per_step=0,
-        knobs=(),
-        left_out=(),
-        program=ProgramCheck(
-            found="not looked at",
-            detail="",
-            hash_seed=hash_seed(os.environ),
-            other_seed=check.workers.other_seed,
-        ),
-        plans=None,
-        notes=(),
-        problems=(),
-        command=command,
-        versions=(),
-    )
