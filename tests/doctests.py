@@ -16,7 +16,7 @@ from types import ModuleType
 
 PACKAGE = Path(__file__).parent.parent / "automesh"
 # Examples that start worker processes, which takes seconds.
-_LONG = ("api.calibrate", "api.search", "api.show", "api_explain.explain")
+_LONG = ("api.calibrate", "api.search", "api.show", "api.explain")
 LONG = frozenset(f"automesh.{name}" for name in _LONG)
 
 
