@@ -13,7 +13,7 @@ from automesh.hardware import Target
 from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.program.nouns import Attachment
 from automesh.report.estimates import ESTIMATES
-from automesh.report.files.csv import write_estimates
+from automesh.report.files.csv import estimates_frame, write_table
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.space import SearchSpace
@@ -100,7 +100,7 @@ def run_search(
                 clock=clock,
             )
             strategy = strategy_for(context, target)
-            write_estimates(estimates, preparation.folder / ESTIMATES)
+            write_table(estimates_frame(estimates), preparation.folder / ESTIMATES)
             return SearchRun(
                 study=study,
                 header=header,

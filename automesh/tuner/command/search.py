@@ -50,7 +50,6 @@ from automesh.tuner.measure.decision import (
     RaceRecord,
     Records,
     decide,
-    ending_of,
     raced_against,
     record_of,
 )
@@ -60,6 +59,7 @@ from automesh.tuner.measure.leased_pool import LeaseLost, wait_for_lease
 from automesh.tuner.measure.race import Race, RaceRules
 from automesh.tuner.paths import as_seen
 from automesh.tuner.request import SearchRequest
+from automesh.tuner.strategies.search_run import Strategy
 from automesh.tuner.study.metadata import Footer, Header, Notebook, spent
 from automesh.tuner.study.study import Study, Trial
 from automesh.units import format_seconds
@@ -88,7 +88,7 @@ class OpenRace:
 
 
 @dataclass(slots=True, kw_only=True)
-class CommandStrategy:
+class CommandStrategy(Strategy):
     """Runs plans, races the best and runs them side by side; see `Strategy`.
 
     Attributes:
@@ -531,8 +531,6 @@ class CommandStrategy:
             process_s=final.rules.entrants * self._expected_s(),
             sentence=ending,
         )
-        if not ending:
-            decision = replace(decision, sentence=ending_of(decision))
         self.notebook.note_decision(decision)
         return decision.sentence
 
@@ -559,11 +557,6 @@ class CommandStrategy:
         del result
         reason = "interrupted" if interrupted else f"{self._extent()}; {ending}"
         return Footer(stop_reason=reason, rules_path="", interrupted=interrupted)
-
-    def keeps_rule(self, path: Path) -> str:
-        """See `Strategy`: what is measured now replaces what a file holds."""
-        del path
-        return ""
 
     def _extent(self) -> str:
         tried = len(self._runs.first_s())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from automesh.mesh.axes import Plan
@@ -243,7 +243,7 @@ def comparisons_of(
     return tuple(sorted(found.values(), key=lambda one: (one.ratio, str(one.plan))))
 
 
-def ending_of(decision: Decision) -> str:
+def _ending_of(decision: Decision) -> str:
     """How a search ended whose time was used up."""
     waiting = len(decision.undecided)
     if not waiting:
@@ -351,10 +351,10 @@ def decide(
       exported: as `final` says.
       confirmed: figures from fresh processes, those of `exported` among them.
       process_s: what a process takes.
-      sentence: how it ended.
+      sentence: how it ended; if empty, time was used up before all was decided.
     """
     compared = comparisons_of(records, final, exported, process_s=process_s)
-    return Decision(
+    decision = Decision(
         winner=exported,
         verification=verification_of(final, exported, compared),
         comparisons=compared,
@@ -363,3 +363,4 @@ def decide(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         failed=records.failed,
     )
+    return decision if sentence else replace(decision, sentence=_ending_of(decision))

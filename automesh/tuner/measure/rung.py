@@ -18,7 +18,6 @@ from automesh.tuner.measure.decision import (
     Records,
     confirmed_outcome,
     decide,
-    ending_of,
     measured_outcome,
     raced_against,
     record_of,
@@ -613,8 +612,6 @@ class MeasureRung:
             process_s=self._process_s([*exported, *self._contenders(final)]),
             sentence=ending,
         )
-        if not ending:
-            decision = replace(decision, sentence=ending_of(decision))
         self.search.notebook.note_decision(decision)
         return decision.sentence
 

@@ -38,8 +38,9 @@ from automesh.tuner.compile.rung import CompileRung
 from automesh.tuner.context import SearchContext
 from automesh.tuner.paths import as_seen
 from automesh.tuner.request import SearchRequest
+from automesh.tuner.strategies.search_run import Strategy
 from automesh.tuner.study.assemble import outcomes_of
-from automesh.tuner.study.metadata import Footer, Header, spent
+from automesh.tuner.study.metadata import Footer, spent
 from automesh.tuner.worker_errors import machine_error
 from automesh.tuner.workers import ask, one_worker
 from automesh.worker.environment import surroundings_for
@@ -76,7 +77,7 @@ def ready_for(request: SearchRequest, target: Target, progress: Progress) -> Att
 
 
 @dataclass(slots=True, kw_only=True)
-class AbsentStrategy:
+class AbsentStrategy(Strategy):
     """Compiles the plans that promise most and replays their schedules; nothing is run.
 
     Attributes:
@@ -244,10 +245,6 @@ class AbsentStrategy:
         self._told.update(news)
         for what in news:
             self.search.progress.log(f"while it was built, the script asked jax: {what}")
-
-    def header(self, header: Header) -> Header:
-        """See `Strategy`."""
-        return header
 
     def keeps_rule(self, path: Path) -> str:
         """See `Strategy`: a measured rule is worth more than a compiled one."""
