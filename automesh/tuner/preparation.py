@@ -57,7 +57,6 @@ class Preparation:
       batch_axes: of the search space.
       name: of the study.
       folder: of the study.
-      device_memory_bytes: what one device can hold; 0 where nobody says (CPU).
       reserve: of these, what is kept free.
       source_hash: what trials of the script as it is now are known by; see `tuner.study.freshness`.
       provenance: versions and environment; trials made with others are stale.
@@ -73,9 +72,7 @@ class Preparation:
     baseline: tuple[Plan, ...]
     aim: Aim
     chip: Chip
-    device_memory_bytes: int
     provenance: Versions
-    num_granules: int
     timeout_s: float
     axis_types: tuple[str, ...]
     batch_axes: tuple[str, ...]
@@ -89,6 +86,11 @@ class Preparation:
         return self.step.entry
 
     @property
+    def device_memory_bytes(self) -> int:
+        """What one device can hold; 0 where nobody says (CPU)."""
+        return self.aim.memory_bytes
+
+    @property
     def device_memory(self) -> DeviceMemory:
         """What a plan may use of a device's memory."""
         limit = self.device_memory_bytes
@@ -98,8 +100,7 @@ class Preparation:
         """With the limit that a compiler has stated; 0 leaves what is on record."""
         if not limit_bytes:
             return self
-        aim = replace(self.aim, memory_bytes=limit_bytes)
-        return replace(self, aim=aim, device_memory_bytes=limit_bytes)
+        return replace(self, aim=replace(self.aim, memory_bytes=limit_bytes))
 
     @property
     def split(self) -> str:
@@ -227,9 +228,7 @@ def prepare(
         chip=chip_for(aim.device_kind, aim.platform)
         if target.absent is None
         else target.absent.fabric.chip,
-        device_memory_bytes=aim.memory_bytes,
         provenance=tuple(sorted((*inspection.versions, *inspection.environment))),
-        num_granules=aim.num_granules,
         timeout_s=request.timeout_s,
         axis_types=as_axis_types(inspection.axis_types, space.names),
         batch_axes=space.batch_axes,
