@@ -17,7 +17,6 @@ from automesh.outcomes import Compiled, Failure, Measured, Numerics, Outcome
 from automesh.report.result import Verification
 from automesh.tuner.choose.ranking import Comparison
 from automesh.tuner.measure.final import FEWEST, LOOKS, Call, Final, FinalRules, call_of
-from automesh.tuner.measure.fresh_processes import Figure
 from automesh.tuner.measure.race import Standing
 from automesh.tuner.measure.schedule import Calibration
 from automesh.tuner.measure.statistics import Ratio, paired_ratio
@@ -315,24 +314,6 @@ def measured_outcome(
         raced_out=raced_out,
         confirmed=confirmed,
         peak_bytes=peak,
-    )
-
-
-def confirmed_outcome(
-    calibration: Calibration,
-    compiled: Outcome | None,
-    numerics: tuple[Numerics, str],
-    figure: Figure,
-) -> Measured:
-    """What fresh processes say of a plan."""
-    return measured_outcome(
-        calibration,
-        compiled,
-        numerics,
-        figure.rounds_s,
-        step_s=figure.step_s,
-        interval_s=figure.interval_s,
-        confirmed=True,
     )
 
 

@@ -16,7 +16,6 @@ from automesh.tuner.measure.decision import (
     ProcessRecord,
     RaceRecord,
     Records,
-    confirmed_outcome,
     decide,
     measured_outcome,
     raced_against,
@@ -581,15 +580,17 @@ class MeasureRung:
         return max([*last, expected_s]) if known else expected_s
 
     def _confirmed(self, final: Final) -> dict[Plan, Measured]:
-        figures = figures_of(final)
         return {
-            plan: confirmed_outcome(
+            plan: measured_outcome(
                 self._calibrations[plan],
                 self.compiled.get(plan),
                 self._checks.of(plan),
-                figure,
+                figure.rounds_s,
+                step_s=figure.step_s,
+                interval_s=figure.interval_s,
+                confirmed=True,
             )
-            for plan, figure in figures.items()
+            for plan, figure in figures_of(final).items()
             if plan in self._calibrations
         }
 
@@ -621,7 +622,7 @@ class MeasureRung:
             return
         self.search.progress.now("tracing steps again whose programs have changed")
         plans = tuple(self._differing)
-        found = explain_programs(self.pool, self._subject, plans, self.rules.timeout_s)
+        found = explain_programs(self.pool, self._subject.step, plans, self.rules.timeout_s)
         self._differing.clear()
         for plan, failed in found.items():
             self._finish(plan, failed)
