@@ -24,7 +24,7 @@ from automesh.tuner.measure.rung import MeasureRung
 from automesh.tuner.study.metadata import Notebook
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.worker.messages import VisitJob
-from tests.test_racing_measure import CRASH, RULES, FakePool, plan
+from tests.test_racing_measure import CRASH, RULES, SUBJECT, FakePool, plan
 from tests.test_search_ranking import compiled
 
 BASE, A, B, C, D = (plan(size) for size in (1, 2, 4, 8, 16))
@@ -82,7 +82,7 @@ class Scene:
             preparation = SimpleNamespace(
                 baseline=self.baseline,
                 plans=plans,
-                entry=None,
+                step=SUBJECT.step,
                 cache_dir="/cache",
                 inspection=SimpleNamespace(axis_types=(), facts=(), sources=(), reads=NOTHING_READ),
             )
