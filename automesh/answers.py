@@ -63,12 +63,11 @@ class Result:
         """
         from automesh.report.table import render
 
-        columns = width or shutil.get_terminal_size().columns
         rows = top or usual_top(is_ahead=self.found.is_ahead)
         return render(
             self.found,
             top=rows,
-            width=max(columns, 40),
+            width=_columns(width),
             colour=is_colourful(),
             verbose=verbose,
         )
@@ -101,6 +100,11 @@ def is_colourful() -> bool:
     """True if stdout is a terminal that shows colours, and nobody forbids them."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return sys.stdout.isatty() and not is_plain
+
+
+def _columns(width: int | None) -> int:
+    """The width to draw for: of the terminal, unless another one is given."""
+    return width or shutil.get_terminal_size().columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +150,9 @@ class Results:
         """A table for each target and a summary, as text that fits the terminal."""
         from automesh.report.pages.several import render
 
-        columns = max(width or shutil.get_terminal_size().columns, 40)
         found = [Result(found=one.result) for one in self.found.searches if one.result]
-        tables = [one.table(top=top, width=columns, verbose=verbose) for one in found]
-        summary = render(self.found, width=columns, colour=is_colourful())
+        tables = [one.table(top=top, width=width, verbose=verbose) for one in found]
+        summary = render(self.found, width=_columns(width), colour=is_colourful())
         return "\n".join([*tables, summary])
 
     def to_json(self) -> dict[str, Any]:
@@ -180,8 +183,7 @@ class Account:
         """Tables and sentences that fit the terminal (or `width` columns)."""
         from automesh.report.explain.table import render
 
-        columns = width or shutil.get_terminal_size().columns
-        return render(self.found, width=max(columns, 40), colour=is_colourful())
+        return render(self.found, width=_columns(width), colour=is_colourful())
 
     def to_json(self) -> dict[str, Any]:
         """The account as plain JSON values; what `explain --json` prints."""
@@ -218,8 +220,7 @@ class ScriptCheck:
         """
         from automesh.report.script_check.table import render
 
-        columns = max(width or shutil.get_terminal_size().columns, 40)
-        return render(self.found, width=columns, colour=is_colourful(), show_all=show_all)
+        return render(self.found, width=_columns(width), colour=is_colourful(), show_all=show_all)
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain JSON values; what `check-script --json` prints."""
@@ -250,7 +251,7 @@ class TargetList:
             self.found,
             pattern=self.pattern,
             compilers=self.compilers,
-            width=width or shutil.get_terminal_size().columns,
+            width=_columns(width),
             colour=is_colourful(),
         )
 

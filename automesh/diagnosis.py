@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import io
 import json
 import os
 import platform
 import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -31,10 +28,9 @@ from automesh.hlo.store import default_store
 from automesh.outcomes import Failed
 from automesh.program.nouns import Attachment
 from automesh.report.pages.store import render_store, store_to_json
-from automesh.tuner.preparation import memory_share_bytes, surroundings_of
+from automesh.tuner.workers import one_worker, surroundings_of
 from automesh.units import format_bytes
 from automesh.worker.messages import DevicesJob
-from automesh.worker.pool import Pool
 
 Level = Literal["ok", "note", "warning", "error"]
 _LIMIT_S = 120.0
@@ -66,25 +62,15 @@ def examine(target: str) -> tuple[Finding, ...]:
     wanted = parse_target(target, os.environ)
     check_present(wanted)
     findings = [_python(), *_packages(), *_processes(os.environ), _memory()]
-    with (
-        tempfile.TemporaryDirectory(prefix="automesh-doctor-") as logs,
-        Pool(
-            size=1,
-            surroundings=surroundings_of(wanted),
-            log_dir=Path(logs),
-            memory_limit_bytes=memory_share_bytes(1),
-        ) as pool,
-    ):
+    with one_worker(surroundings_of(wanted)) as pool:
         answer = pool.run(DevicesJob(), _LIMIT_S)
     findings += [Finding(level="warning", about="target", detail=one) for one in wanted.notices]
     if isinstance(answer, Attachment):
         findings += [*_devices(answer), *_known_bad(answer), *_environment(answer)]
     else:
-        reason = (
-            answer.reason
-            if isinstance(answer, Failed)
-            else (f"jax on `{wanted.platforms}` did not answer in time")
-        )
+        reason = f"jax on `{wanted.platforms}` did not answer in time"
+        if isinstance(answer, Failed):
+            reason = answer.reason
         findings.append(
             Finding(
                 level="error",
@@ -98,8 +84,9 @@ def examine(target: str) -> tuple[Finding, ...]:
 
 def render(findings: tuple[Finding, ...], width: int = 80) -> str:
     """The findings as text, one or two lines each."""
-    from rich.console import Console
     from rich.table import Table
+
+    from automesh.report.drawing import draw
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True)
@@ -108,10 +95,7 @@ def render(findings: tuple[Finding, ...], width: int = 80) -> str:
     for finding in findings:
         hint = f"\n{finding.hint}" if finding.hint else ""
         table.add_row(_MARKS[finding.level], finding.about, finding.detail + hint)
-    text = io.StringIO()
-    console = Console(file=text, width=width, markup=False, highlight=False, emoji=False)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+    return draw([table], width=width, colour=False)
 
 
 def to_json(findings: tuple[Finding, ...]) -> str:
@@ -166,26 +150,14 @@ def _packages() -> list[Finding]:
     found: list[Finding] = []
     for package, least in (("jax-automesh", "0"), ("jax", "0.10.1"), ("jaxlib", "0.10.1")):
         version = _version(package)
+        level: Level = "error"
         if not version:
-            found.append(
-                Finding(
-                    level="error",
-                    about=package,
-                    detail="not installed",
-                    hint=f"run `pip install {package}`",
-                )
-            )
+            detail, hint = "not installed", f"run `pip install {package}`"
         elif _numbers(version) < _numbers(least):
-            found.append(
-                Finding(
-                    level="error",
-                    about=package,
-                    detail=f"{version} is older than {least}",
-                    hint=f"run `pip install -U {package}`",
-                )
-            )
+            detail, hint = f"{version} is older than {least}", f"run `pip install -U {package}`"
         else:
-            found.append(Finding(level="ok", about=package, detail=version))
+            level, detail, hint = "ok", version, ""
+        found.append(Finding(level=level, about=package, detail=detail, hint=hint))
     return found
 
 
@@ -243,19 +215,18 @@ def _devices(attachment: Attachment) -> list[Finding]:
 
 
 def _known_bad(attachment: Attachment) -> list[Finding]:
-    found: list[Finding] = []
     on_cpu = attachment.devices[0].platform == "cpu"
-    if dict(attachment.versions).get("jax", "").startswith("0.10.2") and on_cpu:
-        found.append(
-            Finding(
-                level="warning",
-                about="jax 0.10.2",
-                detail="a miscompilation on CPU is reported for it (jax issue 39103); "
-                "automesh compares the losses of every finalist with a reference",
-                hint="another jax release is safer for CPU: `pip install 'jax!=0.10.2'`",
-            )
+    if not on_cpu or not dict(attachment.versions).get("jax", "").startswith("0.10.2"):
+        return []
+    return [
+        Finding(
+            level="warning",
+            about="jax 0.10.2",
+            detail="a miscompilation on CPU is reported for it (jax issue 39103); "
+            "automesh compares the losses of every finalist with a reference",
+            hint="another jax release is safer for CPU: `pip install 'jax!=0.10.2'`",
         )
-    return found
+    ]
 
 
 def _environment(attachment: Attachment) -> list[Finding]:
@@ -269,30 +240,20 @@ def _targets() -> list[Finding]:
     """What compiles for devices that are not here; for attached ones it is needed as well."""
     found: list[Finding] = []
     for kind in ("tpu", "gpu"):
-        what = f"{kind.upper()} targets"
-        compiler = compiler_for(kind)
-        wanted = wanted_by_jax(kind)
+        compiler, wanted = compiler_for(kind), wanted_by_jax(kind)
         detail = f"{compiler.name} {compiler.version}"
+        level: Level = "ok"
+        hint = compiler.install
         if not compiler.version:
-            found.append(
-                Finding(
-                    level="note",
-                    about=what,
-                    detail=f"{compiler.name} is not installed: estimates only, by `--dry-run`",
-                    hint=compiler.install,
-                )
-            )
+            level = "note"
+            detail = f"{compiler.name} is not installed: estimates only, by `--dry-run`"
         elif not fits(compiler.version, wanted):
-            found.append(
-                Finding(
-                    level="warning",
-                    about=what,
-                    detail=f"{detail}, but jax {_version('jax')} wants {wanted}",
-                    hint=compiler.install,
-                )
-            )
+            level = "warning"
+            detail = f"{detail}, but jax {_version('jax')} wants {wanted}"
         else:
-            found.append(Finding(level="ok", about=what, detail=f"{detail} compiles for them"))
+            detail, hint = f"{detail} compiles for them", ""
+        what = f"{kind.upper()} targets"
+        found.append(Finding(level=level, about=what, detail=detail, hint=hint))
     return found
 
 

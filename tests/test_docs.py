@@ -57,4 +57,4 @@ def test_the_drawing_has_the_layers_of_the_contract() -> None:
     inside = {part.strip() for layer in layers for part in re.split(r"[|:]", layer)}
     drawing = ARCHITECTURE.partition("## Layers")[2].partition("```")[2].partition("```")[0]
     drawn = set(re.findall(r"\w+", drawing))
-    assert inside - {"__main__", "cli_help", "api_explain"} <= drawn
+    assert inside - {"__main__", "cli_help"} <= drawn

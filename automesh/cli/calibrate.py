@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from automesh.cli.options import read_option
+from automesh.cli.options import json_text, read_option
 from automesh.errors import Interrupted
 
 HELP = """Measure the devices, so that searches estimate with their real speeds instead
@@ -55,11 +54,9 @@ def calibrate(
 
     read_option("--budget", parse_duration, budget)
     result = api.calibrate(target, out=out, budget=budget, progress=api.progress_on_stderr())
-    if as_json:
-        sys.stdout.write(json.dumps(result.to_json(), indent=1) + "\n")
-    else:
-        width = shutil.get_terminal_size().columns
-        sys.stdout.write(result.table(width=width, colour=api.is_colourful()))
+    width = shutil.get_terminal_size().columns
+    table = result.table(width=width, colour=api.is_colourful())
+    sys.stdout.write(json_text(result) if as_json else table)
     if result.interrupted:
         raise Interrupted(
             "interrupted; what is measured is kept",

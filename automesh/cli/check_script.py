@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
 import typer
 
-from automesh.cli.options import read_option
+from automesh.cli.options import Hardware, ScriptArgs, json_text, read_option
 
 HELP = """Look at SCRIPT as a search would, in seconds and without searching.
 
@@ -37,14 +36,9 @@ def check_script(
         str,
         typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
     ],
-    script_args: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- ARGS", help="The script's own sys.argv, after --."),
-    ] = None,
+    script_args: ScriptArgs = None,
     target: Annotated[str, typer.Option(metavar="NAME", help="Devices, as in search.")] = "local",
-    hardware: Annotated[
-        str, typer.Option(metavar="FILE", help="TOML file with clusters of your own.")
-    ] = "",
+    hardware: Hardware = "",
     space: Annotated[
         str, typer.Option(metavar="NAME", help="Search space, as in search.")
     ] = "auto",
@@ -82,8 +76,6 @@ def check_script(
         timeout=timeout,
         progress=api.progress_on_stderr(),
     )
-    sys.stdout.write(
-        json.dumps(check.to_json(), indent=1) + "\n" if as_json else check.table(show_all=show_all)
-    )
+    sys.stdout.write(json_text(check) if as_json else check.table(show_all=show_all))
     if not check.is_ready:
         raise typer.Exit(1)

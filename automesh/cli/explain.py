@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from automesh.cli.options import StorageOfSearch
+
 HELP = """Explain where the time of a mesh goes, or why one mesh beats another, from
 estimates; nothing is compiled or run.
 
@@ -56,10 +58,7 @@ def explain(
     space: Annotated[
         str, typer.Option(metavar="NAME", help="For a script: search space; else auto.")
     ] = "",
-    storage: Annotated[
-        str,
-        typer.Option(metavar="URL", help="The --storage of the search, if it had one."),
-    ] = "",
+    storage: StorageOfSearch = "",
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help=TRACE_OPTION, show_default=False),

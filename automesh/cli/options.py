@@ -5,11 +5,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+
+import typer
 
 from automesh.errors import UsageError
 
+if TYPE_CHECKING:
+    from automesh.answers import Result, Results
+
 _T = TypeVar("_T")
+
+Hardware = Annotated[str, typer.Option(metavar="FILE", help="TOML file with clusters of your own.")]
+ScriptArgs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- ARGS", help="The script's own sys.argv, after --."),
+]
+StorageOfSearch = Annotated[
+    str, typer.Option(metavar="URL", help="The --storage of the search, if it had one.")
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say how the estimates were made, too.")
+]
 
 
 def read_option(option: str, read: Callable[[str], _T], text: str) -> _T:
@@ -24,15 +41,20 @@ def read_option(option: str, read: Callable[[str], _T], text: str) -> _T:
         raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
 
 
-def print_result(result: Any, *, as_json: bool, top: int, verbose: bool) -> None:
-    """Prints a result on stdout, as a table or as JSON.
+def print_result(result: Result | Results, *, as_json: bool, top: int, verbose: bool) -> None:
+    """Prints a result on stdout, as a table or as JSON."""
+    table = "" if as_json else result.table(top=top, verbose=verbose) + "\n"
+    sys.stdout.write(table or json_text(result))
 
-    Args:
-      result: `Result` or `Results` of `automesh.answers`.
-    """
-    text = (
-        json.dumps(result.to_json(), indent=1)
-        if as_json
-        else result.table(top=top, verbose=verbose)
-    )
-    sys.stdout.write(text + "\n")
+
+def json_text(found: Found) -> str:
+    """What `--json` prints."""
+    return json.dumps(found.to_json(), indent=1) + "\n"
+
+
+class Found(Protocol):
+    """What a command has found."""
+
+    def to_json(self) -> Any:
+        """As plain JSON values."""
+        ...

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from automesh.cli.guard import interrupted, typed
-from automesh.cli.options import print_result
+from automesh.cli.options import ScriptArgs, Verbose, print_result
 
 HELP = """Search for the fastest mesh for the step that SCRIPT builds, and write it to
 mesh_rules.toml.
@@ -114,10 +114,7 @@ def search(
         str | None,
         typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
     ] = None,
-    script_args: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- ARGS", help="The script's own sys.argv, after --."),
-    ] = None,
+    script_args: ScriptArgs = None,
     command: Annotated[
         str,
         typer.Option(metavar="TEMPLATE", help=COMMAND_OPTION, show_default=False),
@@ -233,9 +230,7 @@ def search(
             "--dry-run", help="Rank the meshes by estimate, or show the commands, and stop."
         ),
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say how the estimates were made, too.")
-    ] = False,
+    verbose: Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     new: Annotated[
         bool, typer.Option("--new", help="Start another study instead of resuming.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from automesh.cli.options import print_result
+from automesh.cli.options import StorageOfSearch, Verbose, print_result
 
 HELP = """Show what a study has found so far, without running anything.
 
@@ -31,14 +31,9 @@ def show(
     results: Annotated[Path, typer.Option(metavar="DIR", help="Folder with the studies.")] = Path(
         "results"
     ),
-    storage: Annotated[
-        str,
-        typer.Option(metavar="URL", help="The --storage of the search, if it had one."),
-    ] = "",
+    storage: StorageOfSearch = "",
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Rows to print.")] = 8,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say how the estimates were made, too.")
-    ] = False,
+    verbose: Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     from automesh import api

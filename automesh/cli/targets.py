@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
 import typer
+
+from automesh.cli.options import Hardware, json_text
 
 HELP = """List the devices that a search may be aimed at without having them.
 
@@ -53,13 +54,10 @@ def targets(
             show_default=False,
         ),
     ] = "",
-    hardware: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="TOML file with clusters of your own."),
-    ] = "",
+    hardware: Hardware = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print all facts as JSON.")] = False,
 ) -> None:
     from automesh import api
 
     found = api.targets(pattern, hardware=hardware)
-    sys.stdout.write(json.dumps(found.to_json(), indent=1) + "\n" if as_json else found.table())
+    sys.stdout.write(json_text(found) if as_json else found.table())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich.cells import cell_len
@@ -48,15 +48,46 @@ def ranking_columns(
     rows: Sequence[Candidate], knobs: tuple[str, ...], *, tokens_per_step: int, width: int
 ) -> list[Column]:
     """The columns that fit into `width`, at least 40: the least important are left out first."""
-    columns = _all_columns(rows, knobs, tokens_per_step)
-    for drop in ("", *_DROPPED):
-        columns = [column for column in columns if column.name != drop]
-        if sum((column.floor or column.width) + GAP for column in columns) - GAP <= width:
-            return columns
+    columns = fitting(_all_columns(rows, knobs, tokens_per_step), width, _DROPPED)
+    if least_width(columns) <= width:
+        return columns
     # Too narrow for a column of knobs beside the mesh: they follow it in the same cell.
-    plans = tuple(" ".join([mesh_cell(row), *knob_cells(row.plan, knobs)]) for row in rows)
+    plans = [" ".join([mesh_cell(row), *knob_cells(row.plan, knobs)]) for row in rows]
     figures = [column for column in columns if not column.floor]
-    return [_text_column("mesh", "mesh", plans, most=8), *figures]
+    return [text_column("mesh", map(words.clean, plans), most=8), *figures]
+
+
+def text_column(header: str, cells: Iterable[str], *, most: int, name: str = "") -> Column:
+    """A column of text, which is folded where the terminal is narrow.
+
+    Args:
+      most: terminal cells that it can be folded to.
+      name: by default the header.
+    """
+    column = Column(name=name or header, header=header, cells=tuple(cells))
+    return replace(column, floor=max(min(column.width, most), 1))
+
+
+def figures_column(
+    header: str, cells: Iterable[str], *, justify: Literal["left", "right"] = "right"
+) -> Column:
+    """A column that is never folded, called as its header."""
+    return Column(name=header, header=header, cells=tuple(cells), justify=justify)
+
+
+def least_width(columns: Sequence[Column]) -> int:
+    """Terminal cells of columns side by side whose text is folded as far as it can be."""
+    return sum((column.floor or column.width) + GAP for column in columns) - GAP
+
+
+def fitting(columns: Sequence[Column], width: int, dropped: Sequence[str]) -> list[Column]:
+    """Leaves out the named columns, in this order, until the rest fits, if it ever does."""
+    kept = list(columns)
+    for drop in ("", *dropped):
+        kept = [column for column in kept if column.name != drop]
+        if least_width(kept) <= width:
+            break
+    return kept
 
 
 def widths(columns: Sequence[Column], width: int) -> list[int]:
@@ -100,13 +131,14 @@ def _all_columns(
 ) -> list[Column]:
     predicted = [words.evidence(row) in ("compiled", "estimated") for row in rows]
     seconds = [words.step_s(row) or 0.0 for row in rows]
-    columns = [_text_column("mesh", "mesh", tuple(mesh_cell(row) for row in rows), most=20)]
+    columns = [text_column("mesh", [words.clean(mesh_cell(row)) for row in rows], most=20)]
     if len(knobs) == 1:
-        values = tuple(settings_of(row.plan).get(knobs[0], "default") for row in rows)
-        columns.append(_text_column("knobs", knobs[0], values, most=12))
+        values = [settings_of(row.plan).get(knobs[0], "default") for row in rows]
+        header = words.clean(knobs[0])
+        columns.append(text_column(header, map(words.clean, values), most=12, name="knobs"))
     elif knobs:
-        values = tuple(" ".join(knob_cells(row.plan, knobs)) for row in rows)
-        columns.append(_text_column("knobs", "knobs", values, most=16))
+        values = [" ".join(knob_cells(row.plan, knobs)) for row in rows]
+        columns.append(text_column("knobs", map(words.clean, values), most=16))
     columns.append(_figures("step time", [format_seconds(one) for one in seconds], predicted))
     spread = tuple(words.half_interval(row) for row in rows)
     if any(spread):
@@ -147,14 +179,6 @@ def knob_cells(plan: Plan, knobs: tuple[str, ...]) -> list[str]:
     """`name=value`, or `name:axes`, for those of `knobs` that the plan sets."""
     settings = settings_of(plan)
     return [format_setting(name, settings[name]) for name in knobs if name in settings]
-
-
-def _text_column(name: str, header: str, cells: tuple[str, ...], *, most: int) -> Column:
-    cells = tuple(words.clean(cell) for cell in cells)
-    column = Column(name=name, header=words.clean(header), cells=cells)
-    return Column(
-        name=name, header=column.header, cells=cells, floor=max(min(column.width, most), 1)
-    )
 
 
 def _figures(

@@ -14,6 +14,7 @@ from rich.text import Text
 from automesh.report.columns import GLUE, Column, widths, wrapped
 
 MIN_WIDTH = 40
+_LABEL_WIDTH = 9
 _NUMBER_AND_WORD = re.compile(r"(?<=\d) (?=[A-Za-z%])")
 
 
@@ -64,10 +65,10 @@ def footnotes(notes: Sequence[tuple[str, str]]) -> Table:
     return grid
 
 
-def labelled(lines: Iterable[tuple[str, str]], *, label_width: int = 9) -> Table:
+def labelled(lines: Iterable[tuple[str, str]]) -> Table:
     """A label and a sentence a line."""
     grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(width=label_width, style="bold", no_wrap=True)
+    grid.add_column(width=_LABEL_WIDTH, style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for label, text in lines:
         grid.add_row(Text(label), Text(glued(text)))

@@ -1,26 +1,37 @@
-"""What a search says while it runs: the interface, and who prints it."""
+"""What a search says while it runs: the interface, how far it is as data, and who prints it."""
 
 from __future__ import annotations
 
 import math
+import statistics
+import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from automesh.report.live import LiveProgress
-from automesh.report.phases import Clock, State, phase_text, with_phase
 from automesh.report.words import clean
 from automesh.units import format_wait
 
+Clock = Callable[[], float]
+_RECENT = 20
 _LINE_EVERY_S = 5.0
 _SIGN_OF_LIFE_S, _LONGEST_SILENCE_S = 2.0, 60.0
+_NAME_WIDTH = 9
 
 
 class Progress(Protocol):
-    """Where a search reports to; nothing that it is told may change the search."""
+    """Where a search reports to; nothing that it is told may change the search.
+
+    A display that inherits from it says nothing of what it does not override.
+    """
 
     def phase(
         self,
@@ -42,23 +53,18 @@ class Progress(Protocol):
           took_s: seconds that the trial just finished took; 0 if none was.
           lanes: how many trials run at the same time.
         """
-        ...
 
     def now(self, text: str) -> None:
         """What is being worked on; empty for nothing."""
-        ...
 
     def best(self, text: str) -> None:
         """The best plan so far, with what its figure rests on."""
-        ...
 
     def notice(self, text: str) -> None:
         """What the user should know, one sentence."""
-        ...
 
     def log(self, text: str) -> None:
         """A line for the record, such as where a worker's log is."""
-        ...
 
     def tick(self, doing: str = "") -> None:
         """Call it at least every second of waiting: a long wait then shows signs of life.
@@ -66,19 +72,193 @@ class Progress(Protocol):
         Args:
           doing: what the workers do at this moment; empty if nothing is known of them.
         """
-        ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        """Ends the display."""
 
 
-class PlainProgress:
+class Silent(Progress):
+    """Says nothing: for a search that is called from Python."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """How far one phase is.
+
+    Attributes:
+      first_done: `done` when this run took it up.
+      started_s: clock time of the first report.
+      reported_s: clock time of the last one.
+      durations_s: of the trials that finished in this run, the last 20.
+    """
+
+    name: str
+    total: int
+    done: int
+    note: str
+    lanes: int
+    first_done: int
+    started_s: float
+    reported_s: float
+    durations_s: tuple[float, ...] = ()
+
+    @property
+    def is_finished(self) -> bool:
+        """True if nothing is left to do."""
+        return self.done >= self.total
+
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds until the phase ends: 0 if it is late, None if nothing is known or left."""
+        left = self.total - self.done
+        if self.durations_s:
+            expected = remaining_s(self.durations_s, left, lanes=self.lanes)
+        elif self.done > self.first_done:
+            expected = (self.reported_s - self.started_s) / (self.done - self.first_done) * left
+        else:
+            return None
+        return max(expected - (now_s - self.reported_s), 0.0) if left > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """All that a display shows; replaced as a whole, so no drawing thread sees half a change.
+
+    Attributes:
+      now: what the search is at, or found last.
+      doing: what its workers do at this moment.
+    """
+
+    started_s: float
+    phases: tuple[Phase, ...] = ()
+    now: str = ""
+    doing: str = ""
+    best: str = ""
+
+
+def remaining_s(durations_s: Sequence[float], left: int, *, lanes: int) -> float:
+    """Seconds until `left` trials are done, by the median: one slow compile must not spoil it.
+
+    >>> remaining_s([2.0, 2.0, 60.0], left=5, lanes=2)
+    6.0
+    """
+    rounds = math.ceil(max(left, 0) / max(lanes, 1))
+    return rounds * statistics.median(durations_s)
+
+
+def with_phase(
+    state: State,
+    name: str,
+    *,
+    total: int,
+    done: int,
+    note: str,
+    took_s: float,
+    lanes: int,
+    now_s: float,
+) -> State:
+    """The state after a report on a phase."""
+    known = next((phase for phase in state.phases if phase.name == name), None)
+    if known is None:
+        known = Phase(
+            name=name,
+            total=total,
+            done=done,
+            note="",
+            lanes=lanes,
+            first_done=done,
+            started_s=now_s,
+            reported_s=now_s,
+        )
+        state = replace(state, phases=(*state.phases, known))
+    recent = (*known.durations_s, took_s) if took_s > 0 else known.durations_s
+    changed = replace(
+        known,
+        total=total,
+        done=done,
+        note=clean(note),
+        lanes=lanes,
+        reported_s=now_s,
+        durations_s=recent[-_RECENT:],
+    )
+    phases = tuple(changed if phase.name == name else phase for phase in state.phases)
+    return replace(state, phases=phases)
+
+
+def left_text(phase: Phase, now_s: float) -> str:
+    """`about 2 min left`; empty if nothing is known or left."""
+    left = phase.left_s(now_s)
+    if left is None:
+        return ""
+    return f"about {format_wait(left)} left" if left > 0 else "taking longer than expected"
+
+
+def phase_text(phase: Phase, state: State, now_s: float) -> str:
+    """One line on one phase: `compile 31/120, 2 failed, about 2 min left, best dp:8 12.3 ms`."""
+    parts = [f"{phase.name} {phase.done}/{phase.total}", phase.note, left_text(phase, now_s)]
+    if state.best:
+        parts.append(f"best {state.best}")
+    return ", ".join(part for part in parts if part)
+
+
+class _Display(Progress):
+    """What every display keeps: how far the search is, as of the last report."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._state = State(started_s=clock())
+
+    def phase(
+        self,
+        name: str,
+        *,
+        total: int,
+        done: int = 0,
+        note: str = "",
+        took_s: float = 0.0,
+        lanes: int = 1,
+    ) -> None:
+        before = self._phase(name)
+        self._state = with_phase(
+            self._state,
+            name,
+            total=total,
+            done=done,
+            note=note,
+            took_s=took_s,
+            lanes=lanes,
+            now_s=self._clock(),
+        )
+        phase = self._phase(name)
+        assert phase is not None
+        self._show(before, phase)
+
+    def _phase(self, name: str) -> Phase | None:
+        return next((one for one in self._state.phases if one.name == name), None)
+
+    def _show(self, before: Phase | None, phase: Phase) -> None:
+        """Called after a report on a phase, with what was known of it before."""
+
+    def now(self, text: str) -> None:
+        self._state = replace(self._state, now=clean(text), doing="")
+        self.tick()
+
+    def best(self, text: str) -> None:
+        self._state = replace(self._state, best=clean(text))
+
+    def tick(self, doing: str = "") -> None:
+        if doing:
+            self._state = replace(self._state, doing=clean(doing))
+
+
+class PlainProgress(_Display):
     """Whole lines on a stream that is no terminal.
 
     A line for the start and the end of each phase, for finished trials at most every five seconds,
@@ -92,61 +272,25 @@ class PlainProgress:
     """
 
     def __init__(self, stream: TextIO, *, clock: Clock = time.monotonic) -> None:
+        super().__init__(clock)
         self._stream = stream
-        self._clock = clock
-        self._state = State(started_s=clock())
         self._printed_s = -math.inf
 
-    def phase(
-        self,
-        name: str,
-        *,
-        total: int,
-        done: int = 0,
-        note: str = "",
-        took_s: float = 0.0,
-        lanes: int = 1,
-    ) -> None:
-        """See `Progress.phase`."""
+    def _show(self, before: Phase | None, phase: Phase) -> None:
         now_s = self._clock()
-        before = next((one for one in self._state.phases if one.name == name), None)
-        self._state = with_phase(
-            self._state,
-            name,
-            total=total,
-            done=done,
-            note=note,
-            took_s=took_s,
-            lanes=lanes,
-            now_s=now_s,
-        )
-        phase = next(one for one in self._state.phases if one.name == name)
         is_edge = before is None or (phase.is_finished and not before.is_finished)
         has_news = before is not None and phase.done != before.done
         if is_edge or (has_news and now_s - self._printed_s >= _LINE_EVERY_S):
             self._print(phase_text(phase, self._state, now_s))
 
-    def now(self, text: str) -> None:
-        """See `Progress.now`."""
-        self._state = replace(self._state, now=clean(text), doing="")
-        self.tick()
-
-    def best(self, text: str) -> None:
-        """See `Progress.best`; said with the next line of the phase."""
-        self._state = replace(self._state, best=clean(text))
-
     def notice(self, text: str) -> None:
-        """See `Progress.notice`."""
         self._print(f"note: {clean(text)}")
 
     def log(self, text: str) -> None:
-        """See `Progress.log`."""
         self._print(clean(text))
 
     def tick(self, doing: str = "") -> None:
-        """See `Progress.tick`."""
-        if doing:
-            self._state = replace(self._state, doing=clean(doing))
+        super().tick(doing)
         now_s = self._clock()
         elapsed_s = now_s - self._state.started_s
         patience_s = min(max(_SIGN_OF_LIFE_S, elapsed_s / 20), _LONGEST_SILENCE_S)
@@ -164,9 +308,6 @@ class PlainProgress:
         self._stream.flush()
         self._printed_s = self._clock()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -176,37 +317,79 @@ class PlainProgress:
         self._stream.flush()
 
 
-class Silent:
-    """Says nothing: for a search that is called from Python."""
+def frame(state: State, *, now_s: float, width: int) -> RenderableType:
+    """One picture of the display: a bar per phase, then the time, the current and the best plan."""
+    bar_width = max(6, min(20, width - 56))
+    bars = Table.grid(padding=(0, 1, 0, 0))
+    bars.add_column(width=_NAME_WIDTH, no_wrap=True)
+    bars.add_column(width=bar_width)
+    bars.add_column(justify="right", no_wrap=True)
+    bars.add_column(overflow="fold")
+    for phase in state.phases:
+        notes = [phase.note, left_text(phase, now_s)]
+        bars.add_row(
+            Text(phase.name[:_NAME_WIDTH], style="bold"),
+            ProgressBar(
+                total=max(phase.total, 1),
+                # A phase without anything to do is a finished one.
+                completed=phase.done if phase.total else 1,
+                width=bar_width,
+                style="dim",
+                complete_style="cyan",
+                finished_style="green",
+            ),
+            Text(f"{phase.done}/{phase.total}"),
+            Text(", ".join(note for note in notes if note)),
+        )
+    lines = Table.grid(padding=(0, 1, 0, 0))
+    lines.add_column(width=_NAME_WIDTH, no_wrap=True)
+    lines.add_column(overflow="fold")
+    elapsed = format_wait(now_s - state.started_s)
+    texts = {
+        "time": f"{elapsed} elapsed",
+        "now": state.doing or state.now,
+        "last": state.now if state.doing else "",
+        "best": state.best,
+    }
+    for label, text in texts.items():
+        if text:
+            lines.add_row(Text(label, style="bold"), Text(text))
+    return Group(bars, lines)
 
-    def phase(
-        self,
-        name: str,
-        *,
-        total: int,
-        done: int = 0,
-        note: str = "",
-        took_s: float = 0.0,
-        lanes: int = 1,
-    ) -> None:
-        """See `Progress.phase`."""
 
-    def now(self, text: str) -> None:
-        """See `Progress.now`."""
+class LiveProgress(_Display):
+    """Redraws four times a second; notices scroll away above it.
 
-    def best(self, text: str) -> None:
-        """See `Progress.best`."""
+    Args:
+      console: of the terminal; it decides about colour (NO_COLOR) and width.
+      clock: monotonic seconds.
+    """
+
+    def __init__(self, console: Console, *, clock: Clock = time.monotonic) -> None:
+        super().__init__(clock)
+        self._console = console
+        # What Python prints meanwhile goes above the display instead of through it; stdout only if
+        # it is a terminal too, since a pipe must get what is written to it.
+        self._live = Live(
+            console=console,
+            get_renderable=self._draw,
+            refresh_per_second=4,
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=True,
+            vertical_overflow="crop",
+        )
+
+    def _draw(self) -> RenderableType:
+        return frame(self._state, now_s=self._clock(), width=self._console.width)
 
     def notice(self, text: str) -> None:
-        """See `Progress.notice`."""
+        self._console.print(Text(f"note: {clean(text)}", overflow="fold"))
 
     def log(self, text: str) -> None:
-        """See `Progress.log`."""
-
-    def tick(self, doing: str = "") -> None:
-        """See `Progress.tick`."""
+        self._console.print(Text(clean(text), style="dim", overflow="fold"))
 
     def __enter__(self) -> Self:
+        self._live.start()
         return self
 
     def __exit__(
@@ -214,7 +397,9 @@ class Silent:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> None:
+        self._state = replace(self._state, now="", doing="")
+        self._live.stop()
 
 
 def open_progress(stream: TextIO, *, clock: Clock = time.monotonic) -> Progress:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from automesh.errors import Interrupted, UsageError
-from automesh.hardware import Target, parse_target, running_under_several_processes
+from automesh.hardware import Target, parse_target
 from automesh.hardware.calibration.points import Point
 from automesh.hardware.calibration.probes import Lot, plan_lots, probe_shapes
 from automesh.hardware.calibration.profile import Profile, make_profile
@@ -29,18 +28,23 @@ from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Attachment, Calibration
 from automesh.report.pages.calibration import CalibrationResult
 from automesh.report.progress import Progress
-from automesh.tuner.preparation import memory_share_bytes, surroundings_of
+from automesh.tuner.workers import (
+    ask,
+    layout_job,
+    one_worker,
+    refuse_launcher,
+    refuse_several_processes,
+    surroundings_of,
+)
 from automesh.units import format_wait
-from automesh.worker.messages import CalibrateJob, DevicesJob, Job, LayoutJob
+from automesh.worker.messages import CalibrateJob, DevicesJob, Job
 from automesh.worker.pool import Pool
-from automesh.worker.protocol import Answer
 
 _T = TypeVar("_T")
 ROUNDS = 7
 SAMPLE_S = 0.01
 _LIMIT_S = 180.0  # For a look at the devices, where jax may have to wait for them.
 _LEAST_LOT_S = 30.0  # A lot takes seconds; on a busy machine, or with slow compiles, a minute.
-_PULSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,33 +80,18 @@ def run_calibration(
       UsageError: devices that are not here, a file that cannot be written, nothing measured.
       Interrupted: Ctrl-C before anything was measured; later it ends the calibration early.
     """
-    several = running_under_several_processes(os.environ)
-    if several:
-        raise UsageError(
-            f"this is one of several processes ({several}), but a calibration runs in a single one",
-            hint="run it on one host, without the launcher",
-        )
+    refuse_launcher("a calibration", hint="run it on one host, without the launcher")
     target = _target(request.target)
     if request.out is not None:
         _check_out(request.out)
-    with (
-        tempfile.TemporaryDirectory(prefix="automesh-calibrate-") as logs,
-        Pool(
-            size=1,
-            surroundings=surroundings_of(target),
-            log_dir=Path(logs),
-            memory_limit_bytes=memory_share_bytes(1),
-            on_wait=progress.tick,
-        ) as pool,
-    ):
+    with one_worker(surroundings_of(target), progress=progress) as pool:
         attached = _answer(pool, DevicesJob(), Attachment)
         first, count = attached.devices[0], len(attached.devices)
-        if attached.process_count > 1:
-            raise UsageError(
-                f"jax was started with {attached.process_count} processes, but a calibration runs "
-                "in one",
-                hint="run it on one host, without a launcher",
-            )
+        refuse_several_processes(
+            attached.process_count,
+            "a calibration",
+            hint="run it on one host, without a launcher",
+        )
         fabric = fabric_of(target, attached.devices)
         layouts = _layouts(pool, fabric, attached)
         path = request.out or profile_path(
@@ -150,19 +139,15 @@ def _layouts(pool: Pool, fabric: Fabric, attached: Attachment) -> Layouts:
     if fabric.kind != "torus":
         return Layouts(shapes=(), spans=())
     first = attached.devices[0]
-    job = LayoutJob(
-        platform=first.platform,
-        device_kind=first.kind,
-        torus=fabric.torus,
-        devices_per_chip=fabric.devices_per_chip,
-        shapes=probe_shapes(fabric),
+    job = layout_job(
+        fabric, platform=first.platform, device_kind=first.kind, shapes=probe_shapes(fabric)
     )
     return _answer(pool, job, Layouts)
 
 
 def _answer(pool: Pool, job: Job, kind: type[_T]) -> _T:
-    answer = pool.run(job, _LIMIT_S)
-    if isinstance(answer, kind):
+    answer = ask(pool, job, kind, _LIMIT_S)
+    if not isinstance(answer, Failure):
         return answer
     hint = answer.hint if isinstance(answer, Failed) else ""
     raise UsageError(
@@ -171,7 +156,7 @@ def _answer(pool: Pool, job: Job, kind: type[_T]) -> _T:
     )
 
 
-def _why(answer: Answer | Failure) -> str:
+def _why(answer: Failure) -> str:
     match answer:
         case Failed():
             return answer.reason
@@ -231,11 +216,8 @@ class _Run:
 
         self.progress.now(lot.name)
         left_s = self.deadline_s - self.clock()
-        self.pool.submit(job, max(2 * left_s, _LEAST_LOT_S), on_event)
-        while not (finished := self.pool.wait(_PULSE_S)):
-            self.progress.tick()
-        answer = finished[0].result
-        if not isinstance(answer, Calibration):
+        answer = ask(self.pool, job, Calibration, max(2 * left_s, _LEAST_LOT_S), on_event)
+        if isinstance(answer, Failure):
             self.failed.append(f"{lot.name}: {_why(answer)}")
             self.progress.notice(f"{lot.name} could not be measured: {_why(answer)}")
             return

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.hardware import Target
-from automesh.outcomes import Failed, OutOfMemory, TimedOut
+from automesh.outcomes import Failure
 from automesh.program.capture.nouns import (
     AxisSplit,
     Capture,
@@ -19,12 +18,12 @@ from automesh.program.capture.nouns import (
 from automesh.report.progress import Progress
 from automesh.space.space import AxisRange, SearchSpace
 from automesh.space.spec import read_space
-from automesh.tuner.preparation import memory_share_bytes, step_ref, surroundings_of
+from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
 from automesh.tuner.worker_errors import inspection_error
+from automesh.tuner.workers import ask, one_worker, surroundings_of
 from automesh.units import format_bytes
 from automesh.worker.messages import DiscoverJob
-from automesh.worker.pool import Pool
 
 # A space of a name that no file has: the axes are the script's own.
 _OWN_AXES = "auto"
@@ -90,32 +89,14 @@ def _with_splits(found: Discovery, splits: tuple[AxisSplit, ...]) -> Discovery:
 def _discovered(request: SearchRequest, target: Target, progress: Progress) -> Discovery:
     name = Path(request.entry.location).name
     progress.now(f"{name} has no function `build`: running it up to its training step")
-    job = DiscoverJob(
-        step=step_ref(request.entry, target),
-        wanted=request.step,
-    )
-    with tempfile.TemporaryDirectory(prefix="automesh-run-") as logs:
-        limit = request.memory_limit_bytes or memory_share_bytes(1)
-        pool = Pool(
-            size=1,
-            surroundings=surroundings_of(target),
-            log_dir=Path(logs),
-            memory_limit_bytes=limit,
-            on_wait=progress.tick,
-        )
-        with pool:
-            ticket = pool.submit(job, request.timeout_s)
-            while True:
-                for finished in pool.wait(0.5):
-                    if finished.ticket != ticket:
-                        continue
-                    answer = finished.result
-                    if isinstance(answer, Failed | TimedOut | OutOfMemory):
-                        raise inspection_error(answer, request.entry)
-                    if not isinstance(answer, Discovery):
-                        raise TypeError(f"a discovery was answered with {type(answer).__name__}")
-                    return answer
-                progress.tick()
+    job = DiscoverJob(step=step_ref(request.entry, target), wanted=request.step)
+    with one_worker(
+        surroundings_of(target), memory_limit_bytes=request.memory_limit_bytes, progress=progress
+    ) as pool:
+        answer = ask(pool, job, Discovery, request.timeout_s)
+    if isinstance(answer, Failure):
+        raise inspection_error(answer, request.entry)
+    return answer
 
 
 def _space(request: SearchRequest, found: Discovery) -> SearchSpace:

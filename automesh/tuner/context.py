@@ -9,12 +9,13 @@ from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
 from automesh.report.estimates import Estimates
 from automesh.report.progress import Progress
-from automesh.tuner.preparation import Preparation, memory_share_bytes
+from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.assemble import outcomes_of
 from automesh.tuner.study.metadata import Notebook
 from automesh.tuner.study.rung import Rung
 from automesh.tuner.study.study import Study
+from automesh.tuner.workers import memory_share_bytes
 from automesh.worker.messages import Surroundings
 from automesh.worker.pool import Pool
 

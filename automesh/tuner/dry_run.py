@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from automesh.hardware import Target
 from automesh.report.estimates import ESTIMATES, Estimates
-from automesh.report.files.csv import write_estimates
+from automesh.report.files.csv import estimates_frame, write_table
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import count
@@ -61,7 +61,7 @@ def estimate_only(
                 whole, preparation, estimates, study, is_ahead=target.absent is not None
             )
             notebook_of(study, header).note_header(header)
-        write_estimates(estimates, preparation.folder / ESTIMATES)
+        write_table(estimates_frame(estimates), preparation.folder / ESTIMATES)
         return _result(header, preparation, estimates)
 
 

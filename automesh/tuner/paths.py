@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from automesh.errors import UsageError
 from automesh.mesh.rules.file import check_mergeable
 from automesh.tuner.study.storage import parse_storage
 
-
-class Places(Protocol):
-    """Where a request wants things kept."""
-
-    @property
-    def results(self) -> Path: ...
-    @property
-    def storage(self) -> str: ...
-    @property
-    def rules(self) -> str: ...
+if TYPE_CHECKING:
+    from automesh.tuner.request import SearchRequest
 
 
-def check_places(request: Places) -> None:
+def check_places(request: SearchRequest) -> None:
     """Makes sure, before anything costs time, that what is found can be kept.
 
     Raises:

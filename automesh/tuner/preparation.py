@@ -6,17 +6,14 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
-from automesh.errors import UsageError
 from automesh.hardware import Chip, Target, chip_for, selector_of
 from automesh.hardware.compile_client import absent_devices_of
 from automesh.hardware.reserve import NO_RESERVE, Reserve, default_reserve, parse_reserve
 from automesh.mesh.axes import Plan
 from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.granules import granules_of
-from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
-from automesh.program.nouns import Entry, Inspection, StepRef
+from automesh.outcomes import Failure
+from automesh.program.nouns import Attachment, Entry, Inspection, StepRef
 from automesh.report.progress import Progress
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
@@ -27,15 +24,11 @@ from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.identity import study_name
 from automesh.tuner.worker_errors import inspection_error
-from automesh.worker.environment import surroundings_for
-from automesh.worker.messages import DevicesJob, InspectJob, Surroundings
+from automesh.tuner.workers import ask, refuse_several_processes
+from automesh.worker.messages import DevicesJob, InspectJob
 from automesh.worker.pool import Pool
-from automesh.worker.protocol import Answer
 
 Versions = tuple[tuple[str, str], ...]
-_NEEDED_BYTES = (
-    2 * 2**30
-)  # what a compile of a middling step takes; decides how many run side by side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +57,6 @@ class Preparation:
       batch_axes: of the search space.
       name: of the study.
       folder: of the study.
-      device_memory_bytes: what one device can hold; 0 where nobody says (CPU).
       reserve: of these, what is kept free.
       source_hash: what trials of the script as it is now are known by; see `tuner.study.freshness`.
       provenance: versions and environment; trials made with others are stale.
@@ -80,9 +72,7 @@ class Preparation:
     baseline: tuple[Plan, ...]
     aim: Aim
     chip: Chip
-    device_memory_bytes: int
     provenance: Versions
-    num_granules: int
     timeout_s: float
     axis_types: tuple[str, ...]
     batch_axes: tuple[str, ...]
@@ -96,6 +86,11 @@ class Preparation:
         return self.step.entry
 
     @property
+    def device_memory_bytes(self) -> int:
+        """What one device can hold; 0 where nobody says (CPU)."""
+        return self.aim.memory_bytes
+
+    @property
     def device_memory(self) -> DeviceMemory:
         """What a plan may use of a device's memory."""
         limit = self.device_memory_bytes
@@ -105,8 +100,7 @@ class Preparation:
         """With the limit that a compiler has stated; 0 leaves what is on record."""
         if not limit_bytes:
             return self
-        aim = replace(self.aim, memory_bytes=limit_bytes)
-        return replace(self, aim=aim, device_memory_bytes=limit_bytes)
+        return replace(self, aim=replace(self.aim, memory_bytes=limit_bytes))
 
     @property
     def split(self) -> str:
@@ -123,33 +117,6 @@ class Preparation:
     def plans(self) -> tuple[Plan, ...]:
         """All plans to compile: the baseline, then the legal ones."""
         return tuple(dict.fromkeys([*self.baseline, *self.enumeration.legal]))
-
-
-def surroundings_of(target: Target) -> Surroundings:
-    """The environment in which workers serve a target."""
-    if target.absent is not None:
-        return surroundings_for(absent_devices_of(target.absent), cpu_devices=target.cpu_devices)
-    return Surroundings(platforms=target.platforms, cpu_devices=target.cpu_devices)
-
-
-def memory_share_bytes(workers: int) -> int:
-    """What one of several workers may take: its part of nine tenths of what is free now."""
-    return max(int(0.9 * psutil.virtual_memory().available / workers), 2**28)
-
-
-def count_workers(target: Target, wanted: int) -> int:
-    """How many compile side by side: one per core that memory allows, one on an accelerator."""
-    return 1 if target.platforms != "cpu" else wanted or count_lowering()
-
-
-def count_lowering() -> int:
-    """How many programs to lower side by side, which the cores alone do: one per core that memory
-    allows."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    fitting = int(psutil.virtual_memory().available // _NEEDED_BYTES)
-    return max(1, min(cores, fitting))
 
 
 def step_ref(entry: Entry, target: Target, inspection: Inspection | None = None) -> StepRef:
@@ -197,23 +164,14 @@ def inspect(
     """
     progress.now(f"looking at {request.entry.location}")
     job = inspect_job(request, target, space)
-    ticket = pool.submit(job, request.timeout_s)
     for _ in range(warm_up):
         pool.submit(DevicesJob(), request.timeout_s)
-    answer: Answer | Failure | None = None
-    while answer is None:
-        for finished in pool.wait():
-            if finished.ticket == ticket:
-                answer = finished.result
-    if isinstance(answer, (Failed, TimedOut, OutOfMemory)):
+    answer = ask(pool, job, Inspection, request.timeout_s)
+    if isinstance(answer, Failure):
         raise inspection_error(answer, request.entry, space)
-    if not isinstance(answer, Inspection):
-        raise TypeError(f"an inspection was answered with {type(answer).__name__}")
-    if answer.process_count > 1:
-        raise UsageError(
-            f"jax was started with {answer.process_count} processes, but a search runs in one",
-            hint="run the search on one host, without a launcher",
-        )
+    refuse_several_processes(
+        answer.process_count, "a search", hint="run the search on one host, without a launcher"
+    )
     return with_knobs(pool, job, answer, space, progress, timeout_s=request.timeout_s)
 
 
@@ -270,9 +228,7 @@ def prepare(
         chip=chip_for(aim.device_kind, aim.platform)
         if target.absent is None
         else target.absent.fabric.chip,
-        device_memory_bytes=aim.memory_bytes,
         provenance=tuple(sorted((*inspection.versions, *inspection.environment))),
-        num_granules=aim.num_granules,
         timeout_s=request.timeout_s,
         axis_types=as_axis_types(inspection.axis_types, space.names),
         batch_axes=space.batch_axes,
@@ -289,8 +245,8 @@ def _reserve(request: SearchRequest, target: Target, aim: Aim) -> Reserve:
     return default_reserve(aim.platform, os.environ) if target.absent else NO_RESERVE
 
 
-def aim_of(target: Target, inspection: Inspection) -> Aim:
-    """The devices of a target: those that the inspection found, unless it names absent ones."""
+def aim_of(target: Target, found: Inspection | Attachment) -> Aim:
+    """The devices of a target: those that a worker found, unless it names absent ones."""
     absent = target.absent
     if absent is not None:
         return Aim(
@@ -300,13 +256,13 @@ def aim_of(target: Target, inspection: Inspection) -> Aim:
             num_granules=absent.fabric.num_granules,
             memory_bytes=absent.device_memory_bytes,
         )
-    first = inspection.devices[0]
+    first = found.devices[0]
     return Aim(
         platform=first.platform,
         device_kind=first.kind,
-        num_devices=len(inspection.devices),
-        num_granules=len(granules_of(inspection.devices)),
-        memory_bytes=inspection.device_memory_bytes,
+        num_devices=len(found.devices),
+        num_granules=len(granules_of(found.devices)),
+        memory_bytes=found.device_memory_bytes,
     )
 
 

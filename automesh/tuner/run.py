@@ -13,19 +13,14 @@ from automesh.hardware import Target
 from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.program.nouns import Attachment
 from automesh.report.estimates import ESTIMATES
-from automesh.report.files.csv import write_estimates
+from automesh.report.files.csv import estimates_frame, write_table
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.prior_rule import promised_plans
 from automesh.tuner.context import SearchContext
 from automesh.tuner.paths import check_places, make_folder
-from automesh.tuner.preparation import (
-    Preparation,
-    count_workers,
-    memory_share_bytes,
-    surroundings_of,
-)
+from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import BUILD_SHARE, open_session
 from automesh.tuner.strategies.absent import AbsentStrategy, ready_for
@@ -36,6 +31,7 @@ from automesh.tuner.study.freshness import settled
 from automesh.tuner.study.metadata import header_of, notebook_of, reading
 from automesh.tuner.study.scope import Scope
 from automesh.tuner.study.study import open_study, parse_storage
+from automesh.tuner.workers import count_workers, memory_share_bytes, surroundings_of
 
 ESTIMATE_SHARE = 0.2  # of the budget, from its beginning; what is left over goes to the next rung
 
@@ -104,7 +100,7 @@ def run_search(
                 clock=clock,
             )
             strategy = strategy_for(context, target)
-            write_estimates(estimates, preparation.folder / ESTIMATES)
+            write_table(estimates_frame(estimates), preparation.folder / ESTIMATES)
             return SearchRun(
                 study=study,
                 header=header,

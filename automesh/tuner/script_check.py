@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from automesh.errors import AutomeshError, NoFeasibleMesh, UsageError
 from automesh.hardware import Target, parse_target
@@ -31,24 +31,23 @@ from automesh.report.words import count
 from automesh.space.legal import Enumeration
 from automesh.space.space import SearchSpace
 from automesh.tuner.estimate.logical_knobs import with_knobs
-from automesh.tuner.preparation import (
-    Preparation,
-    aim_of,
-    inspect_job,
-    memory_share_bytes,
-    prepare,
-    step_ref,
-    surroundings_of,
-)
+from automesh.tuner.preparation import Preparation, aim_of, inspect_job, prepare, step_ref
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.start import read_aim
 from automesh.tuner.study.retrace import CURE
 from automesh.tuner.worker_errors import inspection_error
+from automesh.tuner.workers import (
+    ask,
+    memory_share_bytes,
+    refuse_several_processes,
+    surroundings_of,
+)
 from automesh.worker.environment import hash_seed
 from automesh.worker.messages import Job, SummarizeJob, Surroundings, TraceJob
 from automesh.worker.pool import Pool
 from automesh.worker.protocol import Answer
 
+_T = TypeVar("_T")
 _VIRTUAL = "cpu:8"  # where the only device of this machine leaves no mesh to look at
 _MOST_MESHES = 6
 _SCRIPTS_OWN = ("start", "load")  # what ends in these stages has said nothing of the step
@@ -75,18 +74,12 @@ def check_script(
       UsageError: bad arguments, or a script that cannot be loaded.
     """
     request, target, space = read_aim(request, progress)
-    with _Workers.on(target, request) as workers:
-        check = _Check(
-            request=request, target=target, space=space, workers=workers, progress=progress
-        )
+    with _Check.on(target, request, space, progress) as check:
         inspected = check.inspect()
         if not _is_single(inspected, target):
             return check.look(inspected, script=script, command=command(request.target))
     virtual = parse_target(_VIRTUAL, os.environ)
-    with _Workers.on(virtual, request) as workers:
-        check = _Check(
-            request=request, target=virtual, space=space, workers=workers, progress=progress
-        )
+    with _Check.on(virtual, request, space, progress) as check:
         check.notes.append(
             "this machine has a single device: looked at on 8 virtual ones, --target cpu:8"
         )
@@ -189,6 +182,17 @@ class _Check:
     notes: list[str] = field(default_factory=list[str])
     begun: Plan | None = None
 
+    @staticmethod
+    @contextmanager
+    def on(
+        target: Target, request: SearchRequest, space: SearchSpace, progress: Progress
+    ) -> Generator[_Check]:
+        """The check on a target; its workers end with the body."""
+        with _Workers.on(target, request) as workers:
+            yield _Check(
+                request=request, target=target, space=space, workers=workers, progress=progress
+            )
+
     def inspect(self) -> Inspection | Failure:
         """Does what every search does first.
 
@@ -198,25 +202,27 @@ class _Check:
         self.progress.log(f"importing {self.request.entry.location}")
         answer = self._ask(
             inspect_job(self.request, self.target, self.space),
+            Inspection,
             {"build": f"calling `{self.request.entry.function}` on one device"},
         )
         if isinstance(answer, Inspection):
-            if answer.process_count > 1:
-                raise UsageError(
-                    f"jax was started with {answer.process_count} processes, but a search runs in "
-                    "one",
-                    hint="run it on one host, without a launcher",
-                )
-            return answer
-        if not isinstance(answer, Failure):
-            raise TypeError(f"an inspection was answered with {type(answer).__name__}")
-        if answer.stage in _SCRIPTS_OWN:
+            refuse_several_processes(
+                answer.process_count, "a search", hint="run it on one host, without a launcher"
+            )
+        elif answer.stage in _SCRIPTS_OWN:
             raise inspection_error(answer, self.request.entry, self.space)
         return answer
 
     def look(self, inspected: Inspection | Failure, *, script: str, command: str) -> CheckedScript:
         """Everything that follows from an inspection."""
-        found = _empty(self, script=script, command=command)
+        found = CheckedScript(
+            script=script,
+            function=self.request.entry.function,
+            target=self.target.selector or self.target.name,
+            axes=self.space.names,
+            program=self._program("not looked at", ""),
+            command=command,
+        )
         if not isinstance(inspected, Inspection):
             self._blame("", inspected)
             return replace(found, problems=tuple(self.problems), notes=tuple(self.notes))
@@ -346,19 +352,13 @@ class _Check:
         self, plan: Plan, inspected: Inspection, *, is_first: bool
     ) -> StepSummary | Traced | Failure:
         name = self.request.entry.function
-        if is_first:
-            self.progress.log(f"calling `{name}` twice on {plan.mesh}")
-            job = SummarizeJob(
-                step=step_ref(self.request.entry, self.target, inspected),
-                plan=plan,
-            )
-            answer = self._ask(job, {"lower": "tracing the step"})
-        else:
+        if not is_first:
             self.progress.log(f"calling `{name}` on {plan.mesh}")
-            answer = self._ask(self._trace_job(plan, inspected, "another mesh"), {})
-        if not isinstance(answer, StepSummary | Traced | Failure):
-            raise TypeError(f"a step was answered with {type(answer).__name__}")
-        return answer
+            return self._ask(self._trace_job(plan, inspected, "another mesh"), Traced)
+        self.progress.log(f"calling `{name}` twice on {plan.mesh}")
+        step = step_ref(self.request.entry, self.target, inspected)
+        job = SummarizeJob(step=step, plan=plan)
+        return self._ask(job, StepSummary, {"lower": "tracing the step"})
 
     def _trace_job(self, plan: Plan, inspected: Inspection, name: str) -> TraceJob:
         return TraceJob(
@@ -411,7 +411,7 @@ class _Check:
     ) -> ProgramCheck:
         """Whether the step is the same program once more, in this process and in others."""
         self.progress.log("tracing the step in a second process")
-        here = self._ask(self._trace_job(plan, inspected, "here"), {})
+        here = self._ask(self._trace_job(plan, inspected, "here"), Traced)
         other = self._in_second(plan, inspected)
         if not isinstance(here, Traced) or not isinstance(other, Traced):
             failed = other if isinstance(here, Traced) else here
@@ -423,7 +423,7 @@ class _Check:
         if here.fingerprint == step.fingerprint:
             self.progress.log("tracing the step in a third process, to see why it differs")
             self.workers.first.recycle(self.workers.surroundings)
-        third = self._ask(self._trace_job(plan, inspected, "third"), {})
+        third = self._ask(self._trace_job(plan, inspected, "third"), Traced)
         if isinstance(third, Traced) and third.fingerprint == here.fingerprint == step.fingerprint:
             return self._by_seed()
         return self._differing("third" if isinstance(third, Traced) else "second")
@@ -442,7 +442,7 @@ class _Check:
             # An accelerator serves one process: the first has to go.
             seeded = _with_seed(self.workers.surroundings, self.workers.other_seed)
             self.workers.first.recycle(seeded)
-            return self._ask(self._trace_job(plan, inspected, "second"), {})
+            return self._ask(self._trace_job(plan, inspected, "second"), Traced)
         if self.begun != plan:
             second.wait()
             self._begin_second(plan, inspected)
@@ -479,18 +479,19 @@ class _Check:
             other_seed=self.workers.other_seed,
         )
 
-    def _ask(self, job: Job, told: dict[str, str]) -> Answer | Failure:
+    def _ask(self, job: Job, kind: type[_T], told: Mapping[str, str] | None = None) -> _T | Failure:
         """Has a job done.
 
         Args:
+          kind: the noun that it is answered with.
           told: what to say when the job enters a stage.
         """
 
         def on_event(event: dict[str, Any]) -> None:
-            if event.get("event") == "stage" and (text := told.get(event["stage"])):
+            if event.get("event") == "stage" and (text := (told or {}).get(event["stage"])):
                 self.progress.log(text)
 
-        return self.workers.first.run(job, self.request.timeout_s, on_event)
+        return ask(self.workers.first, job, kind, self.request.timeout_s, on_event)
 
     def _blame(self, where: str, failure: Failure) -> None:
         error = inspection_error(failure, self.request.entry, self.space)
@@ -580,38 +581,3 @@ def _counted(enumeration: Enumeration) -> PlanCount:
 def _short(plan: Plan, legal: Sequence[Plan]) -> str:
     """A plan in words, without the settings that are tried first."""
     return plan.mesh if not legal or plan.settings == legal[0].settings else str(plan)
-
-
-def _empty(check: _Check, *, script: str, command: str) -> CheckedScript:
-    """What is known before anything is."""
-    return CheckedScript(
-        script=script,
-        function=check.request.entry.function,
-        target=check.target.selector or check.target.name,
-        platform="",
-        device="",
-        device_count=0,
-        mesh="",
-        meshes=(),
-        step=None,
-        axes=check.space.names,
-        used_axes=(),
-        searched_axes=(),
-        axis_types=(),
-        baseline="",
-        facts=(),
-        tokens_per_step=0,
-        knobs=(),
-        left_out=(),
-        program=ProgramCheck(
-            found="not looked at",
-            detail="",
-            hash_seed=hash_seed(os.environ),
-            other_seed=check.workers.other_seed,
-        ),
-        plans=None,
-        notes=(),
-        problems=(),
-        command=command,
-        versions=(),
-    )

@@ -33,16 +33,15 @@ from automesh.tuner.estimate.propagations import Active
 from automesh.tuner.estimate.propagator import REFUSED, PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.terms_cache import TERMS, TermsCache
-from automesh.tuner.preparation import (
-    Preparation,
+from automesh.tuner.preparation import Preparation, inspect, prepare
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.workers import (
     count_lowering,
     count_workers,
-    inspect,
+    layout_job,
     memory_share_bytes,
-    prepare,
     surroundings_of,
 )
-from automesh.tuner.request import SearchRequest
 from automesh.worker.messages import BuildJob, LayoutJob, Surroundings
 from automesh.worker.pool import Pool
 
@@ -298,14 +297,7 @@ def _estimate(
 def _layout_job(
     preparation: Preparation, fabric: Fabric
 ) -> Callable[[tuple[tuple[int, ...], ...]], LayoutJob]:
-    def job(shapes: tuple[tuple[int, ...], ...]) -> LayoutJob:
-        return LayoutJob(
-            platform=preparation.aim.platform,
-            device_kind=preparation.aim.device_kind,
-            torus=fabric.torus,
-            devices_per_chip=fabric.devices_per_chip,
-            shapes=shapes,
-            wraps=fabric.wraps,
-        )
-
-    return job
+    aim = preparation.aim
+    return lambda shapes: layout_job(
+        fabric, platform=aim.platform, device_kind=aim.device_kind, shapes=shapes
+    )

@@ -11,7 +11,6 @@ from automesh.hardware import (
     check_compilable,
     clusters_in,
     parse_target,
-    running_under_several_processes,
 )
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
@@ -21,6 +20,7 @@ from automesh.space.space import Knob, SearchSpace
 from automesh.tuner.capture import space_for
 from automesh.tuner.command.timed_command import TimedCommand
 from automesh.tuner.request import SearchRequest, usual_top
+from automesh.tuner.workers import refuse_launcher
 
 
 def start(request: SearchRequest, progress: Progress) -> SearchResult:
@@ -59,12 +59,7 @@ def read_aim(
     Raises:
       UsageError: one of them cannot be read, or this is one of several processes.
     """
-    several = running_under_several_processes(os.environ)
-    if several:
-        raise UsageError(
-            f"this is one of several processes ({several}), but a search runs in a single one",
-            hint="run the search on one host, without the launcher",
-        )
+    refuse_launcher("a search", hint="run the search on one host, without the launcher")
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
     request, space = space_for(request, target, progress)
     return request, target, with_options(space, _options(request, target))

@@ -110,17 +110,23 @@ def refuse_to_blame(result: object) -> None:
     Raises:
       UsageError: a worker could not start: what became of this plan would become of all.
     """
-    if not isinstance(result, Failed | TimedOut | OutOfMemory) or result.stage != "start":
-        return
+    if isinstance(result, Failure) and result.stage == "start":
+        raise machine_error(result)
+
+
+def machine_error(failure: Failure) -> UsageError:
+    """The error for a worker that could not start."""
     hint = "mend it and run the same command again; what is finished is kept"
-    match result:
+    match failure:
         case Failed():
-            raise UsageError(result.reason, hint=result.hint or hint)
+            return UsageError(failure.reason, hint=failure.hint or hint)
         case TimedOut():
-            waited = format_wait(result.limit_s)
-            raise UsageError(f"a worker did not start within {waited}", hint=hint)
+            waited = format_wait(failure.limit_s)
+            return UsageError(f"a worker did not start within {waited}", hint=hint)
         case OutOfMemory():
-            raise UsageError(f"a worker ran out of memory at its start: {result.detail}", hint=hint)
+            return UsageError(
+                f"a worker ran out of memory at its start: {failure.detail}", hint=hint
+            )
 
 
 def _unfinished(answer: TimedOut, entry: Entry) -> str:

@@ -14,7 +14,7 @@ from automesh import jsonio
 from automesh.errors import UsageError
 from automesh.mesh.axes import parse_mesh
 from automesh.outcomes import Compiled, Measured, Outcome
-from automesh.report.files.csv import dataframe, write_csv
+from automesh.report.files.csv import dataframe, write_table
 from automesh.report.files.json import to_json
 from tests.report.test_table import results
 from tests.support.samples import results_samples
@@ -69,7 +69,7 @@ def test_counts_beyond_64_bits_are_kept() -> None:
 
 def test_csv_holds_what_the_dataframe_holds(tmp_path: Path) -> None:
     path = tmp_path / "new" / "trials.csv"
-    write_csv(RESULT, path)
+    write_table(dataframe(RESULT), path)
     read = pd.read_csv(path)
     made = dataframe(RESULT)
     assert list(read.columns) == list(made.columns)
@@ -83,7 +83,7 @@ def test_csv_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "trials.csv"
     path.write_text("old")
     before = path.stat().st_ino
-    write_csv(RESULT, path)
+    write_table(dataframe(RESULT), path)
     assert path.stat().st_ino != before  # a new file took the name: nobody saw half of it
     assert [one.name for one in tmp_path.iterdir()] == ["trials.csv"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -98,7 +98,7 @@ def test_an_old_csv_survives_a_failure(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(UsageError, match="cannot be written: No space left on device"):
-        write_csv(RESULT, path)
+        write_table(dataframe(RESULT), path)
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["trials.csv"]
 
@@ -106,7 +106,7 @@ def test_an_old_csv_survives_a_failure(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written") as caught:
-        write_csv(RESULT, tmp_path / "file" / "trials.csv")
+        write_table(dataframe(RESULT), tmp_path / "file" / "trials.csv")
     assert "--results" in caught.value.hint
 
 

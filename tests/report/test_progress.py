@@ -15,15 +15,23 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from automesh.report import phases
-from automesh.report.live import LiveProgress, frame
-from automesh.report.phases import State, left_text, remaining_s, with_phase
-from automesh.report.progress import PlainProgress, Silent, open_progress
+from automesh.report import progress
+from automesh.report.progress import (
+    LiveProgress,
+    PlainProgress,
+    Silent,
+    State,
+    frame,
+    left_text,
+    open_progress,
+    remaining_s,
+    with_phase,
+)
 from tests.support.cases.results_golden import Clock, running_state
 
 
 def test_documented_examples() -> None:
-    outcome = doctest.testmod(phases)
+    outcome = doctest.testmod(progress)
     assert outcome.attempted and not outcome.failed
 
 

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "automesh"
 # Examples that start worker processes, which takes seconds.
-_LONG = ("api.calibrate", "api.search", "api.show", "api_explain.explain")
+_LONG = ("api.calibrate", "api.search", "api.show", "api.explain")
 LONG = frozenset(f"automesh.{name}" for name in _LONG)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +31,9 @@ from automesh.program.execute import calibrate
 from automesh.program.execute.calibrate import work_of
 from automesh.program.nouns import Attachment, Calibration, Device
 from automesh.report.progress import PlainProgress, Silent
-from automesh.tuner import calibration
+from automesh.tuner import calibration, workers
 from automesh.tuner.calibration import CalibrationRequest, run_calibration
-from automesh.worker.messages import CalibrateJob
+from automesh.worker.messages import CalibrateJob, Job
 from automesh.worker.pool import Finished
 from tests.hardware.calibration.test_profile import point
 from tests.support.cases import bad_inputs_run
@@ -199,7 +200,11 @@ class Pretender:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, *_: object) -> Attachment:
+    def run(self, job: Job, _: float, on_event: Any) -> object:
+        if isinstance(job, CalibrateJob):
+            on_event({"event": "stage", "stage": "calibrate"})
+            on_event({"event": "calibrated", "parts": 1, "of": 5})
+            return self._measured(job)
         one = {"platform": "cpu", "kind": "cpu", "process_index": 0, "slice_index": 0}
         return Attachment(
             devices=tuple(Device(id=place, coords=(), **one) for place in range(4)),
@@ -209,25 +214,18 @@ class Pretender:
             environment=(),
         )
 
-    def submit(self, job: CalibrateJob, _: float, on_event: object) -> int:
-        self._job = job
-        on_event({"event": "stage", "stage": "calibrate"})
-        on_event({"event": "calibrated", "parts": 1, "of": 5})
-        return 0
-
-    def wait(self, _: float) -> list[Finished]:
+    def _measured(self, job: CalibrateJob) -> object:
         result = self.results[min(self.taken, len(self.results) - 1)]
         type(self).taken += 1
         if isinstance(result, BaseException):
             raise result
         if result is None:
-            points = tuple(point(probe, 1e-6) for probe in self._job.probes)
-            result = Calibration(points=points)
-        return [Finished(ticket=0, job=self._job, result=result)]
+            return Calibration(points=tuple(point(probe, 1e-6) for probe in job.probes))
+        return result
 
 
 def pretend(monkeypatch, tmp_path: Path, *results: object, budget_s: float = 100.0, **more):
-    monkeypatch.setattr(calibration, "Pool", type("_", (Pretender,), {"results": results}))
+    monkeypatch.setattr(workers, "Pool", type("_", (Pretender,), {"results": results}))
     request = CalibrationRequest(target="cpu:4", out=tmp_path / "p.json", budget_s=budget_s)
     return run_calibration(request, Silent(), **more)
 
@@ -279,14 +277,14 @@ _COPY = StreamProbe(form="copy", bytes=16384)
 
 
 def test_the_command_prints_the_table_or_the_profile(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(calibration, "Pool", type("_", (Pretender,), {"results": (None,)}))
+    monkeypatch.setattr(workers, "Pool", type("_", (Pretender,), {"results": (None,)}))
     ran = bad_inputs_run.run("calibrate --target cpu:4 --out p.json", tmp_path)
     assert (ran.code, ran.stderr.splitlines()[-1]) == (0, "calibrate 93/93")
     assert "all-gather over 4" in ran.stdout
     again = bad_inputs_run.run("calibrate --target cpu:4 --out p.json --json", tmp_path)
     assert json.loads(again.stdout)["measured"] == 93
     stopped = type("_", (Pretender,), {"results": (None, KeyboardInterrupt())})
-    monkeypatch.setattr(calibration, "Pool", stopped)
+    monkeypatch.setattr(workers, "Pool", stopped)
     ran = bad_inputs_run.run("calibrate --target cpu:4 --out p.json", tmp_path)
     assert ran.code == 130
     assert "Measured speeds" in ran.stdout

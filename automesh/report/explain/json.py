@@ -24,7 +24,6 @@ are as if nothing ran beside them. All are estimated but for those called compil
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from automesh import jsonio
@@ -33,6 +32,7 @@ from automesh.cost.comparison import Share, compare_causes, compare_collectives,
 from automesh.outcomes import Replayed
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.explain.words import verdict_sentence, why_sentence
+from automesh.report.files.json import finite
 
 SCHEMA = 1
 
@@ -40,7 +40,7 @@ SCHEMA = 1
 def to_json(explanation: Explanation) -> dict[str, Any]:
     """The explanation as plain values that `json.dumps(..., allow_nan=False)` takes."""
     one, against = explanation.one, explanation.against
-    return {
+    data: dict[str, Any] = {
         "schema": SCHEMA,
         "workload": explanation.workload,
         "target": explanation.target,
@@ -54,6 +54,7 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
         "against": _explained(against) if against else None,
         "changes": _changes(one, against) if against else None,
     }
+    return finite(data)
 
 
 def _explained(one: Explained) -> dict[str, Any]:
@@ -65,15 +66,15 @@ def _explained(one: Explained) -> dict[str, Any]:
         "failure": one.failure or None,
         "step_s": _step(one),
         "causes": [
-            {"cause": cause, "seconds": _known(seconds), "share": _known(seconds / total)}
+            {"cause": cause, "seconds": seconds, "share": seconds / total}
             for cause, seconds in one.estimated.causes
             if total > 0
         ],
         "replay": jsonio.to_json(one.replay, Replayed) if one.replay else None,
         "reasons": [_share(share) for share in shares_of(one.cost, one.estimated)],
         "collectives": [_collective(each) for each in one.cost.collectives],
-        "flops": _known(one.cost.flops),
-        "memory_traffic_bytes": _known(one.cost.memory_traffic_bytes),
+        "flops": one.cost.flops,
+        "memory_traffic_bytes": one.cost.memory_traffic_bytes,
         "memory": _memory(one),
         "uncounted": [
             {"what": missing.what, "why": missing.why, "source": missing.source or None}
@@ -85,12 +86,12 @@ def _explained(one: Explained) -> dict[str, Any]:
 def _step(one: Explained) -> dict[str, Any]:
     estimated, measured = one.estimated, one.measured
     return {
-        "estimated": _known(estimated.step_s),
-        "bracket": [_known(seconds) for seconds in estimated.bracket_s],
-        "bound": _known(estimated.bound_s) or None,
-        "compiled": _known(one.compiled.step_s) if one.compiled else None,
-        "measured": _known(measured.step_s) if measured else None,
-        "measured_interval": [_known(end) for end in measured.interval_s] if measured else None,
+        "estimated": estimated.step_s,
+        "bracket": list(estimated.bracket_s),
+        "bound": estimated.bound_s or None,
+        "compiled": one.compiled.step_s if one.compiled else None,
+        "measured": measured.step_s if measured else None,
+        "measured_interval": list(measured.interval_s) if measured else None,
     }
 
 
@@ -99,7 +100,7 @@ def _share(share: Share) -> dict[str, Any]:
     return {
         "reason": share.reason,
         "axes": list(share.axes),
-        "seconds": _known(share.seconds),
+        "seconds": share.seconds,
         "source": piece.source or None if piece else None,
     }
 
@@ -112,12 +113,12 @@ def _collective(one: CollectiveCost) -> dict[str, Any]:
         "array": one.operand or None,
         "region": one.region,
         "in_loop": one.in_loop,
-        "runs": _known(one.count),
-        "payload_bytes": _known(one.payload_bytes),
-        "latency_s": _known(one.latency_s),
-        "ici_s": _known(one.ici_s),
-        "dcn_s": _known(one.dcn_s),
-        "seconds": _known(one.seconds),
+        "runs": one.count,
+        "payload_bytes": one.payload_bytes,
+        "latency_s": one.latency_s,
+        "ici_s": one.ici_s,
+        "dcn_s": one.dcn_s,
+        "seconds": one.seconds,
         "granules": one.granules,
     }
 
@@ -126,10 +127,10 @@ def _memory(one: Explained) -> dict[str, Any]:
     cost: MeshCost = one.cost
     return {
         "estimated_bytes": one.estimated.memory_bytes,
-        "argument_bytes": _known(cost.argument_bytes),
-        "output_bytes": _known(cost.output_bytes),
-        "alias_bytes": _known(cost.alias_bytes),
-        "temporary_bytes": _known(cost.peak_temporary_bytes),
+        "argument_bytes": cost.argument_bytes,
+        "output_bytes": cost.output_bytes,
+        "alias_bytes": cost.alias_bytes,
+        "temporary_bytes": cost.peak_temporary_bytes,
         "peak_source": cost.peak_source or None,
         "compiled_bytes": one.compiled.memory.peak_bytes if one.compiled else None,
         "measured_bytes": one.measured.peak_bytes or None if one.measured else None,
@@ -143,8 +144,8 @@ def _changes(one: Explained, against: Explained) -> dict[str, Any]:
         "causes": [
             {
                 "cause": change.cause,
-                "one_s": _known(change.first_s),
-                "against_s": _known(change.second_s),
+                "one_s": change.first_s,
+                "against_s": change.second_s,
             }
             for change in causes
         ],
@@ -155,14 +156,9 @@ def _changes(one: Explained, against: Explained) -> dict[str, Any]:
                 "source": change.shown.source or None,
                 "region": change.shown.region,
                 "change": change.change,
-                "one_s": _known(change.first_s),
-                "against_s": _known(change.second_s),
+                "one_s": change.first_s,
+                "against_s": change.second_s,
             }
             for change in collectives
         ],
     }
-
-
-def _known(value: float) -> float | None:
-    """Strict JSON has no NaN and no infinities."""
-    return value if math.isfinite(value) else None

@@ -15,7 +15,14 @@ from automesh.cost.comparison import (
     compare_collectives,
 )
 from automesh.outcomes import Replayed
-from automesh.report.columns import GAP, GLUE, Column
+from automesh.report.columns import (
+    GLUE,
+    Column,
+    figures_column,
+    fitting,
+    least_width,
+    text_column,
+)
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.explain.words import verdict_sentence, why_sentence, window_sentence
@@ -59,14 +66,14 @@ def _title(explanation: Explanation) -> str:
 def _one_mesh(one: Explained, width: int) -> list[RenderableType]:
     parts: list[RenderableType] = [labelled(_evidence(one))]
     if one.estimated.causes:
-        parts += [Text(), tabulated(_fit(_cause_columns(one), width, ("amount",)), width=width)]
+        parts += [Text(), tabulated(_fit(_cause_columns(one), width, ("amount *",)), width=width)]
         notes = [("*", "estimated; what other work hides is not counted")]
         if one.replay is not None:
             notes.append(("", "replayed: the same, from the schedule of the compiled program"))
         parts.append(footnotes(notes))
     shown = one.cost.collectives[:_MOST]
     if shown:
-        columns = _fit(_collective_columns(shown), width, ("array", "each", "runs"))
+        columns = _fit(_collective_columns(shown), width, ("array", "bytes", "runs"))
         parts += [Text(), tabulated(columns, width=width)]
         notes = [("*", _ALONE)]
         rest = one.cost.collectives[_MOST:]
@@ -90,7 +97,7 @@ def _two_meshes(one: Explained, against: Explained, width: int) -> list[Renderab
         change for change in compare_collectives(one.cost, against.cost) if change.change != "same"
     ]
     if changes:
-        columns = _fit(_change_columns(changes[:_MOST]), width, ("change",))
+        columns = _fit(_change_columns(changes[:_MOST]), width, ("in B",))
         parts += [Text(), tabulated(columns, width=width)]
         notes = [("*", _ALONE)]
         if len(changes) > _MOST:
@@ -161,14 +168,14 @@ def _cause_columns(one: Explained) -> list[Column]:
         if cause not in shown and seconds > _LEAST * total
     ]
     columns = [
-        _words("cause", "cause", [_cause(cause) for cause, _ in causes], most=12),
-        _figures("time", "time *", [_time(seconds) for _, seconds in causes]),
-        _figures("share", "share", [_share(seconds, total) for _, seconds in causes]),
-        _figures("amount", "amount *", [_amount(cause, one.cost) for cause, _ in causes]),
+        text_column("cause", [_cause(cause) for cause, _ in causes], most=12),
+        figures_column("time *", [_time(seconds) for _, seconds in causes]),
+        figures_column("share", [_share(seconds, total) for _, seconds in causes]),
+        figures_column("amount *", [_amount(cause, one.cost) for cause, _ in causes]),
     ]
     if one.replay is not None:
         times = [_time(replayed.get(cause, 0.0)) for cause, _ in causes]
-        columns.insert(2, _figures("replayed", "replayed", times))
+        columns.insert(2, figures_column("replayed", times))
     return columns
 
 
@@ -206,12 +213,12 @@ def _flop(number: float) -> str:
 
 def _collective_columns(rows: Sequence[CollectiveCost]) -> list[Column]:
     return [
-        _words("collective", "collective", [_name(row) for row in rows], most=18),
+        text_column("collective", [_name(row) for row in rows], most=18),
         _places(rows),
-        _figures("array", "array", [clean(row.operand, 30) for row in rows], justify="left"),
-        _figures("runs", "runs", [format_count(row.count) for row in rows]),
-        _figures("each", "bytes", [format_bytes(row.payload_bytes) for row in rows]),
-        _figures("time", "time *", [format_seconds(row.seconds) for row in rows]),
+        figures_column("array", [clean(row.operand, 30) for row in rows], justify="left"),
+        figures_column("runs", [format_count(row.count) for row in rows]),
+        figures_column("bytes", [format_bytes(row.payload_bytes) for row in rows]),
+        figures_column("time *", [format_seconds(row.seconds) for row in rows]),
     ]
 
 
@@ -224,7 +231,7 @@ def _places(rows: Sequence[CollectiveCost]) -> Column:
     """Where they are, `step.py:123` in one piece unless there is no room; see `_fit`."""
     cells = [_where(row) for row in rows]
     longest = max((len(word) for cell in cells for word in cell.split()), default=0)
-    return _words("where", "where", cells, most=max(longest, 16))
+    return text_column("where", cells, most=max(longest, 16))
 
 
 def _where(row: CollectiveCost) -> str:
@@ -247,11 +254,10 @@ def _cause_changes(one: Explained, against: Explained) -> list[Column]:
     bytes_ = (one.estimated.memory_bytes, against.estimated.memory_bytes)
     memory = _signed(bytes_[1] - bytes_[0], format_bytes)
     return [
-        _words("cause", "cause", [*(name for name, _, _ in rows), "peak memory"], most=12),
-        _figures("a", "A *", [*(_time(one_s) for _, one_s, _ in rows), format_bytes(bytes_[0])]),
-        _figures("b", "B *", [*(_time(one_s) for _, _, one_s in rows), format_bytes(bytes_[1])]),
-        _figures(
-            "change",
+        text_column("cause", [*(name for name, _, _ in rows), "peak memory"], most=12),
+        figures_column("A *", [*(_time(one_s) for _, one_s, _ in rows), format_bytes(bytes_[0])]),
+        figures_column("B *", [*(_time(one_s) for _, _, one_s in rows), format_bytes(bytes_[1])]),
+        figures_column(
             "B - A *",
             [*(_signed(two_s - one_s, format_seconds) for _, one_s, two_s in rows), memory],
         ),
@@ -273,13 +279,11 @@ def _replay_changes(one: Replayed, against: Replayed) -> list[Column]:
         ("step", one.step_s, against.step_s),
     ]
     return [
-        _words("cause", "cause", [name for name, _, _ in rows], most=12),
-        _figures("a", "A *", [_time(one_s) for _, one_s, _ in rows]),
-        _figures("b", "B *", [_time(two_s) for _, _, two_s in rows]),
-        _figures(
-            "change",
-            "B - A *",
-            [_signed(two_s - one_s, format_seconds) for _, one_s, two_s in rows],
+        text_column("cause", [name for name, _, _ in rows], most=12),
+        figures_column("A *", [_time(one_s) for _, one_s, _ in rows]),
+        figures_column("B *", [_time(two_s) for _, _, two_s in rows]),
+        figures_column(
+            "B - A *", [_signed(two_s - one_s, format_seconds) for _, one_s, two_s in rows]
         ),
     ]
 
@@ -287,11 +291,11 @@ def _replay_changes(one: Replayed, against: Replayed) -> list[Column]:
 def _change_columns(changes: Sequence[CollectiveChange]) -> list[Column]:
     shown = [change.shown for change in changes]
     return [
-        _words("collective", "collective", [_name(row) for row in shown], most=18),
+        text_column("collective", [_name(row) for row in shown], most=18),
         _places(shown),
-        _figures("a", "A *", [_time(change.first_s) for change in changes]),
-        _figures("b", "B *", [_time(change.second_s) for change in changes]),
-        _figures("change", "in B", [change.change for change in changes], justify="left"),
+        figures_column("A *", [_time(change.first_s) for change in changes]),
+        figures_column("B *", [_time(change.second_s) for change in changes]),
+        figures_column("in B", [change.change for change in changes], justify="left"),
     ]
 
 
@@ -337,21 +341,9 @@ def _uncounted(explanation: Explanation) -> list[tuple[str, str]]:
     )
 
 
-def _words(name: str, header: str, cells: Sequence[str], *, most: int) -> Column:
-    column = Column(name=name, header=header, cells=tuple(cells))
-    return replace(column, floor=max(min(column.width, most), 1))
-
-
-def _figures(name: str, header: str, cells: Sequence[str], *, justify: str = "right") -> Column:
-    side = "left" if justify == "left" else "right"
-    return Column(name=name, header=header, cells=tuple(cells), justify=side)
-
-
-def _fit(columns: list[Column], width: int, dropped: Sequence[str]) -> list[Column]:
-    """Leaves out the named columns, in this order, until the rest fits; if it never does, words
-    are folded."""
-    for drop in ("", *dropped):
-        columns = [column for column in columns if column.name != drop]
-        if sum((column.floor or column.width) + GAP for column in columns) - GAP <= width:
-            return columns
-    return [replace(column, floor=min(column.floor, _FOLDED)) for column in columns]
+def _fit(columns: Sequence[Column], width: int, dropped: Sequence[str]) -> list[Column]:
+    """As `fitting`; words are folded further if that does not suffice."""
+    kept = fitting(columns, width, dropped)
+    if least_width(kept) <= width:
+        return kept
+    return [replace(column, floor=min(column.floor, _FOLDED)) for column in kept]

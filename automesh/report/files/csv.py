@@ -98,11 +98,6 @@ def dataframe(result: SearchResult) -> pd.DataFrame:
     return pd.DataFrame(table, columns=names)
 
 
-def write_csv(result: SearchResult, path: Path) -> None:
-    """Writes `trials.csv`; see `write_table`."""
-    write_table(dataframe(result), path)
-
-
 def write_table(table: pd.DataFrame, path: Path) -> None:
     """Writes a table so that a reader sees the old file or the new one, never a part.
 
@@ -280,15 +275,6 @@ def estimates_frame(estimates: Estimates) -> pd.DataFrame:
         causes |= dict.fromkeys(name for name in names if name.startswith("cause."))
     names = [*plans, *_FIGURES, *sorted(causes), "own_propagation", "uncounted", "not_estimated"]
     return pd.DataFrame(rows, columns=names).astype({"rank": "Int64", "memory_bytes": "Int64"})
-
-
-def write_estimates(estimates: Estimates, path: Path) -> None:
-    """Writes `estimates.csv` whole or not at all.
-
-    Raises:
-      UsageError: the folder cannot be written.
-    """
-    write_table(estimates_frame(estimates), path)
 
 
 def _is_figure(name: str) -> bool:

@@ -80,7 +80,7 @@ def to_json(result: SearchResult) -> dict[str, Any]:
         "template": result.template or None,
         "best_command": result.best_command or None,
     }
-    return _finite(data)
+    return finite(data)
 
 
 def _best(result: SearchResult) -> dict[str, Any] | None:
@@ -143,12 +143,12 @@ def _funnel(funnel: Funnel) -> dict[str, Any]:
     return data
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Strict JSON has no NaN and no infinities: a loss that is one becomes null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from automesh.errors import NoFeasibleMesh
@@ -68,40 +69,49 @@ def save_rule(result: SearchResult, path: Path) -> Path:
 
 def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
     """What the best plan rests on; None if that does not suffice for a rule."""
-    match best.outcome:
-        case Measured(confirmed=True) as measured:
-            return _measured_evidence(result, best, measured)
-        case Compiled(effort="default", replay=Replayed() as replay) if result.is_ahead:
-            return _compiled_evidence(result, best, replay)
-        case _:
-            return None
-
-
-def _compiled_evidence(result: SearchResult, best: Candidate, replay: Replayed) -> Evidence:
-    funnel, (versions, variables) = result.funnel, _versions(result)
-    tried = {
-        "enumerated": funnel.enumerated,
-        "ruled_out": funnel.enumerated - funnel.legal,
-        "out_of_memory": funnel.out_of_memory,
-        "compiled": funnel.compiled + funnel.duplicates,
-    }
-    return Evidence(
-        kind="compiled",
-        step_s=replay.step_s,
-        bracket_s=replay.bracket_s,
-        exposed_s=exposed_s(replay),
+    versions, variables = _versions(result)
+    funnel = result.funnel
+    tried = {"enumerated": funnel.enumerated, "ruled_out": funnel.enumerated - funnel.legal}
+    compiled = {"compiled": funnel.compiled + funnel.duplicates}
+    evidence = Evidence(
+        kind="none",
         hbm_bytes=best.peak_bytes,
-        reserve_bytes=result.reserve_bytes,
         stage_bytes=stage_bytes(best),
-        mfu=replay.mfu,
         split=result.split,
         runner_up=_runner_up(result, best),
-        tried=tuple(tried.items()),
         study=Path(result.results_dir).name,
         made=result.made,
         versions=versions,
         environment=variables,
     )
+    match best.outcome:
+        case Measured(confirmed=True) as measured:
+            tried |= ({} if result.template else compiled) | {"measured": funnel.measured}
+            return replace(
+                evidence,
+                kind="measured",
+                step_s=measured.step_s,
+                interval_s=measured.interval_s,
+                mfu=_mfu(result, best, measured.step_s),
+                tried=tuple(tried.items()),
+                values=measured.values,
+                reference=result.reference,
+                command=result.template,
+            )
+        case Compiled(effort="default", replay=Replayed() as replay) if result.is_ahead:
+            tried |= {"out_of_memory": funnel.out_of_memory} | compiled
+            return replace(
+                evidence,
+                kind="compiled",
+                step_s=replay.step_s,
+                bracket_s=replay.bracket_s,
+                exposed_s=exposed_s(replay),
+                reserve_bytes=result.reserve_bytes,
+                mfu=replay.mfu,
+                tried=tuple(tried.items()),
+            )
+        case _:
+            return None
 
 
 def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:
@@ -120,32 +130,6 @@ def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:
         if pair not in variables and not pair[0].isupper() and not pair[0].startswith(tuple(others))
     )
     return versions, variables
-
-
-def _measured_evidence(result: SearchResult, best: Candidate, measured: Measured) -> Evidence:
-    funnel, (versions, variables) = result.funnel, _versions(result)
-    tried = {"enumerated": funnel.enumerated, "ruled_out": funnel.enumerated - funnel.legal}
-    if not result.template:
-        tried["compiled"] = funnel.compiled + funnel.duplicates
-    tried["measured"] = funnel.measured
-    return Evidence(
-        kind="measured",
-        step_s=measured.step_s,
-        interval_s=measured.interval_s,
-        hbm_bytes=best.peak_bytes,
-        stage_bytes=stage_bytes(best),
-        mfu=_mfu(result, best, measured.step_s),
-        runner_up=_runner_up(result, best),
-        tried=tuple(tried.items()),
-        study=Path(result.results_dir).name,
-        made=result.made,
-        values=measured.values,
-        reference=result.reference,
-        command=result.template,
-        split=result.split,
-        versions=versions,
-        environment=variables,
-    )
 
 
 def _mfu(result: SearchResult, best: Candidate, step_s: float) -> float:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from automesh.hardware.calibration.points import CollectiveProbe, MatmulProbe, StreamProbe
 from automesh.hardware.calibration.profile import FitError, Profile
-from automesh.report.columns import Column
+from automesh.report.columns import Column, figures_column
 from automesh.report.drawing import MIN_WIDTH, draw, glued, labelled, tabulated
 from automesh.report.words import clean
 from automesh.units import (
@@ -94,20 +94,13 @@ class _Row:
 def _columns(rows: Sequence[_Row], width: int) -> list[Column]:
     columns = [
         Column(name="work", header="work", cells=tuple(row.work for row in rows), floor=12),
-        Column(
-            name="call", header="per call", cells=tuple(row.call for row in rows), justify="right"
-        ),
-        Column(name="speed", header="speed", cells=tuple(row.speed for row in rows)),
-        Column(
-            name="error",
-            header="error",
-            cells=tuple(_percent(row.error, row.error.median) for row in rows),
-            justify="right",
-        ),
+        figures_column("per call", [row.call for row in rows]),
+        figures_column("speed", [row.speed for row in rows], justify="left"),
+        figures_column("error", [_percent(row.error, row.error.median) for row in rows]),
     ]
     if width >= 72:
-        worst = tuple(_percent(row.error, row.error.worst) for row in rows)
-        columns.append(Column(name="worst", header="worst", cells=worst, justify="right"))
+        worst = [_percent(row.error, row.error.worst) for row in rows]
+        columns.append(figures_column("worst", worst))
     return columns
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from automesh.report import words
-from automesh.report.columns import GLUE, Column
+from automesh.report.columns import GLUE, Column, figures_column, fitting, text_column
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, labelled, tabulated
 from automesh.report.files.json import to_json as result_to_json
 from automesh.report.result import Candidate, SearchResult
@@ -63,7 +63,7 @@ def render(several: Several, *, width: int, colour: bool) -> str:
     """
     width = max(width, MIN_WIDTH)
     columns = _columns(several.searches)
-    parts = [tabulated(_fitting(columns, width), width=width)]
+    parts = [tabulated(fitting(columns, width, ("bound by", "memory")), width=width)]
     if any("*" in cell for column in columns for cell in column.cells):
         parts.append(footnotes([("*", "predicted or estimated, not measured")]))
     if several.not_found:
@@ -103,12 +103,14 @@ def _why(one: Sought) -> str:
 
 def _columns(searches: tuple[Sought, ...]) -> list[Column]:
     rows = [(one, _best(one)) for one in searches]
+    plans = [words.clean(str(best.plan)) if best else "-" for _, best in rows]
+    causes = [words.clean(best.bound_by, 24) if best else "" for _, best in rows]
     return [
-        _words("target", [words.clean(one.target) for one, _ in rows], most=12),
-        _words("plan", [words.clean(str(best.plan)) if best else "-" for _, best in rows], most=16),
-        _figures("step time", [_time(best) for _, best in rows]),
-        _figures("memory", [_memory(best) for _, best in rows]),
-        _words("bound by", [words.clean(best.bound_by, 24) if best else "" for _, best in rows]),
+        text_column("target", [words.clean(one.target) for one, _ in rows], most=12),
+        text_column("plan", plans, most=16),
+        figures_column("step time", [_time(best) for _, best in rows]),
+        figures_column("memory", [_memory(best) for _, best in rows]),
+        figures_column("bound by", causes, justify="left"),
     ]
 
 
@@ -125,22 +127,3 @@ def _time(best: Candidate | None) -> str:
 
 def _memory(best: Candidate | None) -> str:
     return format_bytes(best.peak_bytes) if best and best.peak_bytes else ""
-
-
-def _words(name: str, cells: list[str], *, most: int = 0) -> Column:
-    column = Column(name=name, header=name, cells=tuple(cells))
-    floor = max(min(column.width, most), 1) if most else 0
-    return Column(name=name, header=name, cells=tuple(cells), floor=floor)
-
-
-def _figures(name: str, cells: list[str]) -> Column:
-    return Column(name=name, header=name, cells=tuple(cells), justify="right")
-
-
-def _fitting(columns: list[Column], width: int) -> list[Column]:
-    """Leaves out what a narrow terminal does without."""
-    for drop in ("", "bound by", "memory"):
-        columns = [column for column in columns if column.name != drop]
-        if sum((column.floor or column.width) + 2 for column in columns) - 2 <= width:
-            break
-    return columns

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,22 +41,22 @@ def by_target(entries: Sequence[Entry]) -> tuple[KeptFor, ...]:
 
 def render_store(store: ModuleStore, *, width: int = 80) -> str:
     """The store as text: its folder, its size, and a row for each target."""
-    from rich.console import Console
+    kept = by_target(store.entries())
+    size = f"{format_bytes(store.size_bytes())} of {format_bytes(store.limit_bytes)}"
+    heading = [
+        f"folder    {store.folder}",
+        f"size      {size}; ${LIMIT_VARIABLE} sets the limit",
+        f"programs  {sum(one.programs for one in kept) or 'none'}",
+    ]
+    text = "".join(f"{line}\n" for line in heading)
+    return f"{text}\n{_table(kept, width)}" if kept else text
+
+
+def _table(kept: Sequence[KeptFor], width: int) -> str:
     from rich.table import Table
 
-    kept = by_target(store.entries())
-    text = io.StringIO()
-    console = Console(file=text, width=width, markup=False, highlight=False, emoji=False)
-    console.print(f"folder    {store.folder}", soft_wrap=True)
-    console.print(
-        f"size      {format_bytes(store.size_bytes())} of {format_bytes(store.limit_bytes)}; "
-        f"${LIMIT_VARIABLE} sets the limit",
-        soft_wrap=True,
-    )
-    if not kept:
-        console.print("programs  none")
-        return text.getvalue()
-    console.print(f"programs  {sum(one.programs for one in kept)}\n")
+    from automesh.report.drawing import draw
+
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
     table.add_column("target", overflow="fold")
     for heading in ("programs", "out of memory", "size", "compiled in"):
@@ -70,29 +69,23 @@ def render_store(store: ModuleStore, *, width: int = 80) -> str:
             str(one.out_of_memory),
             format_bytes(one.size_bytes),
             format_wait(one.compile_s),
-            _day(one.used_s),
+            _time_of(one).date().isoformat(),
         )
-    console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+    return draw([table], width=width, colour=False)
 
 
 def store_to_json(store: ModuleStore) -> dict[str, Any]:
     """The store as plain values."""
+    targets: list[dict[str, Any]] = []
+    for one in by_target(store.entries()):
+        facts = asdict(one)
+        del facts["used_s"]
+        targets.append({**facts, "last_used": _time_of(one).isoformat()})
     return {
         "folder": str(store.folder),
         "size_bytes": store.size_bytes(),
         "limit_bytes": store.limit_bytes,
-        "targets": [
-            {
-                "target": one.target,
-                "programs": one.programs,
-                "out_of_memory": one.out_of_memory,
-                "size_bytes": one.size_bytes,
-                "compile_s": one.compile_s,
-                "last_used": datetime.fromtimestamp(one.used_s, UTC).isoformat(),
-            }
-            for one in by_target(store.entries())
-        ],
+        "targets": targets,
     }
 
 
@@ -107,5 +100,5 @@ def _summed(target: str, group: Sequence[Entry]) -> KeptFor:
     )
 
 
-def _day(used_s: float) -> str:
-    return datetime.fromtimestamp(used_s, UTC).date().isoformat()
+def _time_of(kept: KeptFor) -> datetime:
+    return datetime.fromtimestamp(kept.used_s, UTC)

@@ -14,7 +14,7 @@ from rich.text import Text
 from automesh.hardware.absent import Absent
 from automesh.hardware.catalogue import Listed, citations
 from automesh.hardware.compilers import Compiler, has_compiler
-from automesh.report.columns import GAP, Column
+from automesh.report.columns import Column, figures_column, fitting
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
 from automesh.report.words import clean, count
 from automesh.units import format_bytes, format_count
@@ -100,24 +100,22 @@ def _overview(found: Sequence[Listed], width: int) -> list[RenderableType]:
     firsts = [group[0].absent for group in kinds]
     names = [group[0].kind + (" *" * (not has_compiler(group[0].absent))) for group in kinds]
     columns = [
-        Column(name="target", header="target", cells=tuple(names)),
-        _right(
+        figures_column("target", names, justify="left"),
+        figures_column(
             "names", [str(len(group)) if group[0].absent.fabric.torus else "" for group in kinds]
         ),
-        _right("devices", [_sizes(group) for group in kinds]),
-        _right("memory", [format_bytes(one.device_memory_bytes) for one in firsts]),
-        _right("bf16", [f"{format_count(one.fabric.chip.flops_per_s)}FLOP/s" for one in firsts]),
-        _right("links", [links_words(one) for one in firsts]),
-        _right("DCN", [_rate(group[0].dcn_bytes_per_s) for group in kinds]),
+        figures_column("devices", [_sizes(group) for group in kinds]),
+        figures_column("memory", [format_bytes(one.device_memory_bytes) for one in firsts]),
+        figures_column(
+            "bf16", [f"{format_count(one.fabric.chip.flops_per_s)}FLOP/s" for one in firsts]
+        ),
+        figures_column("links", [links_words(one) for one in firsts]),
+        figures_column("DCN", [_rate(group[0].dcn_bytes_per_s) for group in kinds]),
     ]
     parts: list[RenderableType] = [tabulated(_fitting(columns, width), width=width)]
     if any(name.endswith(" *") for name in names):
         parts.append(footnotes([("*", _ALONE)]))
     return parts
-
-
-def _right(name: str, cells: Sequence[str]) -> Column:
-    return Column(name=name, header=name, cells=tuple(cells), justify="right")
 
 
 def _sizes(group: Sequence[Listed]) -> str:
@@ -130,13 +128,8 @@ def _sizes(group: Sequence[Listed]) -> str:
 
 
 def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that fit, the least important left out first."""
-    kept = [column for column in columns if any(column.cells)]
-    for drop in ("", *_DROPPED):
-        kept = [column for column in kept if column.name != drop]
-        if sum(column.width + GAP for column in kept) - GAP <= width:
-            break
-    return kept
+    """The columns that have something to say and fit, the least important left out first."""
+    return fitting([column for column in columns if any(column.cells)], width, _DROPPED)
 
 
 def _guide(found: Sequence[Listed], compilers: Sequence[Compiler]) -> list[tuple[str, str]]:
@@ -240,14 +233,14 @@ def _names(rows: Sequence[Listed], width: int) -> RenderableType:
     absents = [row.absent for row in rows]
 
     def right(name: str, value: Callable[[Absent], object]) -> Column:
-        return _right(name, [str(value(one)) for one in absents])
+        return figures_column(name, [str(value(one)) for one in absents])
 
     columns = [
-        Column(name="target", header="target", cells=tuple(row.name for row in rows)),
+        figures_column("target", [row.name for row in rows], justify="left"),
         right("devices", lambda one: one.num_devices),
         right("chips", lambda one: one.num_devices // one.fabric.devices_per_chip),
         right("torus", torus_words),
-        Column(name="wraps", header="wraps", cells=tuple(map(wraps_words, absents))),
+        figures_column("wraps", map(wraps_words, absents), justify="left"),
         right("hosts", lambda one: one.num_hosts),
     ]
     return tabulated(_fitting(columns, width), width=width)

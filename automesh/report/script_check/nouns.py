@@ -88,27 +88,27 @@ class CheckedScript:
     script: str
     function: str
     target: str
-    platform: str
-    device: str
-    device_count: int
-    mesh: str
-    meshes: tuple[str, ...]
-    step: StepSummary | None
+    platform: str = ""
+    device: str = ""
+    device_count: int = 0
+    mesh: str = ""
+    meshes: tuple[str, ...] = ()
+    step: StepSummary | None = None
     axes: tuple[str, ...]
-    used_axes: tuple[str, ...]
-    searched_axes: tuple[str, ...]
-    axis_types: tuple[str, ...]
-    baseline: str
-    facts: tuple[tuple[str, int], ...]
-    tokens_per_step: int
-    knobs: tuple[KnobUse, ...]
-    left_out: tuple[str, ...]
+    used_axes: tuple[str, ...] = ()
+    searched_axes: tuple[str, ...] = ()
+    axis_types: tuple[str, ...] = ()
+    baseline: str = ""
+    facts: tuple[tuple[str, int], ...] = ()
+    tokens_per_step: int = 0
+    knobs: tuple[KnobUse, ...] = ()
+    left_out: tuple[str, ...] = ()
     program: ProgramCheck
-    plans: PlanCount | None
-    notes: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    plans: PlanCount | None = None
+    notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     command: str
-    versions: tuple[tuple[str, str], ...]
+    versions: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_ready(self) -> bool:

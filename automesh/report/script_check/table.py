@@ -11,7 +11,7 @@ from rich.text import Text
 
 from automesh.mesh.axes import Scalar
 from automesh.program.step_summary import Argument, StepSummary
-from automesh.report.columns import GAP, Column, widths
+from automesh.report.columns import Column, figures_column, fitting, text_column, widths
 from automesh.report.drawing import MIN_WIDTH, draw, labelled, tabulated
 from automesh.report.script_check.nouns import CheckedScript, KnobUse
 from automesh.report.words import clean, count
@@ -25,7 +25,7 @@ _BOUNDARY = re.compile(r"(?=\[)|(?<!\.)(?=\.(?!\.))")
 _UNNAMED = re.compile(r"\[<flat index (\d+)>\]")
 _SHORT_TYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
 # What a narrow terminal does without, in this order.
-_DROPPED = ("", "total", "values", "donated", "per device")
+_DROPPED = ("total", "values", "donated", "per device")
 Lines = list[tuple[str, str]]
 
 
@@ -107,29 +107,26 @@ def _arrays(step: StepSummary, *, width: int, show_all: bool) -> RenderableType:
     rows = _rows(_named(step.arguments), show_all=show_all)
     shown = rows if show_all else _largest(rows)
 
-    def column(name: str, cell: Callable[[_Row], str], *, floor: int = 0) -> Column:
-        cells = tuple(clean(cell(row)) for row in shown)
-        made = Column(name=name, header=name, cells=cells)
-        return Column(name=name, header=name, cells=cells, floor=min(made.width, floor))
+    def column(name: str, cell: Callable[[_Row], str], *, most: int = 0) -> Column:
+        cells = [clean(cell(row)) for row in shown]
+        if most:
+            return text_column(name, cells, most=most)
+        return figures_column(name, cells, justify="left")
 
     def figures(name: str, of: Callable[[Argument], int]) -> Column:
-        cells = tuple(format_bytes(row.total(of)) for row in shown)
-        return Column(name=name, header=name, cells=cells, justify="right")
+        return figures_column(name, [format_bytes(row.total(of)) for row in shown])
 
     columns = [
-        column("argument", lambda row: row.name, floor=24),
-        column("array", lambda row: row.array, floor=22),
-        column("split", lambda row: row.split, floor=18),
+        column("argument", lambda row: row.name, most=24),
+        column("array", lambda row: row.array, most=22),
+        column("split", lambda row: row.split, most=18),
         figures("per device", lambda one: one.device_bytes),
         figures("total", lambda one: one.total_bytes),
         column("donated", lambda row: row.donated),
-        column("values", lambda row: row.values, floor=12),
+        column("values", lambda row: row.values, most=12),
     ]
-    kept = [one for one in columns if one.name not in ("donated", "values") or _tells(one)]
-    for drop in _DROPPED:
-        kept = [one for one in kept if one.name != drop]
-        if sum((one.floor or one.width) + GAP for one in kept) - GAP <= width:
-            break
+    telling = [one for one in columns if one.name not in ("donated", "values") or _tells(one)]
+    kept = fitting(telling, width, _DROPPED)
     sizes = widths(kept, width)
     broken = [
         replace(one, cells=tuple(_broken(cell, size) for cell in one.cells))

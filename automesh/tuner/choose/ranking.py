@@ -315,20 +315,15 @@ def _with_standing(candidate: Candidate, best: Candidate) -> Candidate:
     """The candidate with its ratio to the best: replay over replay, estimate over estimate."""
     outcome, first = candidate.outcome, best.outcome
     if not isinstance(outcome, Compiled | Estimated):
-        return _standing_absent(candidate, Standing(verdict="failed"))
+        return replace(candidate, standing=Standing(verdict="failed"))
     if candidate is best and isinstance(outcome, Compiled):
-        return _standing_absent(candidate, Standing(verdict="best"))
+        return replace(candidate, standing=Standing(verdict="best"))
     if isinstance(outcome, Compiled) and isinstance(first, Compiled):
         ratio = outcome.step_s / first.step_s
     else:
         base = first if isinstance(first, Estimated) else best.estimated
         ratio = outcome.step_s / base.step_s if base is not None else 1.0
-    return _standing_absent(
-        candidate, Standing(verdict="not_measured", ratio=ratio, interval=(ratio, ratio))
-    )
-
-
-def _standing_absent(candidate: Candidate, standing: Standing) -> Candidate:
+    standing = Standing(verdict="not_measured", ratio=ratio, interval=(ratio, ratio))
     return replace(candidate, standing=standing)
 
 

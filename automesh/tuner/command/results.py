@@ -74,11 +74,7 @@ class Runs:
 
     def failure(self, plan: Plan) -> Failure | None:
         """What befell the plan, in whichever of its runs; None if nothing."""
-        failures = (
-            one
-            for one in self.found.get(plan, {}).values()
-            if isinstance(one, Failed | TimedOut | OutOfMemory)
-        )
+        failures = (one for one in self.found.get(plan, {}).values() if isinstance(one, Failure))
         return next(failures, None)
 
     def first_s(self) -> dict[Plan, float | None]:

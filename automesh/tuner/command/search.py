@@ -26,7 +26,7 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Failed, Measured, Outcome, OutOfMemory, TimedOut
+from automesh.outcomes import Failed, Failure, Measured, Outcome
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import failure_reason
@@ -50,7 +50,6 @@ from automesh.tuner.measure.decision import (
     RaceRecord,
     Records,
     decide,
-    ending_of,
     raced_against,
     record_of,
 )
@@ -60,6 +59,7 @@ from automesh.tuner.measure.leased_pool import LeaseLost, wait_for_lease
 from automesh.tuner.measure.race import Race, RaceRules
 from automesh.tuner.paths import as_seen
 from automesh.tuner.request import SearchRequest
+from automesh.tuner.strategies.search_run import Strategy
 from automesh.tuner.study.metadata import Footer, Header, Notebook, spent
 from automesh.tuner.study.study import Study, Trial
 from automesh.units import format_seconds
@@ -88,7 +88,7 @@ class OpenRace:
 
 
 @dataclass(slots=True, kw_only=True)
-class CommandStrategy:
+class CommandStrategy(Strategy):
     """Runs plans, races the best and runs them side by side; see `Strategy`.
 
     Attributes:
@@ -239,7 +239,7 @@ class CommandStrategy:
         return any(self._runs.measured(plan) for plan in self._runs.found)
 
     def _hopeless(self, last: Outcome) -> UsageError:
-        assert isinstance(last, Failed | TimedOut | OutOfMemory)
+        assert isinstance(last, Failure)
         return UsageError(
             f"the command failed for each of the {self._failed_first} plans that were tried: "
             f"{failure_reason(last)}",
@@ -531,8 +531,6 @@ class CommandStrategy:
             process_s=final.rules.entrants * self._expected_s(),
             sentence=ending,
         )
-        if not ending:
-            decision = replace(decision, sentence=ending_of(decision))
         self.notebook.note_decision(decision)
         return decision.sentence
 
@@ -559,11 +557,6 @@ class CommandStrategy:
         del result
         reason = "interrupted" if interrupted else f"{self._extent()}; {ending}"
         return Footer(stop_reason=reason, rules_path="", interrupted=interrupted)
-
-    def keeps_rule(self, path: Path) -> str:
-        """See `Strategy`: what is measured now replaces what a file holds."""
-        del path
-        return ""
 
     def _extent(self) -> str:
         tried = len(self._runs.first_s())

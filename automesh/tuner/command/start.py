@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import shlex
-import tempfile
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.hardware import (
     Target,
     parse_target,
-    running_under_several_processes,
     selector_of,
 )
 from automesh.mesh.axes import Plan
-from automesh.mesh.granules import granules_of
-from automesh.outcomes import Failed, TimedOut
+from automesh.mesh.evidence import relevant_environment
+from automesh.outcomes import Failed, Failure
 from automesh.program.nouns import Attachment
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.legal import Enumeration
 from automesh.space.spec import read_space
 from automesh.tuner.choose.baseline import parse_plan
-from automesh.tuner.command.identity import (
-    Pairs,
-    provenance,
-    source_hash,
-    study_name,
-)
 from automesh.tuner.command.order import Order
 from automesh.tuner.command.run import Manner
 from automesh.tuner.command.search import CommandStrategy
 from automesh.tuner.command.space import CommandSpace, restricted, space_of
+from automesh.tuner.command.step_times import JsonLines
 from automesh.tuner.paths import as_seen, check_places, make_folder
-from automesh.tuner.preparation import Aim, memory_share_bytes, study_folder
+from automesh.tuner.preparation import Aim, aim_of, study_folder
 from automesh.tuner.request import SearchRequest, usual_top
 from automesh.tuner.strategies.search_run import SearchRun
 from automesh.tuner.study.metadata import Header, notebook_of, shown_location
@@ -45,11 +43,12 @@ from automesh.tuner.study.results import nothing_tried, result_of
 from automesh.tuner.study.scope import Scope
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.tuner.worker_errors import refuse_to_blame
+from automesh.tuner.workers import ask, memory_share_bytes, one_worker, refuse_launcher
 from automesh.worker.messages import DevicesJob, Surroundings
-from automesh.worker.pool import Pool
 
 _SHOWN = 8  # commands that a dry run shows
 _LOOK_LIMIT_S = 120.0
+Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +90,10 @@ def search_command(
       UsageError: bad input, or a command that fails or shows no steps whatever the plan.
       NoFeasibleMesh: no plan is legal.
     """
-    several = running_under_several_processes(os.environ)
-    if several:
-        raise UsageError(
-            f"this is one of several processes ({several}), but a search runs in a single one",
-            hint="let the command start the processes: `--command 'srun python train.py ...'`",
-        )
+    refuse_launcher(
+        "a search",
+        hint="let the command start the processes: `--command 'srun python train.py ...'`",
+    )
     if not request.top:
         request = replace(request, top=usual_top(is_ahead=False, is_command=True))
     ready = _prepare(request, progress)
@@ -211,40 +208,21 @@ def _aim(target: Target, progress: Progress) -> tuple[Aim, str]:
         )
         return aim, target.selector
     found = _attached(target, progress)
-    first = found.devices[0]
-    aim = Aim(
-        platform=first.platform,
-        device_kind=first.kind,
-        num_devices=len(found.devices),
-        num_granules=len(granules_of(found.devices)),
-        memory_bytes=found.device_memory_bytes,
-    )
-    return aim, selector_of(found.devices)
+    return aim_of(target, found), selector_of(found.devices)
 
 
 def _attached(target: Target, progress: Progress) -> Attachment:
     """What jax finds here; the worker is gone when this returns: the command needs the devices."""
     progress.now("looking at the attached devices")
-    with (
-        tempfile.TemporaryDirectory(prefix="automesh-look-") as logs,
-        Pool(
-            size=1,
-            surroundings=_surroundings(target),
-            log_dir=Path(logs),
-            memory_limit_bytes=memory_share_bytes(1),
-            on_wait=progress.tick,
-        ) as pool,
-    ):
-        answer = pool.run(DevicesJob(), _LOOK_LIMIT_S)
+    with one_worker(_surroundings(target), progress=progress) as pool:
+        answer = ask(pool, DevicesJob(), Attachment, _LOOK_LIMIT_S)
     refuse_to_blame(answer)
-    if isinstance(answer, Failed | TimedOut):
+    if isinstance(answer, Failure):
         reason = answer.reason if isinstance(answer, Failed) else "jax did not answer"
         raise UsageError(
             f"the attached devices cannot be looked at: {reason}",
             hint="check JAX_PLATFORMS, or search virtual devices: `--target cpu:8`",
         )
-    if not isinstance(answer, Attachment):
-        raise TypeError(f"a look at the devices was answered with {type(answer).__name__}")
     return answer
 
 
@@ -323,3 +301,101 @@ def _dry_run(ready: _Ready) -> SearchResult:
         stop_reason="dry run: nothing was run",
         notices=(*ready.notices, *shown),
     )
+
+
+# What tells one search by a command from another: its name, its sources and its versions.
+
+# What decides what a command computes; a file that it writes must not make its own figures stale.
+_SOURCES = (
+    *(".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".ini", ".cfg", ".conf", ".gin"),
+    *(".libsonnet", ".jsonnet", ".star", ".txtpb", ".textproto", ".env"),
+)
+_PYTHON = re.compile(r"python(\d+(\.\d+)*)?|pypy(\d+(\.\d+)*)?")
+_ASK_LIMIT_S = 30.0
+_ASK_VERSIONS = """
+import importlib.metadata, json, platform
+found = {"python": platform.python_version()}
+for name in ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"):
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print("\\n" + json.dumps(found))
+"""
+
+
+def study_name(request: SearchRequest, *, selector: str, axes: tuple[str, ...]) -> str:
+    """`<workload>-<target>-<hash>`; hashed are the template, where it runs, where its step times
+    come from, the target, the space and the axes."""
+    identity = [
+        "command",
+        str(request.command.template),
+        str(Path.cwd()),
+        str(request.command.source),
+        selector,
+        request.space,
+        list(axes),
+    ]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
+    return f"{request.command.workload}-{selector}-{digest}"
+
+
+def source_hash(request: SearchRequest) -> str:
+    """Hash of the scripts and settings that the command names, as far as they exist.
+
+    Programs that are found on PATH belong to the versions, data and what runs write to neither.
+    """
+    digest = hashlib.sha256()
+    for path in _named_files(request):
+        digest.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _named_files(request: SearchRequest) -> list[Path]:
+    words = request.command.template.constants
+    found = [Path(words[0])] if "/" in words[0] else []
+    for before, word in zip(("", *words), words, strict=False):
+        if before == "-m":
+            module = Path(*word.split("."))
+            found += [module.with_suffix(".py"), module / "__main__.py"]
+        # Also in `--config=base.yml`.
+        found += [Path(text) for text in (word, word.partition("=")[2]) if text.endswith(_SOURCES)]
+    source = request.command.source
+    written = Path(source.file) if isinstance(source, JsonLines) else None
+    return [path for path in dict.fromkeys(found) if path != written and path.is_file()]
+
+
+def provenance(request: SearchRequest, environ: Mapping[str, str]) -> Pairs:
+    """Versions of what runs the command, as far as they can be asked, and the environment."""
+    versions = {"automesh": version("jax-automesh")} | _versions(request.command.program)
+    return tuple(sorted((*versions.items(), *relevant_environment(environ).items())))
+
+
+def _versions(program: str) -> dict[str, str]:
+    """What the Python that runs a command has installed; nothing if it is not known to be one."""
+    python = program if _PYTHON.fullmatch(Path(program).name) else _interpreter(program)
+    if not python:
+        return {}
+    try:
+        asked = subprocess.run(
+            [python, "-c", _ASK_VERSIONS],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_LIMIT_S,
+            check=True,
+        )
+        found: dict[str, str] = json.loads(asked.stdout.decode().strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return {}  # It may still run the command: then the versions are not known.
+    return found
+
+
+def _interpreter(program: str) -> str:
+    """The Python in the first line of a script, such as pip installs; empty for anything else."""
+    try:
+        with Path(program).open("rb") as file:
+            first = file.readline(512)
+    except OSError:
+        return ""
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    return words[0] if len(words) == 1 and _PYTHON.fullmatch(Path(words[0]).name) else ""

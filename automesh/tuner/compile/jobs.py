@@ -50,11 +50,7 @@ class CompilingHere:
     def outcome(self, plan: Plan, answer: CompileAnswer) -> Outcome:
         """See `Compiling`."""
         del plan
-        device_memory = self.preparation.device_memory
-        # The reserve is judged when the outcome is read: see `DeviceMemory`.
-        if device_memory.limit_bytes and answer.memory.peak_bytes > device_memory.limit_bytes:
-            return replace(device_memory, reserve_bytes=0).refusal(answer.memory.peak_bytes)
-        return predicted(compiled_of(answer), self.preparation.chip)
+        return outcome_of(self.preparation, answer)
 
     def keeps(self, known: Compiled) -> bool:
         """See `Compiling`."""
@@ -68,9 +64,14 @@ class CompilingHere:
         return predicted(known, self.preparation.chip)
 
 
-def compiled_of(answer: CompileAnswer) -> Compiled:
-    """What a worker said, before anything is said of time."""
-    return Compiled(
+def outcome_of(preparation: Preparation, answer: CompileAnswer) -> Outcome:
+    """What a worker said, with a time from what its programs do; or that it does not fit."""
+    device_memory, needed_bytes = preparation.device_memory, answer.memory.peak_bytes
+    # Compilers for GPUs refuse nothing. The reserve is judged when the outcome is read: see
+    # `DeviceMemory`.
+    if device_memory.limit_bytes and needed_bytes > device_memory.limit_bytes:
+        return replace(device_memory, reserve_bytes=0).refusal(needed_bytes)
+    compiled = Compiled(
         fingerprint=answer.fingerprint,
         memory=answer.memory,
         counts=answer.counts,
@@ -80,6 +81,7 @@ def compiled_of(answer: CompileAnswer) -> Compiled:
         stored=answer.stored,
         pipeline=answer.pipeline,
     )
+    return predicted(compiled, preparation.chip)
 
 
 def predicted(compiled: Compiled, chip: Chip) -> Compiled:
@@ -130,12 +132,8 @@ class CompilingAhead:
     def outcome(self, plan: Plan, answer: CompileAnswer) -> Outcome:
         """See `Compiling`."""
         self.asked |= dict.fromkeys(answer.asked)
-        device_memory = self.preparation.device_memory
-        # Compilers for GPUs refuse nothing. The reserve is judged when the outcome is read.
-        if device_memory.limit_bytes and answer.memory.peak_bytes > device_memory.limit_bytes:
-            return replace(device_memory, reserve_bytes=0).refusal(answer.memory.peak_bytes)
-        compiled = predicted(compiled_of(answer), self.preparation.chip)
-        return self._played(plan, compiled)
+        outcome = outcome_of(self.preparation, answer)
+        return self._played(plan, outcome) if isinstance(outcome, Compiled) else outcome
 
     def keeps(self, known: Compiled) -> bool:
         """See `Compiling`: what was removed from the store must be compiled again."""

@@ -20,7 +20,6 @@ from automesh.outcomes import (
     Failure,
     Outcome,
     OutOfMemory,
-    TimedOut,
 )
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.tuner.compile.jobs import Compiling
@@ -257,7 +256,7 @@ class CompileRung:
             return
         if isinstance(result, CompileAnswer):
             fingerprint, outcome = result.fingerprint, self.compiling.outcome(trial.plan, result)
-        elif isinstance(result, (Failed, TimedOut, OutOfMemory)):
+        elif isinstance(result, Failure):
             fingerprint, outcome = self._compiling(trial), result
         else:
             raise TypeError(f"a compile job was answered with {type(result).__name__}")

@@ -166,51 +166,29 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
     def route_of(axes: tuple[str, ...]) -> Route:
         return routes(ground.hardware.fabric, ground.hardware.layouts, batch, axes)
 
-    if found.pipeline is not None:
-        return _explained_pipeline(plan, found.pipeline, found.terms, ground, candidate, route_of)
     terms = under_options(found.terms, plan.compiler_options)
+    speeds = ground.hardware.speeds
     # As if made for this mesh: a mesh that has only the terms of other sizes is priced by these.
-    priced = price(
-        {terms.active: _unguarded(terms)},
-        batch,
-        hardware=ground.hardware,
-    )
-
+    if found.pipeline is None:
+        estimated = price(
+            {terms.active: _unguarded(terms)}, batch, hardware=ground.hardware
+        ).estimated(0)
+        cost = break_down(terms, sizes, speeds=speeds, route_of=route_of)
+    else:
+        estimated = price_pipeline_terms(
+            found.pipeline, _unguarded(found.terms), batch, hardware=ground.hardware
+        ).estimated(0)
+        cost = break_down_pipeline(
+            found.pipeline, found.terms, estimated, sizes, speeds=speeds, route_of=route_of
+        )
     return Explained(
         plan=plan,
-        cost=break_down(terms, sizes, speeds=ground.hardware.speeds, route_of=route_of),
-        estimated=priced.estimated(0),
-        compiled=_compiled(candidate),
-        measured=_measured(candidate),
-        failure=reason(candidate) if candidate is not None else "",
-        is_borrowed=not _holds(terms, sizes),
-    )
-
-
-def _explained_pipeline(
-    plan: Plan,
-    pipeline: PipelineTerms,
-    where: Terms,
-    ground: Ground,
-    candidate: Candidate | None,
-    route_of: RouteOf,
-) -> Explained:
-    estimated = price_pipeline_terms(
-        pipeline,
-        _unguarded(where),
-        batch_of([plan]),
-        hardware=ground.hardware,
-    ).estimated(0)
-    return Explained(
-        plan=plan,
-        cost=break_down_pipeline(
-            pipeline, where, estimated, plan.sizes, speeds=ground.hardware.speeds, route_of=route_of
-        ),
+        cost=cost,
         estimated=estimated,
         compiled=_compiled(candidate),
         measured=_measured(candidate),
         failure=reason(candidate) if candidate is not None else "",
-        is_borrowed=not _holds(where, plan.sizes),
+        is_borrowed=not _holds(found.terms, sizes),
     )
 
 

@@ -8,28 +8,32 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from automesh.cost.replay.trace import trace_json
 from automesh.errors import UsageError
 from automesh.hardware import clusters_in, parse_target
 from automesh.hardware.fabric.fabric import Fabric, Layouts
-from automesh.hardware.model import hardware_model
+from automesh.hardware.model import HardwareModel, hardware_model
+from automesh.hlo.store import default_store
 from automesh.mesh.axes import MAPPING, Call, Plan, parse_mesh
 from automesh.mesh.mapping import parse_axes
+from automesh.outcomes import Compiled, Failed, Failure
 from automesh.report.estimates import ESTIMATES
 from automesh.report.explain.nouns import Explanation
+from automesh.report.files.csv import write_text
 from automesh.report.progress import Progress
 from automesh.report.result import Candidate, SearchResult
 from automesh.space.options import value_of
 from automesh.tuner.capture import space_for
+from automesh.tuner.compile.replay import Player
 from automesh.tuner.estimate.terms_cache import TERMS, Kept, TermsCache
 from automesh.tuner.explain.mesh import Ground, explained, find_plan
-from automesh.tuner.preparation import memory_share_bytes
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import open_session
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.identity import workload_name
 from automesh.tuner.study.metadata import Header, reading
-from automesh.worker.messages import LayoutJob, Surroundings
-from automesh.worker.pool import Pool
+from automesh.tuner.workers import ask, layout_job, one_worker
+from automesh.worker.messages import Surroundings
 
 _LAYOUT_LIMIT_S = 120.0
 
@@ -64,15 +68,10 @@ def explain_study(
         )
     plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header)
     chosen, notices = _chosen(mesh, against, plans, header.device_count)
-    fabric = header.fabric
     ground = Ground(
         kept=kept,
-        hardware=hardware_model(
-            fabric,
-            layouts_of(fabric, header.platform, header.device_kind, chosen),
-            platform=header.platform,
-            device_kind=header.device_kind,
-            environ=os.environ,
+        hardware=_hardware(
+            header.fabric, chosen, platform=header.platform, device_kind=header.device_kind
         ),
         command=header.command,
     )
@@ -120,13 +119,7 @@ def explain_script(
     aim = preparation.aim
     ground = Ground(
         kept=kept,
-        hardware=hardware_model(
-            fabric,
-            layouts_of(fabric, aim.platform, aim.device_kind, chosen),
-            platform=aim.platform,
-            device_kind=aim.device_kind,
-            environ=os.environ,
-        ),
+        hardware=_hardware(fabric, chosen, platform=aim.platform, device_kind=aim.device_kind),
         command="",
     )
     sides = [explained(plan, ground, None) for plan in chosen]
@@ -235,29 +228,68 @@ def _propagation_notes(plans: Sequence[Plan], kept: Sequence[Kept]) -> tuple[str
     return tuple(dict.fromkeys(notes))
 
 
-def layouts_of(fabric: Fabric, platform: str, device_kind: str, plans: Sequence[Plan]) -> Layouts:
+def _hardware(
+    fabric: Fabric, plans: Sequence[Plan], *, platform: str, device_kind: str
+) -> HardwareModel:
+    """The devices, with where the axes of the plans lie on them."""
+    return hardware_model(
+        fabric,
+        _layouts(fabric, plans, platform=platform, device_kind=device_kind),
+        platform=platform,
+        device_kind=device_kind,
+        environ=os.environ,
+    )
+
+
+def _layouts(fabric: Fabric, plans: Sequence[Plan], *, platform: str, device_kind: str) -> Layouts:
     """Where the axes of the plans lie on a torus; nothing where there is none."""
     shapes = tuple(dict.fromkeys(tuple(axis.ici for axis in plan.axes) for plan in plans))
     if fabric.kind != "torus":
         return Layouts(shapes=shapes, spans=((),) * len(shapes))
-    job = LayoutJob(
-        platform=platform,
-        device_kind=device_kind,
-        torus=fabric.torus,
-        devices_per_chip=fabric.devices_per_chip,
-        shapes=shapes,
-        wraps=fabric.wraps,
-    )
-    with (
-        tempfile.TemporaryDirectory(prefix="automesh-explain-") as logs,
-        Pool(
-            size=1,
-            surroundings=Surroundings(platforms="cpu"),
-            log_dir=Path(logs),
-            memory_limit_bytes=memory_share_bytes(1),
-        ) as pool,
-    ):
-        answer = pool.run(job, _LAYOUT_LIMIT_S)
-    if not isinstance(answer, Layouts):
+    job = layout_job(fabric, platform=platform, device_kind=device_kind, shapes=shapes)
+    with one_worker(Surroundings(platforms="cpu")) as pool:
+        answer = ask(pool, job, Layouts, _LAYOUT_LIMIT_S)
+    if isinstance(answer, Failure):
         raise UsageError(f"where the mesh lies on the devices could not be found out: {answer}")
     return answer
+
+
+def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: str) -> None:
+    """Replays a compiled plan of a study again, and writes what happened when.
+
+    Args:
+      mesh: which plan; knobs may follow.
+
+    Raises:
+      UsageError: no such study, nothing in it was compiled for absent devices, no such plan, its
+        program is not in the store any more, or the file cannot be written.
+    """
+    with reading(study, results=results, storage=storage) as (folder, opened, header):
+        result = assemble(opened, header)
+    compiled = {
+        one.plan: one.outcome
+        for one in result.candidates
+        if isinstance(one.outcome, Compiled) and one.outcome.replay is not None
+    }
+    if header.fabric is None or not compiled:
+        raise UsageError(
+            f"nothing in the study in `{folder}` was replayed, so there is no trace to write",
+            hint="a search for devices that are not here replays what it compiles: `automesh "
+            "search SCRIPT --target v5e:4x4`",
+        )
+    plan, _ = find_plan(mesh, list(compiled), num_devices=header.device_count)
+    hardware = _hardware(
+        header.fabric, [plan], platform=header.platform, device_kind=header.device_kind
+    )
+    played = Player(store=default_store(os.environ), hardware=hardware).play(plan, compiled[plan])
+    if isinstance(played, Failed):
+        raise UsageError(played.reason)
+    replayed, timeline = played
+    notes = [
+        ("plan", str(plan)),
+        ("target", header.target),
+        ("speeds", hardware.speeds.origin),
+    ]
+    notes += [("not counted", what) for what in replayed.uncounted]
+    text = trace_json(timeline, name=f"{plan} on {header.target}", notes=notes)
+    write_text(text, path, hint="name a file in a folder that you may write to")

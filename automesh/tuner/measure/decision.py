@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from automesh.mesh.axes import Plan
@@ -17,7 +17,6 @@ from automesh.outcomes import Compiled, Failure, Measured, Numerics, Outcome
 from automesh.report.result import Verification
 from automesh.tuner.choose.ranking import Comparison
 from automesh.tuner.measure.final import FEWEST, LOOKS, Call, Final, FinalRules, call_of
-from automesh.tuner.measure.fresh_processes import Figure
 from automesh.tuner.measure.race import Standing
 from automesh.tuner.measure.schedule import Calibration
 from automesh.tuner.measure.statistics import Ratio, paired_ratio
@@ -243,7 +242,7 @@ def comparisons_of(
     return tuple(sorted(found.values(), key=lambda one: (one.ratio, str(one.plan))))
 
 
-def ending_of(decision: Decision) -> str:
+def _ending_of(decision: Decision) -> str:
     """How a search ended whose time was used up."""
     waiting = len(decision.undecided)
     if not waiting:
@@ -318,24 +317,6 @@ def measured_outcome(
     )
 
 
-def confirmed_outcome(
-    calibration: Calibration,
-    compiled: Outcome | None,
-    numerics: tuple[Numerics, str],
-    figure: Figure,
-) -> Measured:
-    """What fresh processes say of a plan."""
-    return measured_outcome(
-        calibration,
-        compiled,
-        numerics,
-        figure.rounds_s,
-        step_s=figure.step_s,
-        interval_s=figure.interval_s,
-        confirmed=True,
-    )
-
-
 def decide(
     records: Records,
     final: Final,
@@ -351,10 +332,10 @@ def decide(
       exported: as `final` says.
       confirmed: figures from fresh processes, those of `exported` among them.
       process_s: what a process takes.
-      sentence: how it ended.
+      sentence: how it ended; if empty, time was used up before all was decided.
     """
     compared = comparisons_of(records, final, exported, process_s=process_s)
-    return Decision(
+    decision = Decision(
         winner=exported,
         verification=verification_of(final, exported, compared),
         comparisons=compared,
@@ -363,3 +344,4 @@ def decide(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         failed=records.failed,
     )
+    return decision if sentence else replace(decision, sentence=_ending_of(decision))

@@ -14,7 +14,7 @@ this is wrong, by simulation: `python -m benchmarks.race_errors`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -209,9 +209,3 @@ class Final:
 
     def _plans(self) -> tuple[Plan, ...]:
         return tuple(dict.fromkeys(plan for row in self.rows for plan in row))
-
-
-def seconds_to_decide(effects: Sequence[Effect], process_s: float) -> float:
-    """What deciding them should take, when each process serves all of them."""
-    more = max((one.needed - one.count for one in effects), default=0)
-    return more * process_s

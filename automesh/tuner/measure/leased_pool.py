@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.outcomes import Failure
 from automesh.program.nouns import Traced, VisitAnswer
 from automesh.report.progress import Progress
 from automesh.tuner.study.study import Study
@@ -61,7 +61,7 @@ class LivePool:
           UsageError: the machine failed, which says nothing about the plan.
         """
         result = self._run(job, timeout_s)
-        if not isinstance(result, VisitAnswer | Failed | TimedOut | OutOfMemory):
+        if not isinstance(result, VisitAnswer | Failure):
             raise TypeError(f"a visit was answered with {type(result).__name__}")
         return result
 
@@ -72,7 +72,7 @@ class LivePool:
           LeaseLost, UsageError: as `run`.
         """
         result = self._run(job, timeout_s)
-        if not isinstance(result, Traced | Failed | TimedOut | OutOfMemory):
+        if not isinstance(result, Traced | Failure):
             raise TypeError(f"a trace was answered with {type(result).__name__}")
         return result
 
@@ -83,7 +83,7 @@ class LivePool:
                 result = finished.result
                 if finished.ticket != ticket:
                     continue
-                if not isinstance(result, (Failed, TimedOut, OutOfMemory)):
+                if not isinstance(result, Failure):
                     return result
                 if again or not finished.doubtful or result.stage not in _REFUSALS:
                     refuse_to_blame(result)

@@ -16,9 +16,7 @@ from automesh.tuner.measure.decision import (
     ProcessRecord,
     RaceRecord,
     Records,
-    confirmed_outcome,
     decide,
-    ending_of,
     measured_outcome,
     raced_against,
     record_of,
@@ -582,15 +580,17 @@ class MeasureRung:
         return max([*last, expected_s]) if known else expected_s
 
     def _confirmed(self, final: Final) -> dict[Plan, Measured]:
-        figures = figures_of(final)
         return {
-            plan: confirmed_outcome(
+            plan: measured_outcome(
                 self._calibrations[plan],
                 self.compiled.get(plan),
                 self._checks.of(plan),
-                figure,
+                figure.rounds_s,
+                step_s=figure.step_s,
+                interval_s=figure.interval_s,
+                confirmed=True,
             )
-            for plan, figure in figures.items()
+            for plan, figure in figures_of(final).items()
             if plan in self._calibrations
         }
 
@@ -613,8 +613,6 @@ class MeasureRung:
             process_s=self._process_s([*exported, *self._contenders(final)]),
             sentence=ending,
         )
-        if not ending:
-            decision = replace(decision, sentence=ending_of(decision))
         self.search.notebook.note_decision(decision)
         return decision.sentence
 
@@ -624,7 +622,7 @@ class MeasureRung:
             return
         self.search.progress.now("tracing steps again whose programs have changed")
         plans = tuple(self._differing)
-        found = explain_programs(self.pool, self._subject, plans, self.rules.timeout_s)
+        found = explain_programs(self.pool, self._subject.step, plans, self.rules.timeout_s)
         self._differing.clear()
         for plan, failed in found.items():
             self._finish(plan, failed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from automesh.hardware.compile_client import absent_devices_of
 from automesh.hardware.model import hardware_model
 from automesh.hlo.store import ModuleStore, default_store
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Effort, Failed, Outcome, OutOfMemory, TimedOut
+from automesh.outcomes import Effort, Failure, Outcome
 from automesh.platforms import platform_named
 from automesh.program.nouns import Attachment
 from automesh.report.progress import Progress
@@ -38,14 +37,14 @@ from automesh.tuner.compile.replay import Player
 from automesh.tuner.compile.rung import CompileRung
 from automesh.tuner.context import SearchContext
 from automesh.tuner.paths import as_seen
-from automesh.tuner.preparation import memory_share_bytes
 from automesh.tuner.request import SearchRequest
+from automesh.tuner.strategies.search_run import Strategy
 from automesh.tuner.study.assemble import outcomes_of
-from automesh.tuner.study.metadata import Footer, Header, spent
-from automesh.tuner.worker_errors import refuse_to_blame
+from automesh.tuner.study.metadata import Footer, spent
+from automesh.tuner.worker_errors import machine_error
+from automesh.tuner.workers import ask, one_worker
 from automesh.worker.environment import surroundings_for
 from automesh.worker.messages import DevicesJob
-from automesh.worker.pool import Pool
 
 # Of the budget, from its beginning; what is left over goes to compiles at default effort.
 SCREEN_SHARE = 0.55
@@ -66,26 +65,19 @@ def ready_for(request: SearchRequest, target: Target, progress: Progress) -> Att
     assert target.absent is not None
     devices = absent_devices_of(target.absent)
     progress.now(f"asking the compiler about {target.name}")
-    with (
-        tempfile.TemporaryDirectory(prefix="automesh-ready-") as logs,
-        Pool(
-            size=1,
-            surroundings=surroundings_for(devices),
-            log_dir=Path(logs),
-            memory_limit_bytes=request.memory_limit_bytes or memory_share_bytes(1),
-            on_wait=progress.tick,
-        ) as pool,
-    ):
-        answer = pool.run(DevicesJob(absent=devices), request.timeout_s)
-    if isinstance(answer, Failed | TimedOut | OutOfMemory):
-        refuse_to_blame(replace(answer, stage="start"))
-    if not isinstance(answer, Attachment):
-        raise TypeError(f"a question about devices was answered with {type(answer).__name__}")
+    with one_worker(
+        surroundings_for(devices),
+        memory_limit_bytes=request.memory_limit_bytes,
+        progress=progress,
+    ) as pool:
+        answer = ask(pool, DevicesJob(absent=devices), Attachment, request.timeout_s)
+    if isinstance(answer, Failure):
+        raise machine_error(replace(answer, stage="start"))
     return answer
 
 
 @dataclass(slots=True, kw_only=True)
-class AbsentStrategy:
+class AbsentStrategy(Strategy):
     """Compiles the plans that promise most and replays their schedules; nothing is run.
 
     Attributes:
@@ -253,10 +245,6 @@ class AbsentStrategy:
         self._told.update(news)
         for what in news:
             self.search.progress.log(f"while it was built, the script asked jax: {what}")
-
-    def header(self, header: Header) -> Header:
-        """See `Strategy`."""
-        return header
 
     def keeps_rule(self, path: Path) -> str:
         """See `Strategy`: a measured rule is worth more than a compiled one."""

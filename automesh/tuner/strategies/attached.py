@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
@@ -23,8 +22,9 @@ from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.leased_pool import LivePool
 from automesh.tuner.measure.rung import MeasureRung
 from automesh.tuner.measure.schedule import VisitRules
+from automesh.tuner.strategies.search_run import Strategy
 from automesh.tuner.study.assemble import outcomes_of
-from automesh.tuner.study.metadata import Footer, Header, spent
+from automesh.tuner.study.metadata import Footer, spent
 from automesh.worker.messages import Surroundings
 
 # Of the budget, from its beginning; what is left over goes to the next rung.
@@ -34,7 +34,7 @@ LEAST_COMPILE_SHARE = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
-class AttachedStrategy:
+class AttachedStrategy(Strategy):
     """Compiles the plans that promise most, races the best, and measures them in fresh processes.
 
     Attributes:
@@ -115,15 +115,6 @@ class AttachedStrategy:
             ).run()
         judged = search.preparation.device_memory.judged
         self._compiled |= {plan: judged(one) for plan, one in done.items()}
-
-    def header(self, header: Header) -> Header:
-        """See `Strategy`."""
-        return header
-
-    def keeps_rule(self, path: Path) -> str:
-        """See `Strategy`: what is measured now replaces what a file holds."""
-        del path
-        return ""
 
     def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
         """See `Strategy`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from automesh.report.files.csv import write_csv
+from automesh.report.files.csv import dataframe, write_table
 from automesh.report.files.rule import has_rule, save_rule
 from automesh.report.result import SearchResult
 from automesh.tuner.measure.leased_pool import LeaseLost
@@ -28,7 +28,7 @@ _TAKEN_OVER = (
 
 
 class Strategy(Protocol):
-    """How one kind of search spends its budget."""
+    """How one kind of search spends its budget; what is measured replaces what a file holds."""
 
     def climb(self) -> str:
         """Tries plans until nothing is left to try, or the time is over.
@@ -44,7 +44,7 @@ class Strategy(Protocol):
 
     def header(self, header: Header) -> Header:
         """The header that the search ends with: what was noticed meanwhile may be added."""
-        ...
+        return header
 
     def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:
         """How the search ended, with what is thought of the plans that were not tried."""
@@ -52,7 +52,8 @@ class Strategy(Protocol):
 
     def keeps_rule(self, path: Path) -> str:
         """Why the rule that a file holds already must stay; empty if it may be replaced."""
-        ...
+        del path
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class SearchRun:
         if self.rules and not interrupted and has_rule(result):
             self.notebook.note_footer(self._with_rule(strategy, result, footer))
             result = assemble(self.study, header)
-        write_csv(result, self.folder / "trials.csv")
+        write_table(dataframe(result), self.folder / "trials.csv")
         return result
 
     def _with_rule(self, strategy: Strategy, result: SearchResult, footer: Footer) -> Footer:

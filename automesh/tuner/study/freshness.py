@@ -23,9 +23,10 @@ from automesh.program.nouns import Inspection, Traced
 from automesh.program.script.sources import Sources
 from automesh.report.progress import Progress
 from automesh.tuner.paths import as_seen
-from automesh.tuner.preparation import Preparation, memory_share_bytes, surroundings_of
+from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.study import Study
+from automesh.tuner.workers import memory_share_bytes, surroundings_of
 from automesh.worker.messages import TraceJob
 from automesh.worker.pool import Pool
 

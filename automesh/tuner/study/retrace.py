@@ -42,15 +42,6 @@ class TracePool(Protocol):
         ...
 
 
-class TracedStep(Protocol):
-    """What all plans of a search have in common."""
-
-    @property
-    def step(self) -> StepRef: ...
-    @property
-    def sources(self) -> Sources: ...
-
-
 def other_program(sources: Sources) -> Failed:
     """The failure of a plan that was traced to another program than before.
 
@@ -67,7 +58,7 @@ def other_program(sources: Sources) -> Failed:
 
 
 def explain_programs(
-    pool: TracePool, subject: TracedStep, plans: Sequence[Plan], timeout_s: float
+    pool: TracePool, step: StepRef, plans: Sequence[Plan], timeout_s: float
 ) -> dict[Plan, Failed]:
     """Says of plans with `OTHER_PROGRAM` where their programs differ: traces them in two processes.
 
@@ -82,16 +73,9 @@ def explain_programs(
             if process:
                 pool.recycle()
             for plan, texts in files.items():
-                pool.trace(_trace_job(subject, plan, texts[process]), timeout_s)
+                job = TraceJob(step=step, plan=plan, text_file=str(texts[process]))
+                pool.trace(job, timeout_s)
         return {plan: _explained(*texts) for plan, texts in files.items()}
-
-
-def _trace_job(subject: TracedStep, plan: Plan, file: Path) -> TraceJob:
-    return TraceJob(
-        step=subject.step,
-        plan=plan,
-        text_file=str(file),
-    )
 
 
 def _explained(one: Path, other: Path) -> Failed:

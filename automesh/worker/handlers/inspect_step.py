@@ -1,20 +1,28 @@
-"""Lowering a step at small sizes, to see which axes it uses and whether sizes change it (jax)."""
+"""Lowering a step at small sizes, to see which axes it uses and whether sizes change it (jax).
+
+Of logical axes it tells its arrays, with an axis of the mesh for each: the step is built on a mesh
+that has an axis of size 1 for every logical axis, and a mapping to these. The shardings of its
+program then show which dimensions each logical axis splits, whatever library makes them, and the
+choices of a search space need not be tried one by one.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from automesh.mesh.axes import Knobs, MeshAxis
+from automesh.mesh.axes import MAPPING, Knobs, MeshAxis
 from automesh.mesh.mapping import LogicalAxes
-from automesh.program.lower.lowering import SingleProgram
+from automesh.program.lower.lowering import SingleProgram, lower
 from automesh.program.notes import in_one_line, note
 from automesh.program.pipeline.lower import lower_any
 from automesh.program.script.build import build_on
+from automesh.sharding.logical_splits import split_arrays
 from automesh.sharding.passes import plain
 from automesh.sharding.programs import lowered_for, text_of
+from automesh.space.mapping import SplitArray, SplitDimension, StepMapping
 from automesh.worker.messages import ArraysJob, InspectJob
 
 
@@ -86,3 +94,114 @@ def used_axes(trials: Trials, names: tuple[str, ...], mapping: LogicalAxes = ())
         if name not in used and trials.named((name,), size, unmapped) != ():
             used.add(name)
     return tuple(name for name in names if name in used)
+
+
+_STANDS_FOR = "logical_axis_{}"
+
+
+def default_mapping(defaults: LogicalAxes | None, listed: LogicalAxes) -> LogicalAxes:
+    """What `build` is given where nothing else is said: its own mapping, and the first choice of
+    the search space for what that leaves out.
+
+    Returns:
+      Nothing if the space lists no logical axis, or `build` takes none.
+    """
+    if defaults is None or not listed:
+        return ()
+    return tuple({**dict(listed), **dict(defaults)}.items())
+
+
+def seen_mapping(trials: Trials, defaults: LogicalAxes, mapping: LogicalAxes) -> StepMapping:
+    """What the step says of its logical axes, at the knobs of the trials.
+
+    Args:
+      defaults: of `build`'s keyword.
+      mapping: as `default_mapping` gives it.
+    """
+    if not mapping:
+        return StepMapping(defaults=defaults)
+    logical = [name for name, _ in mapping]
+    arrays = _arrays(trials, logical, {})
+    if isinstance(arrays, str):
+        return StepMapping(defaults=defaults, unseen=arrays)
+    found = StepMapping(defaults=defaults, arrays=arrays)
+    for name in logical:
+        if name not in found.logical:
+            # Some scripts shard only over axes that are larger than 1.
+            more = _arrays(trials, logical, {name: 2}) if len(trials.devices) > 1 else ()
+            found = StepMapping(
+                defaults=defaults, arrays=(*found.arrays, *(() if isinstance(more, str) else more))
+            )
+    return StepMapping(defaults=defaults, arrays=_without_rounded(trials, logical, found.arrays))
+
+
+def _arrays(
+    trials: Trials, logical: list[str], sizes: Mapping[str, int]
+) -> tuple[SplitArray, ...] | str:
+    """The arrays of the step with an axis for every logical axis; or why it cannot be built so.
+
+    Args:
+      sizes: of those that are larger than 1.
+    """
+    standing = {_STANDS_FOR.format(place): name for place, name in enumerate(logical)}
+    names, platform = trials.job.axis_names, trials.job.platform
+    axes = [MeshAxis(name=name) for name in names]
+    axes += [MeshAxis(name=axis, ici=sizes.get(name, 1)) for axis, name in standing.items()]
+    # Where the axes differ in type, those that stand for others are Auto.
+    types = trials.axis_types
+    more = types[0] if types and len(set(types)) == 1 else "auto"
+    try:
+        built = build_on(
+            trials.build,
+            axes,
+            axis_types=(*types, *(more for _ in standing)) if types else (),
+            mapping=tuple((name, (axis,)) for axis, name in standing.items()),
+            knobs=trials.knobs,
+            devices=trials.devices,
+        )
+        program = lower(built, platforms=lowered_for(platform) if platform else None)
+        return split_arrays(program, {axis: MAPPING + name for axis, name in standing.items()})
+    # The user's code may refuse such a mesh for any reason, which must not end the search.
+    except Exception as error:  # noqa: BLE001
+        note(f"logical axes {logical} at {dict(sizes)}: {in_one_line(error)}")
+        return in_one_line(error)
+
+
+def _without_rounded(
+    trials: Trials, logical: list[str], arrays: tuple[SplitArray, ...]
+) -> tuple[SplitArray, ...]:
+    """Leaves out the sizes of dimensions that the step rounds up until they divide evenly.
+
+    They are tried at the least size that a mesh axis may have and that does not divide them.
+    """
+    devices = len(trials.devices)
+    divisors = [size for size in range(2, devices + 1) if devices % size == 0]
+    rounded: set[tuple[str, int]] = set()
+    for name in logical:
+        for size in sorted(_sizes(arrays, name)):
+            uneven = next((one for one in divisors if size % one), 0)
+            if not uneven:
+                continue
+            tried = _arrays(trials, logical, {name: uneven})
+            # If it is refused here, it will be in the search.
+            if not isinstance(tried, str) and size not in _sizes(tried, name):
+                rounded.add((MAPPING + name, size))
+    return tuple(_flexible(one, rounded) for one in arrays)
+
+
+def _sizes(arrays: tuple[SplitArray, ...], logical: str) -> set[int]:
+    parts = (part for one in arrays for part in one.split)
+    return {part.size for part in parts if MAPPING + logical in part.names}
+
+
+def _flexible(array: SplitArray, rounded: set[tuple[str, int]]) -> SplitArray:
+    """The array with a size of 0, which everything divides, for dimensions that are rounded."""
+    parts = tuple(
+        SplitDimension(
+            place=part.place,
+            size=0 if any((name, part.size) in rounded for name in part.names) else part.size,
+            names=part.names,
+        )
+        for part in array.split
+    )
+    return SplitArray(name=array.name, split=parts)

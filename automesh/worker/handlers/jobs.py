@@ -6,6 +6,8 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,10 @@ import jax
 
 from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import AbsentDevices
-from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program import surroundings
 from automesh.program.absent import client
-from automesh.program.absent.device_queries import attached
+from automesh.program.absent.device_queries import Answers, attached
 from automesh.program.absent.layout import lay_out
 from automesh.program.capture.discover import discover_for_absent, discover_here
 from automesh.program.capture.nouns import Discovery
@@ -64,8 +65,7 @@ from automesh.sharding.programs import lowered_for
 from automesh.space.mapping import StepMapping
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.compile_absent import compile_ahead
-from automesh.worker.handlers.inspect_step import Trials, used_axes
-from automesh.worker.handlers.logical_axes import default_mapping, seen_mapping
+from automesh.worker.handlers.inspect_step import Trials, default_mapping, seen_mapping, used_axes
 from automesh.worker.handlers.propagate import Propagations
 from automesh.worker.handlers.scripts import Script, Scripts, build_plan, start_jax, told_of
 from automesh.worker.messages import (
@@ -83,23 +83,9 @@ from automesh.worker.messages import (
     TraceJob,
     VisitJob,
 )
+from automesh.worker.protocol import Answer
 from automesh.worker.stages import Emit, Stages
 
-Answer = (
-    Layouts
-    | Inspection
-    | Discovery
-    | StepMapping
-    | Attachment
-    | BuildAnswer
-    | CompileAnswer
-    | Lowered
-    | StepSummary
-    | Traced
-    | VisitAnswer
-    | Calibration
-    | Propagation
-)
 _Step = tuple[Entry, Plan, tuple[str, ...]]
 
 
@@ -177,8 +163,7 @@ def _look(job: InspectJob | DiscoverJob | ArraysJob | SummarizeJob, stages: Stag
 
 
 def _inspect(job: InspectJob, stages: Stages) -> Inspection:
-    with watching() as watch, told_of(job.step.absent, job.step.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
+    with watching() as watch, _loaded(job, stages) as (script, _):
         devices, signature = attached(), script.signature
         stages.enter("build")
         mapping = default_mapping(signature.mapping, job.mapping)
@@ -215,6 +200,15 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
     )
 
 
+@contextmanager
+def _loaded(
+    job: InspectJob | ArraysJob | PropagateJob | SummarizeJob | TraceJob | BuildJob, stages: Stages
+) -> Generator[tuple[Script, Answers | None]]:
+    """The script of a job; while the body runs it believes in the devices that the job is for."""
+    with told_of(job.step.absent, job.step.entry.function) as answers:
+        yield _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers), answers
+
+
 def _discover(job: DiscoverJob, stages: Stages) -> Discovery:
     start_jax(stages)
     stages.enter("build")
@@ -226,8 +220,7 @@ def _discover(job: DiscoverJob, stages: Stages) -> Discovery:
 
 
 def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
-    with told_of(job.step.absent, job.step.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
+    with _loaded(job, stages) as (script, _):
         signature = script.signature
         check_knobs(signature, job.knobs, name=job.step.entry.function)
         check_mapping(signature, job.mapping, name=job.step.entry.function)
@@ -245,20 +238,20 @@ def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
 
 def _devices(job: DevicesJob, stages: Stages) -> Attachment:
     start_jax(stages)
-    if job.absent is not None:
-        return Attachment(
-            devices=surroundings.described(client.devices_of(job.absent)),
-            process_count=job.absent.num_hosts,
-            device_memory_bytes=client.usable_bytes(job.absent),
-            versions=surroundings.versions(),
-            environment=surroundings.environment(),
-        )
-    return Attachment(
+    here = Attachment(
         devices=surroundings.devices(),
         process_count=jax.process_count(),
         device_memory_bytes=surroundings.device_memory_bytes(),
         versions=surroundings.versions(),
         environment=surroundings.environment(),
+    )
+    if job.absent is None:
+        return here
+    return replace(
+        here,
+        devices=surroundings.described(client.devices_of(job.absent)),
+        process_count=job.absent.num_hosts,
+        device_memory_bytes=client.usable_bytes(job.absent),
     )
 
 
@@ -276,8 +269,7 @@ def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit) -> Calibration:
 
 
 def _propagate(job: PropagateJob, stages: Stages) -> Propagation:
-    with told_of(job.step.absent, job.step.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
+    with _loaded(job, stages) as (script, answers):
         key = (
             job.step.entry,
             job.axis_names,
@@ -354,8 +346,7 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
 
 def _summarize(job: SummarizeJob, stages: Stages) -> StepSummary:
     platforms = _platforms(job.step.absent)
-    with told_of(job.step.absent, job.step.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
+    with _loaded(job, stages) as (script, _):
         stages.enter("build")
         built, again = (build_plan(job, job.plan, script) for _ in range(2))
         whole = build_on(
@@ -375,8 +366,7 @@ def _summarize(job: SummarizeJob, stages: Stages) -> StepSummary:
 
 
 def _trace(job: TraceJob, stages: Stages) -> Traced:
-    with told_of(job.step.absent, job.step.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
+    with _loaded(job, stages) as (script, _):
         stages.enter("build")
         built = build_plan(job, job.plan, script)
         stages.enter("lower")
@@ -386,8 +376,7 @@ def _trace(job: TraceJob, stages: Stages) -> Traced:
 
 
 def _build(job: BuildJob, stages: Stages) -> BuildAnswer:
-    with told_of(job.step.absent, job.step.entry.function) as answers:
-        script = _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers)
+    with _loaded(job, stages) as (script, _):
         stages.enter("build")
         built = build_plan(job, job.plan, script)
         stages.enter("lower")

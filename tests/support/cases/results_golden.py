@@ -6,11 +6,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from automesh.report.live import frame
 from automesh.report.pages.several import Several, Sought
 from automesh.report.pages.several import render as render_several
-from automesh.report.phases import State, with_phase
-from automesh.report.progress import PlainProgress
+from automesh.report.progress import PlainProgress, State, frame, with_phase
 from automesh.report.table import render
 from tests.support.paths import GOLDEN
 from tests.support.samples import results_samples

@@ -15,8 +15,8 @@ import automesh
 from automesh import api
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.outcomes import Failed, Measured, OutOfMemory, TimedOut
-from automesh.tuner.command.identity import source_hash
 from automesh.tuner.command.search import CommandStrategy
+from automesh.tuner.command.start import source_hash
 from automesh.tuner.request import SearchOptions, read_request
 from automesh.tuner.study.rung import Rung
 from automesh.tuner.study.study import open_study, parse_storage

@@ -193,7 +193,7 @@ def test_a_plan_with_another_program_fails_with_the_first_line_that_differs(
     script.write_text("")
     pool, step = FakeTraces(texts=texts), subject(script)
     assert other_program(step.sources) == OTHER_PROGRAM
-    failed = explain_programs(pool, step, [PLAN], 60.0)[PLAN]
+    failed = explain_programs(pool, step.step, [PLAN], 60.0)[PLAN]
     assert failed.stage == "lower"
     assert failed.reason == f"the step is traced to another program {said}"
     assert pool.recycled == 1
@@ -205,7 +205,7 @@ def test_many_plans_are_traced_in_two_processes(tmp_path: Path) -> None:
     script.write_text("")
     pool = FakeTraces(texts=["a", "b", "a", "c"])
     plans = [Plan(axes=(MeshAxis(name="dp", ici=size),)) for size in (1, 2)]
-    found = explain_programs(pool, subject(script), plans, 60.0)
+    found = explain_programs(pool, subject(script).step, plans, 60.0)
     assert pool.recycled == 1
     assert "two more traces do not show" in found[plans[0]].reason
     assert "`b` in one, `c` in the other" in found[plans[1]].reason

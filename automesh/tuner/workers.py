@@ -1,0 +1,143 @@
+"""The workers of a search: in which environment, how many, with what memory; and asking them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from automesh.errors import UsageError
+from automesh.hardware import Target, running_under_several_processes
+from automesh.hardware.compile_client import absent_devices_of
+from automesh.hardware.fabric.fabric import Fabric
+from automesh.outcomes import Failure
+from automesh.report.progress import Progress, Silent
+from automesh.worker.environment import surroundings_for
+from automesh.worker.messages import Job, LayoutJob, Surroundings
+from automesh.worker.pool import OnEvent, Pool
+
+_T = TypeVar("_T")
+_NEEDED_BYTES = (
+    2 * 2**30
+)  # what a compile of a middling step takes; decides how many run side by side
+
+
+def surroundings_of(target: Target) -> Surroundings:
+    """The environment in which workers serve a target."""
+    if target.absent is not None:
+        return surroundings_for(absent_devices_of(target.absent), cpu_devices=target.cpu_devices)
+    return Surroundings(platforms=target.platforms, cpu_devices=target.cpu_devices)
+
+
+def memory_share_bytes(workers: int) -> int:
+    """What one of several workers may take: its part of nine tenths of what is free now."""
+    return max(int(0.9 * psutil.virtual_memory().available / workers), 2**28)
+
+
+def count_workers(target: Target, wanted: int) -> int:
+    """How many compile side by side: one per core that memory allows, one on an accelerator."""
+    return 1 if target.platforms != "cpu" else wanted or count_lowering()
+
+
+def count_lowering() -> int:
+    """How many programs to lower side by side, which the cores alone do: one per core that memory
+    allows."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    fitting = int(psutil.virtual_memory().available // _NEEDED_BYTES)
+    return max(1, min(cores, fitting))
+
+
+def refuse_launcher(what: str, *, hint: str) -> None:
+    """Makes sure that no launcher has started this program several times.
+
+    Args:
+      what: runs in one process: `a search`.
+
+    Raises:
+      UsageError: it has.
+    """
+    several = running_under_several_processes(os.environ)
+    if several:
+        raise UsageError(
+            f"this is one of several processes ({several}), but {what} runs in a single one",
+            hint=hint,
+        )
+
+
+def refuse_several_processes(count: int, what: str, *, hint: str) -> None:
+    """Makes sure that jax, as a worker has started it, runs in one process.
+
+    Args:
+      what: runs in one process: `a search`.
+
+    Raises:
+      UsageError: it runs in more.
+    """
+    if count > 1:
+        raise UsageError(
+            f"jax was started with {count} processes, but {what} runs in one", hint=hint
+        )
+
+
+@contextmanager
+def one_worker(
+    surroundings: Surroundings,
+    *,
+    memory_limit_bytes: int = 0,
+    progress: Progress | None = None,
+) -> Generator[Pool]:
+    """A pool of one process, for a few questions; its logs go when it does.
+
+    Args:
+      memory_limit_bytes: 0 for what is free.
+      progress: told what the worker does.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="automesh-worker-") as logs,
+        Pool(
+            size=1,
+            surroundings=surroundings,
+            log_dir=Path(logs),
+            memory_limit_bytes=memory_limit_bytes or memory_share_bytes(1),
+            on_wait=(progress or Silent()).tick,
+        ) as pool,
+    ):
+        yield pool
+
+
+def ask(
+    pool: Pool, job: Job, kind: type[_T], timeout_s: float, on_event: OnEvent | None = None
+) -> _T | Failure:
+    """Has a job done, and waits for it.
+
+    Args:
+      kind: the noun that the job is answered with; see `automesh.worker.messages`.
+      on_event: as in `Pool.submit`.
+    """
+    answer = pool.run(job, timeout_s, on_event)
+    if isinstance(answer, Failure):
+        return answer
+    if not isinstance(answer, kind):
+        raise TypeError(f"a job of kind {job.kind} was answered with {type(answer).__name__}")
+    return answer
+
+
+def layout_job(
+    fabric: Fabric, *, platform: str, device_kind: str, shapes: Sequence[tuple[int, ...]]
+) -> LayoutJob:
+    """Asks where the axes of meshes lie on a granule of a torus; see `LayoutJob`."""
+    return LayoutJob(
+        platform=platform,
+        device_kind=device_kind,
+        torus=fabric.torus,
+        devices_per_chip=fabric.devices_per_chip,
+        shapes=tuple(shapes),
+        wraps=fabric.wraps,
+    )
