@@ -143,6 +143,11 @@ class CollectiveTerm:
     source: str = ""
     operand: str = ""
 
+    @property
+    def behind(self) -> int:
+        """Index of the region whose windowed multiplications a ring runs beside."""
+        return self.region if self.ring_region is None else self.ring_region
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
