@@ -22,11 +22,10 @@ from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import Terms, Uncounted
 from automesh.cost.unique_rows import Codes, distinct
 from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Floats, Route
-from automesh.hardware.fabric.routes import routes
+from automesh.hardware.fabric.fabric import Floats
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.plan_arrays import Batch, Sizes
-from automesh.outcomes import Estimated
+from automesh.outcomes import Estimated, largest_first
 
 # Memory of one device, for many sizes of one set of active axes.
 
@@ -129,17 +128,13 @@ class Prices:
         if self.needs_own[row]:
             raise ValueError(f"no terms hold for plan {row}: it needs a propagation of its own")
         block, column = self.blocks[self.block[row]], self.column[row]
-        seconds = [
-            (cause, float(spent))
-            for cause, spent in zip(block.causes, block.cause_s[:, column], strict=True)
-            if spent > 0.0
-        ]
+        seconds = zip(block.causes, block.cause_s[:, column].tolist(), strict=True)
         return Estimated(
             step_s=float(self.step_s[row]),
             bracket_s=(float(self.lower_s[row]), float(self.upper_s[row])),
             bound_s=float(self.bound_s[row]),
             memory_bytes=int(self.memory_bytes[row]),
-            causes=tuple(sorted(seconds, key=lambda cause: (-cause[1], cause[0]))),
+            causes=largest_first(seconds),
             uncounted=block.uncounted,
             own_propagation=block.own,
         )
@@ -394,8 +389,4 @@ def price(
         marked in `Prices.needs_own`.
       hardware: with the layouts of every ICI shape in the batch.
     """
-
-    def routes_of(meshes: Batch, axes: tuple[str, ...]) -> Route:
-        return routes(hardware.fabric, hardware.layouts, meshes, axes)
-
-    return price_on(terms, batch, routes_of=routes_of, speeds=hardware.speeds)
+    return price_on(terms, batch, routes_of=hardware.routes, speeds=hardware.speeds)

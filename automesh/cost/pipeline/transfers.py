@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from automesh.cost.pipeline.step import STAYS, Move
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats, Route
-from automesh.hardware.fabric.routes import routes
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.plan_arrays import Batch
@@ -43,7 +42,7 @@ def moves(
         ici=np.array([[one.ici for one in axes]]),
         dcn=np.array([[one.dcn for one in axes]]),
     )
-    route = routes(hardware.fabric, hardware.layouts, batch, (axis,))
+    route = hardware.routes(batch, (axis,))
     payload = np.array(payload_bytes, np.float64)[:, None]
     found = batch_moves(
         payload, targets, homes, batch=batch, axis=axis, route=route, speeds=hardware.speeds

@@ -8,6 +8,7 @@ whom, but no seconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -187,6 +188,21 @@ class Block:
     """Operations in the order in which a device issues them; calls are written out."""
 
     operations: tuple[Operation, ...]
+
+
+def executed(block: Block, times: int = 1) -> Iterator[tuple[Operation, int]]:
+    """All operations of a block, those of loops and of all branches too, and how often each is run.
+
+    Args:
+      times: how often the block itself is.
+    """
+    for one in block.operations:
+        yield one, times
+        if isinstance(one, Loop):
+            yield from executed(one.body, times * one.trips)
+        elif isinstance(one, Branch):
+            for inner in one.blocks:
+                yield from executed(inner, times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
