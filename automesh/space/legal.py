@@ -9,12 +9,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.errors import NoFeasibleMesh, UsageError
+from automesh.errors import NoFeasibleMesh, UsageError, did_you_mean
 from automesh.mesh.axes import Knobs, MeshAxis, Plan, Scalar
 from automesh.mesh.mapping import LogicalAxes
 from automesh.outcomes import RuledOut
 from automesh.space.conditions import Rule, Sizes, rules_of_axes
-from automesh.space.constraints import rules_of_constraints
 from automesh.space.enumerate import MeshTable, enumerate_meshes
 from automesh.space.mapping import (
     Never,
@@ -26,7 +25,7 @@ from automesh.space.mapping import (
 )
 from automesh.space.pipelines import OnePipeline, Runnable, numbers_of, rules_of_pipelines
 from automesh.space.settings import Setting, StepFacts, combine_settings, known_knobs
-from automesh.space.space import AxisRange, Knob, LogicalAxis, SearchSpace
+from automesh.space.space import AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
 
 MAX_PLANS = 1_000_000
 _MOST_RULES = 8  # of those that left nothing, in the error that says so
@@ -349,3 +348,68 @@ def _why_nothing(rejections: Sequence[Rejection], num_devices: int, num_meshes: 
     return (
         f"of {num_meshes} mesh{plural} on {num_devices} devices none is legal; ruled out: {counts}"
     )
+
+
+# Constraints of a search space, applied to the facts of one step.
+
+
+def rules_of_constraints(
+    space: SearchSpace, step: StepFacts, knobs: Sequence[Knob], notices: list[str]
+) -> list[Rule]:
+    """The constraints as rules; those that do not apply become notices (shipped space) or errors.
+
+    Raises:
+      UsageError: a user's own space names a fact or factor that the step lacks; a fact is below 1.
+    """
+    facts = dict(step.facts)
+    values: dict[str, Sequence[Scalar]] = {name: (value,) for name, value in step.knobs}
+    values |= {knob.name: knob.values for knob in knobs}
+    rules: list[Rule] = []
+    for constraint in space.constraints:
+        problem = _inapplicable(constraint, facts, space.names, values)
+        if problem and not space.shipped:
+            raise UsageError(
+                f"the constraint `{constraint}` of the search space `{space.name}` {problem}",
+                hint="name axes, integer knobs of `build`, and facts of `Workload(facts=...)`",
+            )
+        if problem:
+            notices.append(f"constraint `{constraint}` left out: it {problem}")
+            continue
+        fact = constraint.bound if isinstance(constraint.bound, str) else ""
+        bound = facts[constraint.bound] if isinstance(constraint.bound, str) else constraint.bound
+        if bound < 1:
+            raise UsageError(
+                f"the constraint `{constraint}` needs a positive number, but {fact} is {bound}"
+            )
+        rules.append(
+            Rule(
+                name=str(constraint),
+                factors=constraint.factors,
+                relation=constraint.relation,
+                bound=bound,
+                fact=fact,
+            )
+        )
+    return rules
+
+
+def _inapplicable(
+    constraint: Constraint,
+    facts: Mapping[str, int],
+    axes: Sequence[str],
+    knobs: Mapping[str, Sequence[Scalar]],
+) -> str:
+    """Why a constraint cannot be applied to this step, to follow its name; empty if it can."""
+    for name in constraint.factors:
+        if name in axes:
+            continue
+        if name not in knobs:
+            known = did_you_mean(name, [*axes, *knobs])
+            return f"names `{name}`, which is neither an axis nor a knob of `build`{known}"
+        if not all(type(value) is int and value > 0 for value in knobs[name]):
+            return f"needs positive integers, but the knob `{name}` takes {list(knobs[name])}"
+    bound = constraint.bound
+    if isinstance(bound, str) and bound not in facts:
+        known = did_you_mean(bound, facts)
+        return f"refers to the fact `{bound}`, which the workload does not state{known}"
+    return ""

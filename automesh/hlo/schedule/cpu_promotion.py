@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
 from automesh.hlo.trace import Place, origin
 from automesh.hlo.work.fusion_traffic import users_of
+from automesh.platforms import platform_named
 from automesh.platforms.platform import PlatformName
 
 _MOVES = frozenset(
@@ -58,10 +59,10 @@ def narrowed_bits(
     """Says how wide operand `index` of `collective` was before promotion.
 
     Args:
-      platform: whose compiler wrote the module; only that for CPUs widens what it moves.
+      platform: whose compiler wrote the module.
     """
     operand = computation.instructions[collective.operands[index]]
-    if operand.shape.element_bits != _WIDE or platform != "cpu":
+    if operand.shape.element_bits != _WIDE or not platform_named(platform).scheduling.widens:
         return Narrow()
     if collective.opcode.removesuffix("-start") in _REDUCING:
         reducer = module.computations[collective.called[0]].name
