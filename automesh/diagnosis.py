@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import io
 import json
@@ -25,10 +24,10 @@ from automesh.hardware import (
     parse_target,
     running_under_several_processes,
 )
-from automesh.hardware.compiler_versions import fits, wanted_by_jax
-from automesh.hardware.compilers import compiler_for
+from automesh.hardware.compilers import compiler_for, fits, wanted_by_jax
 from automesh.hlo.store import default_store
 from automesh.outcomes import Failed
+from automesh.package import installed_version
 from automesh.program.nouns import Attachment
 from automesh.report.pages.store import render_store, store_to_json
 from automesh.tuner.preparation import memory_share_bytes, surroundings_of
@@ -142,13 +141,6 @@ def examine_store(*, clear: bool, as_json: bool) -> str:
     return told + render_store(store)
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
@@ -165,7 +157,7 @@ def _python() -> Finding:
 def _packages() -> list[Finding]:
     found: list[Finding] = []
     for package, least in (("jax-automesh", "0"), ("jax", "0.10.1"), ("jaxlib", "0.10.1")):
-        version = _version(package)
+        version = installed_version(package)
         if not version:
             found.append(
                 Finding(
@@ -287,7 +279,7 @@ def _targets() -> list[Finding]:
                 Finding(
                     level="warning",
                     about=what,
-                    detail=f"{detail}, but jax {_version('jax')} wants {wanted}",
+                    detail=f"{detail}, but jax {installed_version('jax')} wants {wanted}",
                     hint=compiler.install,
                 )
             )
@@ -298,7 +290,8 @@ def _targets() -> list[Finding]:
 
 def _storages() -> list[Finding]:
     if importlib.util.find_spec("psycopg"):
-        return [Finding(level="ok", about="PostgreSQL", detail=f"psycopg {_version('psycopg')}")]
+        detail = f"psycopg {installed_version('psycopg')}"
+        return [Finding(level="ok", about="PostgreSQL", detail=detail)]
     return [
         Finding(
             level="note",

@@ -13,7 +13,7 @@ from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import chip_for
 from automesh.hardware.fabric.fabric import Fabric
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import read_table
 
 _TABLE = Path(__file__).parent / "data" / "topologies.json"
 _NAME = re.compile(r"(?P<tpu>tpu-?)?(?P<kind>[a-z0-9]+)-(?P<count>[0-9]+)([*-](?P<slices>[0-9]+))?")
@@ -127,7 +127,7 @@ def known_slices() -> Iterator[str]:
 
 @cache
 def _table() -> _Table:
-    return check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
+    return read_table(_TABLE, _Table)
 
 
 def read_slice(text: str) -> Absent | None:

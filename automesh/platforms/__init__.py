@@ -9,6 +9,7 @@ from automesh.platforms.tpu import TPU
 
 PLATFORMS = (CPU, GPU, TPU)
 NAMES = tuple(one.name for one in PLATFORMS)
+_BY_NAME: dict[str, Platform] = {one.name: one for one in PLATFORMS}
 COMPILED_ABSENT = tuple(one for one in PLATFORMS if one.plugins)
 """Those whose compilers need no device."""
 
@@ -22,4 +23,4 @@ def platform_named(name: str) -> Platform:
     >>> platform_named("tpu").devices
     'TPUs'
     """
-    return {one.name: one for one in PLATFORMS}[name]
+    return _BY_NAME[name]

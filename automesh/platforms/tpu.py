@@ -14,6 +14,14 @@ TPU = Platform(
     one_device="a TPU, whose chips are linked in a torus",
     backends=("tpu",),
     lowered_for=("tpu",),
+    fabric="torus",
+    # TPUs multiply f32 in one bf16 pass unless told otherwise (jax's default precision).
+    slower_bits=((64, 16.0),),
+    # Beside the step live the batches that are on their way, metrics, and the code of other
+    # programs (initialization, evaluation); the runtime's own share is not in the compiler's limit
+    # anyway.
+    reserve_bytes=256 * 2**20,
+    library_variable="TPU_LIBRARY_PATH",
     scheduling=Scheduling(
         hides=frozenset(("all-gather", "collective-permute")),
         has_slots=True,

@@ -10,7 +10,8 @@ import psutil
 
 from automesh.errors import UsageError
 from automesh.hardware import Chip, Target, chip_for, selector_of
-from automesh.hardware.compile_client import absent_devices_of
+from automesh.hardware.compilers import absent_devices_of
+from automesh.hardware.processes import usable_cores
 from automesh.hardware.reserve import NO_RESERVE, Reserve, default_reserve, parse_reserve
 from automesh.mesh.axes import Plan
 from automesh.mesh.axis_types import as_axis_types
@@ -145,11 +146,8 @@ def count_workers(target: Target, wanted: int) -> int:
 def count_lowering() -> int:
     """How many programs to lower side by side, which the cores alone do: one per core that memory
     allows."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     fitting = int(psutil.virtual_memory().available // _NEEDED_BYTES)
-    return max(1, min(cores, fitting))
+    return max(1, min(usable_cores(), fitting))
 
 
 def step_ref(entry: Entry, target: Target, inspection: Inspection | None = None) -> StepRef:

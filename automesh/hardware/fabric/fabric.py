@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -164,13 +164,4 @@ class Route:
 
     def rows(self, rows: NDArray[np.intp]) -> Route:
         """The routes of some meshes."""
-        return Route(
-            ici_size=self.ici_size[rows],
-            dcn_size=self.dcn_size[rows],
-            ici_bytes_per_s=self.ici_bytes_per_s[rows],
-            ici_hops=self.ici_hops[rows],
-            dcn_bytes_per_s=self.dcn_bytes_per_s[rows],
-            ici_transit=self.ici_transit[rows],
-            ici_step_share=self.ici_step_share[rows],
-            ici_pair_share=self.ici_pair_share[rows],
-        )
+        return Route(**{one.name: getattr(self, one.name)[rows] for one in fields(Route)})

@@ -304,12 +304,8 @@ def _route(
 
 def _reached(fabric: Fabric, found: Reach, size: int, granules: int, part: float) -> Route:
     speed, hops, transit, step, pair = device_links(fabric, found, size, part)
-    return Route(
-        ici_size=np.array([float(size)]),
-        dcn_size=np.array([float(granules)]),
-        ici_bytes_per_s=np.array([speed]),
-        ici_hops=np.array([hops]),
-        dcn_bytes_per_s=np.array([fabric.chip.dcn_bytes_per_s]),
+    return replace(
+        _route(fabric, size=size, granules=granules, speed=speed, hops=hops),
         ici_transit=np.array([transit]),
         ici_step_share=np.array([step]),
         ici_pair_share=np.array([pair]),
