@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from automesh.errors import NoFeasibleMesh, UsageError, did_you_mean
 from automesh.mesh.axes import Knobs, MeshAxis, Plan, Scalar
 from automesh.mesh.mapping import LogicalAxes
+from automesh.mesh.plan_arrays import Batch, Sizes
 from automesh.outcomes import RuledOut
-from automesh.space.conditions import Rule, Sizes, rules_of_axes
-from automesh.space.enumerate import MeshTable, enumerate_meshes
+from automesh.space.conditions import Rule, rules_of_axes
+from automesh.space.enumerate import enumerate_meshes
 from automesh.space.mapping import (
     Never,
     Repeats,
@@ -162,8 +163,7 @@ def find_legal(
         ),
     )
     table = enumerate_meshes(space.axes, num_devices=num_devices, num_granules=num_granules)
-    names = tuple(axis.name for axis in space.axes)
-    repeats = Repeats(axes=names, sizes=table.sizes) if logical else None
+    repeats = Repeats(axes=table.names, sizes=table.sizes) if logical else None
     legal: list[Plan] = []
     meshes: dict[int, Mesh] = {}  # Shared by the plans of all settings.
     tally = _Tally()
@@ -241,7 +241,7 @@ class _Tally:
         self,
         broken: NDArray[np.int64],
         values: Mapping[str, Sizes],
-        table: MeshTable,
+        table: Batch,
         space: SearchSpace,
         setting: Setting,
         rules: Sequence[Condition],
@@ -261,7 +261,7 @@ class _Tally:
             self._add(rule.name, count, example, rule.detail(numbers))
 
     def add_repeats(
-        self, rows: NDArray[np.int64], table: MeshTable, space: SearchSpace, setting: Setting
+        self, rows: NDArray[np.int64], table: Batch, space: SearchSpace, setting: Setting
     ) -> None:
         """Plans that another mapping makes, too."""
         if len(rows):
@@ -285,7 +285,7 @@ _Verdict = tuple[NDArray[np.int64], Mapping[str, Sizes]]
 def _verdicts(
     space: SearchSpace,
     step: StepFacts,
-    table: MeshTable,
+    table: Batch,
     conditions: Conditions,
     settings: Sequence[Setting],
 ) -> Iterable[tuple[Setting, Sequence[Condition], NDArray[np.int64], Mapping[str, Sizes]]]:
@@ -293,7 +293,7 @@ def _verdicts(
     rules look at."""
     one = np.ones(len(table), np.int64)
     sizes = dict.fromkeys(space.names, one)
-    sizes |= {axis.name: table.sizes[:, index] for index, axis in enumerate(space.axes)}
+    sizes |= dict(zip(table.names, table.sizes.T, strict=True))
     telling = step.mapping.telling if step.mapping else frozenset[str]()
     rules_of: dict[object, tuple[Condition, ...]] = {}
     known: dict[object, _Verdict] = {}
@@ -317,13 +317,11 @@ def _verdicts(
 
 
 def _plan(
-    space: SearchSpace, table: MeshTable, row: int, setting: Setting, known: dict[int, Mesh]
+    space: SearchSpace, table: Batch, row: int, setting: Setting, known: dict[int, Mesh]
 ) -> Plan:
     if row not in known:
-        parts = {
-            axis.name: (int(table.ici[row, index]), int(table.dcn[row, index]))
-            for index, axis in enumerate(space.axes)
-        }
+        sizes = zip(table.ici[row].tolist(), table.dcn[row].tolist(), strict=True)
+        parts = dict(zip(table.names, sizes, strict=True))
         known[row] = tuple(_axis(name, *parts.get(name, (1, 1))) for name in space.names)
     return Plan(
         axes=known[row],
