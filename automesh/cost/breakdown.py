@@ -271,8 +271,8 @@ def _kernel(
     speeds: Speeds,
     rates: Mapping[str, float],
 ) -> KernelCost:
-    count, far_bytes = value_of(kernel.count, sizes), float(pieces.far_bytes[place, 0])
-    read, added = (float(each[place, 0]) for each in (pieces.read_again, pieces.added_again))
+    count = value_of(kernel.count, sizes)
+    streaming_s = float(pieces.streaming_s[place, 0] + pieces.read_again_s[place, 0])
     largest = max(kernel.matmuls, key=lambda one: flops([one], sizes), default=None)
     repeated = tuple(axis for axis in terms.active if _repeats(terms, kernel, axis, sizes))
     return KernelCost(
@@ -281,12 +281,12 @@ def _kernel(
         region=terms.regions[kernel.region].name,
         in_loop=_is_loop(terms, kernel.region),
         count=count,
-        bytes=far_bytes,
+        bytes=float(pieces.far_bytes[place, 0]),
         flops=flops(kernel.matmuls, sizes),
         matmul_s=count * float(pieces.multiplying_s[place, 0]),
         ideal_s=count * sum(flops([one], sizes) / rates[one.dtype] for one in kernel.matmuls),
-        memory_s=count * (far_bytes + read) / speeds.memory_bytes_per_s,
-        ring_s=count * added / speeds.memory_bytes_per_s,
+        memory_s=count * streaming_s,
+        ring_s=count * float(pieces.added_again_s[place, 0]),
         overhead_s=count * speeds.kernel_overhead_s,
         matmul=_shape(largest, sizes) if largest else (0, 0, 0, 0),
         cut_axes=_cut_axes(largest, terms.active, sizes) if largest else (),

@@ -14,11 +14,9 @@ from automesh.cost.unique_rows import Distinct, distinct
 from automesh.cost.windowed import SMALLEST_RING, windows
 from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Sizes
+from automesh.platforms import scheduling_of
 
 Flags = NDArray[np.bool_]
-# A sum over every device of the mesh is never scattered on TPU: each has it whole and keeps a part.
-# Seen in programs of libtpu 0.0.42 for 16 chips of v5e without rings; over 4 or 8 of them it is.
-_WHOLE_SUM_COST = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +98,7 @@ class Collectives:
         A reduce-scatter that the compiler leaves an all-reduce does.
         """
         is_whole = work.kind == "reduce-scatter" and set(work.axes) == set(self._terms.active)
-        return _WHOLE_SUM_COST if is_whole and self._terms.platform == "tpu" else 1.0
+        return scheduling_of(self._terms.platform).whole_sum_cost if is_whole else 1.0
 
     def distinct_demands(self, group: Group, sizes: Sizes) -> Distinct:
         """Which sizes ask the same of the network, as far as one group is concerned."""

@@ -9,9 +9,9 @@ import numpy as np
 
 from automesh.collectives import priced_as
 from automesh.cost.collective_demand import Collectives, Demand, Flags, Group
-from automesh.cost.route_table import AxisRoutes, RouteTable, joined
+from automesh.cost.route_table import AxisRoutes, RouteTable
 from automesh.cost.terms import CollectiveTerm
-from automesh.cost.unique_rows import Codes, distinct
+from automesh.cost.unique_rows import Codes, distinct, joined
 from automesh.cost.windowed import ring_seconds
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats

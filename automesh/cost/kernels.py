@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,16 +43,6 @@ class KernelSeconds:
     bytes: Floats
     peak_s: Floats
 
-    @staticmethod
-    def joined(parts: Sequence[KernelSeconds]) -> KernelSeconds:
-        """The same of more sizes."""
-        return KernelSeconds(
-            **{
-                one.name: np.concatenate([getattr(part, one.name) for part in parts], axis=-1)
-                for one in fields(KernelSeconds)
-            }
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelPieces:
@@ -64,7 +54,8 @@ class KernelPieces:
       far_bytes: read and written in device memory.
       multiplying_s: of the multiplications, at the speed that their sizes allow.
       bound_s: of the multiplications, see `KernelSeconds.peak_s`.
-      added_again, read_again: bytes that a windowed multiplication repeats: what it adds to again,
+      streaming_s: of reading and writing device memory once.
+      added_again_s, read_again_s: of what a windowed multiplication repeats: what it adds to again,
         after it was multiplied, and what it reads again meanwhile.
       is_ring: True where it is windowed.
     """
@@ -74,8 +65,9 @@ class KernelPieces:
     far_bytes: Floats
     multiplying_s: Floats
     bound_s: Floats
-    added_again: Floats
-    read_again: Floats
+    streaming_s: Floats
+    added_again_s: Floats
+    read_again_s: Floats
     is_ring: NDArray[np.bool_]
 
 
@@ -116,14 +108,13 @@ class Kernels:
         """
         each = self.pieces(values, sizes, speeds)
         counts, multiplying = each.counts, each.multiplying_s
-        streaming = each.far_bytes / speeds.memory_bytes_per_s
-        least = total(np.maximum(multiplying, streaming) * counts)
-        streaming += each.read_again / speeds.memory_bytes_per_s
+        least = total(np.maximum(multiplying, each.streaming_s) * counts)
+        streaming = each.streaming_s + each.read_again_s
         bound_by_compute = multiplying >= streaming
         compute = np.where(bound_by_compute, multiplying, 0.0) * counts
         memory = np.where(bound_by_compute, 0.0, streaming) * counts
         overhead = counts * speeds.kernel_overhead_s
-        rings = each.added_again * counts / speeds.memory_bytes_per_s
+        rings = each.added_again_s * counts
         memory += rings
         per_kernel = compute + memory + overhead
         through = streaming + (each.bytes - each.far_bytes) / speeds.memory_bytes_per_s
@@ -153,6 +144,7 @@ class Kernels:
             epilogues = self._epilogues.at(values) / speeds.epilogue_bytes_per_s
             multiplying = np.maximum(multiplying, epilogues)
         once = self._bytes.at(values)
+        far = once - self._near.at(values, speeds)
         repeated, whole = self._repeated.at(values), self._whole.at(values)
         buffers = self._buffers.at(values)
         repeated = np.where(stays(buffers, speeds) & (buffers > 0.0), 0.0, repeated)
@@ -166,11 +158,12 @@ class Kernels:
         return KernelPieces(
             counts=self._counts.at(values),
             bytes=once,
-            far_bytes=once - self._near.at(values, speeds),
+            far_bytes=far,
             multiplying_s=multiplying,
             bound_s=at_bound,
-            added_again=rings[0],
-            read_again=rings[1],
+            streaming_s=far / speeds.memory_bytes_per_s,
+            added_again_s=rings[0] / speeds.memory_bytes_per_s,
+            read_again_s=rings[1] / speeds.memory_bytes_per_s,
             is_ring=windowed,
         )
 

@@ -7,7 +7,7 @@ payload. Only the overlap of the two is computed plan by plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from automesh.cost.kernels import Kernels, KernelSeconds, product_of
 from automesh.cost.overlap import overlapped
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import Terms, Uncounted
-from automesh.cost.unique_rows import Codes, distinct
+from automesh.cost.unique_rows import Codes, distinct, joined
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats
 from automesh.hardware.model import HardwareModel
@@ -315,7 +315,7 @@ class _Step:
     def _of_sizes(self, sizes: Sizes, speeds: Speeds) -> _OfSizes:
         """Prices all that depends on the sizes alone, a part of them at a time."""
         starts = range(0, len(sizes), _CHUNK)
-        return _OfSizes.joined(
+        return joined(
             [self._of_some_sizes(sizes[start : start + _CHUNK], speeds) for start in starts]
         )
 
@@ -341,15 +341,6 @@ class _OfSizes:
     bound_s: Floats
     memory_bytes: NDArray[np.int64]
     collectives: Floats
-
-    @staticmethod
-    def joined(parts: Sequence[_OfSizes]) -> _OfSizes:
-        return _OfSizes(
-            kernels=KernelSeconds.joined([part.kernels for part in parts]),
-            bound_s=np.concatenate([part.bound_s for part in parts]),
-            memory_bytes=np.concatenate([part.memory_bytes for part in parts]),
-            collectives=np.concatenate([part.collectives for part in parts]),
-        )
 
 
 def _said(one: Uncounted) -> str:

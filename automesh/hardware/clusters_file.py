@@ -235,7 +235,7 @@ def _cluster(path: Path, name: str, file: _File, chips: Mapping[str, Chip]) -> C
     own = file.chips.get(table.chip)
     generation = generation_called(chip.slug)
     parts: Nodes | Slices
-    if chip.platform == "gpu":
+    if platform_named(chip.platform).fabric == "switch":
         parts = _nodes(place, name, table)
     else:
         parts = _slices(place, table, generation)

@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -82,7 +82,7 @@ def check_compilable(target: Target) -> None:
 
 def has_compiler(absent: Absent) -> bool:
     """Whether devices are of a kind that can be compiled for, here or anywhere."""
-    return bool(absent.topology if absent.platform == "tpu" else absent.gpu)
+    return bool(absent.topology or absent.gpu)
 
 
 def _of_environment(platform: str) -> str:
@@ -144,30 +144,26 @@ def absent_devices_of(absent: Absent) -> AbsentDevices:
 
     The granules of GPUs are their hosts, one jax process each, as for attached ones.
     """
-    fabric = absent.fabric
-    if absent.platform == "tpu":
-        usual = wraps_of(absent.device_kind, fabric.torus)
-        return AbsentDevices(
-            platform="tpu",
-            device_kind=absent.device_kind,
-            num_devices=absent.num_devices,
-            num_granules=fabric.num_granules,
-            num_hosts=absent.num_hosts,
-            topology=absent.topology,
-            torus=fabric.torus,
-            # libtpu makes the same program whichever ends are linked, but refuses unusual ones.
-            wraps=fabric.wraps if fabric.wraps == usual else (),
-            devices_per_chip=fabric.devices_per_chip,
-            chip_config=absent.chip_config,
-            host=absent.host,
-        )
-    return AbsentDevices(
+    fabric, per_host = absent.fabric, absent.num_devices // absent.num_hosts
+    one = AbsentDevices(
         platform="gpu",
         device_kind=absent.device_kind,
         num_devices=absent.num_devices,
         num_granules=fabric.num_granules,
         num_hosts=absent.num_hosts,
-        topology=f"1x{absent.num_hosts}x{absent.num_devices // absent.num_hosts}",
-        gpu=absent.gpu,
-        memory_bytes=absent.device_memory_bytes,
+        topology=f"1x{absent.num_hosts}x{per_host}",
+    )
+    if fabric.kind != "torus":
+        return replace(one, gpu=absent.gpu, memory_bytes=absent.device_memory_bytes)
+    usual = wraps_of(absent.device_kind, fabric.torus)
+    return replace(
+        one,
+        platform="tpu",
+        topology=absent.topology,
+        torus=fabric.torus,
+        # libtpu makes the same program whichever ends are linked, but refuses unusual ones.
+        wraps=fabric.wraps if fabric.wraps == usual else (),
+        devices_per_chip=fabric.devices_per_chip,
+        chip_config=absent.chip_config,
+        host=absent.host,
     )

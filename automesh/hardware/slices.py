@@ -12,7 +12,7 @@ from pathlib import Path
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import chip_for
-from automesh.hardware.fabric.fabric import Fabric
+from automesh.hardware.fabric.fabric import torus_of
 from automesh.mesh.strict_files import read_table
 
 _TABLE = Path(__file__).parent / "data" / "topologies.json"
@@ -279,21 +279,13 @@ def _nearest(known: list[Dims], chips: int) -> list[Dims]:
 
 def _absent(generation: Generation, dims: Dims, slices: int, selector: str) -> Absent:
     chip = chip_for(generation.device_kind, "tpu")
-    chips, host = math.prod(dims), generation.host_of(dims)
+    host = generation.host_of(dims)
     return Absent(
         selector=selector,
-        fabric=Fabric(
-            kind="torus",
-            chip=chip,
-            num_granules=slices,
-            granule_devices=chips * chip.devices_per_chip,
-            torus=dims,
-            wraps=wraps_of(generation.device_kind, dims),
-            devices_per_chip=chip.devices_per_chip,
-        ),
+        fabric=torus_of(chip, dims, wraps=wraps_of(generation.device_kind, dims), granules=slices),
         device_kind=generation.device_kind,
         device_memory_bytes=generation.usable_bytes,
-        num_hosts=slices * chips // math.prod(host),
+        num_hosts=slices * math.prod(dims) // math.prod(host),
         topology=generation.topology(dims),
         chip_config=generation.chip_config,
         host=host,

@@ -22,6 +22,10 @@ class Scheduling:
       combined_kinds: kinds of which it makes several one.
       combined_bytes: of several that become one, at most; 0: none do.
       widens: True if 16-bit floats travel in 32 bits.
+      whole_sum_cost: how much longer a sum that is scattered over every device of the mesh takes
+        than its kind says.
+      window_option: compiler option that says from which size on, in MiB, a multiplication is
+        windowed, see `cost.windowed`; empty where none is.
       source: where that is known from.
     """
 
@@ -30,6 +34,8 @@ class Scheduling:
     combined_kinds: frozenset[CollectiveName] = frozenset()
     combined_bytes: float = 0.0
     widens: bool = False
+    whole_sum_cost: float = 1.0
+    window_option: str = ""
     source: str
 
 

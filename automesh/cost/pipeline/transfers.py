@@ -12,8 +12,8 @@ from automesh.cost.pipeline.step import STAYS, Move
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats, Route
 from automesh.hardware.model import HardwareModel
-from automesh.mesh.axes import MeshAxis
-from automesh.mesh.plan_arrays import Batch
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.mesh.plan_arrays import Batch, batch_of
 
 
 def moves(
@@ -37,11 +37,7 @@ def moves(
       axis: that the mesh is cut along.
       hardware: with the layout of the mesh's ICI shape at least.
     """
-    batch = Batch(
-        names=tuple(one.name for one in axes),
-        ici=np.array([[one.ici for one in axes]]),
-        dcn=np.array([[one.dcn for one in axes]]),
-    )
+    batch = batch_of([Plan(axes=tuple(axes))])
     route = hardware.routes(batch, (axis,))
     payload = np.array(payload_bytes, np.float64)[:, None]
     found = batch_moves(

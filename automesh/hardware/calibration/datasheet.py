@@ -8,9 +8,8 @@ from functools import reduce
 
 import numpy as np
 
-from automesh.collectives import MEASURED, kind_named
 from automesh.hardware.calibration.engines import engines_of
-from automesh.hardware.calibration.speeds import CollectiveSeconds
+from automesh.hardware.calibration.speeds import CollectiveSeconds, passes_of, sent_inside
 from automesh.hardware.chips import Chip, row_of
 from automesh.hardware.fabric.fabric import Fabric, Floats, Route
 from automesh.hardware.processes import usable_cores
@@ -155,14 +154,7 @@ class DataSheet:
     def _inside_s(self, kind: str, payload: Floats, route: Route) -> Floats:
         size = route.ici_size
         speed = route.ici_bytes_per_s * self._link_share(kind, size) * min(self.share, 1.0)
-        sent = payload * (size - 1) / size
-        if kind == "collective-permute":
-            # Over granules the devices at their edges are waited for.
-            sent = np.where(route.dcn_size > 1, 0.0, payload) / route.ici_step_share
-        elif kind == "all-to-all":
-            sent = sent * route.ici_transit / (size * route.dcn_size)
-        else:
-            sent = sent * _passes(kind)
+        sent = sent_inside(kind, payload, route)
         return np.where(size > 1, sent / np.where(size > 1, speed, 1.0), 0.0)
 
     def _between_s(self, kind: str, payload: Floats, route: Route) -> Floats:
@@ -176,7 +168,7 @@ class DataSheet:
         elif kind == "all-to-all":
             sent = sent / granules
         else:
-            sent = sent * _passes(kind)
+            sent = sent * passes_of(kind)
         return np.where(granules > 1, sent / speed, 0.0)
 
     def _waits_s(self, kind: str, route: Route, start: float, hop: float, step: float) -> Floats:
@@ -188,7 +180,7 @@ class DataSheet:
         ):
             hops, steps = np.where(inside, 1.0, 0.0), np.minimum(steps, 1)
         else:
-            hops = _passes(kind) * np.where(inside, route.ici_hops, 0.0)
+            hops = passes_of(kind) * np.where(inside, route.ici_hops, 0.0)
             if kind == "all-reduce":
                 steps = 2 * np.log2(granules)
         total = start + hop * hops + step * steps
@@ -248,9 +240,3 @@ def _listed(dtype: str) -> str:
     if re.fullmatch(r"(u|s|ui|si|i|int|uint)8", dtype):
         return "int8"
     return "bf16" if dtype in ("f16", "float16", "bfloat16") else dtype
-
-
-def _passes(kind: str) -> int:
-    if kind not in MEASURED:
-        raise ValueError(f"no formula for a collective of kind {kind}")
-    return kind_named(kind).passes

@@ -11,18 +11,14 @@ from automesh.errors import UsageError
 from automesh.hardware.chips import chip_for
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.hardware.slices import is_flat, wraps_of
-from automesh.hardware.targets import Target
+from automesh.hardware.targets import Described, Target
 from automesh.mesh.granules import Located, granules_of
 from automesh.platforms import platform_named
 
 
-class Placed(Located, Protocol):
+class Placed(Located, Described, Protocol):
     """What tells where a device is; `automesh.program.nouns.Device` fits."""
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def slice_index(self) -> int: ...
     @property
     def coords(self) -> tuple[int, ...]: ...
 

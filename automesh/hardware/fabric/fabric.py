@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -37,6 +38,21 @@ class Fabric:
     @property
     def num_devices(self) -> int:
         return self.num_granules * self.granule_devices
+
+
+def torus_of(
+    chip: Chip, torus: tuple[int, ...], *, wraps: tuple[bool, ...], granules: int
+) -> Fabric:
+    """Slices of chips that are linked in a torus each."""
+    return Fabric(
+        kind="torus",
+        chip=chip,
+        num_granules=granules,
+        granule_devices=math.prod(torus) * chip.devices_per_chip,
+        torus=torus,
+        wraps=wraps,
+        devices_per_chip=chip.devices_per_chip,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
