@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -55,11 +54,6 @@ def _table() -> _Table:
 def machines() -> dict[str, Machine]:
     """All machines on record by name."""
     return {machine.name: machine for machine in _table().machines}
-
-
-def known_machines() -> Iterator[str]:
-    """`gpu-<machine>` of all machines on record."""
-    return (f"gpu-{name}" for name in machines())
 
 
 def machine_sources() -> dict[str, str]:

@@ -119,12 +119,6 @@ def slices_of(generation: Generation) -> Iterator[str]:
     return (f"tpu-{generation.slug}-{count}" for count in generation.slices)
 
 
-def known_slices() -> Iterator[str]:
-    """The selectors of all single slices on record."""
-    for generation in generations():
-        yield from slices_of(generation)
-
-
 @cache
 def _table() -> _Table:
     return read_table(_TABLE, _Table)

@@ -298,7 +298,6 @@ def _dot(message: hlo_pb2.Instruction) -> DotDimensions:
         rhs_contracting=tuple(dot.rhs_contracting_dimensions),
         lhs_batch=tuple(dot.lhs_batch_dimensions),
         rhs_batch=tuple(dot.rhs_batch_dimensions),
-        ragged=tuple(ragged.lhs_ragged_dimensions),
         group=tuple(ragged.rhs_group_dimensions),
     )
 

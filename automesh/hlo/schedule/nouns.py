@@ -152,14 +152,12 @@ class Loop:
       trips: how often; 1 if the program does not say.
       body: one trip, the test of the condition first. (The last test, which fails, follows the loop
         in the block that holds it.)
-      is_known: False if `trips` is a stand-in.
       uncounted: in words, what is taken for granted about `trips`; empty if nothing is.
     """
 
     name: str
     trips: int
     body: Block
-    is_known: bool = True
     uncounted: str = ""
     op_name: str = ""
     source: str = ""

@@ -218,7 +218,6 @@ class _Reader:
                 name=loop.name,
                 trips=1 if known.trips is None else known.trips,
                 body=Block(operations=condition.operations + body.operations),
-                is_known=known.trips is not None,
                 uncounted=remark,
                 op_name=loop.op_name,
                 source=source_of(loop),
