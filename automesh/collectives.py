@@ -32,7 +32,6 @@ class CollectiveKind:
       passes: how often the array goes round the ring, and waits for its messages.
       is_sharded_before: True if each device holds one part of the full array before, False if it
         holds an array of the full size.
-      reduces: True if it adds up (or takes the largest of, ...) what the devices hold.
       priced_as: the kind whose measured or published speed is taken; empty: its own.
     """
 
@@ -42,7 +41,6 @@ class CollectiveKind:
     sends: Literal["ring", "exchange", "forward"]
     passes: int = 1
     is_sharded_before: bool = False
-    reduces: bool = False
     priced_as: MeasuredName | Literal[""] = ""
 
     def wire_bytes(self, payload_bytes: int, group_size: int) -> int:
@@ -71,7 +69,6 @@ KINDS = (
         megascale="ALL_REDUCE",
         sends="ring",
         passes=2,
-        reduces=True,
     ),
     CollectiveKind(
         name="all-gather",
@@ -85,7 +82,6 @@ KINDS = (
         stablehlo="reduce_scatter",
         megascale="REDUCE_SCATTER",
         sends="ring",
-        reduces=True,
     ),
     CollectiveKind(
         name="all-to-all",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -22,10 +21,10 @@ from automesh.hardware import (
     parse_target,
     running_under_several_processes,
 )
-from automesh.hardware.compiler_versions import fits, wanted_by_jax
-from automesh.hardware.compilers import compiler_for
+from automesh.hardware.compilers import compiler_for, fits, wanted_by_jax
 from automesh.hlo.store import default_store
 from automesh.outcomes import Failed
+from automesh.package import installed_version
 from automesh.program.nouns import Attachment
 from automesh.report.pages.store import render_store, store_to_json
 from automesh.tuner.workers import one_worker, surroundings_of
@@ -126,13 +125,6 @@ def examine_store(*, clear: bool, as_json: bool) -> str:
     return told + render_store(store)
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
@@ -149,7 +141,7 @@ def _python() -> Finding:
 def _packages() -> list[Finding]:
     found: list[Finding] = []
     for package, least in (("jax-automesh", "0"), ("jax", "0.10.1"), ("jaxlib", "0.10.1")):
-        version = _version(package)
+        version = installed_version(package)
         level: Level = "error"
         if not version:
             detail, hint = "not installed", f"run `pip install {package}`"
@@ -249,7 +241,7 @@ def _targets() -> list[Finding]:
             detail = f"{compiler.name} is not installed: estimates only, by `--dry-run`"
         elif not fits(compiler.version, wanted):
             level = "warning"
-            detail = f"{detail}, but jax {_version('jax')} wants {wanted}"
+            detail = f"{detail}, but jax {installed_version('jax')} wants {wanted}"
         else:
             detail, hint = f"{detail} compiles for them", ""
         what = f"{kind.upper()} targets"
@@ -259,7 +251,8 @@ def _targets() -> list[Finding]:
 
 def _storages() -> list[Finding]:
     if importlib.util.find_spec("psycopg"):
-        return [Finding(level="ok", about="PostgreSQL", detail=f"psycopg {_version('psycopg')}")]
+        detail = f"psycopg {installed_version('psycopg')}"
+        return [Finding(level="ok", about="PostgreSQL", detail=detail)]
     return [
         Finding(
             level="note",

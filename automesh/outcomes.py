@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+Causes = tuple[tuple[str, float], ...]
+
+
+def largest_first(causes: Iterable[tuple[str, float]]) -> Causes:
+    """(name, seconds) in order, those without seconds left out.
+
+    >>> largest_first([("latency", 0.1), ("memory", 0.0), ("compute", 0.3)])
+    (('compute', 0.3), ('latency', 0.1))
+    """
+    return tuple(sorted((one for one in causes if one[1] > 0.0), key=lambda one: (-one[1], one[0])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""Whose a file is: automesh's own, installed, or the user's."""
+"""What is installed, and whose a file is: automesh's own, installed, or the user's."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import sysconfig
 from pathlib import Path
 
@@ -22,3 +23,11 @@ def is_users_file(file: str) -> bool:
     if any(folder in file for folder in INSTALLED):
         return False
     return not file.startswith(("<", str(PACKAGE), *LIBRARIES))
+
+
+def installed_version(package: str) -> str:
+    """The version of an installed package, which is not imported; empty if there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -49,8 +49,7 @@ import jax
 from scipy import stats
 
 from automesh.collectives import kind_named
-from automesh.cost.terms import Terms, value_of
-from automesh.ir.kernel_cost import flops
+from automesh.cost.terms import Terms, flops, value_of
 from automesh.outcomes import Counts
 from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry

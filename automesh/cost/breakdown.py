@@ -1,39 +1,29 @@
 """One mesh of a step in its pieces: what every collective and every kernel costs there (no jax).
 
-Pricing adds pieces up for thousands of meshes; this keeps them apart for one. Every time here is of
-the piece alone, as if nothing ran beside it: what overlaps is in `Estimated`.
+Pricing adds pieces up for thousands of meshes; this is one row of the same arrays, kept apart.
+Every time here is of the piece alone, as if nothing ran beside it: what overlaps is in `Estimated`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automesh.collectives import priced_as
-from automesh.cost.collective_demand import whole_sum_cost
-from automesh.cost.kernels import stays
-from automesh.cost.terms import (
-    Kernel,
-    Matmul,
-    Monomial,
-    Near,
-    Sum,
-    Terms,
-    Uncounted,
-    Windowed,
-    value_of,
-)
-from automesh.cost.windowed import repeats, ring_seconds, windows
+from automesh.cost import collective_demand, kernels
+from automesh.cost.collective_demand import Collectives
+from automesh.cost.collective_prices import PlanRoutes, pieces_of_groups
+from automesh.cost.formulas import Formulas
+from automesh.cost.kernels import KernelPieces, Kernels
+from automesh.cost.route_table import RoutesOf, RouteTable
+from automesh.cost.terms import Kernel, Matmul, Terms, Uncounted, flops, value_of
 from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Floats, Route
+from automesh.mesh.plan_arrays import Batch, Sizes
 
 # A multiplication that keeps any known device busy: what smaller ones are compared with.
 _LARGE = 8192.0
-
-RouteOf = Callable[[tuple[str, ...]], Route]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,26 +148,22 @@ class MeshCost:
         return sum(one.payload_bytes * one.count for one in self.collectives if one.axes == axes)
 
 
-def break_down(
-    terms: Terms, sizes: Mapping[str, int], *, speeds: Speeds, route_of: RouteOf
-) -> MeshCost:
+def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speeds) -> MeshCost:
     """Prices every piece of a step on one mesh.
 
     Args:
-      terms: of the set of axes that are larger than 1 in `sizes`.
-      sizes: of all mesh axes.
-      route_of: how a set of axes lies on the wires of this mesh; every field has one entry.
+      terms: of the set of axes that are larger than 1.
+      batch: of this mesh alone.
+      routes_of: see `pricing.price_on`.
     """
-    collectives = _merged(_collectives(terms, sizes, speeds, route_of))
-    dtypes = {one.dtype for kernel in terms.kernels for one in kernel.matmuls}
-    rates = {dtype: _large_rate(speeds, dtype) for dtype in dtypes}
-    kernels = [_kernel(terms, kernel, sizes, speeds, rates) for kernel in terms.kernels]
+    sizes = dict(zip(batch.names, batch.sizes[0].tolist(), strict=True))
     points = [(value_of(point.bytes, sizes), point.source) for point in terms.points]
     peak_bytes, peak_source = max(points, default=(0.0, ""), key=lambda point: point[0])
+    collectives = _merged(_collectives(terms, batch, sizes, routes_of, speeds))
     return MeshCost(
         sizes=tuple((axis, sizes[axis]) for axis in terms.active),
         collectives=tuple(sorted(collectives, key=lambda one: -one.seconds)),
-        kernels=tuple(sorted(kernels, key=lambda one: -one.seconds)),
+        kernels=tuple(sorted(_kernels(terms, batch, sizes, speeds), key=lambda one: -one.seconds)),
         peak_temporary_bytes=peak_bytes,
         peak_source=peak_source,
         argument_bytes=value_of(terms.argument_bytes, sizes),
@@ -187,43 +173,50 @@ def break_down(
     )
 
 
+def _sizes(terms: Terms, batch: Batch) -> Sizes:
+    """[1, axes]: of the active axes."""
+    return batch.sizes[:, [batch.names.index(axis) for axis in terms.active]]
+
+
 def _collectives(
-    terms: Terms, sizes: Mapping[str, int], speeds: Speeds, route_of: RouteOf
+    terms: Terms, batch: Batch, sizes: Mapping[str, int], routes_of: RoutesOf, speeds: Speeds
 ) -> Iterable[CollectiveCost]:
+    first = np.zeros(1, np.intp)
+    here = PlanRoutes(ici=first, dcn=first, size=first)
+    pieces = pieces_of_groups(
+        Collectives(terms, Formulas(terms.active)),
+        _sizes(terms, batch),
+        here,
+        RouteTable(batch, routes_of),
+        speeds,
+    )
+    known = {
+        one.work: (one, int(pairs.of(here, slice(None))[0]), pairs)
+        for pairs, members in pieces
+        for one in members
+    }
     for term in terms.collectives:
-        axes = tuple(axis for axis in terms.active if axis in term.axes)
-        if not axes:  # every group is one device
+        work = collective_demand.unnamed(term, terms.active)
+        if not work.axes:  # every group is one device
             continue
-        ring = math.prod(sizes[axis] for axis in axes)
-        is_ring = term.windowed and _is_ring(terms, ring, term.whole_bytes, sizes)
+        piece, pair, pairs = known[work]
+        is_ring = bool(piece.is_ring[pair])
         count = value_of(term.count, sizes)
-        exposed = 0.0 if term.hides or is_ring else 1.0
-        payload = value_of(term.payload_bytes, sizes)
-        route = route_of(axes)
-        if is_ring:
-            latency, ici, dcn = (
-                float(one[0]) for one in ring_seconds(_one(payload), route, speeds)
-            )
-        else:
-            each = speeds.collective_s(priced_as(term.kind), _one(payload), route)
-            slower = whole_sum_cost(terms, term.kind, axes)
-            latency, ici, dcn = (
-                slower * float(one[0]) for one in (each.latency_s, each.ici_s, each.dcn_s)
-            )
+        latency, ici, dcn = (count * float(each) for each in piece.seconds[:, pair])
         yield CollectiveCost(
             kind=term.kind,
-            axes=axes,
+            axes=work.axes,
             source=term.source,
             operand=term.operand,
             region=terms.regions[term.region].name,
             in_loop=_is_loop(terms, term.region),
             count=count,
-            payload_bytes=payload,
-            latency_s=count * latency,
-            ici_s=count * ici,
-            dcn_s=count * dcn,
-            exposed=exposed,
-            granules=round(float(route.dcn_size[0])),
+            payload_bytes=float(piece.payload_bytes[pair]),
+            latency_s=latency,
+            ici_s=ici,
+            dcn_s=dcn,
+            exposed=0.0 if term.hides or is_ring else 1.0,
+            granules=round(float(pairs.axis_routes.routes.dcn_size[pairs.route[pair]])),
             is_ring=is_ring,
         )
 
@@ -254,20 +247,33 @@ def _added(one: CollectiveCost, other: CollectiveCost) -> CollectiveCost:
     )
 
 
+def _kernels(
+    terms: Terms, batch: Batch, sizes: Mapping[str, int], speeds: Speeds
+) -> Iterable[KernelCost]:
+    formulas = Formulas(terms.active)
+    priced = Kernels(terms, formulas)
+    row = _sizes(terms, batch)
+    pieces = priced.pieces(formulas.values(row), row, speeds)
+    places = {work: place for place, work in enumerate(priced.works)}
+    dtypes = {one.dtype for kernel in terms.kernels for one in kernel.matmuls}
+    rates = {dtype: _large_rate(speeds, dtype) for dtype in dtypes}
+    for kernel in terms.kernels:
+        place = places[kernels.unnamed(kernel)]
+        yield _kernel(terms, kernel, pieces, place, sizes, speeds, rates)
+
+
 def _kernel(
     terms: Terms,
     kernel: Kernel,
+    pieces: KernelPieces,
+    place: int,
     sizes: Mapping[str, int],
     speeds: Speeds,
     rates: Mapping[str, float],
 ) -> KernelCost:
-    count, moved = value_of(kernel.count, sizes), value_of(kernel.bytes, sizes)
-    kept = sum(value_of(one.bytes, sizes) for one in kernel.near if _stays(one, sizes, speeds))
-    added, read = (
-        sum(_ring_bytes(terms, one, sizes, speeds) for one in kernel.windowed if one.adds is adds)
-        for adds in (True, False)
-    )
-    largest = max(kernel.matmuls, key=lambda one: _flops(one, sizes), default=None)
+    count = value_of(kernel.count, sizes)
+    streaming_s = float(pieces.streaming_s[place, 0] + pieces.read_again_s[place, 0])
+    largest = max(kernel.matmuls, key=lambda one: flops([one], sizes), default=None)
     repeated = tuple(axis for axis in terms.active if _repeats(terms, kernel, axis, sizes))
     return KernelCost(
         operation=kernel.operation,
@@ -275,12 +281,12 @@ def _kernel(
         region=terms.regions[kernel.region].name,
         in_loop=_is_loop(terms, kernel.region),
         count=count,
-        bytes=moved - kept,
-        flops=sum(_flops(one, sizes) for one in kernel.matmuls),
-        matmul_s=count * _multiplying_s(kernel, sizes, speeds),
-        ideal_s=count * sum(_flops(one, sizes) / rates[one.dtype] for one in kernel.matmuls),
-        memory_s=count * (moved - kept + read) / speeds.memory_bytes_per_s,
-        ring_s=count * added / speeds.memory_bytes_per_s,
+        bytes=float(pieces.far_bytes[place, 0]),
+        flops=flops(kernel.matmuls, sizes),
+        matmul_s=count * float(pieces.multiplying_s[place, 0]),
+        ideal_s=count * sum(flops([one], sizes) / rates[one.dtype] for one in kernel.matmuls),
+        memory_s=count * streaming_s,
+        ring_s=count * float(pieces.added_again_s[place, 0]),
         overhead_s=count * speeds.kernel_overhead_s,
         matmul=_shape(largest, sizes) if largest else (0, 0, 0, 0),
         cut_axes=_cut_axes(largest, terms.active, sizes) if largest else (),
@@ -291,51 +297,13 @@ def _kernel(
 
 def _large_rate(speeds: Speeds, dtype: str) -> float:
     """FLOP/s of a multiplication that is large in every dimension."""
-    side = _one(_LARGE)
-    return 2 * _LARGE**3 / float(speeds.matmul_s(dtype, _one(1.0), side, side, side)[0])
-
-
-def _stays(one: Near, sizes: Mapping[str, int], speeds: Speeds) -> bool:
-    return bool(stays(_one(one.buffer_bytes.at(sizes)), speeds)[0])
-
-
-def _ring_bytes(terms: Terms, one: Windowed, sizes: Mapping[str, int], speeds: Speeds) -> float:
-    ring = math.prod(sizes.get(axis, 1) for axis in one.axes)
-    buffer_bytes = value_of(one.buffer_bytes, sizes)
-    if buffer_bytes and stays(_one(buffer_bytes), speeds)[0]:
-        return 0.0
-    is_ring = _is_ring(terms, ring, one.whole_bytes, sizes)
-    return float(repeats(_one(ring))[0]) * value_of(one.bytes, sizes) if is_ring else 0.0
-
-
-def _is_ring(terms: Terms, ring: int, whole_bytes: Sum, sizes: Mapping[str, int]) -> bool:
-    return bool(windows(terms, _one(ring), _one(value_of(whole_bytes, sizes)))[0])
-
-
-def _matmul_s(one: Matmul, sizes: Mapping[str, int], speeds: Speeds) -> float:
-    batch, m, n, k = (_one(side.at(sizes)) for side in _sides(one))
-    return float(speeds.matmul_s(one.dtype, batch, m, n, k)[0])
-
-
-def _multiplying_s(kernel: Kernel, sizes: Mapping[str, int], speeds: Speeds) -> float:
-    multiplying = sum(_matmul_s(one, sizes, speeds) for one in kernel.matmuls)
-    if not speeds.epilogue_bytes_per_s:
-        return multiplying
-    return max(multiplying, value_of(kernel.epilogue, sizes) / speeds.epilogue_bytes_per_s)
-
-
-def _flops(one: Matmul, sizes: Mapping[str, int]) -> float:
-    batch, m, n, k = (side.at(sizes) for side in _sides(one))
-    return 2 * batch * m * n * k
+    side, one = np.array([_LARGE]), np.ones(1)
+    return 2 * _LARGE**3 / float(speeds.matmul_s(dtype, one, side, side, side)[0])
 
 
 def _shape(one: Matmul, sizes: Mapping[str, int]) -> tuple[int, int, int, int]:
-    batch, m, n, k = (max(round(side.at(sizes)), 1) for side in _sides(one))
+    batch, m, n, k = (max(round(side.at(sizes)), 1) for side in (one.batch, one.m, one.n, one.k))
     return batch, m, n, k
-
-
-def _sides(one: Matmul) -> tuple[Monomial, Monomial, Monomial, Monomial]:
-    return one.batch, one.m, one.n, one.k
 
 
 def _cut_axes(one: Matmul, active: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -350,16 +318,9 @@ def _repeats(terms: Terms, kernel: Kernel, axis: str, sizes: Mapping[str, int]) 
     if not kernel.matmuls or axis in terms.fixed or sizes[axis] == 1:
         return False
     alone = {**sizes, axis: 1}
-    now, before = (
-        value_of(kernel.count, at) * sum(_flops(one, at) for one in kernel.matmuls)
-        for at in (sizes, alone)
-    )
+    now, before = (value_of(kernel.count, at) * flops(kernel.matmuls, at) for at in (sizes, alone))
     return now > 0.999 * before
 
 
 def _is_loop(terms: Terms, region: int) -> bool:
     return terms.regions[region].name != "step"
-
-
-def _one(value: float) -> Floats:
-    return np.array([value], np.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,9 @@ from automesh.cost.unique_rows import Distinct, distinct
 from automesh.cost.windowed import SMALLEST_RING, windows
 from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Sizes
+from automesh.platforms import scheduling_of
 
 Flags = NDArray[np.bool_]
-# A sum over every device of the mesh is never scattered on TPU: each has it whole and keeps a part.
-# Seen in programs of libtpu 0.0.42 for 16 chips of v5e without rings; over 4 or 8 of them it is.
-_WHOLE_SUM_COST = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,18 +24,14 @@ class Demand:
     """All collectives of a step; every field is [collectives, sizes].
 
     Attributes:
+      counts: executions per step.
       payload_bytes: of one execution.
-      exposed: executions that nothing hides.
-      hidden: executions that run beside the compute of their region.
-      slower: how much longer one takes than its kind says: a scattered sum that is not scattered.
       is_ring: True where it is the ring of a windowed multiplication, which takes as long as
-        `windowed.ring_cost` says and runs beside such multiplications only.
+        `windowed.ring_seconds` says and runs beside such multiplications only.
     """
 
+    counts: Floats
     payload_bytes: Floats
-    exposed: Floats
-    hidden: Floats
-    slower: Floats
     is_ring: Flags
 
 
@@ -58,45 +52,18 @@ class Group:
     rings: frozenset[tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What decides the time of one execution of a collective."""
-
-    region: int
-    kind: str
-    axes: tuple[str, ...]
-    payload_bytes: Sum
-    hides: bool
-    windowed: bool
-    whole_bytes: Sum
-    ring_region: int
-
-    @staticmethod
-    def of(term: CollectiveTerm, active: tuple[str, ...]) -> Work:
-        return Work(
-            region=term.region,
-            kind=term.kind,
-            axes=tuple(axis for axis in active if axis in term.axes),
-            payload_bytes=term.payload_bytes,
-            hides=term.hides,
-            windowed=term.windowed,
-            whole_bytes=term.whole_bytes,
-            ring_region=term.region if term.ring_region is None else term.ring_region,
-        )
-
-
 class Collectives:
     """The collectives of one step; equal ones are merged.
 
     Attributes:
-      works: the distinct ones, in the order of the program.
+      works: the distinct ones, as `unnamed` has them, in the order of the program.
       groups: all of them, grouped.
     """
 
     def __init__(self, terms: Terms, formulas: Formulas) -> None:
-        merged: dict[Work, list[Sum]] = {}
+        merged: dict[CollectiveTerm, list[Sum]] = {}
         for term in terms.collectives:
-            work = Work.of(term, formulas.axes)
+            work = unnamed(term, formulas.axes)
             if work.axes:  # else every group is one device, and XLA drops it
                 merged.setdefault(work, []).append(term.count)
         self.works = tuple(merged)
@@ -114,31 +81,24 @@ class Collectives:
         return total(self._counts.at(values))
 
     def demand(self, sizes: Sizes) -> Demand:
-        """How much of each collective there is and how much of it is exposed.
-
-        The terms say which collectives hide; the ring of a windowed multiplication always does.
-        """
+        """How much of each collective there is."""
         values = self._formulas.values(sizes)
         counts = self._counts.at(values)
         whole = self._whole.at(values)
-        exposed = np.zeros_like(counts)
-        slower = np.ones_like(counts)
         rings = np.zeros(counts.shape, np.bool_)
         for place, work in enumerate(self.works):
             if work.windowed:
                 ring = product_of(work.axes, self._axes, sizes)
                 rings[place] = windows(self._terms, ring, whole[place])
-            if not work.hides:
-                exposed[place] = np.where(rings[place], 0.0, counts[place])
-            alone = whole_sum_cost(self._terms, work.kind, work.axes)
-            slower[place] = np.where(rings[place], 1.0, alone)
-        return Demand(
-            payload_bytes=self._payloads.at(values),
-            exposed=exposed,
-            hidden=counts - exposed,
-            slower=slower,
-            is_ring=rings,
-        )
+        return Demand(counts=counts, payload_bytes=self._payloads.at(values), is_ring=rings)
+
+    def slower(self, work: CollectiveTerm) -> float:
+        """How much longer a collective takes than its kind says.
+
+        A reduce-scatter that the compiler leaves an all-reduce does.
+        """
+        is_whole = work.kind == "reduce-scatter" and set(work.axes) == set(self._terms.active)
+        return scheduling_of(self._terms.platform).whole_sum_cost if is_whole else 1.0
 
     def distinct_demands(self, group: Group, sizes: Sizes) -> Distinct:
         """Which sizes ask the same of the network, as far as one group is concerned."""
@@ -163,10 +123,10 @@ class Collectives:
         )
 
 
-def whole_sum_cost(terms: Terms, kind: str, axes: tuple[str, ...]) -> float:
-    """How much longer a reduce-scatter takes that the compiler leaves an all-reduce."""
-    is_whole = kind == "reduce-scatter" and set(axes) == set(terms.active)
-    return _WHOLE_SUM_COST if is_whole and terms.platform == "tpu" else 1.0
+def unnamed(term: CollectiveTerm, active: tuple[str, ...]) -> CollectiveTerm:
+    """What decides the time of one execution: how often it runs and what it is called do not."""
+    axes = tuple(axis for axis in active if axis in term.axes)
+    return replace(term, axes=axes, ring_region=term.behind, count=(), source="", operand="")
 
 
 def _parts(powers: list[Powers], axes: tuple[str, ...]) -> frozenset[tuple[str, ...]]:

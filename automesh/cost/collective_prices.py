@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from automesh.collectives import priced_as
-from automesh.cost.collective_demand import Collectives, Demand, Group
-from automesh.cost.route_table import AxisRoutes, RouteTable, joined
-from automesh.cost.unique_rows import Codes, distinct
+from automesh.cost.collective_demand import Collectives, Demand, Flags, Group
+from automesh.cost.route_table import AxisRoutes, RouteTable
+from automesh.cost.terms import CollectiveTerm
+from automesh.cost.unique_rows import Codes, distinct, joined
 from automesh.cost.windowed import ring_seconds
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats
@@ -65,6 +66,27 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One collective of a group on each of its pairs.
+
+    Attributes:
+      work: of `Collectives.works`.
+      counts: [pairs] executions per step.
+      payload_bytes: [pairs] of one.
+      is_ring: [pairs] see `Demand.is_ring`.
+      seconds: [3, pairs] latency, ICI and DCN seconds of one.
+      alone_s: [pairs] of one that takes no longer than its kind says.
+    """
+
+    work: CollectiveTerm
+    counts: Floats
+    payload_bytes: Floats
+    is_ring: Flags
+    seconds: Floats
+    alone_s: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
     """Seconds of one group of collectives.
 
@@ -95,11 +117,23 @@ def priced_groups(
       sizes: [sizes, axes] distinct sizes.
       regions: of the step.
     """
+    pieces = pieces_of_groups(collectives, sizes, plan_routes, route_table, speeds)
+    return [_tabulated(pairs, members, regions=regions) for pairs, members in pieces]
+
+
+def pieces_of_groups(
+    collectives: Collectives,
+    sizes: Sizes,
+    plan_routes: PlanRoutes,
+    route_table: RouteTable,
+    speeds: Speeds,
+) -> Iterator[tuple[Pairs, list[Piece]]]:
+    """Prices the collectives one by one, group after group; see `priced_groups`."""
     pairs = [
         _pairs(collectives, group, sizes, plan_routes, route_table) for group in collectives.groups
     ]
     if not pairs:
-        return []
+        return
     # Demands are worked out only for sizes that stand for others.
     every = np.concatenate([one.size for one in pairs])
     asked = distinct([every], len(every))
@@ -107,11 +141,12 @@ def priced_groups(
     ends = np.cumsum([len(one.size) for one in pairs])
     columns = np.split(asked.inverse, ends[:-1])
     seconds = _seconds(collectives, demand, pairs, columns, speeds)
-    in_rings = _in_rings(collectives, demand, pairs, columns, speeds)
-    return [
-        _tabulated(collectives, demand, one, column, times, rings, regions=regions)
-        for one, column, times, rings in zip(pairs, columns, seconds, in_rings, strict=True)
-    ]
+    for one, column, times in zip(pairs, columns, seconds, strict=True):
+        members = zip(one.group.members, times, strict=True)
+        yield (
+            one,
+            [_piece(collectives, demand, one, column, *member, speeds) for member in members],
+        )
 
 
 def _numbers(
@@ -184,55 +219,53 @@ def _seconds(
     return found
 
 
-def _in_rings(
-    collectives: Collectives,
-    demand: Demand,
-    pairs: Sequence[Pairs],
-    columns: Sequence[Codes],
-    speeds: Speeds,
-) -> list[dict[int, Floats]]:
-    """Seconds of one execution as a ring, [3, pairs], of every member that may become one."""
-    found: list[dict[int, Floats]] = []
-    for one, column in zip(pairs, columns, strict=True):
-        routes = one.axis_routes.routes.rows(one.route)
-        found.append(
-            {
-                member: ring_seconds(demand.payload_bytes[member, column], routes, speeds)
-                for member in one.group.members
-                if collectives.works[member].windowed
-            }
-        )
-    return found
-
-
-def _tabulated(
+def _piece(
     collectives: Collectives,
     demand: Demand,
     pairs: Pairs,
     column: Codes,
-    times: Floats,
-    rings: dict[int, Floats],
-    *,
-    regions: int,
-) -> Priced:
-    exposed = np.zeros((4, len(column)))
+    member: int,
+    each: Floats,
+    speeds: Speeds,
+) -> Piece:
+    """One collective as it is compiled: as its kind, or as a ring.
+
+    Args:
+      each: [3, pairs] seconds of its kind.
+    """
+    work, is_ring = collectives.works[member], demand.is_ring[member, column]
+    payload = demand.payload_bytes[member, column]
+    seconds, alone = collectives.slower(work) * each, each[0] + each[1] + each[2]
+    if work.windowed:
+        ring = ring_seconds(payload, pairs.axis_routes.routes.rows(pairs.route), speeds)
+        seconds = np.where(is_ring, ring, seconds)
+        alone = np.where(is_ring, ring[0] + ring[1] + ring[2], alone)
+    return Piece(
+        work=work,
+        counts=demand.counts[member, column],
+        payload_bytes=payload,
+        is_ring=is_ring,
+        seconds=seconds,
+        alone_s=alone,
+    )
+
+
+def _tabulated(pairs: Pairs, members: Sequence[Piece], *, regions: int) -> Priced:
+    exposed = np.zeros((4, len(pairs.route)))
     hidden: dict[int, Floats] = {}
-    for member, each in zip(pairs.group.members, times, strict=True):
-        shown, beside = demand.exposed[member, column], demand.hidden[member, column]
-        slower, is_ring = demand.slower[member, column], demand.is_ring[member, column]
-        exposed[:3] += shown * slower * each
-        ring: Floats = rings.get(member, np.asarray(each))
-        alone = np.where(is_ring, ring[0] + ring[1] + ring[2], each[0] + each[1] + each[2])
-        exposed[3] += (shown + beside) * alone
-        work = collectives.works[member]
+    for one in members:
+        as_kind = np.where(one.is_ring, 0.0, one.counts)
+        runs = [(regions + one.work.behind, np.where(one.is_ring, one.counts, 0.0))]
         # What is no ring hides behind all of its region, a ring behind windowed multiplications.
-        for place, runs, seconds in (
-            (work.region, np.where(is_ring, 0.0, beside), slower * each),
-            (regions + work.ring_region, np.where(is_ring, beside, 0.0), ring),
-        ):
-            if runs.any():
-                known = hidden.setdefault(place, np.zeros((3, len(column))))
-                known += runs * seconds
+        if one.work.hides:
+            runs.insert(0, (one.work.region, as_kind))
+        else:
+            exposed[:3] += as_kind * one.seconds
+        exposed[3] += one.counts * one.alone_s
+        for place, times in runs:
+            if times.any():
+                known = hidden.setdefault(place, np.zeros((3, len(pairs.route))))
+                known += times * one.seconds
     order = tuple(sorted(hidden))
     table = np.concatenate([exposed, *(hidden[place] for place in order)])
     return Priced(pairs=pairs, table=table, regions=order)

@@ -93,11 +93,6 @@ class Sums:
                 self._columns[term, place] = formulas.number(one.powers)
                 self._coefficients[term, place] = one.coefficient
 
-    @property
-    def count(self) -> int:
-        """How many sums there are."""
-        return self._columns.shape[1]
-
     def at(self, values: Floats) -> Floats:
         """The sums, [sums, meshes], from `Formulas.values`."""
         total = np.zeros((self._columns.shape[1], values.shape[1]))

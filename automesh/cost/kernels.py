@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.formulas import Formulas, Indices, Sums, added
-from automesh.cost.terms import Kernel, Matmul, Monomial, Near, Sum, Terms, Windowed
+from automesh.cost.terms import Kernel, Matmul, Monomial, Near, Sum, Terms
 from automesh.cost.windowed import repeats, windows
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats
@@ -43,25 +43,46 @@ class KernelSeconds:
     bytes: Floats
     peak_s: Floats
 
-    @staticmethod
-    def joined(parts: Sequence[KernelSeconds]) -> KernelSeconds:
-        """The same of more sizes."""
-        return KernelSeconds(
-            **{
-                one.name: np.concatenate([getattr(part, one.name) for part in parts], axis=-1)
-                for one in fields(KernelSeconds)
-            }
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelPieces:
+    """What one execution of each kernel takes; every field is [kernels, sizes].
+
+    Attributes:
+      counts: executions per step.
+      bytes: read and written, what stays on the chip included.
+      far_bytes: read and written in device memory.
+      multiplying_s: of the multiplications, at the speed that their sizes allow.
+      bound_s: of the multiplications, see `KernelSeconds.peak_s`.
+      streaming_s: of reading and writing device memory once.
+      added_again_s, read_again_s: of what a windowed multiplication repeats: what it adds to again,
+        after it was multiplied, and what it reads again meanwhile.
+      is_ring: True where it is windowed.
+    """
+
+    counts: Floats
+    bytes: Floats
+    far_bytes: Floats
+    multiplying_s: Floats
+    bound_s: Floats
+    streaming_s: Floats
+    added_again_s: Floats
+    read_again_s: Floats
+    is_ring: NDArray[np.bool_]
 
 
 class Kernels:
-    """The kernels of one step; equal ones are merged."""
+    """The kernels of one step; equal ones are merged.
+
+    Attributes:
+      works: the distinct ones, as `unnamed` has them.
+    """
 
     def __init__(self, terms: Terms, formulas: Formulas) -> None:
-        merged: dict[_Work, list[Sum]] = {}
+        merged: dict[Kernel, list[Sum]] = {}
         for kernel in terms.kernels:
-            merged.setdefault(_Work.of(kernel), []).append(kernel.count)
-        works = list(merged)
+            merged.setdefault(unnamed(kernel), []).append(kernel.count)
+        self.works = works = tuple(merged)
         self._terms = terms
         self._axes = formulas.axes
         self._regions = [
@@ -85,83 +106,71 @@ class Kernels:
           values: from `Formulas.values`, of the same sizes.
           sizes: [sizes, axes]; at least two rows, see `total`.
         """
-        counts = self._counts.at(values)
-        once = self._bytes.at(values)
-        far = once - self._near.at(values, speeds)
-        streaming = far / speeds.memory_bytes_per_s
-        multiplying, at_bound = self._matmuls.seconds(values, speeds)
-        if speeds.epilogue_bytes_per_s > 0.0:
-            epilogues = self._epilogues.at(values) / speeds.epilogue_bytes_per_s
-            multiplying = np.maximum(multiplying, epilogues)
-        least = total(np.maximum(multiplying, streaming) * counts)
-        added_again, read_again, is_ring = self._rings(values, sizes, speeds)
-        streaming += read_again / speeds.memory_bytes_per_s
+        each = self.pieces(values, sizes, speeds)
+        counts, multiplying = each.counts, each.multiplying_s
+        least = total(np.maximum(multiplying, each.streaming_s) * counts)
+        streaming = each.streaming_s + each.read_again_s
         bound_by_compute = multiplying >= streaming
         compute = np.where(bound_by_compute, multiplying, 0.0) * counts
         memory = np.where(bound_by_compute, 0.0, streaming) * counts
         overhead = counts * speeds.kernel_overhead_s
-        rings = added_again * counts / speeds.memory_bytes_per_s
+        rings = each.added_again_s * counts
         memory += rings
         per_kernel = compute + memory + overhead
-        through = streaming + (once - far) / speeds.memory_bytes_per_s
+        through = streaming + (each.bytes - each.far_bytes) / speeds.memory_bytes_per_s
         serial = (multiplying + through) * counts + overhead + rings
-        of_rings = np.where(is_ring, per_kernel, 0.0)
+        of_rings = np.where(each.is_ring, per_kernel, 0.0)
         return KernelSeconds(
             regions_s=np.stack(
-                [total(each[region]) for each in (per_kernel, of_rings) for region in self._regions]
+                [total(rows[region]) for rows in (per_kernel, of_rings) for region in self._regions]
             ),
             compute_s=total(compute),
             memory_s=total(memory),
             overhead_s=total(overhead),
             least_s=least + total(overhead),
             serial_s=total(serial),
-            bytes=total(once * counts),
-            peak_s=total(at_bound * counts),
+            bytes=total(each.bytes * counts),
+            peak_s=total(each.bound_s * counts),
         )
 
-    def _rings(
-        self, values: Floats, sizes: Sizes, speeds: Speeds
-    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """Bytes that windowed multiplications repeat per execution: [kernels, sizes].
+    def pieces(self, values: Floats, sizes: Sizes, speeds: Speeds) -> KernelPieces:
+        """What each of `works` takes.
 
-        Returns:
-          What they add to again, after it was multiplied; what they read again meanwhile; and which
-          kernels are windowed.
+        Args:
+          values, sizes: as in `seconds`; one row is enough.
         """
+        multiplying, at_bound = self._matmuls.seconds(values, speeds)
+        if speeds.epilogue_bytes_per_s > 0.0:
+            epilogues = self._epilogues.at(values) / speeds.epilogue_bytes_per_s
+            multiplying = np.maximum(multiplying, epilogues)
+        once = self._bytes.at(values)
+        far = once - self._near.at(values, speeds)
         repeated, whole = self._repeated.at(values), self._whole.at(values)
         buffers = self._buffers.at(values)
         repeated = np.where(stays(buffers, speeds) & (buffers > 0.0), 0.0, repeated)
-        rings = np.zeros((2, self._counts.count, values.shape[1]))
+        rings = np.zeros((2, len(self.works), values.shape[1]))
         windowed = np.zeros(rings.shape[1:], np.bool_)
         for (kernel, one), each, bytes_of in zip(self._windowed, repeated, whole, strict=True):
             ring = product_of(one.axes, self._axes, sizes)
             is_ring = windows(self._terms, ring, bytes_of)
             windowed[kernel] |= is_ring
             rings[0 if one.adds else 1, kernel] += np.where(is_ring, repeats(ring) * each, 0.0)
-        return rings[0], rings[1], windowed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    """What decides the time of one execution of a kernel."""
-
-    region: int
-    bytes: Sum
-    matmuls: tuple[Matmul, ...]
-    windowed: tuple[Windowed, ...]
-    near: tuple[Near, ...]
-    epilogue: Sum
-
-    @staticmethod
-    def of(kernel: Kernel) -> _Work:
-        return _Work(
-            region=kernel.region,
-            bytes=kernel.bytes,
-            matmuls=kernel.matmuls,
-            windowed=kernel.windowed,
-            near=kernel.near,
-            epilogue=kernel.epilogue,
+        return KernelPieces(
+            counts=self._counts.at(values),
+            bytes=once,
+            far_bytes=far,
+            multiplying_s=multiplying,
+            bound_s=at_bound,
+            streaming_s=far / speeds.memory_bytes_per_s,
+            added_again_s=rings[0] / speeds.memory_bytes_per_s,
+            read_again_s=rings[1] / speeds.memory_bytes_per_s,
+            is_ring=windowed,
         )
+
+
+def unnamed(kernel: Kernel) -> Kernel:
+    """What decides the time of one execution: how often it runs and what it is called do not."""
+    return replace(kernel, count=(), operation="", source="")
 
 
 class _NearTraffic:

@@ -7,7 +7,7 @@ payload. Only the overlap of the two is computed plan by plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,13 +20,12 @@ from automesh.cost.kernels import Kernels, KernelSeconds, product_of
 from automesh.cost.overlap import overlapped
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import Terms, Uncounted
-from automesh.cost.unique_rows import Codes, distinct
+from automesh.cost.unique_rows import Codes, distinct, joined
 from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Floats, Route
-from automesh.hardware.fabric.routes import routes
+from automesh.hardware.fabric.fabric import Floats
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.plan_arrays import Batch, Sizes
-from automesh.outcomes import Estimated
+from automesh.outcomes import Estimated, largest_first
 
 # Memory of one device, for many sizes of one set of active axes.
 
@@ -129,17 +128,13 @@ class Prices:
         if self.needs_own[row]:
             raise ValueError(f"no terms hold for plan {row}: it needs a propagation of its own")
         block, column = self.blocks[self.block[row]], self.column[row]
-        seconds = [
-            (cause, float(spent))
-            for cause, spent in zip(block.causes, block.cause_s[:, column], strict=True)
-            if spent > 0.0
-        ]
+        seconds = zip(block.causes, block.cause_s[:, column].tolist(), strict=True)
         return Estimated(
             step_s=float(self.step_s[row]),
             bracket_s=(float(self.lower_s[row]), float(self.upper_s[row])),
             bound_s=float(self.bound_s[row]),
             memory_bytes=int(self.memory_bytes[row]),
-            causes=tuple(sorted(seconds, key=lambda cause: (-cause[1], cause[0]))),
+            causes=largest_first(seconds),
             uncounted=block.uncounted,
             own_propagation=block.own,
         )
@@ -320,7 +315,7 @@ class _Step:
     def _of_sizes(self, sizes: Sizes, speeds: Speeds) -> _OfSizes:
         """Prices all that depends on the sizes alone, a part of them at a time."""
         starts = range(0, len(sizes), _CHUNK)
-        return _OfSizes.joined(
+        return joined(
             [self._of_some_sizes(sizes[start : start + _CHUNK], speeds) for start in starts]
         )
 
@@ -346,15 +341,6 @@ class _OfSizes:
     bound_s: Floats
     memory_bytes: NDArray[np.int64]
     collectives: Floats
-
-    @staticmethod
-    def joined(parts: Sequence[_OfSizes]) -> _OfSizes:
-        return _OfSizes(
-            kernels=KernelSeconds.joined([part.kernels for part in parts]),
-            bound_s=np.concatenate([part.bound_s for part in parts]),
-            memory_bytes=np.concatenate([part.memory_bytes for part in parts]),
-            collectives=np.concatenate([part.collectives for part in parts]),
-        )
 
 
 def _said(one: Uncounted) -> str:
@@ -394,8 +380,4 @@ def price(
         marked in `Prices.needs_own`.
       hardware: with the layouts of every ICI shape in the batch.
     """
-
-    def routes_of(meshes: Batch, axes: tuple[str, ...]) -> Route:
-        return routes(hardware.fabric, hardware.layouts, meshes, axes)
-
-    return price_on(terms, batch, routes_of=routes_of, speeds=hardware.speeds)
+    return price_on(terms, batch, routes_of=hardware.routes, speeds=hardware.speeds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -95,13 +95,3 @@ def _deduplicated(routes: Route) -> tuple[Route, Codes]:
     ]
     found = distinct(ranks, len(routes.ici_size))
     return routes.rows(found.first), found.inverse
-
-
-def joined(routes: Sequence[Route]) -> Route:
-    """Routes one after another."""
-    return Route(
-        **{
-            one.name: np.concatenate([getattr(route, one.name) for route in routes])
-            for one in fields(Route)
-        }
-    )

@@ -6,7 +6,8 @@ every mesh with that set. A size is a coefficient times powers of axis sizes: `4
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from automesh.collectives import CollectiveName
@@ -49,6 +50,14 @@ class Matmul:
     n: Monomial
     k: Monomial
     dtype: str
+
+
+def flops(matmuls: Iterable[Matmul], sizes: Mapping[str, int]) -> float:
+    """Floating-point operations of one execution, two per multiply-add."""
+    return sum(
+        2.0 * math.prod(side.at(sizes) for side in (one.batch, one.m, one.n, one.k))
+        for one in matmuls
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +151,11 @@ class CollectiveTerm:
     ring_region: int | None = None
     source: str = ""
     operand: str = ""
+
+    @property
+    def behind(self) -> int:
+        """Index of the region whose windowed multiplications a ring runs beside."""
+        return self.region if self.ring_region is None else self.ring_region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Codes = NDArray[np.intp]
+T = TypeVar("T")
 
 _SMALL_TABLE = 1 << 14  # entries that are cheap whatever there is to look up
 
@@ -87,6 +90,24 @@ def ranked(column: NDArray[np.integer], limit: int = 0) -> Ranks:
     table = np.empty(limit, np.intp)
     table[found] = np.arange(len(found))
     return Ranks(codes=table[values], found=found)
+
+
+def joined(parts: Sequence[T]) -> T:
+    """Dataclasses of arrays, one after another along the last dimension of every array.
+
+    Args:
+      parts: of one class, whose fields are arrays or such dataclasses; at least one.
+    """
+    first: Any = parts[0]
+    values = {
+        one.name: [getattr(part, one.name) for part in parts] for one in dataclasses.fields(first)
+    }
+    return type(first)(
+        **{
+            name: np.concatenate(each, axis=-1) if isinstance(each[0], np.ndarray) else joined(each)
+            for name, each in values.items()
+        }
+    )
 
 
 def products(one: Ranks, other: Ranks) -> Ranks:

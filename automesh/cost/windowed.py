@@ -20,13 +20,15 @@ from automesh.cost.terms import Terms
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats, Route
 from automesh.mesh.axes import Scalar
+from automesh.platforms import PLATFORMS, scheduling_of
 
 # From ahead-of-time schedules of libtpu 0.0.42 for 16 chips of v5e (45 programs of three models).
 # Two devices: none were windowed; four: all were.
 SMALLEST_RING = 4
-# The option, by platform; its unit is MiB. Left to the compiler nothing was too small for a ring in
-# those programs (weights of 4 MiB and more), so that its default counts as 0.
-THRESHOLDS = {"tpu": "xla_jf_spmd_threshold_for_windowed_einsum_mib"}
+THRESHOLDS: dict[str, str] = {
+    one.name: one.scheduling.window_option for one in PLATFORMS if one.scheduling.window_option
+}
+"""The option that says from which size on, by platform; its unit is MiB."""
 
 
 def windows(
@@ -39,7 +41,7 @@ def windows(
       ring: devices of the ring, [meshes].
       whole_bytes: of the operand or the result that is not gathered or scattered then, [meshes].
     """
-    if terms.platform not in THRESHOLDS:
+    if not scheduling_of(terms.platform).window_option:
         return np.zeros(len(ring), np.bool_)
     return (ring >= SMALLEST_RING) & (whole_bytes >= terms.window_threshold_bytes)
 
@@ -78,7 +80,7 @@ def under_options(terms: Terms, options: Iterable[tuple[str, Scalar]]) -> Terms:
 
     A value that is no number is left to the compiler to refuse.
     """
-    value = dict(options).get(THRESHOLDS.get(terms.platform, ""))
+    value = dict(options).get(scheduling_of(terms.platform).window_option)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return terms
     return replace(terms, window_threshold_bytes=float(value) * 2**20)

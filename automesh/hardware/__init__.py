@@ -6,7 +6,7 @@ from automesh.hardware.chips import Chip as Chip
 from automesh.hardware.chips import chip_for as chip_for
 from automesh.hardware.clusters import Clusters as Clusters
 from automesh.hardware.clusters_file import clusters_in as clusters_in
-from automesh.hardware.compile_client import absent_devices_of as absent_devices_of
+from automesh.hardware.compilers import absent_devices_of as absent_devices_of
 from automesh.hardware.compilers import check_compilable as check_compilable
 from automesh.hardware.processes import (
     running_under_several_processes as running_under_several_processes,

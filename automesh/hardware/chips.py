@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 from automesh.errors import UsageError
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree, read_table, read_text
 
 _TABLE = Path(__file__).parent / "data" / "chips.json"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,24 @@ def chip_sources() -> dict[str, str]:
     return _file().sources
 
 
+def row_of(table: Path, chip: Chip, kind: type[T]) -> T:
+    """The row of a chip in a table beside the table of chips.
+
+    Args:
+      table: file with `platforms`, and `chips` that differ from those.
+      kind: a dataclass, for the row.
+    """
+    return _row_of(table, chip.platform, "" if chip.rough else chip.slug, kind)
+
+
+@cache
+def _row_of(table: Path, platform: str, slug: str, kind: type[T]) -> T:
+    tree = parse_tree(read_text(table), source=table)
+    usual: dict[str, Any] = tree["platforms"][platform]
+    own: dict[str, Any] = tree["chips"].get(slug, {})
+    return check_tree({**usual, **own}, kind, source=table)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     name: str
@@ -124,7 +144,7 @@ class _Table:
 
 @cache
 def _file() -> _Table:
-    return check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
+    return read_table(_TABLE, _Table)
 
 
 @cache

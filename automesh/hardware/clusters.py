@@ -10,7 +10,7 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import Chip
-from automesh.hardware.fabric.fabric import Fabric
+from automesh.hardware.fabric.fabric import torus_of
 from automesh.hardware.gpu_configurations import configuration_of
 from automesh.hardware.machines import Machine, check_filled, cluster_of
 from automesh.hardware.slices import Dims, Generation
@@ -105,23 +105,14 @@ class Cluster:
         )
 
     def _slices(self, parts: Slices, count: int, text: str) -> Absent:
-        chips, each = math.prod(parts.torus), self.chip.devices_per_chip
         known = parts.generation
         return Absent(
             selector=text,
-            fabric=Fabric(
-                kind="torus",
-                chip=self.chip,
-                num_granules=count,
-                granule_devices=chips * each,
-                torus=parts.torus,
-                wraps=parts.wraps,
-                devices_per_chip=each,
-            ),
+            fabric=torus_of(self.chip, parts.torus, wraps=parts.wraps, granules=count),
             device_kind=next(iter(self.chip.device_kinds), ""),
             device_memory_bytes=self.memory_bytes,
             is_memory_stated=self.is_memory_stated,
-            num_hosts=count * chips // math.prod(parts.host),
+            num_hosts=count * math.prod(parts.torus) // math.prod(parts.host),
             topology=known.topology(parts.torus) if known else "",
             chip_config=known.chip_config if known else "",
             host=parts.host,

@@ -52,8 +52,8 @@ from automesh.hardware.gpu_configurations import usable_bytes_of
 from automesh.hardware.machines import MAX_GPUS, Machine
 from automesh.hardware.slices import MAX_SLICES, Generation, generation_called, wraps_of
 from automesh.hardware.targets import parse_target
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
-from automesh.platforms import platform_named
+from automesh.mesh.strict_files import read_table
+from automesh.platforms import PLATFORMS, platform_named
 
 # Chips in files of the user's own; `clusters_file` says how to write them.
 
@@ -197,7 +197,7 @@ def read_clusters(path: Path) -> Clusters:
       UsageError: it cannot be read, or says what cannot be.
     """
     try:
-        file = check_tree(parse_tree(read_text(path), source=path), _File, source=path)
+        file = read_table(path, _File)
     except UsageError as error:
         hint = error.hint or "`automesh targets --help` shows what a file of clusters may say"
         raise UsageError(error.message, hint=hint) from None
@@ -235,7 +235,7 @@ def _cluster(path: Path, name: str, file: _File, chips: Mapping[str, Chip]) -> C
     own = file.chips.get(table.chip)
     generation = generation_called(chip.slug)
     parts: Nodes | Slices
-    if chip.platform == "gpu":
+    if platform_named(chip.platform).fabric == "switch":
         parts = _nodes(place, name, table)
     else:
         parts = _slices(place, table, generation)
@@ -273,7 +273,8 @@ def _check_keys(place: Place, table: OwnCluster, chip: Chip) -> None:
     """Makes sure that a cluster is either nodes of GPUs or slices of TPUs."""
     needed = platform_named(chip.platform).needed_cluster_keys
     advice = " and ".join(f"`{one}`" for one in needed)
-    for key in platform_named("gpu" if chip.platform == "tpu" else "tpu").cluster_keys:
+    others = [one for one in PLATFORMS if one.name != chip.platform]
+    for key in [key for one in others for key in one.cluster_keys]:
         if getattr(table, key) is not None:
             raise UsageError(
                 f"{place(key)} does not go with `{table.chip}`, "

@@ -6,11 +6,17 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from automesh.errors import UsageError
-from automesh.hardware.absent import Absent
+from automesh.hardware.absent import Absent, AbsentDevices
+from automesh.hardware.slices import wraps_of
 from automesh.hardware.targets import Target
+from automesh.package import installed_version
 from automesh.platforms import platform_named
 
 
@@ -39,9 +45,9 @@ def compiler_for(platform: str) -> Compiler:
     """
     known = platform_named(platform)
     versions = (
-        _version(plugin.packages[0])
+        installed_version(plugin.packages[0])
         for plugin in known.plugins
-        if importlib.util.find_spec(plugin.module) and all(map(_version, plugin.packages))
+        if importlib.util.find_spec(plugin.module) and all(map(installed_version, plugin.packages))
     )
     version = next(versions, "") or _of_environment(platform)
     install = known.install
@@ -76,17 +82,88 @@ def check_compilable(target: Target) -> None:
 
 def has_compiler(absent: Absent) -> bool:
     """Whether devices are of a kind that can be compiled for, here or anywhere."""
-    return bool(absent.topology if absent.platform == "tpu" else absent.gpu)
+    return bool(absent.topology or absent.gpu)
 
 
 def _of_environment(platform: str) -> str:
     # A libtpu that is no package; of one that is, jax sets this variable itself.
-    path = os.environ.get("TPU_LIBRARY_PATH", "") if platform == "tpu" else ""
+    path = os.environ.get(platform_named(platform).library_variable, "")
     return f"at {path}" if path else ""
 
 
-def _version(package: str) -> str:
+# Which versions of a compiler fit the installed jax, by jax's own word.
+
+
+def wanted_by_jax(platform: str) -> SpecifierSet:
+    """The versions that the installed jax asks for in its own extra; any, if it names none.
+
+    Args:
+      platform: tpu or gpu.
+    """
+    known = platform_named(platform)
+    environment = {"extra": known.jax_extra}
     try:
-        return importlib.metadata.version(package)
+        requirements = [Requirement(text) for text in importlib.metadata.requires("jax") or ()]
     except importlib.metadata.PackageNotFoundError:
-        return ""
+        return SpecifierSet()
+    return next(
+        (
+            one.specifier
+            for one in requirements
+            if one.name in known.packages and one.marker and one.marker.evaluate(environment)
+        ),
+        SpecifierSet(),
+    )
+
+
+def fits(version: str, wanted: SpecifierSet) -> bool:
+    """Whether a version is one of those that are asked for."""
+    return wanted.contains(version, prereleases=True)
+
+
+def is_too_old(version: str, wanted: SpecifierSet) -> bool:
+    """Whether a version is older than all that are asked for: such compilers may crash.
+
+    >>> wanted = SpecifierSet("==0.0.42.*")
+    >>> is_too_old("0.0.41", wanted), is_too_old("0.0.42.1", wanted), is_too_old("0.0.43", wanted)
+    (True, False, False)
+    """
+    least = [
+        Version(one.version.removesuffix(".*"))
+        for one in wanted
+        if one.operator in ("==", ">=", "~=")
+    ]
+    return bool(least) and Version(version) < max(least)
+
+
+# What a compile-only client of jax is told about hardware that is not here.
+
+
+def absent_devices_of(absent: Absent) -> AbsentDevices:
+    """What a compile-only client is told about the devices that a target names.
+
+    The granules of GPUs are their hosts, one jax process each, as for attached ones.
+    """
+    fabric, per_host = absent.fabric, absent.num_devices // absent.num_hosts
+    one = AbsentDevices(
+        platform="gpu",
+        device_kind=absent.device_kind,
+        num_devices=absent.num_devices,
+        num_granules=fabric.num_granules,
+        num_hosts=absent.num_hosts,
+        topology=f"1x{absent.num_hosts}x{per_host}",
+    )
+    if fabric.kind != "torus":
+        return replace(one, gpu=absent.gpu, memory_bytes=absent.device_memory_bytes)
+    usual = wraps_of(absent.device_kind, fabric.torus)
+    return replace(
+        one,
+        platform="tpu",
+        topology=absent.topology,
+        torus=fabric.torus,
+        # libtpu makes the same program whichever ends are linked, but refuses unusual ones.
+        wraps=fabric.wraps if fabric.wraps == usual else (),
+        devices_per_chip=fabric.devices_per_chip,
+        chip_config=absent.chip_config,
+        host=absent.host,
+    )

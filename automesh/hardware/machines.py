@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from automesh.hardware.absent import Absent
 from automesh.hardware.chips import Chip, chip_called
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.hardware.gpu_configurations import configuration_of, usable_bytes_of
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import read_table
 
 _TABLE = Path(__file__).parent / "data" / "machines.json"
 _NAME = re.compile(r"(?P<gpu>gpu-)?(?P<machine>.+)-(?P<count>[0-9]+)")
@@ -49,17 +48,12 @@ class _Table:
 
 @cache
 def _table() -> _Table:
-    return check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
+    return read_table(_TABLE, _Table)
 
 
 def machines() -> dict[str, Machine]:
     """All machines on record by name."""
     return {machine.name: machine for machine in _table().machines}
-
-
-def known_machines() -> Iterator[str]:
-    """`gpu-<machine>` of all machines on record."""
-    return (f"gpu-{name}" for name in machines())
 
 
 def machine_sources() -> dict[str, str]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.fabric.fabric import Fabric, Layouts, Route
+from automesh.hardware.fabric.routes import routes
+from automesh.mesh.plan_arrays import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,10 @@ class HardwareModel:
     fabric: Fabric
     layouts: Layouts
     speeds: Speeds
+
+    def routes(self, meshes: Batch, axes: tuple[str, ...]) -> Route:
+        """How a set of axes lies on the wires; see `automesh.hardware.fabric.routes.routes`."""
+        return routes(self.fabric, self.layouts, meshes, axes)
 
 
 def hardware_model(

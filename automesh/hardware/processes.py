@@ -1,7 +1,8 @@
-"""Whether a launcher started this process as one of several: a search runs in one."""
+"""This process: the cores that it may use, and whether a launcher started several like it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 # Variable that counts the processes, and variable that says which one this is.
@@ -10,6 +11,12 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("JAX_NUM_PROCESSES", ""),
 )
+
+
+def usable_cores() -> int:
+    """Cores of this machine that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Not on macOS and Windows.
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def running_under_several_processes(environ: Mapping[str, str]) -> str:

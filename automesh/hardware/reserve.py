@@ -7,17 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from automesh.errors import UsageError
+from automesh.platforms import platform_named
 from automesh.units import format_bytes, format_percent, parse_bytes
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
-# Beside the step live the batches that are on their way, metrics, and the code of other programs
-# (initialization, evaluation); the runtime's own share is not in the compiler's limit anyway.
-_TPU_BYTES = 256 * 2**20
-# jax takes three quarters of a GPU's memory at its start and no more (its documentation, "GPU
-# memory allocation"); a variable changes that. Of its two names jaxlib 0.10 calls the second one
-# deprecated (jaxlib/xla_client.py).
-_GPU_SHARE = 0.25
-_GPU_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,21 +64,15 @@ def default_reserve(platform: str, environ: Mapping[str, str]) -> Reserve:
     Raises:
       UsageError: what it says is no part of a whole.
     """
-    match platform:
-        case "tpu":
-            return Reserve(size_bytes=_TPU_BYTES)
-        case "gpu":
-            said = [(name, environ.get(name, "").strip()) for name in _GPU_VARIABLES]
-            return Reserve(share=_gpu_share(next((one for one in said if one[1]), ("", ""))))
-        case _:
-            return NO_RESERVE
+    known = platform_named(platform)
+    for name in known.share_variables:
+        if text := environ.get(name, "").strip():
+            return Reserve(share=_left_alone(name, text))
+    return Reserve(size_bytes=known.reserve_bytes, share=known.reserve_share)
 
 
-def _gpu_share(said: tuple[str, str]) -> float:
+def _left_alone(name: str, text: str) -> float:
     """The part of a GPU that jax leaves alone, by the name and the value of a variable."""
-    name, text = said
-    if not text:
-        return _GPU_SHARE
     try:
         taken = float(text)
     except ValueError:

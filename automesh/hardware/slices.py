@@ -12,8 +12,8 @@ from pathlib import Path
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.absent import Absent
 from automesh.hardware.chips import chip_for
-from automesh.hardware.fabric.fabric import Fabric
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.hardware.fabric.fabric import torus_of
+from automesh.mesh.strict_files import read_table
 
 _TABLE = Path(__file__).parent / "data" / "topologies.json"
 _NAME = re.compile(r"(?P<tpu>tpu-?)?(?P<kind>[a-z0-9]+)-(?P<count>[0-9]+)([*-](?P<slices>[0-9]+))?")
@@ -119,15 +119,9 @@ def slices_of(generation: Generation) -> Iterator[str]:
     return (f"tpu-{generation.slug}-{count}" for count in generation.slices)
 
 
-def known_slices() -> Iterator[str]:
-    """The selectors of all single slices on record."""
-    for generation in generations():
-        yield from slices_of(generation)
-
-
 @cache
 def _table() -> _Table:
-    return check_tree(parse_tree(read_text(_TABLE), source=_TABLE), _Table, source=_TABLE)
+    return read_table(_TABLE, _Table)
 
 
 def read_slice(text: str) -> Absent | None:
@@ -279,21 +273,13 @@ def _nearest(known: list[Dims], chips: int) -> list[Dims]:
 
 def _absent(generation: Generation, dims: Dims, slices: int, selector: str) -> Absent:
     chip = chip_for(generation.device_kind, "tpu")
-    chips, host = math.prod(dims), generation.host_of(dims)
+    host = generation.host_of(dims)
     return Absent(
         selector=selector,
-        fabric=Fabric(
-            kind="torus",
-            chip=chip,
-            num_granules=slices,
-            granule_devices=chips * chip.devices_per_chip,
-            torus=dims,
-            wraps=wraps_of(generation.device_kind, dims),
-            devices_per_chip=chip.devices_per_chip,
-        ),
+        fabric=torus_of(chip, dims, wraps=wraps_of(generation.device_kind, dims), granules=slices),
         device_kind=generation.device_kind,
         device_memory_bytes=generation.usable_bytes,
-        num_hosts=slices * chips // math.prod(host),
+        num_hosts=slices * math.prod(dims) // math.prod(host),
         topology=generation.topology(dims),
         chip_config=generation.chip_config,
         host=host,

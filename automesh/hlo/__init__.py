@@ -1,18 +1,10 @@
 """Compiled XLA programs as values: read, counted, told apart. No jax."""
 
-from automesh.hlo.count import count
-from automesh.hlo.fingerprint import module_fingerprint
-from automesh.hlo.nouns import Computation, Instruction, Module, Shape
-from automesh.hlo.read import read_module
-from automesh.hlo.schedule.read import read_schedule
-
-__all__ = [
-    "Computation",
-    "Instruction",
-    "Module",
-    "Shape",
-    "count",
-    "module_fingerprint",
-    "read_module",
-    "read_schedule",
-]
+from automesh.hlo.count import count as count
+from automesh.hlo.fingerprint import module_fingerprint as module_fingerprint
+from automesh.hlo.nouns import Computation as Computation
+from automesh.hlo.nouns import Instruction as Instruction
+from automesh.hlo.nouns import Module as Module
+from automesh.hlo.nouns import Shape as Shape
+from automesh.hlo.read import read_module as read_module
+from automesh.hlo.schedule.read import read_schedule as read_schedule

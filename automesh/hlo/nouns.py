@@ -57,14 +57,12 @@ class DotDimensions:
 
     Attributes:
       group: dimension of the right side that numbers the groups of a `ragged-dot`, empty otherwise.
-      ragged: dimension of the left side that a `ragged-dot` splits into groups, empty otherwise.
     """
 
     lhs_contracting: tuple[int, ...]
     rhs_contracting: tuple[int, ...]
     lhs_batch: tuple[int, ...]
     rhs_batch: tuple[int, ...]
-    ragged: tuple[int, ...] = ()
     group: tuple[int, ...] = ()
 
 

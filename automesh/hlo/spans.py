@@ -7,7 +7,7 @@ is the axes' sizes in order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -72,7 +72,7 @@ def span_of_pairs(pairs: tuple[tuple[int, int], ...], axes: Axes) -> Span:
         here, there = _coordinates(source, axes), _coordinates(target, axes)
         differing |= {axis for axis in range(len(axes)) if here[axis] != there[axis]}
         leaders[leader(source)] = leader(target)
-    sizes = _tally(leader(device) for device in list(leaders))
+    sizes = Counter(leader(device) for device in list(leaders))
     return Span(
         axes=tuple(name for axis, (name, _) in enumerate(axes) if axis in differing),
         group_size=max(sizes.values(), default=1),
@@ -95,10 +95,3 @@ def _coordinates(device: int, axes: Axes) -> tuple[int, ...]:
     if rest:
         raise ValueError(f"device {device} is outside the mesh {dict(axes)}")
     return tuple(reversed(result))
-
-
-def _tally(items: Iterable[int]) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for item in items:
-        counts[item] = counts.get(item, 0) + 1
-    return counts

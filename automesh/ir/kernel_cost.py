@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -185,12 +184,4 @@ def _convolution(operation: Operation) -> Matmul:
         n=times(extent(result, (found["out_feature"],)), Monomial(coefficient=1.0 / groups)),
         k=times(extent(kernel, (found["rhs_input"],)), window),
         dtype=_coarsest((image, kernel)),
-    )
-
-
-def flops(matmuls: Iterable[Matmul], sizes: dict[str, int]) -> float:
-    """Floating-point operations of one execution, two per multiply-add."""
-    return sum(
-        2.0 * math.prod(side.at(sizes) for side in (one.batch, one.m, one.n, one.k))
-        for one in matmuls
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from automesh.package import installed_version
 
 # Variables with these prefixes change what the compiler or the network does.
 ENVIRONMENT_PREFIXES = ("XLA_", "LIBTPU_", "NCCL_")
@@ -103,7 +104,7 @@ def differences(evidence: Evidence, environ: Mapping[str, str]) -> tuple[str, ..
     found = [
         f"{name} {was} then, {now or 'not installed'} now"
         for name, was in names
-        if (now := _installed(name)) != was
+        if (now := installed_version(name)) != was
     ]
     then, now = relevant_environment(dict(evidence.environment)), relevant_environment(environ)
     found += [
@@ -112,13 +113,6 @@ def differences(evidence: Evidence, environ: Mapping[str, str]) -> tuple[str, ..
         if then.get(name) != now.get(name)
     ]
     return tuple(found)
-
-
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _sorted_union(first: Iterable[str], second: Iterable[str]) -> list[str]:

@@ -1,9 +1,10 @@
-"""Reads TOML and JSON files that people write: a mistake is told with its file and key."""
+"""TOML and JSON files that people write: a mistake is told with its file and key."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import tomllib
 import types
@@ -35,6 +36,37 @@ def read_text(path: Path) -> str:
         raise UsageError(
             f"`{path}` is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x})"
         ) from None
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replaces a file in one step, or makes it; only the holder of a lock on it may call this.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    # One fixed name: what a killed writer left behind is overwritten, not collected.
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    if path.exists():
+        temporary.chmod(path.stat().st_mode & 0o777)
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_table(path: Path, kind: type[T]) -> T:
+    """Reads a file into the dataclass `kind`; see `check_tree`.
+
+    Raises:
+      UsageError: it cannot be read, or is wrong.
+    """
+    return check_tree(parse_tree(read_text(path), source=path), kind, source=path)
 
 
 def parse_tree(text: str, *, source: Path) -> dict[str, Any]:

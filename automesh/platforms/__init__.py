@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from automesh.platforms.cpu import CPU
 from automesh.platforms.gpu import GPU
-from automesh.platforms.platform import Platform
+from automesh.platforms.platform import Platform, Scheduling
 from automesh.platforms.tpu import TPU
 
 PLATFORMS = (CPU, GPU, TPU)
 NAMES = tuple(one.name for one in PLATFORMS)
+_BY_NAME: dict[str, Platform] = {one.name: one for one in PLATFORMS}
 COMPILED_ABSENT = tuple(one for one in PLATFORMS if one.plugins)
 """Those whose compilers need no device."""
+
+
+_UNSCHEDULED = Scheduling(source="the module as partitioned: nothing is scheduled yet")
+
+
+def scheduling_of(name: str) -> Scheduling:
+    """What the compiler of a platform does with collectives; of `none` as for nobody's.
+
+    Raises:
+      KeyError: there is no such platform.
+    """
+    return _UNSCHEDULED if name == "none" else platform_named(name).scheduling
 
 
 def platform_named(name: str) -> Platform:
@@ -22,4 +35,4 @@ def platform_named(name: str) -> Platform:
     >>> platform_named("tpu").devices
     'TPUs'
     """
-    return {one.name: one for one in PLATFORMS}[name]
+    return _BY_NAME[name]

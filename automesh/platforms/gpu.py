@@ -15,6 +15,15 @@ GPU = Platform(
     one_device="a GPU, which sits in a node",
     backends=("gpu", "cuda"),
     lowered_for=("cuda",),
+    fabric="switch",
+    sends_at_once=True,
+    # f32 multiplications run as TF32, half of bf16 (NVIDIA data sheets, A100 to B200).
+    slower_bits=((32, 2.0), (64, 16.0)),
+    # jax takes three quarters of a GPU's memory at its start and no more (its documentation, "GPU
+    # memory allocation"); a variable changes that. Of its two names jaxlib 0.10 calls the second
+    # one deprecated (jaxlib/xla_client.py).
+    reserve_share=0.25,
+    share_variables=("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"),
     scheduling=Scheduling(
         hides=frozenset(kind.name for kind in KINDS if kind.stablehlo),
         combined_kinds=frozenset(("all-reduce", "all-gather", "reduce-scatter")),

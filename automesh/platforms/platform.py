@@ -22,6 +22,10 @@ class Scheduling:
       combined_kinds: kinds of which it makes several one.
       combined_bytes: of several that become one, at most; 0: none do.
       widens: True if 16-bit floats travel in 32 bits.
+      whole_sum_cost: how much longer a sum that is scattered over every device of the mesh takes
+        than its kind says.
+      window_option: compiler option that says from which size on, in MiB, a multiplication is
+        windowed, see `cost.windowed`; empty where none is.
       source: where that is known from.
     """
 
@@ -30,6 +34,8 @@ class Scheduling:
     combined_kinds: frozenset[CollectiveName] = frozenset()
     combined_bytes: float = 0.0
     widens: bool = False
+    whole_sum_cost: float = 1.0
+    window_option: str = ""
     source: str
 
 
@@ -67,6 +73,13 @@ class Platform:
       package_prefix: with which the names of all packages begin that only it needs.
       worker_variables: environment of a worker that compiles without devices.
       link_latency_s: of a hop, for chips of a user's own that do not say; see data/chips.json.
+      fabric: how the devices of a granule are linked: see `hardware.fabric.fabric.Fabric`.
+      sends_at_once: True if a device sends to all others of an all-to-all at the same time.
+      slower_bits: of number types that the data sheet leaves out, (bits, how many times longer a
+        multiplication takes than in bf16).
+      reserve_bytes, reserve_share: of a device, what is kept free where nobody says.
+      share_variables: environment that says which share of a device jax takes instead.
+      library_variable: environment that names a compiler which is no package.
       cluster_keys: what a cluster of a user's own may state, beside its chip.
       needed_cluster_keys: of these, what it must.
     """
@@ -86,6 +99,13 @@ class Platform:
     package_prefix: str = ""
     worker_variables: tuple[tuple[str, str], ...] = ()
     link_latency_s: float = 0.0
+    fabric: Literal["torus", "switch", "shared"]
+    sends_at_once: bool = False
+    slower_bits: tuple[tuple[int, float], ...] = ()
+    reserve_bytes: int = 0
+    reserve_share: float = 0.0
+    share_variables: tuple[str, ...] = ()
+    library_variable: str = ""
     cluster_keys: tuple[str, ...] = ()
     needed_cluster_keys: tuple[str, ...] = ()
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from automesh.mesh.plan_arrays import Sizes
 from automesh.space.space import AxisRange, Relation
-
-Sizes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from automesh.mesh.axes import Scalar
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import read_table
 from automesh.space.space import Knob
 
 CURATED = "curated"
@@ -42,8 +42,7 @@ class _Table:
 @cache
 def curated_options() -> tuple[CuratedOption, ...]:
     """All options on record."""
-    tree = parse_tree(read_text(_TABLE), source=_TABLE)
-    return tuple(check_tree(tree, _Table, source=_TABLE).option)
+    return tuple(read_table(_TABLE, _Table).option)
 
 
 def curated_for(platform: str, chip: str, num_granules: int) -> tuple[Knob, ...]:

@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from automesh.errors import UsageError
-from automesh.space.conditions import Sizes
+from automesh.mesh.plan_arrays import Batch, Sizes
 from automesh.space.space import AxisRange
 
 MAX_MESHES = 4_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MeshTable:
-    """All meshes, one a row.
-
-    Attributes:
-      ici: [meshes, axes] devices along each axis inside a granule.
-      dcn: [meshes, axes] granules along each axis.
-    """
-
-    ici: Sizes
-    dcn: Sizes
-
-    @property
-    def sizes(self) -> Sizes:
-        """[meshes, axes] devices along each axis."""
-        return self.ici * self.dcn
-
-    def __len__(self) -> int:
-        return len(self.ici)
-
-
 def enumerate_meshes(
     axes: Sequence[AxisRange], *, num_devices: int, num_granules: int = 1
-) -> MeshTable:
+) -> Batch:
     """Lists every way to give all devices to the axes, before any rule.
 
     ICI sizes multiply to the devices in a granule; DCN sizes multiply to the granules, over the
@@ -71,7 +49,7 @@ def enumerate_meshes(
     ici = np.repeat(over_ici, len(over_dcn), axis=0)
     dcn = np.tile(over_dcn, (len(over_ici), 1))
     order = np.lexsort((-np.hstack([ici * dcn, dcn])).T[::-1])
-    return MeshTable(ici=ici[order], dcn=dcn[order])
+    return Batch(names=tuple(axis.name for axis in axes), ici=ici[order], dcn=dcn[order])
 
 
 def factorizations(total: int, parts: int) -> Sizes:

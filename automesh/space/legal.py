@@ -9,13 +9,13 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.errors import NoFeasibleMesh, UsageError
+from automesh.errors import NoFeasibleMesh, UsageError, did_you_mean
 from automesh.mesh.axes import Knobs, MeshAxis, Plan, Scalar
 from automesh.mesh.mapping import LogicalAxes
+from automesh.mesh.plan_arrays import Batch, Sizes
 from automesh.outcomes import RuledOut
-from automesh.space.conditions import Rule, Sizes, rules_of_axes
-from automesh.space.constraints import rules_of_constraints
-from automesh.space.enumerate import MeshTable, enumerate_meshes
+from automesh.space.conditions import Rule, rules_of_axes
+from automesh.space.enumerate import enumerate_meshes
 from automesh.space.mapping import (
     Never,
     Repeats,
@@ -26,7 +26,7 @@ from automesh.space.mapping import (
 )
 from automesh.space.pipelines import OnePipeline, Runnable, numbers_of, rules_of_pipelines
 from automesh.space.settings import Setting, StepFacts, combine_settings, known_knobs
-from automesh.space.space import AxisRange, Knob, LogicalAxis, SearchSpace
+from automesh.space.space import AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
 
 MAX_PLANS = 1_000_000
 _MOST_RULES = 8  # of those that left nothing, in the error that says so
@@ -163,8 +163,7 @@ def find_legal(
         ),
     )
     table = enumerate_meshes(space.axes, num_devices=num_devices, num_granules=num_granules)
-    names = tuple(axis.name for axis in space.axes)
-    repeats = Repeats(axes=names, sizes=table.sizes) if logical else None
+    repeats = Repeats(axes=table.names, sizes=table.sizes) if logical else None
     legal: list[Plan] = []
     meshes: dict[int, Mesh] = {}  # Shared by the plans of all settings.
     tally = _Tally()
@@ -242,7 +241,7 @@ class _Tally:
         self,
         broken: NDArray[np.int64],
         values: Mapping[str, Sizes],
-        table: MeshTable,
+        table: Batch,
         space: SearchSpace,
         setting: Setting,
         rules: Sequence[Condition],
@@ -262,7 +261,7 @@ class _Tally:
             self._add(rule.name, count, example, rule.detail(numbers))
 
     def add_repeats(
-        self, rows: NDArray[np.int64], table: MeshTable, space: SearchSpace, setting: Setting
+        self, rows: NDArray[np.int64], table: Batch, space: SearchSpace, setting: Setting
     ) -> None:
         """Plans that another mapping makes, too."""
         if len(rows):
@@ -286,7 +285,7 @@ _Verdict = tuple[NDArray[np.int64], Mapping[str, Sizes]]
 def _verdicts(
     space: SearchSpace,
     step: StepFacts,
-    table: MeshTable,
+    table: Batch,
     conditions: Conditions,
     settings: Sequence[Setting],
 ) -> Iterable[tuple[Setting, Sequence[Condition], NDArray[np.int64], Mapping[str, Sizes]]]:
@@ -294,7 +293,7 @@ def _verdicts(
     rules look at."""
     one = np.ones(len(table), np.int64)
     sizes = dict.fromkeys(space.names, one)
-    sizes |= {axis.name: table.sizes[:, index] for index, axis in enumerate(space.axes)}
+    sizes |= dict(zip(table.names, table.sizes.T, strict=True))
     telling = step.mapping.telling if step.mapping else frozenset[str]()
     rules_of: dict[object, tuple[Condition, ...]] = {}
     known: dict[object, _Verdict] = {}
@@ -318,13 +317,11 @@ def _verdicts(
 
 
 def _plan(
-    space: SearchSpace, table: MeshTable, row: int, setting: Setting, known: dict[int, Mesh]
+    space: SearchSpace, table: Batch, row: int, setting: Setting, known: dict[int, Mesh]
 ) -> Plan:
     if row not in known:
-        parts = {
-            axis.name: (int(table.ici[row, index]), int(table.dcn[row, index]))
-            for index, axis in enumerate(space.axes)
-        }
+        sizes = zip(table.ici[row].tolist(), table.dcn[row].tolist(), strict=True)
+        parts = dict(zip(table.names, sizes, strict=True))
         known[row] = tuple(_axis(name, *parts.get(name, (1, 1))) for name in space.names)
     return Plan(
         axes=known[row],
@@ -349,3 +346,68 @@ def _why_nothing(rejections: Sequence[Rejection], num_devices: int, num_meshes: 
     return (
         f"of {num_meshes} mesh{plural} on {num_devices} devices none is legal; ruled out: {counts}"
     )
+
+
+# Constraints of a search space, applied to the facts of one step.
+
+
+def rules_of_constraints(
+    space: SearchSpace, step: StepFacts, knobs: Sequence[Knob], notices: list[str]
+) -> list[Rule]:
+    """The constraints as rules; those that do not apply become notices (shipped space) or errors.
+
+    Raises:
+      UsageError: a user's own space names a fact or factor that the step lacks; a fact is below 1.
+    """
+    facts = dict(step.facts)
+    values: dict[str, Sequence[Scalar]] = {name: (value,) for name, value in step.knobs}
+    values |= {knob.name: knob.values for knob in knobs}
+    rules: list[Rule] = []
+    for constraint in space.constraints:
+        problem = _inapplicable(constraint, facts, space.names, values)
+        if problem and not space.shipped:
+            raise UsageError(
+                f"the constraint `{constraint}` of the search space `{space.name}` {problem}",
+                hint="name axes, integer knobs of `build`, and facts of `Workload(facts=...)`",
+            )
+        if problem:
+            notices.append(f"constraint `{constraint}` left out: it {problem}")
+            continue
+        fact = constraint.bound if isinstance(constraint.bound, str) else ""
+        bound = facts[constraint.bound] if isinstance(constraint.bound, str) else constraint.bound
+        if bound < 1:
+            raise UsageError(
+                f"the constraint `{constraint}` needs a positive number, but {fact} is {bound}"
+            )
+        rules.append(
+            Rule(
+                name=str(constraint),
+                factors=constraint.factors,
+                relation=constraint.relation,
+                bound=bound,
+                fact=fact,
+            )
+        )
+    return rules
+
+
+def _inapplicable(
+    constraint: Constraint,
+    facts: Mapping[str, int],
+    axes: Sequence[str],
+    knobs: Mapping[str, Sequence[Scalar]],
+) -> str:
+    """Why a constraint cannot be applied to this step, to follow its name; empty if it can."""
+    for name in constraint.factors:
+        if name in axes:
+            continue
+        if name not in knobs:
+            known = did_you_mean(name, [*axes, *knobs])
+            return f"names `{name}`, which is neither an axis nor a knob of `build`{known}"
+        if not all(type(value) is int and value > 0 for value in knobs[name]):
+            return f"needs positive integers, but the knob `{name}` takes {list(knobs[name])}"
+    bound = constraint.bound
+    if isinstance(bound, str) and bound not in facts:
+        known = did_you_mean(bound, facts)
+        return f"refers to the fact `{bound}`, which the workload does not state{known}"
+    return ""

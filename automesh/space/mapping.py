@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import MAPPING, Knobs
 from automesh.mesh.mapping import LogicalAxes, MappedAxes, check_mapped_axes, format_mapped
-from automesh.space.conditions import Rule, Sizes
+from automesh.mesh.plan_arrays import Sizes
+from automesh.space.conditions import Rule
 from automesh.space.space import LogicalAxis, SearchSpace
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from automesh.errors import UsageError
 from automesh.mesh.axes import Scalar
 from automesh.platforms import NAMES
-from automesh.space.space import Knob, SearchSpace
+from automesh.space.space import Knob, SearchSpace, checked_knob
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXAMPLE = "--xla xla_jf_spmd_threshold_for_windowed_einsum_mib=default,1000000"
@@ -64,12 +63,7 @@ def _knob(name: str, values: Sequence[Scalar]) -> Knob:
             f"the compiler option `{name}` is given no value",
             hint=f"write for example `{_EXAMPLE}`",
         )
-    if any(isinstance(value, float) and not math.isfinite(value) for value in values):
-        raise UsageError(f"the compiler option `{name}` is given a number that is not finite")
-    kinds = [(type(value), value) for value in values]
-    if len(set(kinds)) < len(kinds):
-        raise UsageError(f"the compiler option `{name}` is given a value twice")
-    return Knob(name=name, values=tuple(values))
+    return checked_knob(name, values, said=f"the compiler option `{name}` is given")
 
 
 def with_options(space: SearchSpace, knobs: Sequence[Knob]) -> SearchSpace:

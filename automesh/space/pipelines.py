@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.mesh.axes import PIPELINE, Scalar
+from automesh.mesh.plan_arrays import Sizes
 from automesh.pipeline import SCHEDULES, find_refusal
-from automesh.space.conditions import Sizes
 from automesh.space.settings import integers_of
 
 SCHEDULE = "schedule"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,6 +61,23 @@ class Knob:
 
     name: str
     values: tuple[Scalar, ...]
+
+
+def checked_knob(name: str, values: Sequence[Scalar], *, said: str) -> Knob:
+    """A knob whose values are distinct and finite.
+
+    Args:
+      said: the beginning of an error: `` `knobs.remat` lists``.
+
+    Raises:
+      UsageError: they are not.
+    """
+    kinds = [(type(value), value) for value in values]
+    if len(set(kinds)) < len(kinds):
+        raise UsageError(f"{said} a value twice")
+    if any(isinstance(value, float) and not math.isfinite(value) for value in values):
+        raise UsageError(f"{said} a number that is not finite")
+    return Knob(name=name, values=tuple(values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

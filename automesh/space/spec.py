@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,14 @@ from automesh.mesh.names import check_names
 from automesh.mesh.strict_files import check_tree, parse_tree, read_text
 from automesh.package import PACKAGE
 from automesh.platforms import NAMES
-from automesh.space.space import AxisRange, Constraint, Knob, LogicalAxis, SearchSpace
+from automesh.space.space import (
+    AxisRange,
+    Constraint,
+    Knob,
+    LogicalAxis,
+    SearchSpace,
+    checked_knob,
+)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _Positive = Annotated[int, Field(ge=1)]
@@ -201,12 +207,6 @@ def _logical(name: str, said: Sequence[str | list[str]], names: Sequence[str]) -
 
 
 def _knobs(items: Iterable[tuple[str, Sequence[Scalar]]], *, where: str) -> tuple[Knob, ...]:
-    knobs: list[Knob] = []
-    for name, values in items:
-        kinds = [(type(value), value) for value in values]
-        if len(set(kinds)) < len(kinds):
-            raise UsageError(f"`{where}.{name}` lists a value twice")
-        if any(isinstance(value, float) and not math.isfinite(value) for value in values):
-            raise UsageError(f"`{where}.{name}` lists a number that is not finite")
-        knobs.append(Knob(name=name, values=tuple(values)))
-    return tuple(knobs)
+    return tuple(
+        checked_knob(name, values, said=f"`{where}.{name}` lists") for name, values in items
+    )

@@ -13,8 +13,9 @@ import psutil
 
 from automesh.errors import UsageError
 from automesh.hardware import Target, running_under_several_processes
-from automesh.hardware.compile_client import absent_devices_of
+from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.fabric.fabric import Fabric
+from automesh.hardware.processes import usable_cores
 from automesh.outcomes import Failure
 from automesh.report.progress import Progress, Silent
 from automesh.worker.environment import surroundings_for
@@ -47,11 +48,8 @@ def count_workers(target: Target, wanted: int) -> int:
 def count_lowering() -> int:
     """How many programs to lower side by side, which the cores alone do: one per core that memory
     allows."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     fitting = int(psutil.virtual_memory().available // _NEEDED_BYTES)
-    return max(1, min(cores, fitting))
+    return max(1, min(usable_cores(), fitting))
 
 
 def refuse_launcher(what: str, *, hint: str) -> None:

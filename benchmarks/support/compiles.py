@@ -18,7 +18,7 @@ from typing import Any
 
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
-from automesh.hardware.compile_client import absent_devices_of
+from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.model import HardwareModel
 from automesh.hlo.store import ModuleStore
 from automesh.jsonio import from_json, to_json

@@ -6,9 +6,8 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from automesh import diagnosis
-from automesh.hardware import compiler_versions
-from automesh.hardware.compiler_versions import fits, is_too_old, wanted_by_jax
-from automesh.hardware.compilers import Compiler
+from automesh.hardware import compilers
+from automesh.hardware.compilers import Compiler, fits, is_too_old, wanted_by_jax
 
 INSTALL = "run `pip install 'jax-automesh[tpu]'`"
 
@@ -19,7 +18,7 @@ def findings(
     compiler = Compiler(platform="tpu", name="libtpu", version=version, install=INSTALL)
     monkeypatch.setattr(diagnosis, "compiler_for", lambda platform: compiler)
     monkeypatch.setattr(diagnosis, "wanted_by_jax", lambda platform: SpecifierSet(wanted))
-    monkeypatch.setattr(diagnosis, "_version", lambda package: "0.10.2")
+    monkeypatch.setattr(diagnosis, "installed_version", lambda package: "0.10.2")
     found = diagnosis._targets()
     assert [one.about for one in found] == ["TPU targets", "GPU targets"]
     return [(one.level, one.detail, one.hint) for one in found][:1]
@@ -73,9 +72,7 @@ def test_versions_are_read_from_what_jax_asks_for(
     fitting_version: bool,
     old: bool,
 ) -> None:
-    monkeypatch.setattr(
-        compiler_versions.importlib.metadata, "requires", lambda package: requirements
-    )
+    monkeypatch.setattr(compilers.importlib.metadata, "requires", lambda package: requirements)
     wanted = wanted_by_jax(platform)
     assert (fits(version, wanted), is_too_old(version, wanted)) == (fitting_version, old)
 

@@ -178,7 +178,7 @@ class TestCompilers:
 
         modules = {name.replace("-", "_") for name in names}
         return (
-            mock.patch.object(compilers, "_version", version),
+            mock.patch.object(compilers, "installed_version", version),
             mock.patch.object(
                 compilers.importlib.util, "find_spec", lambda name: name in modules or None
             ),

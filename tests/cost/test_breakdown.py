@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from automesh.cost.breakdown import MeshCost, break_down
 from automesh.cost.comparison import compare_causes, compare_collectives, judge, shares_of
 from automesh.cost.pricing import price_on
-from automesh.hardware.fabric.fabric import Route
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from tests.support.samples import cost_samples, explain_samples
@@ -30,12 +29,8 @@ def both(row: int, platform: str) -> tuple[MeshCost, Estimated]:
     active = tuple(name for name in NAMES if sizes[name] > 1)
     terms = cost_samples.dense_terms(active, platform=platform)
     terms = replace(terms, guards=())
-
-    def route_of(axes: tuple[str, ...]) -> Route:
-        return cost_samples.simple_routes(one, axes)
-
     prices = price_on({active: terms}, one, routes_of=cost_samples.simple_routes, speeds=SPEEDS)
-    cost = break_down(terms, sizes, speeds=SPEEDS, route_of=route_of)
+    cost = break_down(terms, one, routes_of=cost_samples.simple_routes, speeds=SPEEDS)
     return cost, prices.estimated(0)
 
 

@@ -19,8 +19,8 @@ from automesh.hardware import (
     selector_of,
 )
 from automesh.hardware import targets as targets_module
-from automesh.hardware.machines import known_machines
-from automesh.hardware.slices import known_slices
+from automesh.hardware.machines import machines
+from automesh.hardware.slices import generations, slices_of
 from automesh.hardware.targets import local_selector
 from automesh.program.nouns import Device
 
@@ -151,7 +151,7 @@ def test_only_the_long_side_of_a_flat_slice_wraps():
 
 @pytest.mark.parametrize("slices", [1, 2])
 def test_every_slice_on_record(slices):
-    names = list(known_slices())
+    names = [name for one in generations() for name in slices_of(one)]
     assert len(names) == len(set(names)) >= 222
     for name in names:
         absent = parse_target(name if slices == 1 else f"{name}-{slices}", {}).absent
@@ -172,8 +172,8 @@ def test_every_slice_on_record(slices):
 
 
 def test_every_machine_on_record():
-    for name in known_machines():
-        absent = parse_target(f"{name}-64", {}).absent
+    for name in machines():
+        absent = parse_target(f"gpu-{name}-64", {}).absent
         each = absent.fabric.granule_devices
         assert absent.num_devices == 64 == each * absent.num_hosts
         assert absent.fabric.chip.dcn_bytes_per_s > 1e9

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from automesh.collectives import kind_named
 from automesh.hlo import count, read_module
 from automesh.hlo.nouns import WindowDimension
-from automesh.hlo.schedule.trip_counts import trip_count
+from automesh.hlo.schedule.read import trip_count
 from automesh.hlo.spans import Span, span_of_groups, span_of_pairs
 from automesh.hlo.work.flops import window_positions
 from automesh.outcomes import Collective, Counts

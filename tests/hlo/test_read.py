@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.errors import AutomeshError
 from automesh.hlo import hlo_pb2, module_fingerprint, read_module
-from automesh.hlo.groups import iota_groups, mesh_groups
+from automesh.hlo.read import iota_groups, mesh_groups
 from tests.support.hlo_oracle import (
     assert_agrees,
     brute_iota,

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from automesh.cost.terms import Monomial, value_of
+from automesh.cost.terms import Monomial, flops, value_of
 from automesh.hlo import count, read_module
 from automesh.ir.graph import Block, Operation
-from automesh.ir.kernel_cost import flops
 from automesh.ir.terms.collect import collect
 from automesh.sharding import passes as shardy
 from automesh.sharding.mlir.module import read_graph

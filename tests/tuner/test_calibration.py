@@ -34,7 +34,6 @@ from automesh.report.progress import PlainProgress, Silent
 from automesh.tuner import calibration, workers
 from automesh.tuner.calibration import CalibrationRequest, run_calibration
 from automesh.worker.messages import CalibrateJob, Job
-from automesh.worker.pool import Finished
 from tests.hardware.calibration.test_profile import point
 from tests.support.cases import bad_inputs_run
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from automesh.cost.pipeline.outcome import neighbours
 from automesh.cost.pipeline.step import (
     Move,
     PipelineCost,
@@ -22,11 +23,11 @@ from automesh.cost.pipeline.transfers import batch_moves
 from automesh.cost.pricing import Prices, holds, price
 from automesh.cost.terms import Terms, value_of
 from automesh.hardware.fabric.fabric import Floats
-from automesh.hardware.fabric.routes import routes
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.pipeline.actions import ActionKind
+from automesh.pipeline.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ def price_pipeline_terms(
     each = zip(pipeline.kinds, programs, finish, strict=True)
     memory = [_memory(one, [*own.values()], last, mine) for one, own, last in each]
     schedule = pipeline.schedule.schedule()
-    to_next, to_previous = _moves(pipeline, schedule.homes, mine, hardware)
+    to_next, to_previous = _moves(pipeline, schedule, mine, hardware)
     works = [
         PipelineWork(
             programs={
@@ -138,34 +139,28 @@ def price_pipeline_terms(
 
 def _moves(
     pipeline: PipelineTerms,
-    homes: Sequence[int],
+    schedule: Schedule,
     batch: Batch,
     hardware: HardwareModel,
 ) -> tuple[list[list[Move]], list[list[Move]]]:
     """Of each stage what it sends forward and back, on each mesh."""
-    route = routes(hardware.fabric, hardware.layouts, batch, (pipeline.axis,))
+    route = hardware.routes(batch, (pipeline.axis,))
     kinds = [pipeline.kinds[number] for number in pipeline.stages]
     forward = [one.outputs_bytes for one in kinds]
     back = [one.gradients_bytes for one in kinds]
     first, second = (
         batch_moves(
             np.array([[value_of(one, sizes) for sizes in _sizes(batch)] for one in sent]),
-            _neighbours(len(kinds), step),
-            homes,
+            neighbours(schedule, forward=is_forward),
+            schedule.homes,
             batch=batch,
             axis=pipeline.axis,
             route=route,
             speeds=hardware.speeds,
         )
-        for sent, step in ((forward, 1), (back, -1))
+        for sent, is_forward in ((forward, True), (back, False))
     )
     return first, second
-
-
-def _neighbours(stages: int, step: int) -> list[int]:
-    """Of each stage the one that it sends to, -1 for none."""
-    found = [stage + step for stage in range(stages)]
-    return [one if 0 <= one < stages else -1 for one in found]
 
 
 def _sizes(batch: Batch) -> list[dict[str, int]]:

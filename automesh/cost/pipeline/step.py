@@ -7,20 +7,19 @@ time. Ranks do nothing beside an action's program, and a program takes as long i
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.outcomes import Estimated, Replayed
+from automesh.outcomes import Causes, Estimated, Replayed, largest_first
 from automesh.pipeline.actions import Action, ActionKind
 from automesh.pipeline.costs import StageCost
 from automesh.pipeline.schedule import Schedule
 from automesh.pipeline.simulate import find_makespans
 
 BUBBLE = "bubble"
-Causes = tuple[tuple[str, float], ...]
 _Programs = Mapping[tuple[int, ActionKind], "Spent"]
 # Of a program, and of a transfer.
 _Views = tuple[Callable[["Spent"], float], Callable[["Move"], float]]
@@ -270,7 +269,7 @@ def _cost(facts: _Facts, work: PipelineWork, makespans: Sequence[float]) -> Pipe
             max(upper + max(one.upper_s for one in after), step_s),
         ),
         bound_s=bound + max(one.bound_s for one in after),
-        causes=_listed(seconds.items()),
+        causes=largest_first(seconds.items()),
         stage_bytes=_stage_bytes(facts, work),
         bubble=1.0 - sum(busy) / (whole * len(busy)) if whole else 0.0,
     )
@@ -297,16 +296,7 @@ def _finish(facts: _Facts, work: PipelineWork, rank: int) -> Spent:
         lower_s=sum(one.lower_s for one in parts),
         upper_s=sum(one.upper_s for one in parts),
         bound_s=sum(one.bound_s for one in parts),
-        causes=_listed(seconds.items()),
-    )
-
-
-def _listed(causes: Iterable[tuple[str, float]]) -> Causes:
-    return tuple(
-        sorted(
-            ((name, spent) for name, spent in causes if spent > 0.0),
-            key=lambda one: (-one[1], one[0]),
-        )
+        causes=largest_first(seconds.items()),
     )
 
 

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from automesh.cost.pipeline.step import STAYS, Move
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats, Route
-from automesh.hardware.fabric.routes import routes
 from automesh.hardware.model import HardwareModel
-from automesh.mesh.axes import MeshAxis
-from automesh.mesh.plan_arrays import Batch
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.mesh.plan_arrays import Batch, batch_of
 
 
 def moves(
@@ -38,12 +37,8 @@ def moves(
       axis: that the mesh is cut along.
       hardware: with the layout of the mesh's ICI shape at least.
     """
-    batch = Batch(
-        names=tuple(one.name for one in axes),
-        ici=np.array([[one.ici for one in axes]]),
-        dcn=np.array([[one.dcn for one in axes]]),
-    )
-    route = routes(hardware.fabric, hardware.layouts, batch, (axis,))
+    batch = batch_of([Plan(axes=tuple(axes))])
+    route = hardware.routes(batch, (axis,))
     payload = np.array(payload_bytes, np.float64)[:, None]
     found = batch_moves(
         payload, targets, homes, batch=batch, axis=axis, route=route, speeds=hardware.speeds

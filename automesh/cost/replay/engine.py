@@ -139,7 +139,7 @@ class _Player:
         self._wires: dict[str, deque[_Service]] = {}
         self._copies: list[_Aloft] = []
         self._lanes: dict[str, deque[_Aloft]] = {}
-        self._slices: list[tuple[SliceKind, str, str, int, int, str, int, str]] = []
+        self._slices: list[tuple[int, Slice]] = []  # By the tick in which they begin.
         self._hidden = 0
         self._departed = 0
 
@@ -354,25 +354,19 @@ class _Player:
         source: str,
     ) -> None:
         if spent and not self._hidden:
-            self._slices.append((kind, track, name, begin, spent, cause, flight, source))
+            one = Slice(
+                kind=kind,
+                track=track,
+                name=name,
+                start_s=begin / TICKS_PER_S,
+                seconds=spent / TICKS_PER_S,
+                cause=cause,
+                flight=flight,
+                source=source,
+            )
+            self._slices.append((begin, one))
 
     def timeline(self) -> Timeline:
         """What was drawn."""
-        return Timeline(
-            step_s=self.clock / TICKS_PER_S,
-            slices=tuple(
-                Slice(
-                    kind=kind,
-                    track=track,
-                    name=name,
-                    start_s=begin / TICKS_PER_S,
-                    seconds=spent / TICKS_PER_S,
-                    cause=cause,
-                    flight=flight,
-                    source=source,
-                )
-                for kind, track, name, begin, spent, cause, flight, source in sorted(
-                    self._slices, key=lambda one: (one[3], one[1])
-                )
-            ),
-        )
+        ordered = sorted(self._slices, key=lambda drawn: (drawn[0], drawn[1].track))
+        return Timeline(step_s=self.clock / TICKS_PER_S, slices=tuple(one for _, one in ordered))

@@ -7,16 +7,34 @@ branch is its costliest block.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+import numpy as np
+
+from automesh.collectives import is_kind, priced_as
 from automesh.cost.replay.engine import Played, play
-from automesh.cost.replay.kernels import Kernels
-from automesh.cost.replay.program import TICKS_PER_S, Await, Depart, Repeat, Step
+from automesh.cost.replay.program import (
+    LATENCY,
+    MEMORY_CAUSE,
+    TICKS_PER_S,
+    Await,
+    Depart,
+    Flight,
+    Repeat,
+    Step,
+    Use,
+    Work,
+    ticks,
+)
 from automesh.cost.replay.timeline import Timeline
-from automesh.cost.replay.transfers import Flights
-from automesh.hardware.fabric.fabric import Fabric
-from automesh.hardware.fabric.links import Pairs
+from automesh.hardware.calibration.engines import engines_of
+from automesh.hardware.calibration.speeds import Speeds
+from automesh.hardware.chips import Chip
+from automesh.hardware.fabric.fabric import Fabric, Route
+from automesh.hardware.fabric.links import DCN, HOST, LinkMap, LinkUse, Pairs
+from automesh.hardware.fabric.placement import Placement
 from automesh.hardware.model import HardwareModel
 from automesh.hlo.schedule.nouns import (
     Block,
@@ -24,13 +42,253 @@ from automesh.hlo.schedule.nouns import (
     Compute,
     Done,
     Loop,
+    Matmul,
     Schedule,
     Start,
     Transfer,
+    executed,
 )
 from automesh.hlo.schedule.totals import tally_of
 from automesh.mesh.axes import MeshAxis, format_mesh
-from automesh.outcomes import Replayed
+from automesh.outcomes import Causes, Replayed, largest_first
+
+# How long the cores take for one instruction.
+
+# Half of a program's multiply-adds stand in operations with at most this many times the cycles that
+# they take at best, or its compiler has not tuned its tiles. libtpu 0.0.42.1: an 8192 cube takes
+# 1.14 times as many at default effort and 9.4 at low effort; steps of transformers 1.0 to 1.2.
+_TUNED = 2.0
+# The same for a single operation at the least: rounding is no reason to doubt the compiler.
+_SLACK = 0.99
+# A TPU's core has a unit for single numbers (loop counters, offsets): its compiler states no cycles
+# for them, and they start no kernel. Two operands and a result of eight bytes each, and some more.
+_SCALAR_BYTES = 64
+
+
+class Kernels:
+    """Prices the instructions of one program.
+
+    Attributes:
+      trust: if the compiler's cycles for matrix products are believed; None if it states none.
+    """
+
+    def __init__(self, schedule: Schedule, chip: Chip, speeds: Speeds) -> None:
+        engines = engines_of(chip)
+        self._speeds = speeds
+        self._flops_per_cycle = engines.flops_per_cycle
+        self._clock_hz = engines.clock_hz(chip)
+        self._onchip_bytes_per_s = engines.onchip * speeds.memory_bytes_per_s
+        self._matmul_s: dict[Matmul, float] = {}
+        self.trust = self._trusts(schedule)
+
+    def work(self, one: Compute) -> Work:
+        """The work of one instruction.
+
+        Cores compute while memory is read and written: the longer of both counts. A matrix product
+        takes the cycles that the compiler states, if they are believed, else what
+        `Speeds.matmul_s` says. Anything else takes what memory does, and the start of a kernel;
+        where the compiler's cycles are fewer, those.
+        """
+        memory = one.hbm_bytes / self._speeds.memory_bytes_per_s
+        onchip = one.onchip_bytes / self._onchip_bytes_per_s
+        overhead = self._speeds.kernel_overhead_s
+        stated = one.cycles / self._clock_hz if self._clock_hz else 0.0
+        if not one.flops:
+            return self._streaming(one, memory, onchip, stated)
+        if self.trust and one.kind == "matrix" and self._excess(one) >= _SLACK:
+            computing, overhead = stated, 0.0
+        else:
+            computing = self._multiplying_s(one)
+        computing = max(computing, onchip)
+        cause = "compute" if computing >= memory else MEMORY_CAUSE
+        return _made(one, cause, max(computing, memory), memory, overhead, computing + memory)
+
+    def _streaming(self, one: Compute, memory: float, onchip: float, stated: float) -> Work:
+        spent, overhead = max(memory, onchip), self._speeds.kernel_overhead_s
+        size = one.hbm_bytes + one.onchip_bytes
+        if self._clock_hz and not stated and size <= _SCALAR_BYTES:
+            overhead = 0.0
+        elif stated and stated < spent + overhead:
+            # For memory compilers state too much: an instruction with less is tiny.
+            spent, overhead = stated, 0.0
+        return _made(one, MEMORY_CAUSE, spent, min(memory, spent), overhead, spent)
+
+    def _excess(self, one: Compute) -> float:
+        """Stated cycles over those that the operations take at best; 0 if none are stated."""
+        return one.cycles * self._flops_per_cycle / one.flops
+
+    def _trusts(self, schedule: Schedule) -> bool | None:
+        found = sorted(
+            (self._excess(one), times * one.flops)
+            for one, times in executed(schedule.body)
+            if isinstance(one, Compute) and one.kind == "matrix" and one.flops
+            if self._excess(one)
+        )
+        left = sum(flops for _, flops in found) / 2
+        for excess, flops in found:
+            left -= flops
+            if left <= 0:
+                return _SLACK <= excess <= _TUNED
+        return None
+
+    def _multiplying_s(self, one: Compute) -> float:
+        if not one.matmuls:
+            # A kernel states operations and no shape: those of a cube.
+            side = max(round((one.flops / 2) ** (1 / 3)), 1)
+            cube = Matmul(dtype=one.dtype or "bf16", batch=1, m=side, n=side, k=side)
+            return self._product_s(cube) * one.flops / (2 * side**3)
+        return sum(self._product_s(product) for product in one.matmuls)
+
+    def _product_s(self, product: Matmul) -> float:
+        if product not in self._matmul_s:
+            sizes = (product.batch, product.m, product.n, product.k)
+            found = self._speeds.matmul_s(product.dtype, *(np.array([float(n)]) for n in sizes))
+            self._matmul_s[product] = float(found[0])
+        return self._matmul_s[product]
+
+
+def _made(
+    one: Compute, cause: str, spent: float, memory: float, overhead: float, serial: float
+) -> Work:
+    causes = ((cause, ticks(spent)), (LATENCY, ticks(overhead)))
+    return Work(
+        name=one.name,
+        causes=tuple(pair for pair in causes if pair[1]),
+        memory=ticks(memory),
+        serial=ticks(serial) + ticks(overhead),
+        flops=one.flops,
+        source=one.source,
+    )
+
+
+# How long transfers take, and on which wires.
+
+Seconds = tuple[float, float, float]
+
+
+class Flights:
+    """Prices transfers; those of one pattern and size once.
+
+    Args:
+      axes: of the mesh, in order.
+      patterns: of messages between pairs whose links are told apart, see `LinkMap`.
+    """
+
+    def __init__(
+        self,
+        axes: Sequence[MeshAxis],
+        hardware: HardwareModel,
+        patterns: Sequence[Pairs] = (),
+    ) -> None:
+        self._sizes = {axis.name: axis.size for axis in axes}
+        self._fabric = fabric = hardware.fabric
+        self._speeds = hardware.speeds
+        self._host_bytes_per_s = engines_of(fabric.chip).host_bytes_per_s
+        self._links = LinkMap(Placement(axes, fabric, hardware.layouts), hardware.layouts, patterns)
+        self._known: dict[tuple[object, ...], tuple[Seconds, Seconds, LinkUse]] = {}
+
+    def flight(self, one: Transfer) -> Flight:
+        """The flight of one transfer."""
+        if one.medium == "memory":
+            # Read and written again: twice what is copied, unless one side is on the chip.
+            moved = one.hbm_bytes or one.payload_bytes
+            spent = ticks(moved / self._speeds.memory_bytes_per_s)
+            return Flight(name=one.name, memory=spent, source=one.source)
+        if one.medium == "host":
+            return self._to_host(one)
+        return self._to_others(one)
+
+    def _to_host(self, one: Transfer) -> Flight:
+        spent = ticks(one.payload_bytes / self._host_bytes_per_s)
+        latency = ticks(self._speeds.kernel_overhead_s)
+        return Flight(
+            name=one.name,
+            latency=latency,
+            uses=(Use(resource=HOST, ticks=spent, cause=HOST),),
+            alone=((HOST, spent + latency),),
+            source=one.source,
+        )
+
+    def _to_others(self, one: Transfer) -> Flight:
+        (latency, ici, dcn), apart, wires = self._priced(one)
+        names = "+".join(one.axes) or "other groups"
+        inside, between = f"ici {names}", f"dcn {names}"
+        uses: list[Use] = []
+        if apart[2]:
+            # Messages to other granules leave beside those that stay.
+            uses.append(Use(resource=DCN, ticks=ticks(apart[2]), cause=between))
+        if dcn:
+            uses.append(
+                Use(
+                    resource=DCN,
+                    ticks=ticks(dcn),
+                    cause=between,
+                    tail=ticks(ici),
+                    tail_cause=inside,
+                )
+            )
+        for wire, share in wires.shares:
+            uses.append(self._inner_use(wire, ici * share, dcn, (inside, between)))
+        return Flight(
+            name=one.name,
+            latency=ticks(max(latency, apart[0])),
+            uses=tuple(use for use in uses if use.ticks or use.tail),
+            alone=_alone(uses, ticks(max(latency, apart[0])), inside, between),
+            source=one.source,
+        )
+
+    def _inner_use(self, wire: str, ici: float, dcn: float, causes: tuple[str, str]) -> Use:
+        inside, between = causes
+        if dcn and self._fabric.kind != "torus":
+            # One ring runs through all granules: its links inside are taken as long as it turns.
+            return Use(resource=wire, ticks=ticks(ici) + ticks(dcn), cause=between)
+        return Use(
+            resource=wire, ticks=ticks(ici), cause=inside, tail=ticks(dcn), tail_cause=between
+        )
+
+    def _priced(self, one: Transfer) -> tuple[Seconds, Seconds, LinkUse]:
+        """Seconds of latency, inside and between granules; of messages apart the same; wires."""
+        kind = priced_as(one.kind) if is_kind(one.kind) else one.kind
+        key = (kind, one.medium, one.axes, one.groups, one.pairs, one.payload_bytes, one.group_size)
+        if key not in self._known:
+            wires = self._wires(one, kind)
+            main = self._seconds(kind, one.payload_bytes, wires.route)
+            further = wires.further_hops * self._fabric.chip.link_latency_s
+            apart = (0.0, 0.0, 0.0)
+            if wires.apart is not None:
+                apart = self._seconds(kind, one.payload_bytes, wires.apart)
+            self._known[key] = ((main[0] + further, *main[1:]), apart, wires)
+        return self._known[key]
+
+    def _wires(self, one: Transfer, kind: str) -> LinkUse:
+        if one.pairs or (kind == "collective-permute" and not one.groups):
+            return self._links.of_pairs(one.pairs)
+        spreads = kind == "all-to-all"
+        whole = math.prod(self._sizes[name] for name in one.axes)
+        if one.axes and whole == one.group_size:
+            return self._links.of_axes(one.axes, spreads=spreads)
+        groups = one.groups or (tuple(range(math.prod(self._sizes.values()))),)
+        return self._links.of_groups(groups, spreads=spreads)
+
+    def _seconds(self, kind: str, payload_bytes: int, route: Route) -> Seconds:
+        found = self._speeds.collective_s(kind, np.array([float(payload_bytes)]), route)
+        return float(found.latency_s[0]), float(found.ici_s[0]), float(found.dcn_s[0])
+
+
+def _alone(
+    uses: Sequence[Use], latency: int, inside: str, between: str
+) -> tuple[tuple[str, int], ...]:
+    """What a flight takes alone, inside and between granules; latency goes with the larger part."""
+    longest = max(uses, key=lambda use: use.ticks + use.tail, default=None)
+    if longest is None:
+        return ((inside, latency),) if latency else ()
+    parts = {inside: 0, between: 0}
+    parts[longest.cause] += longest.ticks
+    if longest.tail:
+        parts[longest.tail_cause] += longest.tail
+    parts[max(parts, key=lambda name: parts[name])] += latency
+    return tuple((name, spent) for name, spent in parts.items() if spent)
+
 
 # Every pattern may double the strands of a direction.
 _TOLD_APART = 6
@@ -72,24 +330,10 @@ def replay(
 def _patterns(schedule: Schedule) -> list[Pairs]:
     """The patterns of messages between pairs that move the most."""
     moved: Counter[Pairs] = Counter()
-    for one, times in _transfers(schedule.body, 1):
-        if one.pairs:
-            moved[one.pairs] += times * one.payload_bytes
+    for one, times in executed(schedule.body):
+        if isinstance(one, Start) and one.transfer.pairs:
+            moved[one.transfer.pairs] += times * one.transfer.payload_bytes
     return [pairs for pairs, _ in moved.most_common(_TOLD_APART)]
-
-
-def _transfers(block: Block, times: int) -> Iterator[tuple[Transfer, int]]:
-    for one in block.operations:
-        match one:
-            case Start():
-                yield one.transfer, times
-            case Loop():
-                yield from _transfers(one.body, times * one.trips)
-            case Branch():
-                for inner in one.blocks:
-                    yield from _transfers(inner, times)
-            case _:
-                pass
 
 
 def _program(block: Block, kernels: Kernels, flights: Flights) -> tuple[Step, ...]:
@@ -136,7 +380,5 @@ def _replayed(played: Played, fabric: Fabric, uncounted: tuple[str, ...]) -> Rep
     )
 
 
-def _seconds(amounts: dict[str, int]) -> tuple[tuple[str, float], ...]:
-    """(name, seconds), largest first."""
-    ordered = sorted(amounts.items(), key=lambda one: (-one[1], one[0]))
-    return tuple((name, amount / TICKS_PER_S) for name, amount in ordered)
+def _seconds(amounts: dict[str, int]) -> Causes:
+    return largest_first((name, amount / TICKS_PER_S) for name, amount in amounts.items())

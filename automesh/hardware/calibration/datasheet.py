@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
-from functools import cache, reduce
-from typing import Any
+from functools import reduce
 
 import numpy as np
 
-from automesh.collectives import MEASURED, kind_named
 from automesh.hardware.calibration.engines import engines_of
-from automesh.hardware.calibration.speeds import CollectiveSeconds
-from automesh.hardware.chips import Chip
+from automesh.hardware.calibration.speeds import CollectiveSeconds, passes_of, sent_inside
+from automesh.hardware.chips import Chip, row_of
 from automesh.hardware.fabric.fabric import Fabric, Floats, Route
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.hardware.processes import usable_cores
 from automesh.package import PACKAGE
+from automesh.platforms import platform_named
 
 # What chips achieve of their data sheets; figures with their sources in `data/achieved.json`.
 
@@ -48,15 +46,7 @@ class Achieved:
 
 def achieved_by(chip: Chip) -> Achieved:
     """The row of the chip; what it leaves out is that of its platform."""
-    return _read(chip.platform, "" if chip.rough else chip.slug)
-
-
-@cache
-def _read(platform: str, slug: str) -> Achieved:
-    table = parse_tree(read_text(_TABLE), source=_TABLE)
-    usual: dict[str, Any] = table["platforms"][platform]
-    own: dict[str, Any] = table["chips"].get(slug, {})
-    return check_tree({**usual, **own}, Achieved, source=_TABLE)
+    return row_of(_TABLE, chip, Achieved)
 
 
 # What `half_size` in achieved.json was measured at: one device of TPU 7x.
@@ -164,14 +154,7 @@ class DataSheet:
     def _inside_s(self, kind: str, payload: Floats, route: Route) -> Floats:
         size = route.ici_size
         speed = route.ici_bytes_per_s * self._link_share(kind, size) * min(self.share, 1.0)
-        sent = payload * (size - 1) / size
-        if kind == "collective-permute":
-            # Over granules the devices at their edges are waited for.
-            sent = np.where(route.dcn_size > 1, 0.0, payload) / route.ici_step_share
-        elif kind == "all-to-all":
-            sent = sent * route.ici_transit / (size * route.dcn_size)
-        else:
-            sent = sent * _passes(kind)
+        sent = sent_inside(kind, payload, route)
         return np.where(size > 1, sent / np.where(size > 1, speed, 1.0), 0.0)
 
     def _between_s(self, kind: str, payload: Floats, route: Route) -> Floats:
@@ -185,20 +168,19 @@ class DataSheet:
         elif kind == "all-to-all":
             sent = sent / granules
         else:
-            sent = sent * _passes(kind)
+            sent = sent * passes_of(kind)
         return np.where(granules > 1, sent / speed, 0.0)
 
     def _waits_s(self, kind: str, route: Route, start: float, hop: float, step: float) -> Floats:
         """Seconds before and between messages, in the ring inside and the tree or ring between."""
         inside, granules = route.ici_size > 1, route.dcn_size
         steps = granules - 1
-        if kind == "collective-permute":
-            hops, steps = np.where(inside, 1.0, 0.0), np.minimum(steps, 1)
-        elif kind == "all-to-all" and self.chip.platform == "gpu":
-            # Everyone sends to everyone at once.
+        if kind == "collective-permute" or (
+            kind == "all-to-all" and platform_named(self.chip.platform).sends_at_once
+        ):
             hops, steps = np.where(inside, 1.0, 0.0), np.minimum(steps, 1)
         else:
-            hops = _passes(kind) * np.where(inside, route.ici_hops, 0.0)
+            hops = passes_of(kind) * np.where(inside, route.ici_hops, 0.0)
             if kind == "all-reduce":
                 steps = 2 * np.log2(granules)
         total = start + hop * hops + step * steps
@@ -217,14 +199,8 @@ class DataSheet:
         peaks = dict(self.chip.peak_flops_per_s)
         if (listed := _listed(dtype)) in peaks:
             return peaks[listed]
-        slower = 1.0
-        if self.chip.platform == "gpu":
-            # f32 multiplications run as TF32, half of bf16 (NVIDIA data sheets, A100 to B200).
-            slower = {32: 2.0, 64: 16.0}.get(_bits(dtype), 1.0)
-        elif _bits(dtype) == 64:
-            slower = 2.0 if self.chip.platform == "cpu" else 16.0
-        # TPUs multiply f32 in one bf16 pass unless told otherwise (jax's default precision).
-        return peaks["bf16"] / slower
+        slower = dict(platform_named(self.chip.platform).slower_bits)
+        return peaks["bf16"] / slower.get(_bits(dtype), 1.0)
 
 
 def datasheet_speeds(chip: Chip, fabric: Fabric, *, cores: int = 0) -> DataSheet:
@@ -235,13 +211,8 @@ def datasheet_speeds(chip: Chip, fabric: Fabric, *, cores: int = 0) -> DataSheet
     """
     share = 1.0
     if fabric.kind == "shared":
-        share = (cores or _usable_cores()) / fabric.num_devices
+        share = (cores or usable_cores()) / fabric.num_devices
     return DataSheet(chip=chip, achieved=achieved_by(chip), share=share)
-
-
-def _usable_cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)  # Not on macOS and Windows.
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _faster(one: CollectiveSeconds, other: CollectiveSeconds) -> CollectiveSeconds:
@@ -269,9 +240,3 @@ def _listed(dtype: str) -> str:
     if re.fullmatch(r"(u|s|ui|si|i|int|uint)8", dtype):
         return "int8"
     return "bf16" if dtype in ("f16", "float16", "bfloat16") else dtype
-
-
-def _passes(kind: str) -> int:
-    if kind not in MEASURED:
-        raise ValueError(f"no formula for a collective of kind {kind}")
-    return kind_named(kind).passes

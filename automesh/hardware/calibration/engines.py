@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-from automesh.hardware.chips import Chip
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.hardware.chips import Chip, row_of
 from automesh.package import PACKAGE
 
 _TABLE = PACKAGE / "hardware" / "data" / "engines.json"
@@ -35,12 +32,4 @@ class Engines:
 
 def engines_of(chip: Chip) -> Engines:
     """The row of the chip; what it leaves out is that of its platform."""
-    return _read(chip.platform, "" if chip.rough else chip.slug)
-
-
-@cache
-def _read(platform: str, slug: str) -> Engines:
-    table = parse_tree(read_text(_TABLE), source=_TABLE)
-    usual: dict[str, Any] = table["platforms"][platform]
-    own: dict[str, Any] = table["chips"].get(slug, {})
-    return check_tree({**usual, **own}, Engines, source=_TABLE)
+    return row_of(_TABLE, chip, Engines)

@@ -33,39 +33,13 @@ class Calibrated:
             kind: _Curve([fit for fit in profile.collectives if fit.collective == kind])
             for kind in kinds
         }
-        self._memory_bytes_per_s = _streaming(profile) or base.memory_bytes_per_s
-        self._kernel_s = profile.kernel_s or base.kernel_overhead_s
-        self._origin = _origin(profile)
-
-    @property
-    def origin(self) -> str:
-        """See `Speeds`."""
-        return self._origin
-
-    @property
-    def memory_bytes_per_s(self) -> float:
-        """See `Speeds`; the mean over forms of kernels, which on a CPU are bound by arithmetic."""
-        return self._memory_bytes_per_s
-
-    @property
-    def kernel_overhead_s(self) -> float:
-        """See `Speeds`."""
-        return self._kernel_s
-
-    @property
-    def near_bytes(self) -> float:
-        """See `Speeds`."""
-        return self._base.near_bytes
-
-    @property
-    def epilogue_bytes_per_s(self) -> float:
-        """See `Speeds`; 0: fits of whole multiplications hold it already."""
-        return 0.0
-
-    @property
-    def bound_memory_bytes_per_s(self) -> float:
-        """See `Speeds`."""
-        return self._base.bound_memory_bytes_per_s
+        self.origin = _origin(profile)
+        # The mean over forms of kernels, which on a CPU are bound by arithmetic.
+        self.memory_bytes_per_s = _streaming(profile) or base.memory_bytes_per_s
+        self.kernel_overhead_s = profile.kernel_s or base.kernel_overhead_s
+        self.near_bytes = base.near_bytes
+        self.epilogue_bytes_per_s = 0.0  # Fits of whole multiplications hold it already.
+        self.bound_memory_bytes_per_s = base.bound_memory_bytes_per_s
 
     def bound_flops_per_s(self, dtype: str) -> float:
         """See `Speeds`."""
@@ -76,7 +50,9 @@ class Calibrated:
         fit = self._matmuls.get(dtype)
         if fit is None:
             return self._base.matmul_s(dtype, batch, m, n, k)
-        return np.asarray(max(fit.call_s - self._kernel_s, 0.0) + _amount(fit, batch, m, n, k))
+        return np.asarray(
+            max(fit.call_s - self.kernel_overhead_s, 0.0) + _amount(fit, batch, m, n, k)
+        )
 
     def collective_s(self, kind: str, payload_bytes: Floats, route: Route) -> CollectiveSeconds:
         """See `Speeds`; groups that cross granules keep the data sheet's time."""

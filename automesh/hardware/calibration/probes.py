@@ -16,6 +16,7 @@ from automesh.hardware.calibration.points import (
     Probe,
     StreamProbe,
 )
+from automesh.hardware.calibration.speeds import sent_inside
 from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
 from automesh.hardware.fabric.routes import routes
 from automesh.mesh.plan_arrays import Batch
@@ -129,24 +130,11 @@ def plan_lots(fabric: Fabric, layouts: Layouts) -> tuple[Lot, ...]:
 def link_seconds(kind: str, payload_bytes: Floats, route: Route) -> Floats:
     """What the bytes of a collective inside one granule take at the nominal speed of its links.
 
-    Rings (scaling-book, "Sharded matrices"): each device sends all of the array but its own part,
-    twice to reduce and gather; all-to-all sends each part to its own device only.
-
     Returns:
       [meshes]; 0 where the group is one device.
     """
-    size = np.maximum(route.ici_size, 1.0)
-    share = payload_bytes * (size - 1) / size
-    match kind:
-        case "all-reduce":
-            sent = 2 * share
-        case "all-to-all":
-            sent = share / size * route.ici_transit
-        case "collective-permute":
-            sent = np.where(size > 1, payload_bytes / route.ici_step_share, 0.0)
-        case _:
-            sent = share
-    return np.where(size > 1, sent / route.ici_bytes_per_s, 0.0)
+    sent = sent_inside(kind, payload_bytes, route)
+    return np.where(route.ici_size > 1, sent / route.ici_bytes_per_s, 0.0)
 
 
 def _matmul_lot(dtype: str, matrices: Sequence[Matrices]) -> Lot:

@@ -16,7 +16,8 @@ from filelock import FileLock, Timeout
 
 from automesh.errors import UsageError
 from automesh.hardware.calibration.profile import SCHEMA, Profile, identity, merge
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.hardware.processes import usable_cores
+from automesh.mesh.strict_files import check_tree, parse_tree, read_text, replace_file
 
 FOLDER_VARIABLE = "AUTOMESH_PROFILES"
 _LOCK_S = 30.0
@@ -53,8 +54,7 @@ def host_of(platform: str) -> str:
     text = _CPU_INFO.read_text(encoding="utf-8") if _CPU_INFO.exists() else ""
     named = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
     model = named[1].strip() if named else machine.processor() or machine.machine()
-    affine = getattr(os, "sched_getaffinity", None)
-    cores = len(affine(0)) if affine else os.cpu_count() or 1
+    cores = usable_cores()
     return f"{model}, {cores} {'core' if cores == 1 else 'cores'}"
 
 
@@ -156,7 +156,7 @@ def merge_profile(path: Path, profile: Profile) -> Profile:
                         hint="choose another file with --out",
                     )
                 profile = merge(before, profile)
-            _write(path, json.dumps(asdict(profile), indent=1) + "\n")
+            replace_file(path, json.dumps(asdict(profile), indent=1) + "\n")
     except Timeout:
         raise UsageError(
             f"`{path}` is locked by another process",
@@ -185,12 +185,3 @@ def _check_figures(profile: Profile, path: Path) -> None:
     bad = [one for one in constants if not 0 <= one < float("inf")]
     if bad:
         raise UsageError(f"`{path}`: a time of {bad[0]} s is impossible")
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

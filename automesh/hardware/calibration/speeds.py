@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from automesh.collectives import MEASURED, kind_named
 from automesh.hardware.fabric.fabric import Floats, Route
 
 
@@ -15,6 +18,39 @@ class CollectiveSeconds:
     latency_s: Floats
     ici_s: Floats
     dcn_s: Floats
+
+
+def sent_inside(kind: str, payload_bytes: Floats, route: Route) -> Floats:
+    """Bytes that one device sends to its group inside a granule: [meshes].
+
+    They take this over the device's share of `Route.ici_bytes_per_s`, so that a byte of an
+    all-to-all counts by the links that it crosses, and one of a permute by those that serve.
+
+    Rings (scaling-book, "Sharded matrices"): each device sends all of the array but its own part,
+    twice to reduce and gather; all-to-all sends each part to its own device only.
+
+    Raises:
+      ValueError: `kind` is none of `collectives.MEASURED`.
+    """
+    size = np.maximum(route.ici_size, 1.0)
+    sent = payload_bytes * (size - 1) / size
+    if kind == "collective-permute":
+        # Over granules the devices at their edges are waited for.
+        return np.where(route.dcn_size > 1, 0.0, payload_bytes) / route.ici_step_share
+    if kind == "all-to-all":
+        return sent * route.ici_transit / (size * route.dcn_size)
+    return sent * passes_of(kind)
+
+
+def passes_of(kind: str) -> int:
+    """How often a collective that is measured sends an array round its ring.
+
+    Raises:
+      ValueError: `kind` is none of `collectives.MEASURED`.
+    """
+    if kind not in MEASURED:
+        raise ValueError(f"no formula for a collective of kind {kind}")
+    return kind_named(kind).passes
 
 
 class Speeds(Protocol):

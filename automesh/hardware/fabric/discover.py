@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from automesh.errors import UsageError
 from automesh.hardware.chips import chip_for
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.hardware.slices import is_flat, wraps_of
-from automesh.hardware.targets import Target
+from automesh.hardware.targets import Described, Target
 from automesh.mesh.granules import Located, granules_of
+from automesh.platforms import platform_named
 
 
-class Placed(Located, Protocol):
+class Placed(Located, Described, Protocol):
     """What tells where a device is; `automesh.program.nouns.Device` fits."""
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def slice_index(self) -> int: ...
     @property
     def coords(self) -> tuple[int, ...]: ...
 
@@ -50,19 +48,17 @@ def attached_fabric(devices: Sequence[Placed]) -> Fabric:
     first = devices[0]
     chip = chip_for(first.kind, first.platform)
     each = len(granules[0])
-    if first.platform != "tpu":
-        return Fabric(
-            kind="shared" if first.platform == "cpu" else "switch",
-            chip=chip,
-            num_granules=len(granules),
-            granule_devices=each,
-        )
-    torus = _box(granules[0])
-    return Fabric(
-        kind="torus",
+    fabric = Fabric(
+        kind=platform_named(first.platform).fabric,
         chip=chip,
         num_granules=len(granules),
         granule_devices=each,
+    )
+    if fabric.kind != "torus":
+        return fabric
+    torus = _box(granules[0])
+    return replace(
+        fabric,
         torus=torus,
         wraps=wraps_of(first.kind, torus),
         devices_per_chip=each // math.prod(torus),

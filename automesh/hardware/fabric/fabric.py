@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -37,6 +38,21 @@ class Fabric:
     @property
     def num_devices(self) -> int:
         return self.num_granules * self.granule_devices
+
+
+def torus_of(
+    chip: Chip, torus: tuple[int, ...], *, wraps: tuple[bool, ...], granules: int
+) -> Fabric:
+    """Slices of chips that are linked in a torus each."""
+    return Fabric(
+        kind="torus",
+        chip=chip,
+        num_granules=granules,
+        granule_devices=math.prod(torus) * chip.devices_per_chip,
+        torus=torus,
+        wraps=wraps,
+        devices_per_chip=chip.devices_per_chip,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,13 +180,4 @@ class Route:
 
     def rows(self, rows: NDArray[np.intp]) -> Route:
         """The routes of some meshes."""
-        return Route(
-            ici_size=self.ici_size[rows],
-            dcn_size=self.dcn_size[rows],
-            ici_bytes_per_s=self.ici_bytes_per_s[rows],
-            ici_hops=self.ici_hops[rows],
-            dcn_bytes_per_s=self.dcn_bytes_per_s[rows],
-            ici_transit=self.ici_transit[rows],
-            ici_step_share=self.ici_step_share[rows],
-            ici_pair_share=self.ici_pair_share[rows],
-        )
+        return Route(**{one.name: getattr(self, one.name)[rows] for one in fields(Route)})

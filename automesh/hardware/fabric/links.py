@@ -29,7 +29,8 @@ from automesh.hardware.fabric.torus import (
     ring_loads,
     way,
 )
-from automesh.mesh.plan_arrays import Batch
+from automesh.mesh.axes import Plan
+from automesh.mesh.plan_arrays import batch_of
 
 DCN, HOST, CHIP = "dcn", "host", "chip"
 _DIMENSIONS = "xyz"
@@ -109,12 +110,7 @@ class LinkMap:
 
     def _along(self, names: tuple[str, ...], spreads: bool) -> LinkUse:
         axes = self._placement.axes
-        batch = Batch(
-            names=tuple(axis.name for axis in axes),
-            ici=np.array([[axis.ici for axis in axes]], np.int64),
-            dcn=np.array([[axis.dcn for axis in axes]], np.int64),
-        )
-        route = routes(self._fabric, self._layouts, batch, names)
+        route = routes(self._fabric, self._layouts, batch_of([Plan(axes=axes)]), names)
         columns = [
             column for column, axis in enumerate(axes) if axis.name in names and axis.ici > 1
         ]
@@ -304,12 +300,8 @@ def _route(
 
 def _reached(fabric: Fabric, found: Reach, size: int, granules: int, part: float) -> Route:
     speed, hops, transit, step, pair = device_links(fabric, found, size, part)
-    return Route(
-        ici_size=np.array([float(size)]),
-        dcn_size=np.array([float(granules)]),
-        ici_bytes_per_s=np.array([speed]),
-        ici_hops=np.array([hops]),
-        dcn_bytes_per_s=np.array([fabric.chip.dcn_bytes_per_s]),
+    return replace(
+        _route(fabric, size=size, granules=granules, speed=speed, hops=hops),
         ici_transit=np.array([transit]),
         ici_step_share=np.array([step]),
         ici_pair_share=np.array([pair]),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from automesh.errors import AutomeshError
 from automesh.hardware.fabric.fabric import Fabric, Layouts, Span
+from automesh.hardware.fabric.routes import shapes_in, unasked
 from automesh.mesh.axes import MeshAxis
 
 Ints = NDArray[np.int64]
@@ -72,15 +71,9 @@ def _inside(fabric: Fabric, layouts: Layouts, shape: tuple[int, ...]) -> Ints:
         places = np.zeros((*shape, 4), np.int64)
         places[..., 3] = np.arange(math.prod(shape)).reshape(shape)
         return places
-    for one in layouts.wound:
-        if one.shape == shape:
-            return np.array(one.places, np.int64).reshape(*shape, 4)
-    known = _numbers(layouts)
-    if shape not in known or shape in {one.shape for one in layouts.crooked}:
-        raise AutomeshError(f"no layout of the shape {'x'.join(map(str, shape))} was asked for")
-    return places_along(layouts.spans[known[shape]], shape)
-
-
-@lru_cache(maxsize=4)
-def _numbers(layouts: Layouts) -> dict[tuple[int, ...], int]:
-    return {shape: number for number, shape in enumerate(layouts.shapes)}
+    known = shapes_in(layouts)
+    if shape in known.wound:
+        return known.wound[shape]
+    if shape not in known.straight:
+        raise unasked(shape)
+    return places_along(layouts.spans[known.straight[shape]], shape)

@@ -66,7 +66,7 @@ def _torus_links(
     fabric: Fabric, layouts: Layouts, batch: Batch, columns: tuple[int, ...]
 ) -> tuple[Floats, ...]:
     shapes, place = np.unique(batch.ici, axis=0, return_inverse=True)
-    known = _places(layouts)
+    known = shapes_in(layouts)
     table = np.empty((len(shapes), 5))
     for row, sizes in enumerate(shapes):
         shape = tuple(int(size) for size in sizes)
@@ -78,8 +78,13 @@ def _torus_links(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Places:
-    """Where `Layouts` says what about a shape."""
+class Shapes:
+    """Where `Layouts` says what about a shape.
+
+    Attributes:
+      straight: shapes that are products of spans, with their place.
+      wound: [*shape, 4] x, y, z and core of the device at each point.
+    """
 
     straight: dict[tuple[int, ...], int]
     crooked: dict[tuple[tuple[int, ...], tuple[int, ...]], Reach]
@@ -88,10 +93,11 @@ class _Places:
 
 
 @lru_cache(maxsize=4)
-def _places(layouts: Layouts) -> _Places:
+def shapes_in(layouts: Layouts) -> Shapes:
+    """What layouts say, by shape."""
     crooked = {(one.shape, one.axes): one.reach for one in layouts.crooked}
     bent = {shape for shape, _ in crooked}
-    return _Places(
+    return Shapes(
         straight={shape: i for i, shape in enumerate(layouts.shapes) if shape not in bent},
         crooked=crooked,
         refused=frozenset(shape for shape, _ in layouts.refused),
@@ -102,10 +108,15 @@ def _places(layouts: Layouts) -> _Places:
     )
 
 
+def unasked(shape: tuple[int, ...]) -> AutomeshError:
+    """The error where layouts say nothing about a shape."""
+    return AutomeshError(f"no layout of the shape {'x'.join(map(str, shape))} was asked for")
+
+
 def _shape_links(
     fabric: Fabric,
     layouts: Layouts,
-    known: _Places,
+    known: Shapes,
     shape: tuple[int, ...],
     columns: tuple[int, ...],
 ) -> Links:
@@ -126,7 +137,7 @@ def _shape_links(
     elif shape in known.refused:
         return math.nan, math.nan, math.nan, math.nan, math.nan
     else:
-        raise AutomeshError(f"no layout of the shape {'x'.join(map(str, shape))} was asked for")
+        raise unasked(shape)
     return device_links(fabric, found, size, share)
 
 

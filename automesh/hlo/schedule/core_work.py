@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from automesh.collectives import why_unpriced
 from automesh.hlo.collectives import source_of
@@ -72,30 +72,11 @@ def compute_of(
     Args:
       contents: of a fusion.
     """
-    if contents is not None:
-        one = _matrix_or_memory(instruction, contents.matmuls, contents.flops, touched)
-    elif (product := matmul_of(computation, instruction)) is not None:
-        flops = flops_of(computation, instruction)
-        one = _matrix_or_memory(instruction, (product,), flops, touched)
-    elif instruction.opcode == "custom-call" and not is_plain(instruction):
-        return _kernel(computation, instruction, touched)
-    else:
-        one = _matrix_or_memory(instruction, (), 0, touched)
-    is_nothing = not (one.flops or one.hbm_bytes or one.onchip_bytes or one.cycles or one.uncounted)
-    return None if is_nothing else one
-
-
-def _matrix_or_memory(
-    instruction: Instruction, matmuls: tuple[Matmul, ...], flops: int, touched: Touched
-) -> Compute:
-    kind: Literal["matrix", "memory"] = "matrix" if matmuls else "memory"
-    return Compute(
+    product = matmul_of(computation, instruction) if contents is None else None
+    one = Compute(
         name=instruction.name,
-        kind=kind,
+        kind="memory",
         opcode=instruction.target or instruction.opcode,
-        matmuls=matmuls,
-        flops=flops,
-        dtype=matmuls[0].dtype if matmuls else "",
         hbm_bytes=touched.main,
         onchip_bytes=touched.chip,
         cycles=cycles_of(instruction),
@@ -103,6 +84,20 @@ def _matrix_or_memory(
         op_name=instruction.op_name,
         source=source_of(instruction),
     )
+    if contents is not None:
+        one = _multiplying(one, contents.matmuls, contents.flops)
+    elif product is not None:
+        one = _multiplying(one, (product,), flops_of(computation, instruction))
+    elif instruction.opcode == "custom-call" and not is_plain(instruction):
+        return _kernel(one, computation, instruction)
+    is_nothing = not (one.flops or one.hbm_bytes or one.onchip_bytes or one.cycles or one.uncounted)
+    return None if is_nothing else one
+
+
+def _multiplying(one: Compute, matmuls: tuple[Matmul, ...], flops: int) -> Compute:
+    if not matmuls:
+        return one
+    return replace(one, kind="matrix", matmuls=matmuls, flops=flops, dtype=matmuls[0].dtype)
 
 
 def _uncounted(opcode: str) -> str:
@@ -112,20 +107,15 @@ def _uncounted(opcode: str) -> str:
     return f"`{opcode}`: {why}" if why else ""
 
 
-def _kernel(computation: Computation, call: Instruction, touched: Touched) -> Compute:
+def _kernel(one: Compute, computation: Computation, call: Instruction) -> Compute:
     stated = stated_cost(call)
-    return Compute(
-        name=call.name,
+    return replace(
+        one,
         kind="kernel",
-        opcode=call.target,
         flops=stated.flops if stated else 0,
         dtype=widest_dtype(computation, call) if stated and stated.flops else "",
-        hbm_bytes=(stated.bytes_accessed if stated else 0) or touched.main,
-        onchip_bytes=touched.chip,
-        cycles=cycles_of(call),
+        hbm_bytes=(stated.bytes_accessed if stated else 0) or one.hbm_bytes,
         uncounted=remark_on(call, stated),
-        op_name=call.op_name,
-        source=source_of(call),
     )
 
 

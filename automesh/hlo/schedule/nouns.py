@@ -8,6 +8,7 @@ whom, but no seconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -151,14 +152,12 @@ class Loop:
       trips: how often; 1 if the program does not say.
       body: one trip, the test of the condition first. (The last test, which fails, follows the loop
         in the block that holds it.)
-      is_known: False if `trips` is a stand-in.
       uncounted: in words, what is taken for granted about `trips`; empty if nothing is.
     """
 
     name: str
     trips: int
     body: Block
-    is_known: bool = True
     uncounted: str = ""
     op_name: str = ""
     source: str = ""
@@ -187,6 +186,21 @@ class Block:
     """Operations in the order in which a device issues them; calls are written out."""
 
     operations: tuple[Operation, ...]
+
+
+def executed(block: Block, times: int = 1) -> Iterator[tuple[Operation, int]]:
+    """All operations of a block, those of loops and of all branches too, and how often each is run.
+
+    Args:
+      times: how often the block itself is.
+    """
+    for one in block.operations:
+        yield one, times
+        if isinstance(one, Loop):
+            yield from executed(one.body, times * one.trips)
+        elif isinstance(one, Branch):
+            for inner in one.blocks:
+                yield from executed(inner, times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

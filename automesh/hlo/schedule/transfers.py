@@ -5,23 +5,94 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from automesh.hlo.collectives import source_of, transfer_of
+from automesh.collectives import MEGASCALE
+from automesh.hlo.collectives import source_of, spread, transfer_of
 from automesh.hlo.kinds import kind_of
-from automesh.hlo.nouns import Computation, Instruction, Module
+from automesh.hlo.nouns import Computation, Groups, Instruction, Module
 from automesh.hlo.partitions import Partitions
 from automesh.hlo.schedule.core_work import compute_of
-from automesh.hlo.schedule.megascale import is_megascale, transfer_between_slices
 from automesh.hlo.schedule.nouns import Done, Medium, Operation, Start, Transfer
 from automesh.hlo.schedule.totals import COPIES
-from automesh.hlo.spans import span_of_pairs
 from automesh.hlo.work.fusions import Held, amounts_to, contents_of
 from automesh.hlo.work.memories import Touched, platform_of
 from automesh.hlo.work.traffic import traffic_of, traffic_of_fused_collective
 from automesh.platforms.platform import PlatformName
 
+# Collectives between TPU slices, which a compiled module holds as sends to the host and back.
+#
+# The compiler hands the operand of a cross-slice collective to the Megascale runtime on the host
+# (`send`) and takes the result from it (`recv`). Frontend attributes say what it was. Nothing of
+# this is documented; the attributes are those that libtpu 0.0.42 writes.
+
+_HANDLER = "xla_megascale_runtime"
+# Every one of some slices with every one of some devices: {1,2}x{0:15}.
+_PRODUCT = re.compile(r"\{([\d,:]+)\}x\{([\d,:]+)\}")
+# Groups or pairs one by one: {{100000,200000},{100001,200001}}, {{100000->200000}}.
+_LIST = re.compile(r"\{([\d,]+|\d+->\d+)\}")
+# Slices count from 1, and a device is its slice times this and its id in the slice.
+_SLICE = 100_000
+
+
+def is_megascale(instruction: Instruction) -> bool:
+    """True for a send, receive or their end that the Megascale runtime serves."""
+    return dict(instruction.frontend).get("_xla_host_transfer_handler_name") == _HANDLER
+
+
+def transfer_between_slices(
+    computation: Computation, send: Instruction, partitions: Partitions, hbm_bytes: int
+) -> Transfer:
+    """Says what one cross-slice collective moves.
+
+    Raises:
+      ValueError: it is of an unknown kind, names its devices in an unknown way, or names a device
+        outside the mesh.
+    """
+    attributes = dict(send.frontend)
+    kind = MEGASCALE.get(attributes.get("_xla_megascale_transfer_type", ""))
+    members = _members(attributes.get("_xla_megascale_target", ""), partitions)
+    if kind is None or not members:
+        raise ValueError(f"`{send.name}` sends to other slices in a way that is not known here")
+    in_pairs = kind.name == "collective-permute"
+    held = computation.operands(send)[0].shape.bytes
+    moved = Transfer(
+        name=send.name,
+        kind=kind.name,
+        medium="dcn",
+        groups=() if in_pairs else members,
+        pairs=tuple((source, target) for source, target in members) if in_pairs else (),
+        payload_bytes=held,
+        wire_bytes=held,
+        hbm_bytes=hbm_bytes,
+        op_name=send.op_name,
+        source=source_of(send),
+    )
+    return spread(moved, partitions.axes)
+
+
+def _members(target: str, partitions: Partitions) -> Groups:
+    """Groups, or pairs, of elements of the mesh; empty if the text is of neither form."""
+    if product := _PRODUCT.fullmatch(target):
+        slices, devices = map(_numbers, product.groups())
+        return tuple(
+            tuple(partitions.element(number - 1, device) for number in slices) for device in devices
+        )
+    return tuple(
+        tuple(partitions.element(number // _SLICE - 1, number % _SLICE) for number in listed)
+        for listed in (_numbers(text.replace("->", ",")) for text in _LIST.findall(target))
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition(":")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
 # Sends and receives by which the devices of one program exchange data.
 #
-# Between TPU slices they are what is left of a collective, see `megascale`; on GPUs a compiler may
+# Between TPU slices they are what is left of a collective, see above; on GPUs a compiler may
 # take a collective-permute apart so (xla/service/collective_ops_utils.h,
 # kSendRecvSourceTargetPairs).
 
@@ -56,21 +127,19 @@ def transfer_in_pairs(
     """
     listed = _PAIR.findall(dict(send.frontend)[_PAIRS])
     pairs = partitions.pairs(tuple((int(source), int(target)) for source, target in listed))
-    span = span_of_pairs(pairs, partitions.axes)
     held = computation.operands(send)[0].shape.bytes
-    return Transfer(
+    moved = Transfer(
         name=send.name,
         kind="collective-permute",
         medium="fabric",
-        axes=span.axes,
         pairs=pairs,
-        group_size=span.group_size,
         payload_bytes=held,
         wire_bytes=held,
         hbm_bytes=hbm_bytes,
         op_name=send.op_name,
         source=source_of(send),
     )
+    return spread(moved, partitions.axes)
 
 
 # Which starts of transfers an operation waits for, across loops.

@@ -13,11 +13,12 @@ from automesh.cost.terms import (
     Sum,
     Terms,
     Uncounted,
+    flops,
     value_of,
 )
 from automesh.ir.fusion import Fusion, fuse, settled
 from automesh.ir.graph import Block, Graph, Operation, multiplied
-from automesh.ir.kernel_cost import cost_of, flops, matmuls_of, moved
+from automesh.ir.kernel_cost import cost_of, matmuls_of, moved
 from automesh.ir.memory.liveness import memory_points
 from automesh.ir.op_kinds import COLLECTIVES, NO_WORK
 from automesh.ir.passes.run import rewrite

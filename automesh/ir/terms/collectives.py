@@ -20,7 +20,7 @@ from automesh.cost.terms import CollectiveTerm, Monomial, Sum, value_of
 from automesh.ir.graph import Block, Operation, Value, added, element_bytes, times, used_in
 from automesh.ir.op_kinds import COLLECTIVES, PRODUCTS, VIRTUAL
 from automesh.ir.passes.windowed import IN_RING, RING_OF
-from automesh.platforms import platform_named
+from automesh.platforms import scheduling_of
 from automesh.platforms.platform import Scheduling
 
 
@@ -137,13 +137,6 @@ def _makers(operation: Operation) -> list[Operation]:
     return [one.producer for one in operation.operands if one.producer is not None]
 
 
-_UNSCHEDULED = Scheduling(source="the module as partitioned: nothing is scheduled yet")
-
-
-def _scheduling(platform: str) -> Scheduling:
-    return _UNSCHEDULED if platform == "none" else platform_named(platform).scheduling
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Regions of the operations of one block.
@@ -169,7 +162,7 @@ class Places:
 
 def has_slots(platform: str) -> bool:
     """Whether the platform's compiler hides a collective beside a part of its block."""
-    return _scheduling(platform).has_slots
+    return scheduling_of(platform).has_slots
 
 
 def collective_term(
@@ -179,7 +172,7 @@ def collective_term(
     axes: tuple[str, ...] = operation.attributes["axes"]
     if not axes or operation.attributes.get("group", 2) == 1:
         return None
-    backend, kind = _scheduling(platform), STABLEHLO[operation.name].name
+    backend, kind = scheduling_of(platform), STABLEHLO[operation.name].name
     whole: Sum = operation.attributes.get(IN_RING, ())
     windowed = bool(whole)
     beside = places.beside(operation) if kind in backend.hides else None
@@ -240,7 +233,7 @@ def combined(
       block: the block that they stand in.
       found: its collectives in their order.
     """
-    backend = _scheduling(platform)
+    backend = scheduling_of(platform)
     if not backend.combined_bytes:
         return [term for _, term in found]
     after = _Dependence(block)

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
 from automesh.mesh.layout.context import find_mesh, is_staging
-from automesh.mesh.layout.place import constrain, keep_unconstrained
+from automesh.mesh.layout.place import axes_of, constrain, keep_unconstrained
 
 
 def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None) -> Any:
@@ -124,7 +124,7 @@ def _check_array(where: str, leaf: Any) -> None:
 
 
 def _check_axes(spec: PartitionSpec, mesh: Mesh | AbstractMesh | None) -> None:
-    used = [name for entry in spec for name in _names(entry)]
+    used = [name for entry in spec for name in axes_of(entry)]
     kinds: dict[str, AxisType] = (
         {} if mesh is None else dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     )
@@ -159,17 +159,10 @@ def _check_rank(where: str, spec: PartitionSpec, shape: tuple[int, ...]) -> None
 
 def _check_sizes(where: str, sharding: NamedSharding, shape: tuple[int, ...]) -> None:
     for dimension, (size, entry) in enumerate(zip(shape, sharding.spec, strict=False)):
-        ways = math.prod(sharding.mesh.shape[name] for name in _names(entry))
+        ways = math.prod(sharding.mesh.shape[name] for name in axes_of(entry))
         if size % ways:
             raise UsageError(
                 f"dimension {dimension} of array `{where}` has size {size}, which the {ways} "
-                f"devices along {', '.join(_names(entry))} do not divide",
+                f"devices along {', '.join(axes_of(entry))} do not divide",
                 hint="pad the array, or split another dimension",
             )
-
-
-def _names(entry: Any) -> tuple[str, ...]:
-    """Mesh axes of one entry of a spec."""
-    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
-        return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)

@@ -77,8 +77,6 @@ def create_mesh_of_shape(
     *,
     devices: Sequence[Located] | None = None,
     axis_types: AxisTypes = None,
-    sort_granules: bool = True,
-    allow_split_physical_axes: bool = True,
 ) -> Mesh:
     """Infers every -1 of `shape` and lays it out on all the devices.
 
@@ -109,13 +107,7 @@ def create_mesh_of_shape(
             SpreadGranulesWarning,
             stacklevel=3,
         )
-    return create_mesh_for(
-        axes,
-        devices=chosen,
-        axis_types=axis_types,
-        sort_granules=sort_granules,
-        allow_split_physical_axes=allow_split_physical_axes,
-    )
+    return create_mesh_for(axes, devices=chosen, axis_types=axis_types)
 
 
 def arrange_granule(

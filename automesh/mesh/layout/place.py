@@ -89,10 +89,10 @@ def keep_unconstrained(array: Any, spec: PartitionSpec, mesh: Mesh | AbstractMes
       ('data', 'model')
     """
     kinds: dict[str, AxisType] = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    named = {axis for entry in spec for axis in _axes(entry)}
+    named = {axis for entry in spec for axis in axes_of(entry)}
     now = (*jax.typeof(array).sharding.spec, *[None] * len(spec))
     kept = [
-        tuple(axis for axis in _axes(entry) if kinds.get(axis) == AxisType.Explicit) or None
+        tuple(axis for axis in axes_of(entry) if kinds.get(axis) == AxisType.Explicit) or None
         for entry in now
     ]
     kept = [None if entry is None or named & set(entry) else entry for entry in kept]
@@ -155,7 +155,7 @@ def _check_order(sharding: NamedSharding, path: str) -> None:
       IllegalMapping: a dimension is split over another axis first.
     """
     kinds = _kinds(sharding)
-    for entry in map(_axes, sharding.spec):
+    for entry in map(axes_of, sharding.spec):
         rest = itertools.dropwhile(lambda axis: kinds[axis] == AxisType.Explicit, entry)
         late = [axis for axis in rest if kinds[axis] == AxisType.Explicit]
         if late:
@@ -172,7 +172,7 @@ def _part(sharding: NamedSharding, kind: AxisType) -> NamedSharding:
     entries = [
         entry
         if entry is PartitionSpec.UNCONSTRAINED
-        else tuple(axis for axis in _axes(entry) if kinds[axis] == kind) or None
+        else tuple(axis for axis in axes_of(entry) if kinds[axis] == kind) or None
         for entry in sharding.spec
     ]
     return NamedSharding(sharding.mesh, PartitionSpec(*entries))
@@ -188,7 +188,13 @@ def _kinds(sharding: NamedSharding) -> dict[str, AxisType]:
     return dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
 
 
-def _axes(entry: Any) -> tuple[str, ...]:
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """Mesh axes of one entry of a spec.
+
+    Example:
+      >>> axes_of("dp"), axes_of(("dp", "tp")), axes_of(None)
+      (('dp',), ('dp', 'tp'), ())
+    """
     if entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return (entry,) if isinstance(entry, str) else tuple(entry or ())

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import re
 from functools import cache
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -19,13 +18,14 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.hardware.absent import AbsentDevices
-from automesh.hardware.compiler_versions import is_too_old, wanted_by_jax
+from automesh.hardware.compilers import is_too_old, wanted_by_jax
 from automesh.hardware.gpu_configurations import (
     configured_memory_bytes,
     known_configurations,
     read_configuration,
 )
 from automesh.outcomes import Failed
+from automesh.package import installed_version
 from automesh.platforms import platform_named
 from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
 from automesh.program.refused import Refused
@@ -97,7 +97,7 @@ def versions_for(platform: str) -> Versions:
     """Of jax, jaxlib and what compiles for a platform."""
     plugins = platform_named(platform).plugins
     packages = [name for plugin in reversed(plugins) for name in plugin.packages]
-    found = [(name, version) for name in packages if (version := _version(name))]
+    found = [(name, version) for name in packages if (version := installed_version(name))]
     if platform == "tpu" and (other := other_libtpu(os.environ)):
         found = [("libtpu", other)]
     return (("jax", jax.__version__), ("jaxlib", jaxlib.__version__), *found)
@@ -259,14 +259,7 @@ def _client(platform: str) -> str:
 def _installed(platform: str) -> tuple[str, str] | None:
     """The package that compiles for a platform, and its version; None if pip knows of none."""
     packages = reversed(platform_named(platform).packages)
-    return next(((name, found) for name in packages if (found := _version(name))), None)
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    return next(((name, found) for name in packages if (found := installed_version(name))), None)
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,19 +9,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from automesh.cost.breakdown import MeshCost, RouteOf, break_down
+from automesh.cost.breakdown import MeshCost, break_down
 from automesh.cost.pipeline.prices import price_pipeline_terms
 from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.pricing import holds, price
 from automesh.cost.terms import Terms
 from automesh.cost.windowed import under_options
 from automesh.errors import UsageError
-from automesh.hardware.calibration.speeds import Speeds
-from automesh.hardware.fabric.fabric import Route
-from automesh.hardware.fabric.routes import routes
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, parse_mesh
-from automesh.mesh.plan_arrays import batch_of
+from automesh.mesh.plan_arrays import Batch, batch_of
 from automesh.outcomes import Compiled, Estimated, Measured
 from automesh.program.nouns import Propagation
 from automesh.report.explain.nouns import Explained
@@ -39,10 +36,9 @@ def break_down_pipeline(
     pipeline: PipelineTerms,
     where: Terms,
     estimated: Estimated,
-    sizes: Mapping[str, int],
+    batch: Batch,
     *,
-    speeds: Speeds,
-    route_of: RouteOf,
+    hardware: HardwareModel,
 ) -> MeshCost:
     """Prices every piece of the work of the rank that has most to do.
 
@@ -51,15 +47,15 @@ def break_down_pipeline(
     Args:
       where: has the axes that are larger than 1.
       estimated: of the plan.
-      sizes: of all mesh axes.
-      route_of: see `break_down`.
+      batch: of the plan's mesh alone.
+      hardware: with the layout of the plan's ICI shape at least.
     """
     schedule = pipeline.schedule.schedule()
     times = Counter((one.stage, one.kind) for _, one in schedule.order)
 
     def priced(terms: Terms) -> MeshCost:
         whole = replace(terms, active=where.active)
-        return break_down(whole, sizes, speeds=speeds, route_of=route_of)
+        return break_down(whole, batch, routes_of=hardware.routes, speeds=hardware.speeds)
 
     kinds = [
         ({kind: priced(terms) for kind, terms in one.programs}, priced(one.finish))
@@ -71,6 +67,7 @@ def break_down_pipeline(
         runs = [(times[stage, kind], cost) for kind, cost in programs.items()]
         ranks[schedule.homes[stage]] += [*runs, (1, finish)]
     busiest = max(ranks, key=_seconds)
+    sizes = dict(zip(batch.names, batch.sizes[0].tolist(), strict=True))
     return _together(busiest, estimated, tuple((axis, sizes[axis]) for axis in where.active))
 
 
@@ -160,27 +157,17 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
             if ground.command
             else "run its search again",
         )
-    batch = batch_of([plan])
-    sizes = plan.sizes
-
-    def route_of(axes: tuple[str, ...]) -> Route:
-        return routes(ground.hardware.fabric, ground.hardware.layouts, batch, axes)
-
-    terms = under_options(found.terms, plan.compiler_options)
-    speeds = ground.hardware.speeds
+    batch, hardware, terms = batch_of([plan]), ground.hardware, found.terms
     # As if made for this mesh: a mesh that has only the terms of other sizes is priced by these.
-    if found.pipeline is None:
-        estimated = price(
-            {terms.active: _unguarded(terms)}, batch, hardware=ground.hardware
-        ).estimated(0)
-        cost = break_down(terms, sizes, speeds=speeds, route_of=route_of)
+    if found.pipeline is not None:
+        prices = price_pipeline_terms(found.pipeline, _unguarded(terms), batch, hardware=hardware)
+        estimated = prices.estimated(0)
+        cost = break_down_pipeline(found.pipeline, terms, estimated, batch, hardware=hardware)
     else:
-        estimated = price_pipeline_terms(
-            found.pipeline, _unguarded(found.terms), batch, hardware=ground.hardware
-        ).estimated(0)
-        cost = break_down_pipeline(
-            found.pipeline, found.terms, estimated, sizes, speeds=speeds, route_of=route_of
-        )
+        terms = under_options(terms, plan.compiler_options)
+        priced = price({terms.active: _unguarded(terms)}, batch, hardware=hardware)
+        estimated = priced.estimated(0)
+        cost = break_down(terms, batch, routes_of=hardware.routes, speeds=hardware.speeds)
     return Explained(
         plan=plan,
         cost=cost,
@@ -188,7 +175,7 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
         compiled=_compiled(candidate),
         measured=_measured(candidate),
         failure=reason(candidate) if candidate is not None else "",
-        is_borrowed=not _holds(found.terms, sizes),
+        is_borrowed=not _holds(terms, plan.sizes),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from automesh.errors import NoFeasibleMesh
 from automesh.hardware import Absent, Target
-from automesh.hardware.compile_client import absent_devices_of
+from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.model import hardware_model
 from automesh.hlo.store import ModuleStore, default_store
 from automesh.mesh.axes import Plan

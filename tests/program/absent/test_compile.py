@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from automesh.errors import UsageError
 from automesh.hardware.absent import AbsentDevices
-from automesh.hardware.compile_client import absent_devices_of
+from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.targets import parse_target
 from automesh.hlo.read import read_module
 from automesh.hlo.schedule.nouns import Block, Branch, Loop, Start, Transfer
@@ -196,7 +196,7 @@ def test_topologies_that_libtpu_does_not_know() -> None:
 
 BROKEN = """
 import sys
-from automesh.hardware.compile_client import elsewhere_of
+from automesh.hardware.compilers import elsewhere_of
 from automesh.hardware.targets import parse_target
 from automesh.program.absent.client import devices_of
 from automesh.program.refused import Refused

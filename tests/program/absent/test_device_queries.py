@@ -18,7 +18,7 @@ from jax.experimental import mesh_utils
 
 from automesh.cost.terms import value_of
 from automesh.hardware.absent import AbsentDevices
-from automesh.hardware.compile_client import absent_devices_of
+from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.targets import parse_target
 from automesh.mesh.axes import MeshAxis
 from automesh.program.absent.client import devices_of
