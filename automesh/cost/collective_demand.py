@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,8 +125,17 @@ class Collectives:
 
 def unnamed(term: CollectiveTerm, active: tuple[str, ...]) -> CollectiveTerm:
     """What decides the time of one execution: how often it runs and what it is called do not."""
-    axes = tuple(axis for axis in active if axis in term.axes)
-    return replace(term, axes=axes, ring_region=term.behind, count=(), source="", operand="")
+    return CollectiveTerm(
+        region=term.region,
+        count=(),
+        kind=term.kind,
+        axes=tuple(axis for axis in active if axis in term.axes),
+        payload_bytes=term.payload_bytes,
+        hides=term.hides,
+        windowed=term.windowed,
+        whole_bytes=term.whole_bytes,
+        ring_region=term.behind,
+    )
 
 
 def _parts(powers: list[Powers], axes: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
