@@ -128,7 +128,7 @@ class Results:
           KeyError: no such target.
           NoFeasibleMesh: its search ended without a result; the message says why.
         """
-        one = next((one for one in self.found.searches if one.target == target), None)
+        one = next((search for search in self.found.searches if search.target == target), None)
         if one is None:
             raise KeyError(target)
         if one.result is None:
@@ -150,7 +150,7 @@ class Results:
         """A table for each target and a summary, as text that fits the terminal."""
         from automesh.report.pages.several import render
 
-        found = [Result(found=one.result) for one in self.found.searches if one.result]
+        found = [Result(found=search.result) for search in self.found.searches if search.result]
         tables = [one.table(top=top, width=width, verbose=verbose) for one in found]
         summary = render(self.found, width=_columns(width), colour=is_colourful())
         return "\n".join([*tables, summary])

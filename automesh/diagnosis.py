@@ -63,7 +63,9 @@ def examine(target: str) -> tuple[Finding, ...]:
     findings = [_python(), *_packages(), *_processes(os.environ), _memory()]
     with one_worker(surroundings_of(wanted)) as pool:
         answer = pool.run(DevicesJob(), _LIMIT_S)
-    findings += [Finding(level="warning", about="target", detail=one) for one in wanted.notices]
+    findings += [
+        Finding(level="warning", about="target", detail=notice) for notice in wanted.notices
+    ]
     if isinstance(answer, Attachment):
         findings += [*_devices(answer), *_known_bad(answer), *_environment(answer)]
     else:

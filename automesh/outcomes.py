@@ -15,7 +15,9 @@ def largest_first(causes: Iterable[tuple[str, float]]) -> Causes:
     >>> largest_first([("latency", 0.1), ("memory", 0.0), ("compute", 0.3)])
     (('compute', 0.3), ('latency', 0.1))
     """
-    return tuple(sorted((one for one in causes if one[1] > 0.0), key=lambda one: (-one[1], one[0])))
+    return tuple(
+        sorted((cause for cause in causes if cause[1] > 0.0), key=lambda one: (-one[1], one[0]))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

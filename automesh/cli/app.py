@@ -97,5 +97,5 @@ def options(
 def main() -> None:
     """Runs the command line: 0 found, 1 nothing feasible, 2 bad input, 130 or 143 stopped."""
     prepare_streams()
-    commands = [one.name for one in app.registered_commands if one.name]
+    commands = [command.name for command in app.registered_commands if command.name]
     sys.exit(guarded(lambda: app(standalone_mode=False, prog_name="automesh"), commands))

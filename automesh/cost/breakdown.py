@@ -131,21 +131,25 @@ class MeshCost:
     @property
     def ring_s(self) -> float:
         """What windowed multiplications spend on reading and writing activations again."""
-        return sum(one.ring_s for one in self.kernels)
+        return sum(kernel.ring_s for kernel in self.kernels)
 
     @property
     def flops(self) -> float:
         """Of all multiplications of a step on one device."""
-        return sum(one.flops * one.count for one in self.kernels)
+        return sum(kernel.flops * kernel.count for kernel in self.kernels)
 
     @property
     def memory_traffic_bytes(self) -> float:
         """Read and written in device memory in a step on one device."""
-        return sum(one.bytes * one.count for one in self.kernels)
+        return sum(kernel.bytes * kernel.count for kernel in self.kernels)
 
     def payload_bytes(self, axes: tuple[str, ...]) -> float:
         """Moved by all collectives over `axes` in a step, arrays counted in full."""
-        return sum(one.payload_bytes * one.count for one in self.collectives if one.axes == axes)
+        return sum(
+            collective.payload_bytes * collective.count
+            for collective in self.collectives
+            if collective.axes == axes
+        )
 
 
 def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speeds) -> MeshCost:
@@ -162,8 +166,10 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
     collectives = _merged(_collectives(terms, batch, sizes, routes_of, speeds))
     return MeshCost(
         sizes=tuple((axis, sizes[axis]) for axis in terms.active),
-        collectives=tuple(sorted(collectives, key=lambda one: -one.seconds)),
-        kernels=tuple(sorted(_kernels(terms, batch, sizes, speeds), key=lambda one: -one.seconds)),
+        collectives=tuple(sorted(collectives, key=lambda collective: -collective.seconds)),
+        kernels=tuple(
+            sorted(_kernels(terms, batch, sizes, speeds), key=lambda kernel: -kernel.seconds)
+        ),
         peak_temporary_bytes=peak_bytes,
         peak_source=peak_source,
         argument_bytes=value_of(terms.argument_bytes, sizes),
@@ -191,9 +197,9 @@ def _collectives(
         speeds,
     )
     known = {
-        one.work: (one, int(pairs.of(here, slice(None))[0]), pairs)
+        member.work: (member, int(pairs.of(here, slice(None))[0]), pairs)
         for pairs, members in pieces
-        for one in members
+        for member in members
     }
     for term in terms.collectives:
         work = collective_demand.unnamed(term, terms.active)
@@ -224,13 +230,13 @@ def _collectives(
 def _merged(costs: Iterable[CollectiveCost]) -> list[CollectiveCost]:
     """One entry for collectives that differ in nothing but where the program repeats them."""
     kept: dict[tuple[object, ...], CollectiveCost] = {}
-    for one in costs:
+    for cost in costs:
         key = (
-            *(one.kind, one.axes, one.source, one.operand),
-            *(one.region, one.payload_bytes, one.is_ring),
+            *(cost.kind, cost.axes, cost.source, cost.operand),
+            *(cost.region, cost.payload_bytes, cost.is_ring),
         )
         there = kept.get(key)
-        kept[key] = one if there is None else _added(there, one)
+        kept[key] = cost if there is None else _added(there, cost)
     return list(kept.values())
 
 
@@ -255,7 +261,7 @@ def _kernels(
     row = _sizes(terms, batch)
     pieces = priced.pieces(formulas.values(row), row, speeds)
     places = {work: place for place, work in enumerate(priced.works)}
-    dtypes = {one.dtype for kernel in terms.kernels for one in kernel.matmuls}
+    dtypes = {matmul.dtype for kernel in terms.kernels for matmul in kernel.matmuls}
     rates = {dtype: _large_rate(speeds, dtype) for dtype in dtypes}
     for kernel in terms.kernels:
         place = places[kernels.unnamed(kernel)]
@@ -273,7 +279,7 @@ def _kernel(
 ) -> KernelCost:
     count = value_of(kernel.count, sizes)
     streaming_s = float(pieces.streaming_s[place, 0] + pieces.read_again_s[place, 0])
-    largest = max(kernel.matmuls, key=lambda one: flops([one], sizes), default=None)
+    largest = max(kernel.matmuls, key=lambda matmul: flops([matmul], sizes), default=None)
     repeated = tuple(axis for axis in terms.active if _repeats(terms, kernel, axis, sizes))
     return KernelCost(
         operation=kernel.operation,
@@ -284,7 +290,8 @@ def _kernel(
         bytes=float(pieces.far_bytes[place, 0]),
         flops=flops(kernel.matmuls, sizes),
         matmul_s=count * float(pieces.multiplying_s[place, 0]),
-        ideal_s=count * sum(flops([one], sizes) / rates[one.dtype] for one in kernel.matmuls),
+        ideal_s=count
+        * sum(flops([matmul], sizes) / rates[matmul.dtype] for matmul in kernel.matmuls),
         memory_s=count * streaming_s,
         ring_s=count * float(pieces.added_again_s[place, 0]),
         overhead_s=count * speeds.kernel_overhead_s,

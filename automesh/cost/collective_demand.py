@@ -145,7 +145,7 @@ def _parts(powers: list[Powers], axes: tuple[str, ...]) -> frozenset[tuple[str, 
     """
     together: dict[tuple[int, ...], list[str]] = {}
     for axis in axes:
-        profile = tuple(dict(one).get(axis, 0) for one in powers)
+        profile = tuple(dict(power).get(axis, 0) for power in powers)
         if any(profile):
             together.setdefault(profile, []).append(axis)
     return frozenset(tuple(part) for part in together.values())

@@ -45,7 +45,7 @@ class Pairs:
       axis_routes: of the group's axes.
       demand: [sizes] which demand sizes make.
       demands: how many there are.
-      route, size: [pairs] place in `road.routes`, and in the distinct sizes.
+      route, size: [pairs] place in `axis_routes.routes`, and in the distinct sizes.
       key: [plans] which pair a plan is, where only pairs that occur are kept; None where a pair's
         place is its route times `demands` plus its demand.
     """
@@ -135,10 +135,10 @@ def pieces_of_groups(
     if not pairs:
         return
     # Demands are worked out only for sizes that stand for others.
-    every = np.concatenate([one.size for one in pairs])
+    every = np.concatenate([pair.size for pair in pairs])
     asked = distinct([every], len(every))
     demand = collectives.demand(sizes[every[asked.first]])
-    ends = np.cumsum([len(one.size) for one in pairs])
+    ends = np.cumsum([len(pair.size) for pair in pairs])
     columns = np.split(asked.inverse, ends[:-1])
     seconds = _seconds(collectives, demand, pairs, columns, speeds)
     for one, column, times in zip(pairs, columns, seconds, strict=True):
@@ -200,7 +200,7 @@ def _seconds(
     Args:
       columns: per group, the column of `demand` of each of its pairs.
     """
-    found = [np.zeros((len(one.group.members), 3, len(one.route))) for one in pairs]
+    found = [np.zeros((len(pair.group.members), 3, len(pair.route))) for pair in pairs]
     by_kind: dict[str, list[tuple[int, int, int]]] = {}
     for place, one in enumerate(pairs):
         for position, member in enumerate(one.group.members):
@@ -253,19 +253,19 @@ def _piece(
 def _tabulated(pairs: Pairs, members: Sequence[Piece], *, regions: int) -> Priced:
     exposed = np.zeros((4, len(pairs.route)))
     hidden: dict[int, Floats] = {}
-    for one in members:
-        as_kind = np.where(one.is_ring, 0.0, one.counts)
-        runs = [(regions + one.work.behind, np.where(one.is_ring, one.counts, 0.0))]
+    for member in members:
+        as_kind = np.where(member.is_ring, 0.0, member.counts)
+        runs = [(regions + member.work.behind, np.where(member.is_ring, member.counts, 0.0))]
         # What is no ring hides behind all of its region, a ring behind windowed multiplications.
-        if one.work.hides:
-            runs.insert(0, (one.work.region, as_kind))
+        if member.work.hides:
+            runs.insert(0, (member.work.region, as_kind))
         else:
-            exposed[:3] += as_kind * one.seconds
-        exposed[3] += one.counts * one.alone_s
+            exposed[:3] += as_kind * member.seconds
+        exposed[3] += member.counts * member.alone_s
         for place, times in runs:
             if times.any():
                 known = hidden.setdefault(place, np.zeros((3, len(pairs.route))))
-                known += times * one.seconds
+                known += times * member.seconds
     order = tuple(sorted(hidden))
     table = np.concatenate([exposed, *(hidden[place] for place in order)])
     return Priced(pairs=pairs, table=table, regions=order)

@@ -241,7 +241,7 @@ def compare_causes(first: Estimated, second: Estimated) -> tuple[CauseChange, ..
         CauseChange(cause=cause, first_s=before.get(cause, 0.0), second_s=after.get(cause, 0.0))
         for cause in dict.fromkeys([*before, *after])
     ]
-    return tuple(sorted(changes, key=lambda one: -abs(one.second_s - one.first_s)))
+    return tuple(sorted(changes, key=lambda change: -abs(change.second_s - change.first_s)))
 
 
 def compare_collectives(first: MeshCost, second: MeshCost) -> tuple[CollectiveChange, ...]:
@@ -251,7 +251,7 @@ def compare_collectives(first: MeshCost, second: MeshCost) -> tuple[CollectiveCh
         _collective_change(groups[0].get(key, ()), groups[1].get(key, ()))
         for key in dict.fromkeys([*groups[0], *groups[1]])
     ]
-    return tuple(sorted(changes, key=lambda one: -abs(one.second_s - one.first_s)))
+    return tuple(sorted(changes, key=lambda change: -abs(change.second_s - change.first_s)))
 
 
 _Key = tuple[str, tuple[str, ...], str, str]
@@ -259,9 +259,9 @@ _Key = tuple[str, tuple[str, ...], str, str]
 
 def _grouped(costs: Iterable[CollectiveCost]) -> dict[_Key, tuple[CollectiveCost, ...]]:
     groups: dict[_Key, tuple[CollectiveCost, ...]] = {}
-    for one in costs:
-        key = (one.kind, one.axes, one.source, one.region)
-        groups[key] = (*groups.get(key, ()), one)
+    for cost in costs:
+        key = (cost.kind, cost.axes, cost.source, cost.region)
+        groups[key] = (*groups.get(key, ()), cost)
     return groups
 
 

@@ -209,10 +209,10 @@ class _Matmuls:
 
     def __init__(self, kernels: Sequence[tuple[Matmul, ...]], formulas: Formulas) -> None:
         self._kernels = len(kernels)
-        distinct = list(dict.fromkeys(one for matmuls in kernels for one in matmuls))
+        distinct = list(dict.fromkeys(matmul for matmuls in kernels for matmul in matmuls))
         place = {one: number for number, one in enumerate(distinct)}
         self._uses = [
-            (kernel, place[one]) for kernel, matmuls in enumerate(kernels) for one in matmuls
+            (kernel, place[matmul]) for kernel, matmuls in enumerate(kernels) for matmul in matmuls
         ]
         self._dtypes = {
             dtype: np.flatnonzero([one.dtype == dtype for one in distinct])
@@ -246,9 +246,9 @@ class _Factors:
 
     def __init__(self, monomials: Sequence[Monomial], formulas: Formulas) -> None:
         self._powers: Indices = np.array(
-            [formulas.number(one.powers) for one in monomials], np.intp
+            [formulas.number(monomial.powers) for monomial in monomials], np.intp
         )
-        self._coefficients = np.array([one.coefficient for one in monomials], float)
+        self._coefficients = np.array([monomial.coefficient for monomial in monomials], float)
 
     def __len__(self) -> int:
         return len(self._powers)

@@ -89,7 +89,7 @@ class RouteTable:
 
 def _deduplicated(routes: Route) -> tuple[Route, Codes]:
     """The distinct routes, and which of them each mesh takes."""
-    values = [getattr(routes, one.name) for one in fields(Route)]
+    values = [getattr(routes, field.name) for field in fields(Route)]
     ranks = [
         np.unique(value, return_inverse=True)[1] for value in values if (value != value[0]).any()
     ]

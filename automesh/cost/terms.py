@@ -55,8 +55,8 @@ class Matmul:
 def flops(matmuls: Iterable[Matmul], sizes: Mapping[str, int]) -> float:
     """Floating-point operations of one execution, two per multiply-add."""
     return sum(
-        2.0 * math.prod(side.at(sizes) for side in (one.batch, one.m, one.n, one.k))
-        for one in matmuls
+        2.0 * math.prod(side.at(sizes) for side in (matmul.batch, matmul.m, matmul.n, matmul.k))
+        for matmul in matmuls
     )
 
 

@@ -100,7 +100,8 @@ def joined(parts: Sequence[T]) -> T:
     """
     first: Any = parts[0]
     values = {
-        one.name: [getattr(part, one.name) for part in parts] for one in dataclasses.fields(first)
+        field.name: [getattr(part, field.name) for part in parts]
+        for field in dataclasses.fields(first)
     }
     return type(first)(
         **{

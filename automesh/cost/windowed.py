@@ -26,7 +26,9 @@ from automesh.platforms import PLATFORMS, scheduling_of
 # Two devices: none were windowed; four: all were.
 SMALLEST_RING = 4
 THRESHOLDS: dict[str, str] = {
-    one.name: one.scheduling.window_option for one in PLATFORMS if one.scheduling.window_option
+    platform.name: platform.scheduling.window_option
+    for platform in PLATFORMS
+    if platform.scheduling.window_option
 }
 """The option that says from which size on, by platform; its unit is MiB."""
 

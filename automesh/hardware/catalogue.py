@@ -69,10 +69,11 @@ def find_targets(pattern: str, clusters: Clusters | None = None) -> tuple[Listed
         return (exact,)
     wild = any(char in small for char in "*?[")
     found = tuple(
-        one
-        for one in list_targets(clusters)
+        target
+        for target in list_targets(clusters)
         if any(
-            fnmatchcase(name, small) if wild else small in name for name in (one.name, *one.also)
+            fnmatchcase(name, small) if wild else small in name
+            for name in (target.name, *target.also)
         )
     )
     if not found:

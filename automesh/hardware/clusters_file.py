@@ -273,8 +273,8 @@ def _check_keys(place: Place, table: OwnCluster, chip: Chip) -> None:
     """Makes sure that a cluster is either nodes of GPUs or slices of TPUs."""
     needed = platform_named(chip.platform).needed_cluster_keys
     advice = " and ".join(f"`{one}`" for one in needed)
-    others = [one for one in PLATFORMS if one.name != chip.platform]
-    for key in [key for one in others for key in one.cluster_keys]:
+    others = [platform for platform in PLATFORMS if platform.name != chip.platform]
+    for key in [key for other in others for key in other.cluster_keys]:
         if getattr(table, key) is not None:
             raise UsageError(
                 f"{place(key)} does not go with `{table.chip}`, "

@@ -108,9 +108,11 @@ def wanted_by_jax(platform: str) -> SpecifierSet:
         return SpecifierSet()
     return next(
         (
-            one.specifier
-            for one in requirements
-            if one.name in known.packages and one.marker and one.marker.evaluate(environment)
+            requirement.specifier
+            for requirement in requirements
+            if requirement.name in known.packages
+            and requirement.marker
+            and requirement.marker.evaluate(environment)
         ),
         SpecifierSet(),
     )

@@ -106,7 +106,14 @@ def generations() -> tuple[Generation, ...]:
 
 def generation_called(name: str) -> Generation | None:
     """The generation of this slug or alias; None if there is none on record."""
-    return next((one for one in generations() if name in (one.slug, *one.aliases)), None)
+    return next(
+        (
+            generation
+            for generation in generations()
+            if name in (generation.slug, *generation.aliases)
+        ),
+        None,
+    )
 
 
 def slice_sources() -> dict[str, str]:

@@ -204,9 +204,9 @@ class ModuleStore:
 
     def _make_room(self, needed_bytes: int, *, replaced: Path) -> None:
         self._remove_abandoned()
-        files = [one for one in self._files() if one[0] != replaced]
+        files = [file for file in self._files() if file[0] != replaced]
         taken = needed_bytes + sum(size for _, size, _ in files)
-        for path, size, _ in sorted(files, key=lambda one: (one[2], one[0].name)):
+        for path, size, _ in sorted(files, key=lambda file: (file[2], file[0].name)):
             if taken <= self.limit_bytes:
                 return
             path.unlink(missing_ok=True)

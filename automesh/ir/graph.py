@@ -194,8 +194,8 @@ def times(one: Monomial, other: Monomial) -> Monomial:
 def added(*sizes: Monomial) -> Sum:
     """Their sum, one monomial for each distinct product of powers."""
     total: dict[tuple[tuple[str, int], ...], float] = {}
-    for one in sizes:
-        total[one.powers] = total.get(one.powers, 0.0) + one.coefficient
+    for size in sizes:
+        total[size.powers] = total.get(size.powers, 0.0) + size.coefficient
     return tuple(
         Monomial(coefficient=value, powers=powers)
         for powers, value in sorted(total.items())

@@ -129,7 +129,7 @@ def _sentence(errors: Sequence[Any], tree: Any, kind: Any) -> str:
 def _expectation(errors: Sequence[Any]) -> str:
     """`must be an integer or a string`: of a union, each type failed for its own reason."""
     # That a value of one type is out of range says more than that it is not of another type.
-    telling = [one for one in errors if not one["type"].endswith("_type")] or errors
+    telling = [error for error in errors if not error["type"].endswith("_type")] or errors
     wanted = [one["msg"].removeprefix("Input should be ") for one in telling]
     if any(text == one["msg"] for text, one in zip(wanted, telling, strict=True)):
         return f"is wrong: {telling[0]['msg'][0].lower()}{telling[0]['msg'][1:]}"

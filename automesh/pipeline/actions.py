@@ -51,7 +51,8 @@ def format_actions(actions: Sequence[Action], *, rank: int) -> str:
       'F0'
     """
     return " ".join(
-        f"{one.kind}{one.microbatch}" if one.stage == rank else str(one) for one in actions
+        f"{action.kind}{action.microbatch}" if action.stage == rank else str(action)
+        for action in actions
     )
 
 

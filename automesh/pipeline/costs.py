@@ -45,13 +45,13 @@ class StageCost:
     activation_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value: object = getattr(self, one.name)
+        for field in fields(self):
+            value: object = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise WrongType(f"{one.name} of a stage is a number, got {kind_of(value)}")
+                raise WrongType(f"{field.name} of a stage is a number, got {kind_of(value)}")
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(
-                    f"{one.name} of a stage is {value}; it must be a number of at least 0"
+                    f"{field.name} of a stage is {value}; it must be a number of at least 0"
                 )
 
     def seconds(self, kind: ActionKind) -> float:

@@ -60,10 +60,10 @@ def _find_scale(simulated: Simulated, room: int) -> float:
     """Columns per second: each action's text fits into it and one more column, if there is room."""
     wanted = max(
         (
-            (len(_texts(one, rank)[0]) + 1) / (one.end_s - one.start_s)
+            (len(_texts(span, rank)[0]) + 1) / (span.end_s - span.start_s)
             for rank, spans in enumerate(simulated.spans)
-            for one in spans
-            if one.end_s > one.start_s
+            for span in spans
+            if span.end_s > span.start_s
         ),
         default=0.0,
     )

@@ -113,7 +113,7 @@ def find_needs(ranks: Ranks) -> dict[Action, tuple[Action, ...]]:
         candidates = [
             Action(kind=kind, microbatch=action.microbatch, stage=stage) for kind in kinds
         ]
-        return [one for one in candidates if one in done]
+        return [candidate for candidate in candidates if candidate in done]
 
     def of(action: Action) -> tuple[Action, ...]:
         stage = action.stage

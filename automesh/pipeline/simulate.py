@@ -49,7 +49,7 @@ class Timing:
         self._needs = schedule.needs
         self._homes = schedule.homes
         self._link_free: dict[tuple[int, int], Seconds] = {}
-        by_stage = [[one[stage] for one in costs] for stage in range(schedule.num_stages)]
+        by_stage = [[cost[stage] for cost in costs] for stage in range(schedule.num_stages)]
         self._seconds = {
             (kind, stage): np.array([one.seconds(kind) for one in each])
             for kind in KIND_WORDS
@@ -143,7 +143,7 @@ class Simulated:
     @property
     def kinds(self) -> tuple[ActionKind, ...]:
         """The kinds of action that occur, in the order F, B, I, W."""
-        present = {one.action.kind for spans in self.spans for one in spans}
+        present = {span.action.kind for spans in self.spans for span in spans}
         return tuple(kind for kind in KIND_WORDS if kind in present)
 
     @property
@@ -154,7 +154,7 @@ class Simulated:
     @property
     def busy_s(self) -> tuple[float, ...]:
         """Of each rank the sum of its actions."""
-        return tuple(sum(one.end_s - one.start_s for one in spans) for spans in self.spans)
+        return tuple(sum(span.end_s - span.start_s for span in spans) for spans in self.spans)
 
     @property
     def bubble(self) -> float:
@@ -225,7 +225,7 @@ def find_makespans(schedule: Schedule, costs: Sequence[Sequence[StageCost]]) -> 
       >>> find_makespans(schedule, [[StageCost(), StageCost()], [StageCost(), slow]]).tolist()
       [15.0, 19.0]
     """
-    timing = Timing(schedule, [spread_costs(one, schedule.num_stages) for one in costs])
+    timing = Timing(schedule, [spread_costs(cost, schedule.num_stages) for cost in costs])
     timing.play()
     return np.maximum.reduce(timing.rank_free)
 
@@ -274,7 +274,7 @@ def _find_transfers(timing: Timing, homes: Sequence[int]) -> tuple[Transfer, ...
     ]
     return tuple(
         sorted(
-            (one for one in transfers if one.end_s > one.start_s),
+            (transfer for transfer in transfers if transfer.end_s > transfer.start_s),
             key=lambda one: (one.start_s, one.end_s),
         )
     )

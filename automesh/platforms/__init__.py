@@ -8,9 +8,9 @@ from automesh.platforms.platform import Platform, Scheduling
 from automesh.platforms.tpu import TPU
 
 PLATFORMS = (CPU, GPU, TPU)
-NAMES = tuple(one.name for one in PLATFORMS)
-_BY_NAME: dict[str, Platform] = {one.name: one for one in PLATFORMS}
-COMPILED_ABSENT = tuple(one for one in PLATFORMS if one.plugins)
+NAMES = tuple(platform.name for platform in PLATFORMS)
+_BY_NAME: dict[str, Platform] = {platform.name: platform for platform in PLATFORMS}
+COMPILED_ABSENT = tuple(platform for platform in PLATFORMS if platform.plugins)
 """Those whose compilers need no device."""
 
 

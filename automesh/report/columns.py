@@ -139,7 +139,7 @@ def _all_columns(
     elif knobs:
         values = [" ".join(knob_cells(row.plan, knobs)) for row in rows]
         columns.append(text_column("knobs", map(words.clean, values), most=16))
-    columns.append(_figures("step time", [format_seconds(one) for one in seconds], predicted))
+    columns.append(_figures("step time", [format_seconds(second) for second in seconds], predicted))
     spread = tuple(words.half_interval(row) for row in rows)
     if any(spread):
         columns.append(Column(name="\u00b1", header="", cells=spread))
@@ -151,7 +151,7 @@ def _all_columns(
     columns.append(_figures(f"vs {marks[0] if marks else 'best'}", versus, predicted))
     replays = [replay_of(row.outcome) for row in rows]
     if any(replays):
-        exposed = [format_seconds(exposed_s(one)) if one else "" for one in replays]
+        exposed = [format_seconds(exposed_s(replay)) if replay else "" for replay in replays]
         columns.append(_figures("exposed", exposed, predicted))
     if any(row.peak_bytes for row in rows):
         memory = [format_bytes(row.peak_bytes) if row.peak_bytes else "" for row in rows]
@@ -161,11 +161,13 @@ def _all_columns(
     if any(row.bound_by for row in rows):
         causes = [words.clean(row.bound_by, 24) for row in rows]
         columns.append(_figures("bound by", causes, [True] * len(rows), justify="left"))
-    if any(one and one.mfu > 0 for one in replays):
-        shares = [format_percent(one.mfu) if one and one.mfu > 0 else "" for one in replays]
+    if any(replay and replay.mfu > 0 for replay in replays):
+        shares = [
+            format_percent(replay.mfu) if replay and replay.mfu > 0 else "" for replay in replays
+        ]
         columns.append(_figures("mfu", shares, predicted))
     if tokens_per_step:
-        rates = [format_count(tokens_per_step / one) if one > 0 else "" for one in seconds]
+        rates = [format_count(tokens_per_step / second) if second > 0 else "" for second in seconds]
         columns.append(_figures("tokens/s", rates, predicted))
     return columns
 

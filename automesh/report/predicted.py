@@ -89,12 +89,12 @@ def stages_of(candidate: Candidate | None) -> CompiledPipeline | None:
 def stage_bytes(candidate: Candidate) -> tuple[int, ...]:
     """Of each stage what its devices need, with what other stages of the rank hold there."""
     pipeline = stages_of(candidate)
-    return tuple(one.peak_bytes for one in pipeline.stages) if pipeline is not None else ()
+    return tuple(stage.peak_bytes for stage in pipeline.stages) if pipeline is not None else ()
 
 
 def stages_sentence(pipeline: CompiledPipeline) -> str:
     """`1f1b, 4 stages of 3.1 GiB, 2.9 GiB, ... a device by the compiler; simulated, ranks ...`."""
-    sizes = [format_bytes(one.peak_bytes) for one in pipeline.stages]
+    sizes = [format_bytes(stage.peak_bytes) for stage in pipeline.stages]
     listed = ", ".join(sizes[:_MOST_STAGES]) + (", ..." if len(sizes) > _MOST_STAGES else "")
     if len(set(sizes)) == 1:
         listed = f"{sizes[0]} each"

@@ -241,7 +241,7 @@ class _Display(Progress):
         self._show(before, phase)
 
     def _phase(self, name: str) -> Phase | None:
-        return next((one for one in self._state.phases if one.name == name), None)
+        return next((phase for phase in self._state.phases if phase.name == name), None)
 
     def _show(self, before: Phase | None, phase: Phase) -> None:
         """Called after a report on a phase, with what was known of it before."""

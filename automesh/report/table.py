@@ -49,7 +49,7 @@ def render(
       Lines that end in a line feed.
     """
     width = max(width, MIN_WIDTH)
-    ranked = [one for one in result.candidates if words.is_ranked(one)]
+    ranked = [candidate for candidate in result.candidates if words.is_ranked(candidate)]
     # Beside replays, estimates would look like times of the same kind.
     estimated = [one for one in ranked if result.is_ahead and isinstance(one.outcome, Estimated)]
     if len(estimated) < len(ranked):
@@ -57,7 +57,7 @@ def render(
     else:
         estimated = []
     own = [one for one in ranked if one.is_baseline or not words.is_duplicate(one)]
-    fallen = [one for one in result.candidates if not words.is_ranked(one)]
+    fallen = [candidate for candidate in result.candidates if not words.is_ranked(candidate)]
     shown, dropped = _first(own, top), _first(fallen, top)
     knobs = varying_knobs(result.candidates)
     parts: list[RenderableType] = [Text(glued(_title(result)))]
@@ -84,7 +84,7 @@ def render(
 
 def _first(candidates: Sequence[Candidate], top: int) -> list[Candidate]:
     head = list(candidates[:top])
-    return head + [one for one in candidates[top:] if one.is_baseline]
+    return head + [candidate for candidate in candidates[top:] if candidate.is_baseline]
 
 
 def _title(result: SearchResult) -> str:

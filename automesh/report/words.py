@@ -246,8 +246,8 @@ def uncounted_notices(estimates: Sequence[Estimated], most: int = 3) -> list[str
     """What the estimates leave out, one sentence each, the most frequent first; no source lines."""
     counted = Counter(
         what
-        for one in estimates
-        for what in dict.fromkeys(_SOURCE.sub("", said) for said in one.uncounted)
+        for estimate in estimates
+        for what in dict.fromkeys(_SOURCE.sub("", said) for said in estimate.uncounted)
     )
     said = [
         f"not counted in {'any' if number == len(estimates) else number} "
@@ -271,7 +271,11 @@ def ruled_out_sentence(funnel: Funnel, most: int = 4) -> str:
 
 def numerics_sentence(result: SearchResult) -> str:
     """Whose losses the others were compared with, and how many disagree; empty if nothing ran."""
-    ran = [one.outcome for one in result.candidates if isinstance(one.outcome, Measured)]
+    ran = [
+        candidate.outcome
+        for candidate in result.candidates
+        if isinstance(candidate.outcome, Measured)
+    ]
     if not ran:
         return ""
     if all(outcome.numerics == "not_compared" for outcome in ran):
@@ -296,14 +300,16 @@ def title(result: SearchResult) -> str:
 def best_of(result: SearchResult) -> Candidate | None:
     """The exported candidate, or the best where nothing was exported yet."""
     winners = (
-        one for one in result.candidates if one.standing.verdict in EXPORTED and is_ranked(one)
+        candidate
+        for candidate in result.candidates
+        if candidate.standing.verdict in EXPORTED and is_ranked(candidate)
     )
     return next(winners, None)
 
 
 def baseline_of(result: SearchResult) -> Candidate | None:
     """The candidate that is the script's own mesh."""
-    return next((one for one in result.candidates if one.is_baseline), None)
+    return next((candidate for candidate in result.candidates if candidate.is_baseline), None)
 
 
 def best_label(result: SearchResult) -> str:
@@ -342,7 +348,7 @@ def _is_shown_faster(result: SearchResult) -> bool:
 
 
 def _most_faster(result: SearchResult) -> str:
-    if not any(one.standing.verdict in COMPARED for one in result.candidates):
+    if not any(candidate.standing.verdict in COMPARED for candidate in result.candidates):
         return "no other mesh was measured"
     most = result.verifications[-1].most_faster if result.verifications else ()
     if not most:
@@ -353,7 +359,9 @@ def _most_faster(result: SearchResult) -> str:
 
 def undecided_sentence(result: SearchResult) -> str:
     """Which plans may still be faster, and what deciding it would take; empty if none may."""
-    waiting = [one for one in result.candidates if one.standing.verdict == "undecided"]
+    waiting = [
+        candidate for candidate in result.candidates if candidate.standing.verdict == "undecided"
+    ]
     waiting = [one for one in waiting if one.standing.more_s > 0]
     if not waiting:
         return ""
@@ -374,7 +382,7 @@ def _time_and_evidence(best: Candidate, verifications: Sequence[Verification]) -
         case Measured(step_s=seconds, confirmed=confirmed):
             if not confirmed:
                 return f"{format_seconds(seconds)} measured, not yet confirmed in fresh processes"
-            fresh = sum(one.processes for one in verifications)
+            fresh = sum(verification.processes for verification in verifications)
             where = f"in {count(fresh, 'fresh process', 'fresh processes')}"
             return f"{format_seconds(seconds)} measured {where if fresh else 'again'}"
         case Compiled(step_s=seconds, replay=Replayed()) as outcome:

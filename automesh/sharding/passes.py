@@ -226,7 +226,11 @@ def _parse(found: Bindings, text: str) -> Any:
 
 def _meshes(copy: Any) -> list[Any]:
     body = copy.operation.regions[0].blocks[0]
-    return [one.operation for one in body.operations if one.operation.name == "sdy.mesh"]
+    return [
+        operation.operation
+        for operation in body.operations
+        if operation.operation.name == "sdy.mesh"
+    ]
 
 
 def _resize(found: Bindings, copy: Any, sizes: Mapping[str, int]) -> None:
@@ -287,9 +291,9 @@ def inline_calls(module: Any, ir: Any) -> None:
 def functions_of(module: Any, ir: Any) -> dict[str, Any]:
     """The functions of a module's operation, by name."""
     return {
-        ir.StringAttr(one.attributes["sym_name"]).value: one.operation
-        for one in module.regions[0].blocks[0].operations
-        if one.operation.name == "func.func"
+        ir.StringAttr(operation.attributes["sym_name"]).value: operation.operation
+        for operation in module.regions[0].blocks[0].operations
+        if operation.operation.name == "func.func"
     }
 
 
@@ -384,7 +388,7 @@ def note_declared_shardings(module: Any, ir: Any, sdy: Any) -> None:
     for operation in _operations_in(module):
         if operation.name == "stablehlo.dot_general":
             values = (*operation.operands, operation.results[0])
-            noted = [ir.StringAttr.get(_axes_at_definition(one, ir, sdy)) for one in values]
+            noted = [ir.StringAttr.get(_axes_at_definition(value, ir, sdy)) for value in values]
             operation.attributes[DECLARED] = ir.ArrayAttr.get(noted)
 
 
@@ -395,8 +399,8 @@ def _axes_at_definition(value: Any, ir: Any, sdy: Any) -> str:
     if sharding is None:
         return ""
     dimensions = sdy.TensorShardingAttr(sharding).dimension_shardings
-    references = [one for each in dimensions for one in sdy.DimensionShardingAttr(each).axes]
-    return ",".join(str(sdy.AxisRefAttr(one).name) for one in references)
+    references = [axis for each in dimensions for axis in sdy.DimensionShardingAttr(each).axes]
+    return ",".join(str(sdy.AxisRefAttr(reference).name) for reference in references)
 
 
 def _whole(mesh: str, rank: int, sdy: Any) -> Any:

@@ -61,7 +61,7 @@ def propagate(
         failed += _contradicting(graph, located, probes)
     active = tuple(axis for axis, _ in sizes)
     fixed = {*located.fixed, *graph.sub_axes, *graph.padded}
-    guards = tuple(one for one in _guards(graph) if not fixed.issuperset(one.axes))
+    guards = tuple(guard for guard in _guards(graph) if not fixed.issuperset(guard.axes))
     terms = replace(
         collect(graph, active=active, platform=programs.platform),
         active=active,
@@ -122,9 +122,9 @@ def _described(block: Block) -> Iterator[tuple[object, ...]]:
 def _splits(values: Sequence[Value]) -> tuple[object, ...]:
     # Equal constants are merged, and arrays of indices may grow in ways that `fitting` ignores.
     return tuple(
-        (one.dtype, one.shape, one.axes, one.grown)
-        for one in values
-        if math.prod(one.shape) > _SMALL
+        (value.dtype, value.shape, value.axes, value.grown)
+        for value in values
+        if math.prod(value.shape) > _SMALL
     )
 
 

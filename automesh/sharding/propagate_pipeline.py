@@ -95,7 +95,7 @@ class _GivenStage:
             function.with_gradient,
             function.outputs_with_gradient,
             stage.owned(range(len(stage.params))),
-            *(tuple(map(_described, jax.tree.leaves(one))) for one in arrays),
+            *(tuple(map(_described, jax.tree.leaves(array))) for array in arrays),
         )
 
 
@@ -121,10 +121,10 @@ def _bytes_of(structs: Iterable[Any]) -> Sum:
     return added(
         *(
             Monomial(
-                coefficient=float(math.prod(one.shape) * one.dtype.itemsize),
-                powers=tuple((axis, -1) for axis in sorted(_axes(one.sharding))),
+                coefficient=float(math.prod(struct.shape) * struct.dtype.itemsize),
+                powers=tuple((axis, -1) for axis in sorted(_axes(struct.sharding))),
             )
-            for one in structs
+            for struct in structs
         )
     )
 
@@ -165,9 +165,9 @@ class Stages:
         key = number, kind
         if key not in self._programs:
             self._programs[key] = Programs(
-                build=lambda axes: self.stage({one.name: one.size for one in axes}, number).built(
-                    kind
-                ),
+                build=lambda axes: self.stage(
+                    {axis.name: axis.size for axis in axes}, number
+                ).built(kind),
                 axis_names=names,
                 platform=self.platform,
                 # Of many programs that share their shardings one is partitioned at a second size.
@@ -255,7 +255,7 @@ def propagate_pipeline(
 
 
 def _distinct(probes: Sequence[Sizes], sizes: Sizes) -> tuple[Sizes, ...]:
-    return tuple(one for one in dict.fromkeys(probes) if one != sizes)
+    return tuple(fromkey for fromkey in dict.fromkeys(probes) if fromkey != sizes)
 
 
 def _stage_terms(

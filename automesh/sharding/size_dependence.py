@@ -301,7 +301,7 @@ def _note_dimensions(
 
 def read_dimensions(text: str) -> list[list[Powers]]:
     """Of each result, per dimension the axes and powers that `note_fit` has noted, or ANYHOW."""
-    return [[_powers(one) for one in dimensions] for dimensions in json.loads(text)]
+    return [[_powers(dimension) for dimension in dimensions] for dimensions in json.loads(text)]
 
 
 def _note_formulas(

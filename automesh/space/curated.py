@@ -54,9 +54,9 @@ def curated_for(platform: str, chip: str, num_granules: int) -> tuple[Knob, ...]
       num_granules: slices or hosts.
     """
     return tuple(
-        Knob(name=one.name, values=tuple(one.values))
-        for one in curated_options()
-        if one.platform == platform
-        and (not one.generations or chip in one.generations)
-        and (not one.slices or num_granules > 1)
+        Knob(name=option.name, values=tuple(option.values))
+        for option in curated_options()
+        if option.platform == platform
+        and (not option.generations or chip in option.generations)
+        and (not option.slices or num_granules > 1)
     )

@@ -114,7 +114,7 @@ class Enumeration:
           NoFeasibleMesh: no other plan is left.
         """
         legal = tuple(plan for plan in self.legal if plan not in refused)
-        found = {one.rule: one for one in self.rejections}
+        found = {rejection.rule: rejection for rejection in self.rejections}
         for plan in self.legal:
             if (why := refused.get(plan)) is None:
                 continue
@@ -337,7 +337,10 @@ def _axis(name: str, ici: int, dcn: int) -> MeshAxis:
 
 
 def _why_nothing(rejections: Sequence[Rejection], num_devices: int, num_meshes: int) -> str:
-    said = [f"{one.count} by `{one.rule}` ({one.detail})" for one in rejections[:_MOST_RULES]]
+    said = [
+        f"{rejection.count} by `{rejection.rule}` ({rejection.detail})"
+        for rejection in rejections[:_MOST_RULES]
+    ]
     if rest := rejections[_MOST_RULES:]:
         others = "another rule" if len(rest) == 1 else f"{len(rest)} other rules"
         said.append(f"{sum(one.count for one in rest)} by {others}")

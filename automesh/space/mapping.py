@@ -78,7 +78,7 @@ class StepMapping:
     @property
     def telling(self) -> frozenset[str]:
         """The knobs that change arrays."""
-        return frozenset(name for one in self.by_knobs for name, _ in one.knobs)
+        return frozenset(name for knob in self.by_knobs for name, _ in knob.knobs)
 
     def at(self, knobs: Knobs) -> StepMapping:
         """What the step says at the knobs of a plan; nothing of its arrays where that was not
@@ -86,15 +86,15 @@ class StepMapping:
         if not self.by_knobs:
             return self
         said = _in_words(knobs)
-        for one in self.by_knobs:
-            if _in_words(one.knobs) <= said:
-                return StepMapping(defaults=self.defaults, arrays=one.arrays, unseen=one.unseen)
+        for knob in self.by_knobs:
+            if _in_words(knob.knobs) <= said:
+                return StepMapping(defaults=self.defaults, arrays=knob.arrays, unseen=knob.unseen)
         return StepMapping(defaults=self.defaults, unseen="there are too many values of knobs")
 
     @property
     def logical(self) -> frozenset[str]:
         """The logical axes that split some array, at some value of the knobs."""
-        arrays = [*self.arrays, *(array for one in self.by_knobs for array in one.arrays)]
+        arrays = [*self.arrays, *(array for knob in self.by_knobs for array in knob.arrays)]
         names = {name for one in arrays for part in one.split for name in part.names}
         return frozenset(name[len(MAPPING) :] for name in names if name.startswith(MAPPING))
 
@@ -175,7 +175,7 @@ def _kept(
         notices.append(
             f"combinations of [mapping] are not checked before they are built: {step.unseen}"
         )
-    unseen = [one for one in step.by_knobs if one.unseen]
+    unseen = [knob for knob in step.by_knobs if knob.unseen]
     if unseen:
         values = " ".join(f"{name}={value}" for name, value in unseen[0].knobs)
         notices.append(

@@ -98,7 +98,11 @@ def rules_of_pipelines(
       knobs: what `build` takes and its values in the search, the first of which is the usual one.
     """
     schedules = knobs.get(SCHEDULE, ())
-    if PIPELINE not in axes or not schedules or not all(one in SCHEDULES for one in schedules):
+    if (
+        PIPELINE not in axes
+        or not schedules
+        or not all(schedule in SCHEDULES for schedule in schedules)
+    ):
         return ()
     alone = [name for name in (SCHEDULE, VIRTUAL_STAGES) if name in knobs]
     usual = numbers_of((name, next(iter(knobs[name]))) for name in alone)

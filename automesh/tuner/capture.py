@@ -147,10 +147,14 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
             "the same state"
         )
     if found.other_steps:
-        others = ", ".join(f"`{one.name}` ({one.called_at})" for one in found.other_steps[:3])
+        others = ", ".join(
+            f"`{other_step.name}` ({other_step.called_at})" for other_step in found.other_steps[:3]
+        )
         said.append(f"called again and again, too: {others}; `--step NAME` chooses another")
     if found.other_meshes:
-        others = ", ".join(f"{one} ({one.made_at})" for one in found.other_meshes[:3])
+        others = ", ".join(
+            f"{other_mesh} ({other_mesh.made_at})" for other_mesh in found.other_meshes[:3]
+        )
         said.append(f"the script makes other meshes, which stay as they are: {others}")
     slow = [axis.name for axis in space.axes if axis.dcn]
     if space.name == _OWN_AXES and len(slow) < len(space.axes):

@@ -383,7 +383,9 @@ class _Check:
                 self.problems.append(Problem(what=what, hint=_NO_LOSS))
             else:
                 self.notes.append(f"{what}: it could not be measured on devices that are here")
-        unsaid = [one.name for one in step.arguments if not one.spec and one.shape]
+        unsaid = [
+            argument.name for argument in step.arguments if not argument.spec and argument.shape
+        ]
         if unsaid:
             self.notes.append(
                 f"nothing says how {count(len(unsaid), 'array')} are split, such as "
@@ -399,7 +401,9 @@ class _Check:
                 + ": donated, and no output replaces it, so that it is made anew for every step; "
                 "`Workload(advance=...)` can say what does"
             )
-        carries = step.carried or step.has_advance or any(one.is_ref for one in step.arguments)
+        carries = (
+            step.carried or step.has_advance or any(argument.is_ref for argument in step.arguments)
+        )
         if not carries:
             self.notes.append(
                 "no output looks like an argument, so that every step starts from the same "
@@ -574,7 +578,7 @@ def _counted(enumeration: Enumeration) -> PlanCount:
     return PlanCount(
         enumerated=enumeration.num_plans,
         legal=len(enumeration.legal),
-        ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
+        ruled_out=tuple((rejection.rule, rejection.count) for rejection in enumeration.rejections),
     )
 
 

@@ -132,8 +132,8 @@ class Session:
         for plan in preparation.baseline:
             check.require(plan)
         ranked = [
-            one.plan
-            for one in estimated_candidates(
+            candidate.plan
+            for candidate in estimated_candidates(
                 estimates.found,
                 baseline=preparation.baseline,
                 device_memory_bytes=preparation.device_memory_bytes,

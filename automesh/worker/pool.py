@@ -223,7 +223,9 @@ class Pool:
             self._turn(deadline)
             return
         self._turn(min(deadline, time.monotonic() + _PULSE_S))
-        running = [(one.task.job, one.stage) for one in self._workers if one.task is not None]
+        running = [
+            (worker.task.job, worker.stage) for worker in self._workers if worker.task is not None
+        ]
         self._on_wait(doing_all(running))
 
     def _excuse(self) -> None:

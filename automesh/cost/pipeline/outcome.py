@@ -43,13 +43,16 @@ def busiest_counts(pipeline: CompiledPipeline) -> Counts:
     schedule = schedule_of(pipeline)
     totals: list[Counts] = []
     for rank, actions in enumerate(schedule.ranks):
-        times = Counter((one.stage, str(one.kind)) for one in actions)
+        times = Counter((action.stage, str(action.kind)) for action in actions)
         totals.append(
             _added(
                 [
-                    (1 if one.action == UPDATE else times[one.stage, one.action], one.counts)
-                    for one in pipeline.programs
-                    if schedule.homes[one.stage] == rank
+                    (
+                        1 if program.action == UPDATE else times[program.stage, program.action],
+                        program.counts,
+                    )
+                    for program in pipeline.programs
+                    if schedule.homes[program.stage] == rank
                 ]
             )
         )

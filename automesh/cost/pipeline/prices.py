@@ -146,8 +146,8 @@ def _moves(
     """Of each stage what it sends forward and back, on each mesh."""
     route = hardware.routes(batch, (pipeline.axis,))
     kinds = [pipeline.kinds[number] for number in pipeline.stages]
-    forward = [one.outputs_bytes for one in kinds]
-    back = [one.gradients_bytes for one in kinds]
+    forward = [kind.outputs_bytes for kind in kinds]
+    back = [kind.gradients_bytes for kind in kinds]
     first, second = (
         batch_moves(
             np.array([[value_of(one, sizes) for sizes in _sizes(batch)] for one in sent]),
@@ -176,7 +176,7 @@ def _memory(
         lasting = (*stage.params_bytes, *stage.sums_bytes, *stage.state_bytes)
         # Gradients that come from the stages after it wait for its programs.
         arrived = value_of(stage.outputs_bytes, sizes)
-        working = max((float(one.beside[row]) for one in programs), default=0.0)
+        working = max((float(program.beside[row]) for program in programs), default=0.0)
         found.append(
             StageMemory(
                 lasting=round(value_of(lasting, sizes)),

@@ -292,10 +292,10 @@ def _finish(facts: _Facts, work: PipelineWork, rank: int) -> Spent:
         for cause, spent in one.causes:
             seconds[cause] += spent
     return Spent(
-        step_s=sum(one.step_s for one in parts),
-        lower_s=sum(one.lower_s for one in parts),
-        upper_s=sum(one.upper_s for one in parts),
-        bound_s=sum(one.bound_s for one in parts),
+        step_s=sum(part.step_s for part in parts),
+        lower_s=sum(part.lower_s for part in parts),
+        upper_s=sum(part.upper_s for part in parts),
+        bound_s=sum(part.bound_s for part in parts),
         causes=largest_first(seconds.items()),
     )
 

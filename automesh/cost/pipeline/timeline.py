@@ -37,7 +37,7 @@ def draw_pipeline(schedule: Schedule, work: PipelineWork) -> Timeline:
     ]
     return Timeline(
         step_s=simulated.makespan_s + max(one.step_s for one in after),
-        slices=tuple(sorted(slices, key=lambda one: (one.start_s, one.track))),
+        slices=tuple(sorted(slices, key=lambda slice_: (slice_.start_s, slice_.track))),
     )
 
 

@@ -338,19 +338,26 @@ def _patterns(schedule: Schedule) -> list[Pairs]:
 
 def _program(block: Block, kernels: Kernels, flights: Flights) -> tuple[Step, ...]:
     steps: list[Step] = []
-    for one in block.operations:
-        match one:
+    for operation in block.operations:
+        match operation:
             case Compute():
-                steps.append(kernels.work(one))
+                steps.append(kernels.work(operation))
             case Start():
-                steps.append(Depart(flight=flights.flight(one.transfer), lane=one.lane))
+                steps.append(Depart(flight=flights.flight(operation.transfer), lane=operation.lane))
             case Done():
-                steps.append(Await(lane=one.lane))
+                steps.append(Await(lane=operation.lane))
             case Loop():
-                body = _program(one.body, kernels, flights)
-                steps.append(Repeat(name=one.name, trips=one.trips, body=body, source=one.source))
+                body = _program(operation.body, kernels, flights)
+                steps.append(
+                    Repeat(
+                        name=operation.name,
+                        trips=operation.trips,
+                        body=body,
+                        source=operation.source,
+                    )
+                )
             case Branch():
-                steps += _program(_costliest(one), kernels, flights)
+                steps += _program(_costliest(operation), kernels, flights)
     return tuple(steps)
 
 

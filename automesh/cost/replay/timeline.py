@@ -46,7 +46,7 @@ class Timeline:
     @property
     def tracks(self) -> tuple[str, ...]:
         """The core first, or the ranks by number, then the resources by name."""
-        names = {one.track for one in self.slices}
+        names = {slice_.track for slice_ in self.slices}
         return tuple(sorted(names, key=_place))
 
 

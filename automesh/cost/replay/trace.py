@@ -49,16 +49,16 @@ def _metadata(what: str, track: int, **values: str | int) -> Event:
 
 
 def _slices(timeline: Timeline, tracks: Mapping[str, int]) -> Iterator[Event]:
-    for one in timeline.slices:
-        told = {"cause": one.cause, "source": one.source}
+    for slice_ in timeline.slices:
+        told = {"cause": slice_.cause, "source": slice_.source}
         yield {
             "ph": "X",
-            "name": one.name,
-            "cat": one.kind,
-            "ts": one.start_s * _MICROS,
-            "dur": one.seconds * _MICROS,
+            "name": slice_.name,
+            "cat": slice_.kind,
+            "ts": slice_.start_s * _MICROS,
+            "dur": slice_.seconds * _MICROS,
             "pid": _PID,
-            "tid": tracks[one.track],
+            "tid": tracks[slice_.track],
             "args": {key: text for key, text in told.items() if text},
         }
 
@@ -67,11 +67,11 @@ def _flows(timeline: Timeline, tracks: Mapping[str, int]) -> Iterator[Event]:
     """An arrow from the last wire of every transfer that is waited for to its first wait."""
     sent: dict[int, Slice] = {}
     awaited: dict[int, Slice] = {}
-    for one in timeline.slices:
-        if one.kind == "transfer":
-            sent[one.flight] = one
-        elif one.kind == "wait":
-            awaited.setdefault(one.flight, one)
+    for slice_ in timeline.slices:
+        if slice_.kind == "transfer":
+            sent[slice_.flight] = slice_
+        elif slice_.kind == "wait":
+            awaited.setdefault(slice_.flight, slice_)
     for flight, wait in awaited.items():
         if flight in sent:
             ends = (("s", sent[flight], {}), ("f", wait, {"bp": "e"}))

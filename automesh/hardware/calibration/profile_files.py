@@ -182,6 +182,6 @@ def _check_figures(profile: Profile, path: Path) -> None:
     constants += [one for fit in profile.collectives for one in (fit.call_s, fit.slowness)]
     constants += [point.seconds for point in profile.points]
     # `not >=` also catches what is no number.
-    bad = [one for one in constants if not 0 <= one < float("inf")]
+    bad = [constant for constant in constants if not 0 <= constant < float("inf")]
     if bad:
         raise UsageError(f"`{path}`: a time of {bad[0]} s is impossible")

@@ -194,12 +194,12 @@ def executed(block: Block, times: int = 1) -> Iterator[tuple[Operation, int]]:
     Args:
       times: how often the block itself is.
     """
-    for one in block.operations:
-        yield one, times
-        if isinstance(one, Loop):
-            yield from executed(one.body, times * one.trips)
-        elif isinstance(one, Branch):
-            for inner in one.blocks:
+    for operation in block.operations:
+        yield operation, times
+        if isinstance(operation, Loop):
+            yield from executed(operation.body, times * operation.trips)
+        elif isinstance(operation, Branch):
+            for inner in operation.blocks:
                 yield from executed(inner, times)
 
 

@@ -234,7 +234,7 @@ class _Reader:
         )
         most = costliest(branch)
         others = map(tally_of, branch.blocks)
-        if all(one.work() == most.work() for one in others):
+        if all(other.work() == most.work() for other in others):
             return branch
         remark = f"conditional {_label(conditional)} counted as its costliest branch"
         return replace(branch, uncounted=remark)

@@ -23,7 +23,7 @@ def renumbered(schedule: Schedule, axes: Axes, numbers: Sequence[int]) -> Schedu
 
 
 def _block(block: Block, numbers: Sequence[int]) -> Block:
-    return Block(operations=tuple(_operation(one, numbers) for one in block.operations))
+    return Block(operations=tuple(_operation(operation, numbers) for operation in block.operations))
 
 
 def _operation(one: Operation, numbers: Sequence[int]) -> Operation:

@@ -350,7 +350,9 @@ class InstructionReader:
         if collectives := list(self._held_in(callee)):
             return self._begun_together(start, collectives)
         if self._only_moves(callee):
-            touched = _sum(self._touched(callee, one) for one in callee.instructions.values())
+            touched = _sum(
+                self._touched(callee, instruction) for instruction in callee.instructions.values()
+            )
             return self._started(start, _copied(start, touched, synchronous=False))
         self._inlined.add(start.id)
         return None
@@ -364,27 +366,27 @@ class InstructionReader:
             by = start if len(collectives) == 1 else held.instruction
             moved = self._collective(held, by, touched, synchronous=now)
             operations += self._started(start, moved)
-        begun = sum(isinstance(one, Start) for one in operations)
+        begun = sum(isinstance(operation, Start) for operation in operations)
         self._together[self._lanes.of_start(start)] = begun
         return operations
 
     def _held_in(self, computation: Computation) -> Iterator[Held]:
         """Collectives of a wrapped computation; that of a SparseCore stands one call deeper."""
-        for one in computation.instructions.values():
-            if kind_of(one):
-                yield Held(computation, one)
-            elif one.opcode == "call":
-                yield from self._held_in(self._module.called(one)[0])
+        for instruction in computation.instructions.values():
+            if kind_of(instruction):
+                yield Held(computation, instruction)
+            elif instruction.opcode == "call":
+                yield from self._held_in(self._module.called(instruction)[0])
 
     def _touched(self, computation: Computation, instruction: Instruction) -> Touched:
         return traffic_of(self._module, computation, instruction, self.platform)
 
     def _only_moves(self, computation: Computation) -> bool:
         return all(
-            self._only_moves(self._module.called(one)[0])
-            if one.opcode == "fusion"
-            else one.opcode in _MOVES
-            for one in computation.instructions.values()
+            self._only_moves(self._module.called(instruction)[0])
+            if instruction.opcode == "fusion"
+            else instruction.opcode in _MOVES
+            for instruction in computation.instructions.values()
         )
 
     def _collective(

@@ -78,7 +78,7 @@ class _Body:
 
 def _leaves(computation: Computation, value: Instruction) -> list[int]:
     if value.opcode in ("tuple", "bitcast"):
-        return [i for one in computation.operands(value) for i in _leaves(computation, one)]
+        return [i for operand in computation.operands(value) for i in _leaves(computation, operand)]
     return [value.id]
 
 

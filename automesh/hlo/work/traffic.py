@@ -106,6 +106,8 @@ def _without_workspace(instruction: Instruction) -> Shape:
     """The result; of a library's call without the scratch memory that comes with it."""
     shape = instruction.shape
     if instruction.target.startswith(_LIBRARIES) and len(shape.elements) > 1:
-        kept = tuple(one for one in shape.elements if one.element_type not in ("s8", "u8"))
+        kept = tuple(
+            element for element in shape.elements if element.element_type not in ("s8", "u8")
+        )
         return replace(shape, elements=kept or shape.elements)
     return shape

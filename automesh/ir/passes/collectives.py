@@ -286,7 +286,7 @@ def hoist_conversions(graph: Graph) -> None:
     """convert(slice(xs)) in a loop over a constant xs -> a slice of one converted copy of xs."""
     for block in blocks(graph):
         copies: dict[tuple[Value, str], Value] = {}
-        for loop in [one for one in block.operations if one.name == "while"]:
+        for loop in [operation for operation in block.operations if operation.name == "while"]:
             for number, argument in enumerate(list(loop.bodies[0].arguments)):
                 body = loop.bodies[0]
                 if body.returned[number] is argument:

@@ -61,7 +61,7 @@ def like(
 def replace_value(graph: Graph, old: Value, new: Value) -> None:
     """Lets everything read `new` instead of `old`."""
     for user in set(old.users):
-        set_operands(user, [new if one is old else one for one in user.operands])
+        set_operands(user, [new if operand is old else operand for operand in user.operands])
     for block in blocks(graph):
         block.returned = [new if one is old else one for one in block.returned]
 

@@ -113,7 +113,9 @@ def _prune(block: Block, returned: set[Value]) -> int:
 
 
 def _has_effects(loop: Operation) -> bool:
-    return any(one.name in EFFECTS for body in loop.bodies for one in _all_operations(body))
+    return any(
+        operation.name in EFFECTS for body in loop.bodies for operation in _all_operations(body)
+    )
 
 
 def _needed(loop: Operation, returned: set[Value]) -> set[int]:

@@ -224,7 +224,7 @@ class _Collector:
             parts.append(self.block(body, region=region, count=count))
         worst = max(parts, key=self._weight, default=_Part())
         self._next_region = before + len(worst.regions)
-        if any(self._weight(one) != self._weight(worst) for one in parts):
+        if any(self._weight(part) != self._weight(worst) for part in parts):
             worst.uncounted.append(
                 Uncounted(
                     what="conditional",
@@ -237,13 +237,13 @@ class _Collector:
     def _weight(self, part: _Part) -> float:
         sizes = self._sizes
         kernels = sum(
-            value_of(one.count, sizes)
-            * (flops(one.matmuls, sizes) * _BYTES_PER_FLOP + value_of(one.bytes, sizes))
-            for one in part.kernels
+            value_of(kernel.count, sizes)
+            * (flops(kernel.matmuls, sizes) * _BYTES_PER_FLOP + value_of(kernel.bytes, sizes))
+            for kernel in part.kernels
         )
         links = sum(
-            value_of(one.count, sizes) * value_of(one.payload_bytes, sizes)
-            for one in part.collectives
+            value_of(collective.count, sizes) * value_of(collective.payload_bytes, sizes)
+            for collective in part.collectives
         )
         return kernels + links * _LINK_BYTES_PER_BYTE
 

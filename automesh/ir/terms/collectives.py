@@ -134,7 +134,7 @@ def _users(operation: Operation) -> list[Operation]:
 
 
 def _makers(operation: Operation) -> list[Operation]:
-    return [one.producer for one in operation.operands if one.producer is not None]
+    return [operand.producer for operand in operation.operands if operand.producer is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

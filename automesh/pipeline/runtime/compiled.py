@@ -437,7 +437,7 @@ class CompiledPipeline:
         )
 
     def _owner_shardings(self) -> list[Any]:
-        owned = [one.owned(one.params) for one in self.stages.shapes]
+        owned = [shape.owned(shape.params) for shape in self.stages.shapes]
         return [like.sharding for like in self.parts.in_order(owned)]
 
     def _placed(self, leaf: Any, sharding: Any, name: str, *, copy: bool) -> Any:

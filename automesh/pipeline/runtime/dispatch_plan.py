@@ -69,7 +69,7 @@ class PipelineSlots:
 
     def maker(self, value: int) -> StageSlots:
         """The stage that makes a value."""
-        return next(one for one in self.stages if value in one.outputs)
+        return next(stage for stage in self.stages if value in stage.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class MpmdMesh:
         Raises:
           UsageError: the submeshes differ in shape.
         """
-        shapes = {one.abstract_mesh for one in self.submeshes}
+        shapes = {submesh.abstract_mesh for submesh in self.submeshes}
         if len(shapes) > 1:
             raise UsageError(
                 "the submeshes differ in shape, so that no single mesh stands for all of them",

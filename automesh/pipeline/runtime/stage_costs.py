@@ -92,9 +92,9 @@ def _time_program(compiled: CompiledPipeline, stage: int, kind: ActionKind, repe
 def _time_sends(compiled: CompiledPipeline, stage: int, repeats: int, *, forward: bool) -> float:
     """Seconds for everything that a stage sends on or back for one microbatch."""
     total = 0.0
-    for one in compiled.transfers:
-        if one.from_stage == stage and (one.kind == "F") == forward:
-            array, sharding = _ones(one.source), one.target.sharding
+    for transfer in compiled.transfers:
+        if transfer.from_stage == stage and (transfer.kind == "F") == forward:
+            array, sharding = _ones(transfer.source), transfer.target.sharding
             total += _median(
                 lambda array=array, sharding=sharding: jax.device_put(array, sharding), repeats
             )

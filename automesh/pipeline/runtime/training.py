@@ -76,7 +76,7 @@ class LoweredPipeline:
         The optimizer's programs with their constants, and what each stage keeps.
         """
         planned = plan_given(self.parts, self.optimizer, self.clip_norm)
-        residuals = [one.residuals for one in self.parts.functions]
+        residuals = [function.residuals for function in self.parts.functions]
         scale = self.parts.options.scale
         return "\n".join(
             [*(one.lower_update().as_text() for one in planned), f"{residuals} {scale}"]
@@ -99,7 +99,7 @@ class LoweredPipeline:
             raise UsageError("a pipeline that was lowered for other meshes cannot be run")
         compiler = ProgramCompiler(compile_one=compile_one, only_programs=only_programs)
         pipeline = CompiledPipeline(self.parts, forward=self.forward, compiler=compiler)
-        likes = [one.owned(one.params) for one in pipeline.stages.shapes]
+        likes = [shape.owned(shape.params) for shape in pipeline.stages.shapes]
         planned = plan_updates(self.parts, likes, self.optimizer, self.clip_norm)
         updates = Updates(pipeline.stages, planned)
         compiled = CompiledTraining(pipeline=pipeline, updates=updates)

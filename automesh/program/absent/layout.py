@@ -156,7 +156,7 @@ def spans_of(places: Ints) -> tuple[Spans, ...] | None:
     if not np.array_equal(total, places):
         return None
     spans = [box_of(line) for line in steps]
-    return None if None in spans else tuple(one for one in spans if one is not None)
+    return None if None in spans else tuple(span for span in spans if span is not None)
 
 
 def _wound(shape: tuple[int, ...], places: Ints) -> Wound:

@@ -490,7 +490,7 @@ def _compiled_shardings(
         lowered = _jit(operation).lower(*inputs)
         compiled = compile_quickly(lowered, attached()[0])
     mesh = _mesh_among(inputs, params)
-    shardings = tuple(_named(one, mesh) for one in output_shardings(compiled))
+    shardings = tuple(_named(sharding, mesh) for sharding in output_shardings(compiled))
     if key is not None:
         _STATE.compiled[key] = shardings
     return shardings
@@ -502,7 +502,8 @@ def _key(primitive: Any, inputs: Sequence[Any], params: dict[str, Any]) -> Any:
             primitive,
             tuple(sorted(params.items())),
             tuple(
-                (np.shape(one), str(one.dtype), getattr(one, "sharding", None)) for one in inputs
+                (np.shape(operand), str(operand.dtype), getattr(operand, "sharding", None))
+                for operand in inputs
             ),
         )
         hash(key)

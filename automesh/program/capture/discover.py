@@ -174,7 +174,7 @@ class _Watch:
             axes = tuple((str(name), size) for name, size in made.shape.items())
             noted = ScriptMesh(
                 axes=axes,
-                axis_types=tuple(_WORDS[one] for one in made.axis_types),
+                axis_types=tuple(_WORDS[kind] for kind in made.axis_types),
                 made_at=place,
             )
             self.meshes.setdefault((axes, noted.axis_types), noted)
@@ -236,7 +236,7 @@ class _Watch:
             for one in self.seen.values()
             if one.same >= least and (not self.wanted or one.name == self.wanted)
         ]
-        back = [one for one in candidates if one.comes_back]
+        back = [candidate for candidate in candidates if candidate.comes_back]
         return max(back or candidates, key=lambda one: one.bytes, default=None)
 
     def discovery(self, found: _Seen, entry: Entry) -> Discovery:
@@ -257,8 +257,8 @@ class _Watch:
             capture=Capture(mesh=own, step=_step(found)),
             batch_axes=tuple(name for name in found.batch_axes if name in own.names),
             num_devices=jax.device_count(),
-            other_steps=tuple(_step(one) for one in sorted(others, key=lambda one: -one.bytes)),
-            other_meshes=tuple(one for one in self.meshes.values() if one is not own),
+            other_steps=tuple(_step(one) for one in sorted(others, key=lambda other: -other.bytes)),
+            other_meshes=tuple(mesh for mesh in self.meshes.values() if mesh is not own),
         )
 
     def _mesh_of(self, found: _Seen) -> ScriptMesh:

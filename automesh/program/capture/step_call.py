@@ -76,7 +76,7 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
     if capture.splits and made is not None and AxisType.Explicit not in made.axis_types:
         call, args, kwargs = _with_split_state(call, args, kwargs, capture, made)
     arranged = _arranged(call, capture.step.carried)
-    held = [without_data(one) for one in call.settings.constants if is_abstract(one)]
+    held = [without_data(constant) for constant in call.settings.constants if is_abstract(constant)]
     if held:
         kwargs = {**kwargs, _HELD: tuple(held)}
     return Workload(
@@ -193,7 +193,9 @@ def _jitted(call: TracedCall, name: str, arranged: _Arranged) -> Any:
 
     def step(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         held = iter(kwargs.pop(_HELD, ()))
-        constants = [next(held) if is_abstract(one) else one for one in settings.constants]
+        constants = [
+            next(held) if is_abstract(constant) else constant for constant in settings.constants
+        ]
         leaves = jax.tree.leaves((args, kwargs))
         return arranged.outputs(function(*constants, *leaves))
 

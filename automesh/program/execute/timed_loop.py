@@ -112,8 +112,10 @@ def with_sensitivities(
     """Updates with how far those from disturbed arguments are from them."""
     others = {one.path: one for one in disturbed}
     return tuple(
-        replace(one, sensitivity=_apart(one, others[one.path])) if one.path in others else one
-        for one in updates
+        replace(update, sensitivity=_apart(update, others[update.path]))
+        if update.path in others
+        else update
+        for update in updates
     )
 
 

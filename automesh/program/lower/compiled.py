@@ -147,7 +147,7 @@ def serialized(compiled: jax.stages.Compiled) -> bytes:
     try:
         executable: Any = compiled.runtime_executable()
         modules: list[Any] = list(executable.hlo_modules())
-        blobs: list[bytes] = [one.as_serialized_hlo_module_proto() for one in modules]
+        blobs: list[bytes] = [module.as_serialized_hlo_module_proto() for module in modules]
     except (AttributeError, jax.errors.JaxRuntimeError) as error:
         reason = f"the compiled program cannot be read: {str(error).splitlines()[0]}"
         raise Refused(Failed(stage="compile", reason=reason)) from error

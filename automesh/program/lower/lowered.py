@@ -234,8 +234,11 @@ def walk(ir: Any, module: Any) -> list[Any]:
 def axes_by_dimension(sdy: Any, sharding: Any) -> tuple[tuple[str, ...], ...]:
     """Per dimension of an array, the mesh axes that split it."""
     return tuple(
-        tuple(str(sdy.AxisRefAttr(axis).name) for axis in sdy.DimensionShardingAttr(one).axes)
-        for one in sdy.TensorShardingAttr(sharding).dimension_shardings
+        tuple(
+            str(sdy.AxisRefAttr(axis).name)
+            for axis in sdy.DimensionShardingAttr(dimension_sharding).axes
+        )
+        for dimension_sharding in sdy.TensorShardingAttr(sharding).dimension_shardings
     )
 
 
@@ -269,7 +272,8 @@ def _axes_of(bindings: _Bindings, operation: Any) -> Iterator[str]:
             if _is(attribute, sdy.TensorShardingAttr):
                 sharding = sdy.TensorShardingAttr(attribute)
                 dimensions = [
-                    sdy.DimensionShardingAttr(one).axes for one in sharding.dimension_shardings
+                    sdy.DimensionShardingAttr(dimension_sharding).axes
+                    for dimension_sharding in sharding.dimension_shardings
                 ]
                 for axes in (*dimensions, sharding.replicated_axes, sharding.unreduced_axes):
                     yield from (sdy.AxisRefAttr(axis).name for axis in axes)
@@ -327,7 +331,9 @@ class _Renaming:
             return self._sharding(sdy.TensorShardingAttr(attribute))
         if _is(attribute, sdy.TensorShardingPerValueAttr):
             shardings = sdy.TensorShardingPerValueAttr(attribute).shardings
-            return sdy.TensorShardingPerValueAttr.get([self._attribute(one) for one in shardings])
+            return sdy.TensorShardingPerValueAttr.get(
+                [self._attribute(sharding) for sharding in shardings]
+            )
         if _is(attribute, sdy.ManualAxesAttr):
             kept = [
                 self.names[name] for name in sdy.ManualAxesAttr(attribute) if name in self.names

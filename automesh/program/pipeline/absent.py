@@ -50,7 +50,7 @@ def lower_for_absent(
     if step.mesh.axis not in built.mesh.axis_names:
         reason = "a pipeline whose submeshes are given one by one is not compiled for devices that"
         raise Refused(Failed(stage="build", reason=f"{reason} are not here"))
-    if len({one.abstract_mesh for one in submeshes}) > 1:
+    if len({submesh.abstract_mesh for submesh in submeshes}) > 1:
         reason = "submeshes of different shapes are not compiled for devices that are not here"
         raise Refused(Failed(stage="build", reason=reason))
     first = submeshes[0]

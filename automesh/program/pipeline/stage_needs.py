@@ -108,10 +108,10 @@ def _memory(one: _Resident, stage: int, programs: Programs) -> StageMemory:
 def _sent(transfers: Sequence[Any], num_stages: int) -> list[tuple[int, int]]:
     """Of each stage what one of its devices sends on and back for one microbatch."""
     sent = [(0, 0)] * num_stages
-    for one in transfers:
-        on, back = sent[one.from_stage]
-        if one.kind == "F":
-            sent[one.from_stage] = (on + one.nbytes_per_device, back)
+    for transfer in transfers:
+        on, back = sent[transfer.from_stage]
+        if transfer.kind == "F":
+            sent[transfer.from_stage] = (on + transfer.nbytes_per_device, back)
         else:
-            sent[one.from_stage] = (on, back + one.nbytes_per_device)
+            sent[transfer.from_stage] = (on, back + transfer.nbytes_per_device)
     return sent

@@ -67,7 +67,7 @@ def _split_arguments(step: TracedStep) -> Iterator[SplitArray]:
 def _dimensions(shape: tuple[int, ...], sharding: NamedSharding) -> Iterator[SplitDimension]:
     for place, (size, said) in enumerate(zip(shape, sharding.spec)):
         names = said if isinstance(said, tuple) else (said,)
-        axes = tuple(one for one in names if isinstance(one, str))
+        axes = tuple(name for name in names if isinstance(name, str))
         if axes and len(axes) == len(names):
             yield SplitDimension(place=place, size=size, names=axes)
 

@@ -276,7 +276,9 @@ class Timer:
             leaf for leaf in self._jax.tree_util.tree_leaves(args) if type(leaf).__name__ == "Ref"
         ]
         # jax passes over a reference without waiting for what is in it.
-        written = [getattr(getattr(one, "_refs", None), "_buf", None) for one in references]
+        written = [
+            getattr(getattr(reference, "_refs", None), "_buf", None) for reference in references
+        ]
         self._jax.block_until_ready((outputs, written))
 
     def _end_sample(self) -> None:

@@ -194,9 +194,11 @@ def _compiled_cells(compiled: Compiled) -> dict[str, Cell]:
         "compiled_peak_bytes": compiled.memory.peak_bytes,
         "flops": counts.flops,
         "hbm_bytes": counts.hbm_bytes,
-        "collectives": sum(one.count for one in counts.collectives),
-        "collective_payload_bytes": sum(one.payload_bytes for one in counts.collectives),
-        "collective_wire_bytes": sum(one.wire_bytes for one in counts.collectives),
+        "collectives": sum(collective.count for collective in counts.collectives),
+        "collective_payload_bytes": sum(
+            collective.payload_bytes for collective in counts.collectives
+        ),
+        "collective_wire_bytes": sum(collective.wire_bytes for collective in counts.collectives),
         "uncounted": words.clean("; ".join(counts.uncounted)) or None,
         "compile_s": compiled.compile_s,
         "effort": compiled.effort,

@@ -143,24 +143,30 @@ def _mfu(result: SearchResult, best: Candidate, step_s: float) -> float:
 def _runner_up(result: SearchResult, best: Candidate) -> RunnerUp:
     kind = type(best.outcome)
     others = [
-        one
-        for one in result.candidates
-        if one.plan != best.plan
+        candidate
+        for candidate in result.candidates
+        if candidate.plan != best.plan
         and (
-            one.standing.verdict in COMPARED
-            or (result.is_ahead and isinstance(one.outcome, kind) and not is_duplicate(one))
+            candidate.standing.verdict in COMPARED
+            or (
+                result.is_ahead
+                and isinstance(candidate.outcome, kind)
+                and not is_duplicate(candidate)
+            )
         )
     ]
     if not others:
         return RunnerUp()
-    second = min(others, key=lambda one: one.standing.ratio)
+    second = min(others, key=lambda other: other.standing.ratio)
     return RunnerUp(plan=str(second.plan), slower=second.standing.ratio)
 
 
 def _why_none(result: SearchResult) -> str:
     if not result.candidates:
         return "no plan was tried"
-    measured = [one for one in result.candidates if isinstance(one.outcome, Measured)]
+    measured = [
+        candidate for candidate in result.candidates if isinstance(candidate.outcome, Measured)
+    ]
     excluded = [one for one in measured if one.standing.verdict == "excluded"]
     if excluded and len(excluded) == len(measured):
         return f"none of the measured plans may be exported: {reason(excluded[0])}"
@@ -173,11 +179,11 @@ def _why_none(result: SearchResult) -> str:
 
 def _least(result: SearchResult) -> str:
     """What the smallest of the plans needs that are too large."""
-    outcomes = [one.outcome for one in result.candidates]
+    outcomes = [candidate.outcome for candidate in result.candidates]
     refused = [
-        one
-        for one in outcomes
-        if isinstance(one, OutOfMemory) and one.limit_bytes == result.device_memory_bytes
+        outcome
+        for outcome in outcomes
+        if isinstance(outcome, OutOfMemory) and outcome.limit_bytes == result.device_memory_bytes
     ]
     if not refused:
         return ""

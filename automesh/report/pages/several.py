@@ -48,7 +48,7 @@ class Several:
     @property
     def not_found(self) -> tuple[Sought, ...]:
         """Targets without an answer."""
-        return tuple(one for one in self.searches if one.reason)
+        return tuple(search for search in self.searches if search.reason)
 
 
 def render(several: Several, *, width: int, colour: bool) -> str:
@@ -80,7 +80,7 @@ def to_json(several: Several) -> dict[str, Any]:
     """
     return {
         "schema": SCHEMA,
-        "searches": [result_to_json(one.result) for one in several.searches if one.result],
+        "searches": [result_to_json(search.result) for search in several.searches if search.result],
         "not_found": [
             {"target": one.target, "reason": one.reason, "hint": one.hint or None}
             for one in several.not_found
@@ -102,7 +102,7 @@ def _why(one: Sought) -> str:
 
 
 def _columns(searches: tuple[Sought, ...]) -> list[Column]:
-    rows = [(one, _best(one)) for one in searches]
+    rows = [(search, _best(search)) for search in searches]
     plans = [words.clean(str(best.plan)) if best else "-" for _, best in rows]
     causes = [words.clean(best.bound_by, 24) if best else "" for _, best in rows]
     return [

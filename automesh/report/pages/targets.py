@@ -105,11 +105,11 @@ def _overview(found: Sequence[Listed], width: int) -> list[RenderableType]:
             "names", [str(len(group)) if group[0].absent.fabric.torus else "" for group in kinds]
         ),
         figures_column("devices", [_sizes(group) for group in kinds]),
-        figures_column("memory", [format_bytes(one.device_memory_bytes) for one in firsts]),
+        figures_column("memory", [format_bytes(first.device_memory_bytes) for first in firsts]),
         figures_column(
-            "bf16", [f"{format_count(one.fabric.chip.flops_per_s)}FLOP/s" for one in firsts]
+            "bf16", [f"{format_count(first.fabric.chip.flops_per_s)}FLOP/s" for first in firsts]
         ),
-        figures_column("links", [links_words(one) for one in firsts]),
+        figures_column("links", [links_words(first) for first in firsts]),
         figures_column("DCN", [_rate(group[0].dcn_bytes_per_s) for group in kinds]),
     ]
     parts: list[RenderableType] = [tabulated(_fitting(columns, width), width=width)]
@@ -146,7 +146,7 @@ def _guide(found: Sequence[Listed], compilers: Sequence[Compiler]) -> list[tuple
          "one way, the links of a TPU those of its chip, at the speed that they reach"),
         ("beside", "local (the attached devices), cpu:N (N virtual ones), and clusters of your own "
          "with --hardware FILE"),
-        *((f"{one.platform.upper()}s", _here(one)) for one in compilers),
+        *((f"{compiler.platform.upper()}s", _here(compiler)) for compiler in compilers),
     ]  # fmt: skip
 
 
@@ -209,7 +209,9 @@ def _several(
     kinds = {one.kind for one in found}
     slices = [one for one in found if one.absent.fabric.torus]
     platforms = {one.absent.platform for one in found}
-    here = [("compile", _here(one)) for one in compilers if one.platform in platforms]
+    here = [
+        ("compile", _here(compiler)) for compiler in compilers if compiler.platform in platforms
+    ]
     if len(kinds) == 1 and slices:
         one = slices[0]
         lines = [("N", f"counts {one.counts}"), *_chip_lines(one)]
@@ -233,7 +235,7 @@ def _names(rows: Sequence[Listed], width: int) -> RenderableType:
     absents = [row.absent for row in rows]
 
     def right(name: str, value: Callable[[Absent], object]) -> Column:
-        return figures_column(name, [str(value(one)) for one in absents])
+        return figures_column(name, [str(value(absent)) for absent in absents])
 
     columns = [
         figures_column("target", [row.name for row in rows], justify="left"),
@@ -270,16 +272,16 @@ def _sources(rows: Sequence[Listed]) -> list[RenderableType]:
 
 def to_json(found: Sequence[Listed], compilers: Sequence[Compiler]) -> dict[str, Any]:
     """Targets with their facts as plain JSON values: bytes, bytes and operations per second."""
-    installed = {one.platform: one.version for one in compilers}
+    installed = {compiler.platform: compiler.version for compiler in compilers}
     return {
         "compilers": [
             {
-                "platform": one.platform,
-                "name": one.name,
-                "version": one.version,
-                "install": "" if one.version else one.install,
+                "platform": compiler.platform,
+                "name": compiler.name,
+                "version": compiler.version,
+                "install": "" if compiler.version else compiler.install,
             }
-            for one in compilers
+            for compiler in compilers
         ],
         "targets": [_target(one, installed) for one in found],
         "sources": citations(),

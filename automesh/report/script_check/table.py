@@ -65,11 +65,14 @@ class _Row:
 
     @property
     def donated(self) -> str:
-        return "yes" if all(one.is_donated for one in self.members) else "no"
+        return "yes" if all(member.is_donated for member in self.members) else "no"
 
     @property
     def values(self) -> str:
-        kinds = [one.values if one.origin == "made up" else one.origin for one in self.members]
+        kinds = [
+            member.values if member.origin == "made up" else member.origin
+            for member in self.members
+        ]
         return ", ".join(dict.fromkeys(kinds))
 
 
@@ -155,14 +158,14 @@ def _broken(name: str, width: int) -> str:
 
 def _named(arguments: Sequence[Argument]) -> list[Argument]:
     """The arrays by shorter names: of nodes with a single leaf, the number of that is left out."""
-    numbers = {found for one in arguments for found in _UNNAMED.findall(one.name)}
+    numbers = {found for argument in arguments for found in _UNNAMED.findall(argument.name)}
     short = "" if numbers == {"0"} else r"[\1]"
-    return [replace(one, name=_UNNAMED.sub(short, one.name)) for one in arguments]
+    return [replace(argument, name=_UNNAMED.sub(short, argument.name)) for argument in arguments]
 
 
 def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
     if show_all:
-        return [_Row(name=one.name, members=(one,)) for one in arguments]
+        return [_Row(name=argument.name, members=(argument,)) for argument in arguments]
     groups: dict[object, list[Argument]] = {}
     for one in arguments:
         start = one.name.index("]") + 1  # The number of the argument itself is no layer's.
@@ -170,7 +173,7 @@ def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
                one.is_donated, one.is_ref, one.origin, one.values)  # fmt: skip
         groups.setdefault(key, []).append(one)
     rows = [
-        _Row(name=_name_of([one.name for one in members]), members=tuple(members))
+        _Row(name=_name_of([member.name for member in members]), members=tuple(members))
         for members in groups.values()
     ]
     return _mirrors_folded(rows)
@@ -181,7 +184,9 @@ def _name_of(names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     numbers = [list(dict.fromkeys(one)) for one in zip(*map(_NUMBER.findall, names), strict=True)]
-    words = iter(one[0] if len(one) == 1 else f"{one[0]}..{one[-1]}" for one in numbers)
+    words = iter(
+        number[0] if len(number) == 1 else f"{number[0]}..{number[-1]}" for number in numbers
+    )
     return _NUMBER.sub(lambda _: next(words), names[0])
 
 
@@ -208,7 +213,7 @@ def _mirrors_folded(rows: Sequence[_Row]) -> list[_Row]:
         for prefix in prefixes if place not in done else []:
             known = first.setdefault(arrays(prefix), prefix)
             if known != prefix and len(under[prefix]) > 1:
-                members = [one for k in under[prefix] for one in rows[k].members]
+                members = [member for k in under[prefix] for member in rows[k].members]
                 name, like = "".join(prefix), "".join(known)
                 folded.append(_Row(name=name, members=tuple(members), like=like))
                 done.update(under[prefix])
@@ -232,8 +237,8 @@ def _step_lines(step: StepSummary | None, show_all: bool) -> Lines:
     lines: Lines = [("arrays", _sum_of(arguments))]
     if not show_all:
         rows = _rows(arguments, show_all=False)
-        shown = {id(one) for row in _largest(rows) for one in row.members}
-        hidden = [one for one in arguments if id(one) not in shown]
+        shown = {id(member) for row in _largest(rows) for member in row.members}
+        hidden = [argument for argument in arguments if id(argument) not in shown]
         if hidden:
             size = format_bytes(sum(one.total_bytes for one in hidden))
             lines.append(("", f"{count(len(hidden), 'smaller one')} of them, {size}, not shown: "
@@ -250,10 +255,10 @@ def _step_lines(step: StepSummary | None, show_all: bool) -> Lines:
 
 def _sum_of(arguments: Sequence[Argument]) -> str:
     total, each = (
-        format_bytes(sum(of(one) for one in arguments))
+        format_bytes(sum(of(argument) for argument in arguments))
         for of in (lambda one: one.total_bytes, lambda one: one.device_bytes)
     )
-    given = sum(one.is_donated for one in arguments)
+    given = sum(argument.is_donated for argument in arguments)
     donated = "all donated" if given == len(arguments) else f"{given or 'none'} of them donated"
     return f"{count(len(arguments), 'array')}, {total}, {each} on each device; {donated}"
 
@@ -263,7 +268,7 @@ def _values_lines(step: StepSummary) -> Lines:
     words = {"init": "from `init`", "build": "made by the script", "made up": "made up"}
     said: list[str] = []
     for origin, text in words.items():
-        number = sum(one.origin == origin for one in arguments)
+        number = sum(argument.origin == origin for argument in arguments)
         if number:
             said.append(f"{'all' if number == len(arguments) else number} {text}")
     if not said:
@@ -292,7 +297,7 @@ def _carry_of(step: StepSummary) -> str:
         + f"({count(one.arrays, 'array')})"
         for one in step.carried
     ]
-    if any(one.is_ref for one in step.arguments):
+    if any(argument.is_ref for argument in step.arguments):
         parts.append("references stay in place")
     return ", ".join(parts) or "the same arguments again"
 
@@ -320,7 +325,7 @@ def _space_lines(found: CheckedScript) -> Lines:
         lines.append(("facts", ", ".join(f"{name} = {value}" for name, value in found.facts)))
     if found.tokens_per_step:
         lines.append(("tokens", f"{format_count(found.tokens_per_step)} in a step"))
-    knobs = [_knob_of(one) for one in found.knobs]
+    knobs = [_knob_of(knob) for knob in found.knobs]
     lines += zip(["knobs", *[""] * len(knobs)], knobs)
     dropped = [clean(text) for text in found.left_out]
     lines += zip(["note", *[""] * len(dropped)], dropped)

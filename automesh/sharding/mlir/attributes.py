@@ -249,7 +249,7 @@ class AttributeReader:
         shape = tuple(elements.type.shape)
         if 0 in shape:
             return []
-        numbers = np.fromiter((int(one) for one in elements), np.int64)
+        numbers = np.fromiter((int(element) for element in elements), np.int64)
         return cast(
             "list[list[int]]",
             np.broadcast_to(numbers, shape).tolist()

@@ -32,9 +32,9 @@ class MeshReader:
         self.sub_axes: set[str] = set()
         self.padded: set[str] = set()
         self.mesh: tuple[tuple[str, int], ...] = ()
-        for one in module.regions[0].blocks[0].operations:
-            if one.operation.name == "sdy.mesh":
-                axes = found.sdy.MeshAttr(one.operation.attributes["mesh"]).axes
+        for operation in module.regions[0].blocks[0].operations:
+            if operation.operation.name == "sdy.mesh":
+                axes = found.sdy.MeshAttr(operation.operation.attributes["mesh"]).axes
                 read = [found.sdy.MeshAxisAttr(axis) for axis in axes]
                 mesh = tuple((str(axis.name), int(axis.size)) for axis in read)
                 # An empty mesh stands for one device.

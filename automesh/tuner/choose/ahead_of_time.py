@@ -114,7 +114,7 @@ def challengers(state: SearchState, among: Sequence[Plan]) -> tuple[Plan, ...]:
     if refinement is None or refinement.loo_error is None:
         return ()
     chances = state.chances(state.best_s(), among)
-    return tuple(one.plan for one in chances if one.chance >= MAY_WIN)
+    return tuple(chance.plan for chance in chances if chance.chance >= MAY_WIN)
 
 
 def pairs_in_order(

@@ -131,7 +131,7 @@ def belief(
     if not chances:
         return f"no view of the {left} {not_so}, which have no estimate; {error}"
     best = chances[0]
-    may = sum(one.chance >= MAY_WIN for one in chances)
+    may = sum(chance.chance >= MAY_WIN for chance in chances)
     ahead = f"more than {format_percent(MARGIN)} faster than the best"
     if may:
         return (

@@ -68,7 +68,7 @@ def challengers(state: SearchState) -> tuple[Plan, ...]:
         return ()
     knows_little = view.refinement.loo_error is None
     chances = state.chances(state.best_s())
-    likely = [one.plan for one in chances if knows_little or one.chance >= MAY_WIN]
+    likely = [chance.plan for chance in chances if knows_little or chance.chance >= MAY_WIN]
     blind = [plan for plan in state.left() if plan not in view.rows]
     if len(blind) <= LIMIT:
         return tuple(likely)

@@ -100,9 +100,10 @@ class SearchState:
     def best_s(self) -> float | None:
         """Seconds of the fastest plan that may become a rule; None if none may."""
         times = [
-            one.step_s
-            for one in self.results.values()
-            if isinstance(one, Compiled) or (isinstance(one, Measured) and may_be_exported(one))
+            result.step_s
+            for result in self.results.values()
+            if isinstance(result, Compiled)
+            or (isinstance(result, Measured) and may_be_exported(result))
         ]
         return min(times, default=None)
 

@@ -165,7 +165,7 @@ def judge(runs: Runs, baseline: Sequence[Plan]) -> Judged:
     reference = chosen[0]
     name = f"the baseline {reference}" if reference in baseline else f"the plan {reference}"
     first, *others = ran[reference]
-    odd = [one for one in others if _compared(first, one)[0] == "differ"]
+    odd = [other for other in others if _compared(first, other)[0] == "differ"]
     if odd:
         return Judged(
             reference=f"none: two runs of {reference} computed different losses",
@@ -281,7 +281,7 @@ def assemble_command(study: Study, header: Header) -> SearchResult:
 
 
 def _funnel(header: Header, outcomes: Mapping[Plan, Outcome]) -> Funnel:
-    kinds = Counter(type(one) for one in outcomes.values())
+    kinds = Counter(type(outcome) for outcome in outcomes.values())
     return Funnel(
         enumerated=header.enumerated,
         ruled_out=header.ruled_out,

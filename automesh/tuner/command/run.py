@@ -335,7 +335,10 @@ def _failure(manner: Manner, place: Place, ending: Ending) -> Failure:
     reason = _last_words(tail)
     if _OUT_OF_MEMORY.search(tail):
         needed, limit = needed_and_limit(tail)
-        said = next((one for one in tail.splitlines() if _OUT_OF_MEMORY.search(one)), reason)
+        said = next(
+            (splitline for splitline in tail.splitlines() if _OUT_OF_MEMORY.search(splitline)),
+            reason,
+        )
         detail = f"{said.strip()[:_REASON_CHARS]} ({_where(place)})"
         return OutOfMemory(stage="run", needed_bytes=needed, limit_bytes=limit, detail=detail)
     how = "was lost" if ending.code is None else f"exit code {ending.code}"

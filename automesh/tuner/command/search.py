@@ -368,7 +368,7 @@ class CommandStrategy(Strategy):
         if decision is None or decision.winner not in seconds:
             others = [plan for plan in likely if plan not in own]
             return [*own, *others[: self.request.top]]
-        settled = {decision.winner, *(one.plan for one in decision.comparisons)}
+        settled = {decision.winner, *(comparison.plan for comparison in decision.comparisons)}
         limit_s = NEAR * seconds[decision.winner]
         newcomers = [plan for plan in likely if plan not in settled and seconds[plan] <= limit_s]
         newcomers = [plan for plan in newcomers if plan not in own]
@@ -442,7 +442,7 @@ class CommandStrategy(Strategy):
                 plan: self._rounds(plan, lambda number, key=race.key: race_label(key, number))
                 for plan in race.finalists
             }
-            if all(len(one) < 1 for one in values.values()):
+            if all(len(value) < 1 for value in values.values()):
                 continue
             failed = [plan for plan in race.finalists if self._runs.failure(plan) is not None]
             contest = Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)

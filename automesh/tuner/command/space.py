@@ -143,9 +143,9 @@ def restricted(space: SearchSpace, template: Template) -> CommandSpace:
 
 def _parts(template: Template) -> dict[str, set[Part]]:
     parts: dict[str, set[Part]] = {}
-    for one in template.placeholders:
-        if one.name != RUN_DIR:
-            parts.setdefault(one.name, set()).add(one.part)
+    for placeholder in template.placeholders:
+        if placeholder.name != RUN_DIR:
+            parts.setdefault(placeholder.name, set()).add(placeholder.part)
     return parts
 
 

@@ -258,7 +258,7 @@ def _header(ready: _Ready, study: Study | None) -> Header:
     extra = len(ready.plans) - len(enumeration.legal)  # a baseline outside of the space
     mine = (ready.source_hash, ready.versions)
     trials = study.measure.trials() if study else []
-    known = dict.fromkeys(one.plan for one in trials if one.matches(*mine))
+    known = dict.fromkeys(trial.plan for trial in trials if trial.matches(*mine))
     return Header(
         workload=request.command.workload,
         target=ready.selector,
@@ -269,7 +269,7 @@ def _header(ready: _Ready, study: Study | None) -> Header:
         batch_axes=ready.command_space.space.batch_axes,
         enumerated=enumeration.num_plans + extra,
         plans=len(ready.plans),
-        ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
+        ruled_out=tuple((rejection.rule, rejection.count) for rejection in enumeration.rejections),
         baseline=ready.baseline,
         notices=ready.notices,
         tokens_per_step=0,

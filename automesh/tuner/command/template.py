@@ -88,15 +88,15 @@ class Template:
         """The words of the command that runs a plan; the plan has every axis and knob named."""
         axes, knobs = {axis.name: axis for axis in plan.axes}, dict(plan.knobs)
         values: dict[Placeholder, str] = {}
-        for one in self.placeholders:
-            if one.name == RUN_DIR:
-                values[one] = run_dir
-            elif one.name in axes:
-                axis = axes[one.name]
+        for placeholder in self.placeholders:
+            if placeholder.name == RUN_DIR:
+                values[placeholder] = run_dir
+            elif placeholder.name in axes:
+                axis = axes[placeholder.name]
                 sizes = {"": axis.size, "ici": axis.ici, "dcn": axis.dcn}
-                values[one] = str(sizes[one.part])
+                values[placeholder] = str(sizes[placeholder.part])
             else:
-                values[one] = spelled(knobs[one.name])
+                values[placeholder] = spelled(knobs[placeholder.name])
         return self.fill(values)
 
 

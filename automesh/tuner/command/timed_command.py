@@ -72,7 +72,7 @@ def read_command(
 
 
 def _check_run_dir(template: Template, source: Source) -> None:
-    names = [one.name for one in template.placeholders]
+    names = [placeholder.name for placeholder in template.placeholders]
     if isinstance(source, JsonLines) and f"{{{RUN_DIR}}}" in source.file and RUN_DIR not in names:
         raise UsageError(
             f"the step times are expected in `{source.file}`, but the command does not know that "

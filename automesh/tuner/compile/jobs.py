@@ -139,7 +139,7 @@ class CompilingAhead:
         """See `Compiling`: what was removed from the store must be compiled again."""
         needed = {known.stored}
         if known.pipeline is not None:
-            needed = {one.stored for one in known.pipeline.programs}
+            needed = {program.stored for program in known.pipeline.programs}
         return self.player is None or all(self.store.find(one) is not None for one in needed)
 
     def again(self, plan: Plan, known: Compiled) -> Outcome:

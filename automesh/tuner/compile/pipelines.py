@@ -39,7 +39,10 @@ def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip)
     on, back = (neighbours(schedule, forward=forward) for forward in (True, False))
     work = work_of(
         pipeline,
-        {(one.stage, one.action): _predicted(one, chip) for one in pipeline.programs},
+        {
+            (program.stage, program.action): _predicted(program, chip)
+            for program in pipeline.programs
+        },
         to_next=[
             sent(stage.next_bytes, on[place], place) for place, stage in enumerate(pipeline.stages)
         ],
@@ -91,8 +94,8 @@ def replay_pipeline(
             hardware=hardware,
         )
 
-    to_next = over([one.next_bytes for one in pipeline.stages], forward=True)
-    to_previous = over([one.previous_bytes for one in pipeline.stages], forward=False)
+    to_next = over([stage.next_bytes for stage in pipeline.stages], forward=True)
+    to_previous = over([stage.previous_bytes for stage in pipeline.stages], forward=False)
     work = work_of(
         pipeline,
         {program: spent_of(one) for program, one in played.items()},
@@ -152,4 +155,4 @@ def _summed(parts: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]
     total: dict[str, float] = {}
     for name, seconds in parts:
         total[name] = total.get(name, 0.0) + seconds
-    return tuple(sorted(total.items(), key=lambda one: (-one[1], one[0])))
+    return tuple(sorted(total.items(), key=lambda item: (-item[1], item[0])))

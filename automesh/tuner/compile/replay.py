@@ -83,8 +83,12 @@ class Player:
         self, plan: Plan, compiled: Compiled, pipeline: CompiledPipeline
     ) -> tuple[Compiled, Timeline] | Failed:
         """The same for a step whose stages are programs; what several stages run is played once."""
-        modules = {one.stored: self._module(plan, one.stored) for one in pipeline.programs}
-        own = [MeshAxis(name=one.name) if one.name == pipeline.axis else one for one in plan.axes]
+        modules = {
+            program.stored: self._module(plan, program.stored) for program in pipeline.programs
+        }
+        own = [
+            MeshAxis(name=axis.name) if axis.name == pipeline.axis else axis for axis in plan.axes
+        ]
         try:
             played = {key: self._play(plan, module, own)[0] for key, module in modules.items()}
             return replay_pipeline(

@@ -151,7 +151,9 @@ class BuildCheck:
     def refused(self, plans: Sequence[Plan]) -> dict[Plan, RuledOut]:
         """Those of `plans` that cannot be built: by themselves, or as plans like them."""
         # Two of each kind, as far apart as the order has them: `build` may look at other axes, too.
-        ends = [plan for one in self._suspects(plans).values() for plan in (one[0], one[-1])]
+        ends = [
+            plan for suspect in self._suspects(plans).values() for plan in (suspect[0], suspect[-1])
+        ]
         self.build(ends[:MOST_SUSPECTS], wanted=MOST_SUSPECTS)
         found = {plan: why for plan in plans if (why := self._ruled_out(plan)) is not None}
         refused = self._refused_parts()
@@ -191,7 +193,9 @@ class BuildCheck:
         found: dict[Call, dict[_Part, None]] = {}
         for plan, verdict in self._verdicts.items():
             if isinstance(verdict, BuildAnswer):
-                here = dict.fromkeys(part for one in verdict.arguments for part in _parts(one))
+                here = dict.fromkeys(
+                    part for argument in verdict.arguments for part in _parts(argument)
+                )
                 before = found.get(plan.call, here)
                 found[plan.call] = {part: None for part in before if part in here}
         return {call: list(parts) for call, parts in found.items()}
@@ -215,7 +219,7 @@ def refusal_notices(refused: Mapping[Plan, RuledOut], most: int = 3) -> tuple[st
     for plan, why in refused.items():
         first, detail, number = examples.get(why.rule, (plan, why.detail, 0))
         examples[why.rule] = (first, detail, number + 1)
-    ranked = sorted(examples.values(), key=lambda one: -one[2])
+    ranked = sorted(examples.values(), key=lambda example: -example[2])
     said = [f"`{plan}` cannot be built: {detail}" for plan, detail, _ in ranked[:most]]
     if len(ranked) > most:
         said.append(f"{len(ranked) - most} more reasons why plans cannot be built")

@@ -86,7 +86,10 @@ class _Looker:
 
     def look(self, combinations: Sequence[Knobs]) -> list[StepMapping]:
         """What the step says at each."""
-        orders = {self.key(one): replace(self.order, knobs=one) for one in combinations}
+        orders = {
+            self.key(combination): replace(self.order, knobs=combination)
+            for combination in combinations
+        }
         tickets = {
             self.pool.submit(order, self.timeout_s): key
             for key, order in orders.items()
@@ -97,7 +100,7 @@ class _Looker:
                 key = tickets.pop(finished.ticket, None)
                 if key is not None:
                     self.known[key] = _read(finished.result)
-        return [self.known[self.key(one)] for one in combinations]
+        return [self.known[self.key(combination)] for combination in combinations]
 
 
 def _by_knobs(looker: _Looker, step: StepMapping, knobs: Sequence[Knob]) -> tuple[KnobArrays, ...]:
@@ -152,4 +155,4 @@ def _read(result: object) -> StepMapping:
 
 def _splits(arrays: Collection[SplitArray]) -> set[object]:
     """Arrays without their names."""
-    return {one.split for one in arrays}
+    return {array.split for array in arrays}

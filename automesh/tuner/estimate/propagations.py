@@ -169,7 +169,7 @@ def _need(
     distinct = np.unique(mine[:, columns], axis=0)
     base = distinct.min(axis=0) if len(columns) else np.ones(0, np.int64)
     spare = distinct[np.argmin(distinct.max(axis=1))] if len(columns) else base
-    probes = [_named(active, one) for one in _probes(distinct, base)] if len(columns) else []
+    probes = [_named(active, probe) for probe in _probes(distinct, base)] if len(columns) else []
     return Need(
         call=call,
         active=active,
@@ -213,7 +213,7 @@ def without_schedule(need: Need) -> Hashable:
     """What needs have in common that differ in the schedule alone."""
     mapping, knobs = need.call
     ranks = dict(need.sizes)[PIPELINE]
-    return mapping, tuple(one for one in knobs if one[0] != SCHEDULE), need.active, ranks
+    return mapping, tuple(knob for knob in knobs if knob[0] != SCHEDULE), need.active, ranks
 
 
 def under_schedule(made: Propagation, need: Need, asked: Need) -> Propagation | None:

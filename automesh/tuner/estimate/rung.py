@@ -103,7 +103,7 @@ def price_with_options(
 
 def _priced(options: _Options) -> _Options:
     """Those options that a price depends on."""
-    return tuple(one for one in options if one[0] in THRESHOLDS.values())
+    return tuple(option for option in options if option[0] in THRESHOLDS.values())
 
 
 def unpriced_notice(plans: Sequence[Plan], platform: str) -> str:
@@ -194,7 +194,7 @@ class EstimateRung:
         usual, *others = groups
         self._add_prices(usual, layouts)
         promise = self._promise(usual)
-        self._propagate([need for one in others for need in sorted(one.needs, key=promise)])
+        self._propagate([need for other in others for need in sorted(other.needs, key=promise)])
         for group in others:
             self._add_prices(group, layouts)
         self._propagate_pipelines({group.call: group for group in groups}, layouts)

@@ -51,8 +51,8 @@ class TermsCache:
         """What was kept for a job; None if nothing was, or not in a form that is read here."""
         own = () if self.folder is None else (self.folder,)
         for folder in (*own, *self.others):
-            for one in dict.fromkeys((job, _anywhere(job))):
-                kept = _read(folder / self._name(one))
+            for fromkey in dict.fromkeys((job, _anywhere(job))):
+                kept = _read(folder / self._name(fromkey))
                 if kept is None:
                     continue
                 if folder != self.folder:  # So that the study explains itself.

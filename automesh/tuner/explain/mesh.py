@@ -84,34 +84,34 @@ def _together(
     listed = tuple(runs)
     collectives = [
         replace(
-            one,
-            count=times * one.count,
-            latency_s=times * one.latency_s,
-            ici_s=times * one.ici_s,
-            dcn_s=times * one.dcn_s,
+            collective,
+            count=times * collective.count,
+            latency_s=times * collective.latency_s,
+            ici_s=times * collective.ici_s,
+            dcn_s=times * collective.dcn_s,
         )
         for times, cost in listed
-        for one in cost.collectives
+        for collective in cost.collectives
     ]
     kernels = [
         replace(
-            one,
-            count=times * one.count,
-            matmul_s=times * one.matmul_s,
-            ideal_s=times * one.ideal_s,
-            memory_s=times * one.memory_s,
-            ring_s=times * one.ring_s,
-            overhead_s=times * one.overhead_s,
+            kernel,
+            count=times * kernel.count,
+            matmul_s=times * kernel.matmul_s,
+            ideal_s=times * kernel.ideal_s,
+            memory_s=times * kernel.memory_s,
+            ring_s=times * kernel.ring_s,
+            overhead_s=times * kernel.overhead_s,
         )
         for times, cost in listed
-        for one in cost.kernels
+        for kernel in cost.kernels
     ]
     worst = max((cost for _, cost in listed), key=lambda cost: cost.peak_temporary_bytes)
     uncounted = dict.fromkeys(one for _, cost in listed for one in cost.uncounted)
     return MeshCost(
         sizes=sizes,
-        collectives=tuple(sorted(collectives, key=lambda one: -one.seconds)),
-        kernels=tuple(sorted(kernels, key=lambda one: -one.seconds)),
+        collectives=tuple(sorted(collectives, key=lambda collective: -collective.seconds)),
+        kernels=tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
         peak_temporary_bytes=worst.peak_temporary_bytes,
         peak_source=worst.peak_source,
         # What lasts from one program to the next is the rest of the estimate.

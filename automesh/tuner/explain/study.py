@@ -267,9 +267,9 @@ def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: s
     with reading(study, results=results, storage=storage) as (folder, opened, header):
         result = assemble(opened, header)
     compiled = {
-        one.plan: one.outcome
-        for one in result.candidates
-        if isinstance(one.outcome, Compiled) and one.outcome.replay is not None
+        candidate.plan: candidate.outcome
+        for candidate in result.candidates
+        if isinstance(candidate.outcome, Compiled) and candidate.outcome.replay is not None
     }
     if header.fabric is None or not compiled:
         raise UsageError(

@@ -70,8 +70,8 @@ class Records:
     def of_machine(self, machine: str) -> Records:
         """Those of one machine: seconds of different ones do not compare."""
         return Records(
-            races=tuple(one for one in self.races if one.machine == machine),
-            processes=tuple(one for one in self.processes if one.machine == machine),
+            races=tuple(race for race in self.races if race.machine == machine),
+            processes=tuple(process for process in self.processes if process.machine == machine),
             failed=self.failed,
         )
 
@@ -86,8 +86,8 @@ class Records:
         """The rows of the processes; those of `excluded` and of what failed are left out."""
         out = {*excluded, *(plan for plan, _ in self.failed)}
         rows = [
-            {plan: seconds for plan, seconds in one.seconds if plan not in out}
-            for one in self.processes
+            {plan: seconds for plan, seconds in process.seconds if plan not in out}
+            for process in self.processes
         ]
         return Final(
             rules=rules,
@@ -122,16 +122,18 @@ class Decision:
     @property
     def undecided(self) -> tuple[Comparison, ...]:
         """Plans of which it is open whether they are faster, the likeliest first."""
-        return tuple(one for one in self.comparisons if one.verdict == "undecided")
+        return tuple(
+            comparison for comparison in self.comparisons if comparison.verdict == "undecided"
+        )
 
 
 def record_of(standings: Sequence[Standing[Plan]], *, machine: str, sentence: str) -> RaceRecord:
     """A race as it is kept."""
     return RaceRecord(
         machine=machine,
-        rounds=tuple((one.finalist, one.rounds_s) for one in standings),
-        beaten=tuple(one.finalist for one in standings if one.verdict == "slower"),
-        left=tuple(one.finalist for one in standings if one.verdict == "left"),
+        rounds=tuple((standing.finalist, standing.rounds_s) for standing in standings),
+        beaten=tuple(standing.finalist for standing in standings if standing.verdict == "slower"),
+        left=tuple(standing.finalist for standing in standings if standing.verdict == "left"),
         sentence=sentence,
     )
 
@@ -256,9 +258,13 @@ def verification_of(
     final: Final, exported: Plan, comparisons: Sequence[Comparison]
 ) -> Verification:
     """The exported plan against the script's own."""
-    own = [one for one in comparisons if one.plan in final.baseline and one.processes]
+    own = [
+        comparison
+        for comparison in comparisons
+        if comparison.plan in final.baseline and comparison.processes
+    ]
     kept = exported in final.baseline
-    lows = [one.interval[0] for one in comparisons]
+    lows = [comparison.interval[0] for comparison in comparisons]
     is_bounded = all(low > 0.0 for low in lows)
     most = max((1 / low - 1 for low in lows if low > 0.0), default=0.0)
     verification = Verification(

@@ -168,14 +168,14 @@ class Final:
         own = [plan for plan in self.baseline if plan in known]
         others = [plan for plan in known if plan not in own]
         if own:
-            calls = {one: self.compare(one, own[0], at_look=at_look) for one in others}
+            calls = {other: self.compare(other, own[0], at_look=at_look) for other in others}
             others = [one for one, effect in calls.items() if effect.verdict == "faster"]
             if not others:
                 return (own[0],)
         if not others:
             return ()
         yardstick = own[0] if own else max(others, key=self.count)
-        best = min(others, key=lambda one: self.compare(one, yardstick).ratio.value)
+        best = min(others, key=lambda other: self.compare(other, yardstick).ratio.value)
         kept = [plan for plan in self.incumbent if plan in others]
         if kept and self.compare(best, kept[0], at_look=at_look).verdict != "faster":
             return (kept[0],)

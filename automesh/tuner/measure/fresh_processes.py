@@ -75,7 +75,9 @@ def run_process(
     """
     course = Course(pool=pool, subject=subject, rules=rules, clock=clock, deadline_s=deadline_s)
     # A fresh process sets a plan up anew, which no visit of the race did.
-    course.visit_s.update({one.plan: one.visit_s + one.first.setup_s for one in entrants})
+    course.visit_s.update(
+        {entrant.plan: entrant.visit_s + entrant.first.setup_s for entrant in entrants}
+    )
     order = list(entrants)
     random.Random(f"final {number}").shuffle(order)
     passes = passes_of(entrants)
@@ -112,8 +114,8 @@ def passes_of(entrants: Sequence[Calibration]) -> int:
     An even number, so that nobody has more early places than others; one where even two would take
     three times as long as the start.
     """
-    pass_s = sum(one.visit_s for one in entrants)
-    start_s = PROCESS_START_S + sum(one.first.setup_s for one in entrants)
+    pass_s = sum(entrant.visit_s for entrant in entrants)
+    start_s = PROCESS_START_S + sum(entrant.first.setup_s for entrant in entrants)
     passes = 2 * max(1, round(start_s / max(2 * pass_s, 1e-9)))
     return 1 if 2 * pass_s > 3 * start_s else min(MOST_PASSES, passes)
 
@@ -121,7 +123,9 @@ def passes_of(entrants: Sequence[Calibration]) -> int:
 def process_s_of(entrants: Sequence[Calibration]) -> float:
     """What one process should take, from its start to its last visit."""
     passes = passes_of(entrants)
-    return PROCESS_START_S + sum(one.first.setup_s + passes * one.visit_s for one in entrants)
+    return PROCESS_START_S + sum(
+        entrant.first.setup_s + passes * entrant.visit_s for entrant in entrants
+    )
 
 
 def turns(order: Sequence[Calibration], passes: int) -> list[Calibration]:

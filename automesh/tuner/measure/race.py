@@ -59,7 +59,7 @@ class RaceRules:
         rounds = [self.max_rounds]
         while rounds[-1] * 3 // 4 >= _FIRST_LOOK:
             rounds.append(rounds[-1] * 3 // 4)
-        early = [one for one in _HOPELESS_LOOKS if one < rounds[-1]]
+        early = [look for look in _HOPELESS_LOOKS if look < rounds[-1]]
         return (*early, *reversed(rounds))
 
 

@@ -189,13 +189,13 @@ class MeasureRung:
 
     def _take_over(self, stored: StoredVisits) -> None:
         plans = frozenset(self.search.preparation.plans)
-        for one in stored.calibrations:
-            compiled = self.compiled.get(one.plan)
+        for calibration in stored.calibrations:
+            compiled = self.compiled.get(calibration.plan)
             is_same = isinstance(compiled, Compiled) and (
-                compiled.fingerprint == one.first.fingerprint
+                compiled.fingerprint == calibration.first.fingerprint
             )
-            if one.plan in plans and is_same:
-                self._calibrations[one.plan] = one
+            if calibration.plan in plans and is_same:
+                self._calibrations[calibration.plan] = calibration
         for reference in stored.references:
             if not self.search.preparation.baseline or set(reference.plan) & set(
                 self.search.preparation.baseline
@@ -233,8 +233,12 @@ class MeasureRung:
     def _begun(self) -> list[Plan]:
         """Plans that an earlier run has raced and not finished."""
         plans = frozenset(self.search.preparation.plans)
-        trials = [one for one in self.search.study.measure.trials() if one.plan in plans]
-        return [one.plan for one in trials if one.is_open and self.search.notebook.is_current(one)]
+        trials = [trial for trial in self.search.study.measure.trials() if trial.plan in plans]
+        return [
+            trial.plan
+            for trial in trials
+            if trial.is_open and self.search.notebook.is_current(trial)
+        ]
 
     def _raced_plans(self) -> set[Plan]:
         return {plan for race in self._records.races for plan, values in race.rounds if values}
@@ -295,7 +299,7 @@ class MeasureRung:
         """
         reference = self._ensure_reference(entrants)
         for number, plan in enumerate(entrants):
-            is_due = sum(one in self._calibrations for one in entrants) < 2
+            is_due = sum(entrant in self._calibrations for entrant in entrants) < 2
             if not is_due and self.search.clock() > self._race_deadline_s(entrants):
                 break
             if plan not in self._calibrations:
@@ -576,7 +580,7 @@ class MeasureRung:
         pair = list(dict.fromkeys([*self.search.preparation.baseline, *self._incumbent, *entrants]))
         known = [self._calibrations[plan] for plan in pair if plan in self._calibrations]
         expected_s = process_s_of(known[: FinalRules().entrants])
-        last = [one.took_s for one in self._records.processes[-1:]]
+        last = [process.took_s for process in self._records.processes[-1:]]
         return max([*last, expected_s]) if known else expected_s
 
     def _confirmed(self, final: Final) -> dict[Plan, Measured]:

@@ -272,7 +272,7 @@ class RaceReport:
     @property
     def winner(self) -> Standing[Plan] | None:
         """The fastest; None if everybody left or not a single round was completed."""
-        return next((one for one in self.standings if one.verdict == "winner"), None)
+        return next((standing for standing in self.standings if standing.verdict == "winner"), None)
 
     @property
     def sentence(self) -> str:

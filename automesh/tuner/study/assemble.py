@@ -122,7 +122,9 @@ def _funnel(
     )
     waiting = max(header.plans - len(compiled), 0)
     went_further = sum(
-        1 for one in candidates if one.estimated is not None or _is_low(one.compiled)
+        1
+        for candidate in candidates
+        if candidate.estimated is not None or _is_low(candidate.compiled)
     )
     return Funnel(
         enumerated=header.enumerated,

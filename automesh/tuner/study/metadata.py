@@ -143,7 +143,9 @@ class Notebook:
             return None
         return replace(
             decision,
-            comparisons=tuple(one for one in decision.comparisons if self.tells_of(one.plan)),
+            comparisons=tuple(
+                comparison for comparison in decision.comparisons if self.tells_of(comparison.plan)
+            ),
             confirmed=tuple(pair for pair in decision.confirmed if self.tells_of(pair[0])),
         )
 
@@ -231,7 +233,7 @@ def header_of(
         axes=tuple(axis.name for axis in enumeration.legal[0].axes),
         enumerated=enumeration.num_plans + extra,
         plans=len(preparation.plans),
-        ruled_out=tuple((one.rule, one.count) for one in enumeration.rejections),
+        ruled_out=tuple((rejection.rule, rejection.count) for rejection in enumeration.rejections),
         baseline=preparation.baseline,
         notices=notices_of(preparation, estimates),
         details=estimates.details,

@@ -104,7 +104,7 @@ class Rung:
         Returns:
           The new trials; fewer or none if this process does not have the lease.
         """
-        known = {one.plan for one in self.trials() if one.run == run and self._matches(one)}
+        known = {trial.plan for trial in self.trials() if trial.run == run and self._matches(trial)}
         new = [plan for plan in dict.fromkeys(plans) if plan not in known]
         added: list[Trial] = []
         with self._backend.explained():
@@ -148,7 +148,7 @@ class Rung:
         Returns:
           None if the plan's trial is finished, another process runs it, or this one lost the lease.
         """
-        mine = [one for one in self.trials() if one.plan == plan and one.run == run]
+        mine = [trial for trial in self.trials() if trial.plan == plan and trial.run == run]
         mine = [one for one in mine if self._matches(one)]
         if not mine:
             mine = self.enqueue([plan], run=run)

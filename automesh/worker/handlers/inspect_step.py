@@ -179,18 +179,18 @@ def _without_rounded(
     rounded: set[tuple[str, int]] = set()
     for name in logical:
         for size in sorted(_sizes(arrays, name)):
-            uneven = next((one for one in divisors if size % one), 0)
+            uneven = next((divisor for divisor in divisors if size % divisor), 0)
             if not uneven:
                 continue
             tried = _arrays(trials, logical, {name: uneven})
             # If it is refused here, it will be in the search.
             if not isinstance(tried, str) and size not in _sizes(tried, name):
                 rounded.add((MAPPING + name, size))
-    return tuple(_flexible(one, rounded) for one in arrays)
+    return tuple(_flexible(array, rounded) for array in arrays)
 
 
 def _sizes(arrays: tuple[SplitArray, ...], logical: str) -> set[int]:
-    parts = (part for one in arrays for part in one.split)
+    parts = (part for array in arrays for part in array.split)
     return {part.size for part in parts if MAPPING + logical in part.names}
 
 

@@ -76,8 +76,8 @@ class Parts:
         """What a stage keeps, with the shardings that were given; else on all of its devices."""
         mesh = self.meshes[stage]
         return tuple(
-            one if one.sharding is not None else _everywhere(one, mesh)
-            for one in self.params.structs(self.owned[stage], mesh)
+            struct if struct.sharding is not None else _everywhere(struct, mesh)
+            for struct in self.params.structs(self.owned[stage], mesh)
         )
 
     def leaves(self, tree: Any, which: int) -> list[Any]:

@@ -92,7 +92,7 @@ def trace_loss(
 
 
 def _check_scalar(results: Sequence[Any]) -> None:
-    got = ", ".join(f"{one.dtype}{list(one.shape)}" for one in results) or "nothing"
+    got = ", ".join(f"{result.dtype}{list(result.shape)}" for result in results) or "nothing"
     is_scalar = len(results) == 1 and not results[0].shape
     if not is_scalar or not jax.numpy.issubdtype(results[0].dtype, jax.numpy.floating):
         raise UsageError(

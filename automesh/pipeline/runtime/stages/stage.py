@@ -77,8 +77,10 @@ class Stage:
     def sums(self) -> Structs:
         """What the gradients of its parameters are summed in: at least float32."""
         return tuple(
-            Struct(one.shape, jnp.promote_types(one.dtype, jnp.float32), sharding=one.sharding)
-            for one in self.params
+            Struct(
+                param.shape, jnp.promote_types(param.dtype, jnp.float32), sharding=param.sharding
+            )
+            for param in self.params
         )
 
     @property
@@ -243,7 +245,7 @@ class StageUpdate:
           norm: of the gradients of all stages together.
         """
         shrink = _shrink(norm, self.clip_norm)
-        gradients = tuple(one * shrink.astype(one.dtype) for one in gradients)
+        gradients = tuple(gradient * shrink.astype(gradient.dtype) for gradient in gradients)
         added, state = self.optimizer.update(self._tree(gradients), state, self._tree(params))
         moved = tuple(
             param + change.astype(param.dtype)
