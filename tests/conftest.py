@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from hypothesis import settings
 
 from tests.support.paths import TESTS
 
@@ -19,6 +20,10 @@ os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As for any command in the background: what the tests start would ignore their Ctrl-C, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How fast an example runs says nothing on a machine that does other work: speed is a benchmark's.
+settings.register_profile("automesh", settings(), deadline=None)
+settings.load_profile("automesh")
 
 # What compiles for devices that are not here, by the marker of the tests that need it.
 _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
