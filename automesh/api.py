@@ -406,7 +406,10 @@ def explain(
         return Account(found=found)
     request = read_request(
         subject,
-        SearchOptions(hardware=hardware, space=space, args=args, top=1, dry_run=True),
+        # Longer than a search gives one plan: here it is the only one.
+        SearchOptions(
+            hardware=hardware, space=space, args=args, top=1, dry_run=True, timeout="10m"
+        ),
         targets=[target or "local"],
     )
     return Account(found=explain_script(request, mesh, against, progress or Silent()))
@@ -424,7 +427,7 @@ def write_trace(study: str | Path, mesh: str, path: str | Path, *, storage: str 
     Raises:
       UsageError: no such study or plan, nothing to replay, or the file cannot be written.
     """
-    from automesh.tuner.explain.trace import write_trace as write
+    from automesh.tuner.explain.study import write_trace as write
 
     if not is_study(study):
         raise UsageError(

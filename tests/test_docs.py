@@ -19,9 +19,9 @@ JOURNEYS = re.findall(r"^## (Add .*|Change .*)\n((?:(?!## ).*\n)*)", CONTRIBUTIN
 
 
 def named(text: str) -> list[str]:
-    """Paths in code quotes; a NAME in one stands for what a reader adds."""
+    """Paths in code quotes; a NAME or SLUG in one stands for what a reader adds."""
     found = re.findall(r"`([\w./]+/[\w./-]*|[\w./]+\.(?:py|json|toml|txtpb|txt))`", text)
-    return [one for one in found if "NAME" not in one]
+    return [one for one in found if not re.search("NAME|SLUG", one)]
 
 
 def exists(path: str) -> bool:

@@ -54,9 +54,11 @@ def calibrate(
 
     read_option("--budget", parse_duration, budget)
     result = api.calibrate(target, out=out, budget=budget, progress=api.progress_on_stderr())
-    width = shutil.get_terminal_size().columns
-    table = result.table(width=width, colour=api.is_colourful())
-    sys.stdout.write(json_text(result) if as_json else table)
+    if as_json:
+        sys.stdout.write(json_text(result))
+    else:
+        width = shutil.get_terminal_size().columns
+        sys.stdout.write(result.table(width=width, colour=api.is_colourful()))
     if result.interrupted:
         raise Interrupted(
             "interrupted; what is measured is kept",

@@ -62,7 +62,7 @@ class RouteTable:
         self._known: dict[tuple[str, ...], AxisRoutes] = {}
 
     def of(self, axes: tuple[str, ...]) -> AxisRoutes:
-        """The road of one set of axes."""
+        """The routes of one set of axes."""
         if axes not in self._known:
             self._known[axes] = self._found(axes)
         return self._known[axes]

@@ -10,7 +10,6 @@ scattered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -21,11 +20,12 @@ from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats, Route
 from automesh.mesh.axes import Scalar
 from automesh.platforms import PLATFORMS, scheduling_of
+from automesh.platforms.platform import PlatformName
 
 # From ahead-of-time schedules of libtpu 0.0.42 for 16 chips of v5e (45 programs of three models).
 # Two devices: none were windowed; four: all were.
 SMALLEST_RING = 4
-THRESHOLDS: dict[str, str] = {
+THRESHOLDS: dict[PlatformName, str] = {
     platform.name: platform.scheduling.window_option
     for platform in PLATFORMS
     if platform.scheduling.window_option
@@ -77,12 +77,8 @@ def ring_seconds(payload_bytes: Floats, route: Route, speeds: Speeds) -> Floats:
     return np.stack([steps * once.latency_s, steps * once.ici_s, steps * once.dcn_s])
 
 
-def under_options(terms: Terms, options: Iterable[tuple[str, Scalar]]) -> Terms:
-    """The terms as the compiler makes the program with a plan's compiler options.
-
-    A value that is no number is left to the compiler to refuse.
-    """
-    value = dict(options).get(scheduling_of(terms.platform).window_option)
+def with_threshold(terms: Terms, value: Scalar) -> Terms:
+    """The terms under a value of the option of `THRESHOLDS`, in MiB; see `PricedOption.apply`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return terms
     return replace(terms, window_threshold_bytes=float(value) * 2**20)

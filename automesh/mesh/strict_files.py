@@ -9,6 +9,7 @@ import re
 import tomllib
 import types
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -53,11 +54,13 @@ def replace_file(path: Path, text: str) -> None:
     if path.exists():
         temporary.chmod(path.stat().st_mode & 0o777)
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    # The file is in its place: some systems cannot say whether the folder is on the disk, too.
+    with suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def read_table(path: Path, kind: type[T]) -> T:

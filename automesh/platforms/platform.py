@@ -17,7 +17,7 @@ class Scheduling:
 
     Attributes:
       hides: kinds that it runs beside compute.
-      has_slots: True if a collective runs beside one slot of its block, see `ir.overlap`, rather
+      has_slots: True if a collective runs beside one slot of its block, see `ir.terms`, rather
         than beside all of it.
       combined_kinds: kinds of which it makes several one.
       combined_bytes: of several that become one, at most; 0: none do.

@@ -139,7 +139,7 @@ def _all_columns(
     elif knobs:
         values = [" ".join(knob_cells(row.plan, knobs)) for row in rows]
         columns.append(text_column("knobs", map(words.clean, values), most=16))
-    columns.append(_figures("step time", [format_seconds(second) for second in seconds], predicted))
+    columns.append(_figures("step time", [format_seconds(step_s) for step_s in seconds], predicted))
     spread = tuple(words.half_interval(row) for row in rows)
     if any(spread):
         columns.append(Column(name="\u00b1", header="", cells=spread))
@@ -167,7 +167,7 @@ def _all_columns(
         ]
         columns.append(_figures("mfu", shares, predicted))
     if tokens_per_step:
-        rates = [format_count(tokens_per_step / second) if second > 0 else "" for second in seconds]
+        rates = [format_count(tokens_per_step / step_s) if step_s > 0 else "" for step_s in seconds]
         columns.append(_figures("tokens/s", rates, predicted))
     return columns
 

@@ -255,7 +255,7 @@ def propagate_pipeline(
 
 
 def _distinct(probes: Sequence[Sizes], sizes: Sizes) -> tuple[Sizes, ...]:
-    return tuple(fromkey for fromkey in dict.fromkeys(probes) if fromkey != sizes)
+    return tuple(probe for probe in dict.fromkeys(probes) if probe != sizes)
 
 
 def _stage_terms(

@@ -24,7 +24,7 @@ from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.identity import study_name
 from automesh.tuner.worker_errors import inspection_error
-from automesh.tuner.workers import ask, refuse_several_processes
+from automesh.tuner.workers import answer_to, refuse_several_processes
 from automesh.worker.messages import DevicesJob, InspectJob
 from automesh.worker.pool import Pool
 
@@ -164,9 +164,10 @@ def inspect(
     """
     progress.now(f"looking at {request.entry.location}")
     job = inspect_job(request, target, space)
+    ticket = pool.submit(job, request.timeout_s)
     for _ in range(warm_up):
         pool.submit(DevicesJob(), request.timeout_s)
-    answer = ask(pool, job, Inspection, request.timeout_s)
+    answer = answer_to(pool, ticket, job, Inspection)
     if isinstance(answer, Failure):
         raise inspection_error(answer, request.entry, space)
     refuse_several_processes(

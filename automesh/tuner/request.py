@@ -64,7 +64,7 @@ class SearchOptions(TypedDict, total=False):
     timeout: str
     worker_memory: str
     reserve_hbm: str
-    xla: Mapping[str, Scalar | Sequence[Scalar]] | Sequence[str]
+    xla: Mapping[str, Scalar | Sequence[Scalar]] | Sequence[str] | None
     dry_run: bool
     new: bool
 
@@ -215,7 +215,7 @@ def read_request(
         hardware=str(hardware),
         reserve=options.get("reserve_hbm", ""),
         xla=knobs_of(xla) if isinstance(xla, Mapping) else parse_options(texts),
-        curated=CURATED in xla,
+        curated=not isinstance(xla, Mapping) and CURATED in xla,
         step=options.get("step", ""),
         splits=parse_splits(options.get("split", ())),
     )

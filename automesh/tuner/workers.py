@@ -119,7 +119,15 @@ def ask(
       kind: the noun that the job is answered with; see `automesh.worker.messages`.
       on_event: as in `Pool.submit`.
     """
-    answer = pool.run(job, timeout_s, on_event)
+    return _checked(pool.run(job, timeout_s, on_event), job, kind)
+
+
+def answer_to(pool: Pool, ticket: int, job: Job, kind: type[_T]) -> _T | Failure:
+    """Waits for a job that was submitted; other jobs go on meanwhile. As `ask`."""
+    return _checked(pool.result_of(ticket), job, kind)
+
+
+def _checked(answer: object, job: Job, kind: type[_T]) -> _T | Failure:
     if isinstance(answer, Failure):
         return answer
     if not isinstance(answer, kind):

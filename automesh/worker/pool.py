@@ -184,7 +184,10 @@ class Pool:
 
     def run(self, job: Job, timeout_s: float, on_event: OnEvent | None = None) -> Answer | Failure:
         """Does one job and waits for it; other jobs go on meanwhile."""
-        ticket = self.submit(job, timeout_s, on_event)
+        return self.result_of(self.submit(job, timeout_s, on_event))
+
+    def result_of(self, ticket: int) -> Answer | Failure:
+        """Waits for one job; what others give meanwhile stays for `wait`."""
         while True:
             for finished in self._finished:
                 if finished.ticket == ticket:

@@ -171,8 +171,8 @@ def test_arrays_agree_with_plain_python(step: Terms, batch: Batch, chip: PlainSp
         assert abs(estimate.memory_bytes - expected.memory_bytes) <= 1  # halves round either way
         assert prices.collectives[row] == pytest.approx(expected.collectives)
         # What is left of a difference of equal seconds may be zero on one side alone.
-        estimated = {cause: 0.0 for cause in expected.causes} | dict(estimate.causes)
-        causes = {cause: 0.0 for cause in estimated} | dict(expected.causes)
+        estimated = dict.fromkeys(expected.causes, 0.0) | dict(estimate.causes)
+        causes = dict.fromkeys(estimated, 0.0) | dict(expected.causes)
         assert estimated == pytest.approx(causes, rel=1e-6, abs=1e-15)
 
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from automesh.cost.priced_options import under_options
 from automesh.cost.pricing import Prices, price_on
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Region, Sum, Terms, Windowed
-from automesh.cost.windowed import THRESHOLDS, under_options
+from automesh.cost.windowed import THRESHOLDS
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan, Scalar
 from automesh.mesh.plan_arrays import Batch, batch_of

@@ -124,8 +124,8 @@ def _users(steps: Sequence[Step]) -> dict[Step, list[Step]]:
     users: dict[Step, list[Step]] = {step: [] for step in steps}
     for step in steps:
         read = (value for value in (*step.operands, *used_in(step.bodies)) if value in maker)
-        for fromkey in dict.fromkeys(maker[value] for value in read):
-            users[fromkey].append(step)
+        for operation in dict.fromkeys(maker[value] for value in read):
+            users[operation].append(step)
     return users
 
 

@@ -195,11 +195,12 @@ def collective_term(
 
 def _payload(operation: Operation, *, widens: bool) -> Sum:
     """The full array of one group; of collective-permute what one device sends."""
+    # What is gathered is the full array, with the padding of its parts.
     is_gather = operation.name == "all_gather"
     moved = operation.results if is_gather else operation.operands
-    group = Monomial(coefficient=1.0)
-    if operation.name == "all_to_all":
-        group = _group(operation)
+    kind = STABLEHLO.get(operation.name)
+    is_part = kind is not None and kind.is_sharded_before and not is_gather
+    group = _group(operation) if is_part else Monomial(coefficient=1.0)
     return added(*(times(times(one.bytes, group), _widening(one, widens)) for one in moved))
 
 

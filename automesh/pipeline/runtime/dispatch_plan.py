@@ -147,12 +147,12 @@ def plan_steps(schedule: Schedule, slots: PipelineSlots) -> tuple[Step, ...]:
 
 class _Planner:
     def __init__(self, slots: PipelineSlots) -> None:
-        self._wiring = slots
+        self._slots = slots
         self._made: set[Slot] = set()
         self.steps: list[Step] = []
 
     def add(self, rank: int, action: Action) -> None:
-        stage = self._wiring.stages[action.stage]
+        stage = self._slots.stages[action.stage]
 
         def slots(kind: SlotKind, places: Mapping[int, int], reader: int = 0) -> tuple[Slot, ...]:
             return tuple(
@@ -192,8 +192,8 @@ class _Planner:
         self.steps.append(run)
         self._made.update(run.writes)
         for source in run.writes:
-            for reader in self._wiring.readers(source.number):
-                place = self._wiring.stages[reader].inputs[source.number]
+            for reader in self._slots.readers(source.number):
+                place = self._slots.stages[reader].inputs[source.number]
                 self._send(source, source._replace(place=place))
 
     def _add_backward(self, run: Run, stage: StageSlots) -> None:
@@ -203,14 +203,14 @@ class _Planner:
         gradients = tuple(
             tuple(
                 Slot("gradient", value, run.action.microbatch, place, reader)
-                for reader in self._wiring.readers(value)
+                for reader in self._slots.readers(value)
             )
             for value, place in stage.outputs.items()
-            if value in self._wiring.stages[self._wiring.readers(value)[0]].with_gradient
+            if value in self._slots.stages[self._slots.readers(value)[0]].with_gradient
         )
         self.steps.append(replace(run, gradients=gradients))
         for source in run.writes:
-            place = self._wiring.maker(source.number).outputs[source.number]
+            place = self._slots.maker(source.number).outputs[source.number]
             self._send(source, source._replace(place=place))
 
     def _send(self, source: Slot, target: Slot) -> None:

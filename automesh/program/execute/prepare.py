@@ -157,7 +157,7 @@ def covered_by_init(program: StepProgram) -> list[bool]:
             # That of a pipeline places arrays on the submeshes, which cannot be traced.
             is_called = isinstance(program, StagedProgram)
             shapes = None if is_called else jax.eval_shape(lambda: init(built.mesh))
-        # As in `initial`: whatever keeps it from being traced, the real call says what it gives.
+        # As in `arguments`: whatever keeps it from being traced, the real call says what it gives.
         except Exception:  # noqa: BLE001
             is_called, shapes = True, None
         given = initial_args(init(built.mesh) if is_called else shapes, args)
@@ -171,9 +171,11 @@ def domains_of(program: StepProgram, reference: Sequence[Domain]) -> Sequence[Do
     Args:
       reference: there.
     """
-    if len(reference) == len(jax.tree.leaves((program.args, program.kwargs))):
+    if not isinstance(program, StagedProgram) and len(reference) == len(
+        jax.tree.leaves((program.args, program.kwargs))
+    ):
         return reference
-    # A knob has changed the structure of the arguments: the plan's own trace has to tell.
+    # A pipeline, or other arguments because of a knob: the plan's own trace has to tell.
     return program.domains()
 
 

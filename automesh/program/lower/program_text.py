@@ -63,9 +63,7 @@ def read_lines(text: str, printed: str, *, is_users: Callable[[str], bool]) -> t
     """
     places = _Places(definitions=dict(_DEFINITION.findall(printed)), is_users=is_users)
     lines = text.splitlines()
-    located = [
-        splitline for splitline in printed.splitlines() if not _DEFINITION.fullmatch(splitline)
-    ]
+    located = [line for line in printed.splitlines() if not _DEFINITION.fullmatch(line)]
     while located and not located[-1].strip():
         located.pop()
     if len(lines) != len(located):

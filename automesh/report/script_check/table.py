@@ -185,7 +185,7 @@ def _name_of(names: Sequence[str]) -> str:
         return names[0]
     numbers = [list(dict.fromkeys(one)) for one in zip(*map(_NUMBER.findall, names), strict=True)]
     words = iter(
-        number[0] if len(number) == 1 else f"{number[0]}..{number[-1]}" for number in numbers
+        values[0] if len(values) == 1 else f"{values[0]}..{values[-1]}" for values in numbers
     )
     return _NUMBER.sub(lambda _: next(words), names[0])
 

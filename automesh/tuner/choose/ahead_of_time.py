@@ -124,7 +124,7 @@ def pairs_in_order(
 
     Pairs whose replays are closer than `MARGIN` are ties, which no order can be wrong about.
     """
-    replayed = known_s(compiled).items()
+    replayed = known_s({plan: compiled[plan] for plan in compiled if plan in estimates}).items()
     times = [(estimates[plan].step_s, s) for plan, s in replayed if plan in estimates]
     right = total = 0
     for place, (first_s, first_replayed_s) in enumerate(times):

@@ -57,7 +57,8 @@ def view_of(
             subjects.append(subject)
     if not subjects:
         return View(rows={}, refinement=None)
-    times = {rows[plan]: s for plan, s in known_s(results).items() if plan in rows}
+    among = {plan: outcome for plan, outcome in results.items() if plan in rows}
+    times = {rows[plan]: seconds for plan, seconds in known_s(among).items()}
     return View(rows=rows, refinement=refine(subjects, times))
 
 

@@ -36,6 +36,7 @@ class SearchState:
       usual: a plan with the default knobs and compiler options.
       top: finalists of a race, or plans to compile for absent devices; the baseline not counted.
       device_memory_bytes: 0 where nobody says.
+      is_replayed: True for absent devices, where nothing is run.
     """
 
     plans: Sequence[Plan]
@@ -48,6 +49,7 @@ class SearchState:
     top: int
     device_memory_bytes: int
     promised: Sequence[Plan] = ()
+    is_replayed: bool = False
 
     def knowing(
         self, programs: Mapping[Plan, Outcome], results: Mapping[Plan, Outcome]
@@ -62,7 +64,9 @@ class SearchState:
 
     def view(self) -> View:
         """What is believed of all plans."""
-        return view_of(self.plans, self.estimates, self.programs, self.results, self.chip)
+        # A program at low effort says nothing of the time that it takes.
+        chip = None if self.is_replayed else self.chip
+        return view_of(self.plans, self.estimates, self.programs, self.results, chip)
 
     def order(self, plans: Sequence[Plan], view: View) -> tuple[Plan, ...]:
         """The plans in the order in which to compile them."""
@@ -94,8 +98,10 @@ class SearchState:
         return tuple(plan for plan in self.plans if is_open(plan))
 
     def _program(self, plan: Plan) -> Outcome | None:
+        """The program that a plan's result speaks for, if it speaks for more than the plan."""
         result = self.results[plan]
-        return result if isinstance(result, Compiled) else self.programs.get(plan)
+        # A compile that fails may lack the time or the memory that its twin will have.
+        return result if self.is_replayed else self.programs.get(plan)
 
     def best_s(self) -> float | None:
         """Seconds of the fastest plan that may become a rule; None if none may."""

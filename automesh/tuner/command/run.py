@@ -336,7 +336,7 @@ def _failure(manner: Manner, place: Place, ending: Ending) -> Failure:
     if _OUT_OF_MEMORY.search(tail):
         needed, limit = needed_and_limit(tail)
         said = next(
-            (splitline for splitline in tail.splitlines() if _OUT_OF_MEMORY.search(splitline)),
+            (line for line in tail.splitlines() if _OUT_OF_MEMORY.search(line)),
             reason,
         )
         detail = f"{said.strip()[:_REASON_CHARS]} ({_where(place)})"

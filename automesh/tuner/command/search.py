@@ -442,7 +442,7 @@ class CommandStrategy(Strategy):
                 plan: self._rounds(plan, lambda number, key=race.key: race_label(key, number))
                 for plan in race.finalists
             }
-            if all(len(value) < 1 for value in values.values()):
+            if not any(values.values()):
                 continue
             failed = [plan for plan in race.finalists if self._runs.failure(plan) is not None]
             contest = Race(race.finalists, rules=RULES, seed=0, rounds=values, left=failed)

@@ -151,9 +151,7 @@ class BuildCheck:
     def refused(self, plans: Sequence[Plan]) -> dict[Plan, RuledOut]:
         """Those of `plans` that cannot be built: by themselves, or as plans like them."""
         # Two of each kind, as far apart as the order has them: `build` may look at other axes, too.
-        ends = [
-            plan for suspect in self._suspects(plans).values() for plan in (suspect[0], suspect[-1])
-        ]
+        ends = [plan for alike in self._suspects(plans).values() for plan in (alike[0], alike[-1])]
         self.build(ends[:MOST_SUSPECTS], wanted=MOST_SUSPECTS)
         found = {plan: why for plan in plans if (why := self._ruled_out(plan)) is not None}
         refused = self._refused_parts()

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.pipeline.terms import PipelineTerms
+from automesh.cost.priced_options import is_priced, priced_among, under_options
 from automesh.cost.pricing import holds
 from automesh.cost.terms import Terms
-from automesh.cost.windowed import THRESHOLDS, under_options
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import Call, Plan, Scalar
 from automesh.mesh.plan_arrays import Batch
@@ -85,7 +85,7 @@ def price_with_options(
     """
     rows: dict[_Options, list[int]] = {}
     for row, plan in enumerate(plans):
-        rows.setdefault(_priced(plan.compiler_options), []).append(row)
+        rows.setdefault(priced_among(plan.compiler_options), []).append(row)
     if set(rows) <= {()}:
         return price(terms, batch, layouts)
     part, place = np.zeros((2, len(plans)), np.intp)
@@ -101,15 +101,10 @@ def price_with_options(
     return _Mixed(parts=tuple(parts), part=part, row=place, needs_own=needs_own)
 
 
-def _priced(options: _Options) -> _Options:
-    """Those options that a price depends on."""
-    return tuple(option for option in options if option[0] in THRESHOLDS.values())
-
-
 def unpriced_notice(plans: Sequence[Plan], platform: str) -> str:
     """Which compiler options among the plans' leave all prices as they are; empty if none does."""
     names = dict.fromkeys(name for plan in plans for name, _ in plan.compiler_options)
-    without = [f"`{name}`" for name in names if name != THRESHOLDS.get(platform)]
+    without = [f"`{name}`" for name in names if not is_priced(name, platform)]
     if not without:
         return ""
     listed = " and ".join(filter(None, [", ".join(without[:-1]), without[-1]]))

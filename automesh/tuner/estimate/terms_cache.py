@@ -15,7 +15,7 @@ from automesh.program.nouns import Propagation
 from automesh.worker.messages import PropagateJob
 
 TERMS = "terms"  # the folder inside a study's
-_FORMAT = 4  # to be raised when the terms of an unchanged step change
+_FORMAT = 5  # to be raised when the terms of an unchanged step change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class TermsCache:
         """What was kept for a job; None if nothing was, or not in a form that is read here."""
         own = () if self.folder is None else (self.folder,)
         for folder in (*own, *self.others):
-            for fromkey in dict.fromkeys((job, _anywhere(job))):
-                kept = _read(folder / self._name(fromkey))
+            for wanted in dict.fromkeys((job, _anywhere(job))):
+                kept = _read(folder / self._name(wanted))
                 if kept is None:
                     continue
                 if folder != self.folder:  # So that the study explains itself.

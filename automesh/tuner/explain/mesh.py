@@ -12,9 +12,9 @@ import numpy as np
 from automesh.cost.breakdown import MeshCost, break_down
 from automesh.cost.pipeline.prices import price_pipeline_terms
 from automesh.cost.pipeline.terms import PipelineTerms
+from automesh.cost.priced_options import under_options
 from automesh.cost.pricing import holds, price
 from automesh.cost.terms import Terms
-from automesh.cost.windowed import under_options
 from automesh.errors import UsageError
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import MeshAxis, Plan, format_mesh, format_setting, parse_mesh

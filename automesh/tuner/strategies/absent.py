@@ -115,7 +115,9 @@ class AbsentStrategy(Strategy):
                 hint="let the space have other sizes, or name another target",
             )
         state = state_of(preparation, estimates.found, plans=plans, top=self.search.request.top)
-        self._start = replace(state, device_memory_bytes=preparation.device_memory.free_bytes)
+        self._start = replace(
+            state, is_replayed=True, device_memory_bytes=preparation.device_memory.free_bytes
+        )
         self._store = default_store(os.environ)
         aim = preparation.aim
         self._player = Player(

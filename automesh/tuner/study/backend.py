@@ -40,7 +40,7 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """An open storage: Optuna's studies and the holds beside them."""
+    """An open storage: Optuna's studies and the leases beside them."""
 
     optuna: BaseStorage
     leases: LeaseTable

@@ -93,7 +93,7 @@ class LeaseRow:
 
 
 class LeaseTable(Protocol):
-    """A small shared table of holds; every change is one atomic compare-and-set."""
+    """A small shared table of leases; every change is one atomic compare-and-set."""
 
     def now(self) -> float:
         """Seconds by the clock that all who share the storage see: clocks of hosts may differ."""
@@ -102,7 +102,7 @@ class LeaseTable(Protocol):
     def get(self, key: str) -> LeaseRow | None: ...
 
     def under(self, prefix: str) -> dict[str, LeaseRow]:
-        """All holds whose key starts with `prefix`."""
+        """All leases whose key starts with `prefix`."""
         ...
 
     def swap(self, key: str, old: LeaseRow | None, owner: Owner | None) -> bool:

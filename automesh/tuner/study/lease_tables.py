@@ -1,4 +1,4 @@
-"""The table of holds in a database (SQLite, PostgreSQL, MySQL) and in a file beside a journal."""
+"""The table of leases in a database (SQLite, PostgreSQL, MySQL) and in a file beside a journal."""
 
 from __future__ import annotations
 

@@ -153,5 +153,7 @@ def is_same_layout(some: Sharding, other: Sharding, shape: Sequence[int]) -> boo
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
-    """The mesh axes of one entry of a PartitionSpec."""
+    """The mesh axes of one entry of a PartitionSpec: none where it leaves the choice to XLA."""
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return ()
     return (entry,) if isinstance(entry, str) else tuple(entry or ())

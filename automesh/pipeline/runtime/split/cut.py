@@ -78,10 +78,11 @@ class Split:
     @property
     def users(self) -> tuple[tuple[int, ...], ...]:
         """Of each parameter the stages that read it."""
-        return tuple(
-            tuple(number for number, stage in enumerate(self.stages) if leaf in stage.params)
-            for leaf in range(self.num_params)
-        )
+        found: list[list[int]] = [[] for _ in range(self.num_params)]
+        for number, stage in enumerate(self.stages):
+            for leaf in stage.params:
+                found[leaf].append(number)
+        return tuple(map(tuple, found))
 
 
 class _Origin(Flag):

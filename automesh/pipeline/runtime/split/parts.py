@@ -38,6 +38,7 @@ class Parts:
       params: the leaves of the loss's first argument.
       batch: of one microbatch.
       structures: of the trees of parameters and batch.
+      owned: of each stage the parameters that it keeps and updates: those that it reads first.
     """
 
     options: PipelineOptions
@@ -48,20 +49,12 @@ class Parts:
     params: Arguments
     batch: Arguments
     structures: tuple[Any, Any]
+    owned: tuple[tuple[int, ...], ...]
 
     @property
     def split(self) -> Split:
         """What the stages read and make."""
         return self.splits[0]
-
-    @property
-    def owned(self) -> tuple[tuple[int, ...], ...]:
-        """Of each stage the parameters that it keeps and updates: those that it reads first."""
-        owners = self.split.owners
-        return tuple(
-            tuple(leaf for leaf in part.params if owners[leaf] == stage)
-            for stage, part in enumerate(self.split.stages)
-        )
 
     def in_order(self, of_stages: Sequence[Sequence[Any]]) -> list[Any]:
         """In the order of the parameters, what there is for those that each stage keeps."""
@@ -114,6 +107,7 @@ def split_pipeline(loss: Loss, options: PipelineOptions, params: Any, batch: Any
     meshes = tuple(options.mesh.submeshes[rank] for rank in schedule.homes)
     of_stages = tuple(splits[mesh.abstract_mesh] for mesh in meshes)
     residuals = options.residuals_of(num_stages)
+    owners = of_stages[0].owners
     params_given = _arguments(known, "params", options)
     batch_given = _arguments(part, "batch", options)
     for split, stage, mesh in zip(of_stages, range(num_stages), meshes, strict=True):
@@ -131,6 +125,10 @@ def split_pipeline(loss: Loss, options: PipelineOptions, params: Any, batch: Any
         params=params_given,
         batch=batch_given,
         structures=(jax.tree.structure(params), jax.tree.structure(batch)),
+        owned=tuple(
+            tuple(leaf for leaf in one.params if owners[leaf] == stage)
+            for stage, one in enumerate(of_stages[0].stages)
+        ),
     )
 
 

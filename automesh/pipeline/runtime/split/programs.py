@@ -18,8 +18,6 @@ from automesh.pipeline.runtime.split.cut import Split, StagePart
 Residuals = Literal["recompute", "save"]
 Arrays = tuple[Any, ...]
 _Source = Literal["params", "batch", "inputs", "saved"]
-# (params, batch, inputs) -> (outputs, saved)
-Forward = Callable[[Arrays, Arrays, Arrays], tuple[Arrays, Arrays]]
 # (params, batch, inputs, saved, gradients of the outputs, sums of weight gradients)
 # -> (sums, gradients of the inputs, losses)
 Backward = Callable[..., tuple[Arrays, Arrays, Arrays]]

@@ -93,8 +93,8 @@ class Stage:
 
     def owned(self, of_params: Sequence[T]) -> tuple[T, ...]:
         """Of things for the parameters that the stage reads, those for what it keeps."""
-        places = self.function.part.params
-        return tuple(of_params[places.index(leaf)] for leaf in self.parts.owned[self.number])
+        of_leaf = dict(zip(self.function.part.params, of_params, strict=True))
+        return tuple(of_leaf[leaf] for leaf in self.parts.owned[self.number])
 
     def action(self, kind: ActionKind) -> tuple[Any, tuple[Any, ...]]:
         """The program of an action as a jitted function, and its arguments."""
@@ -229,8 +229,13 @@ class StageUpdate:
     def lower_update(self) -> jax.stages.Lowered:
         """`(params, gradients, state, norm) -> (params, state)`; takes over params and state."""
         state = self.state()
+
+        # Programs have names, and stored fingerprints hold this one.
+        def _update(params: Any, gradients: Any, state: Any, norm: Any) -> Any:
+            return self.update(params, gradients, state, norm)
+
         jitted = jax.jit(
-            self.update, donate_argnums=(0, 2), out_shardings=shardings_of((self.likes, state))
+            _update, donate_argnums=(0, 2), out_shardings=shardings_of((self.likes, state))
         )
         scalar = Struct((), jnp.float32, sharding=self.everywhere)
         with jax.set_mesh(self.mesh):

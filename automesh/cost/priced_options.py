@@ -1,0 +1,56 @@
+"""Compiler options that estimates know: which they are, and what each does to the terms of a step.
+
+Any compiler option can be searched along with the mesh. One that has no row here leaves every
+estimate as it is, and the output says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from automesh.cost.terms import Terms
+from automesh.cost.windowed import THRESHOLDS, with_threshold
+from automesh.mesh.axes import Scalar
+from automesh.platforms.platform import PlatformName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedOption:
+    """One option of a platform's compiler.
+
+    Attributes:
+      name: as XLA has it.
+      apply: gives the terms as the compiler makes the program under a value of the option. A value
+        of the wrong type changes nothing: the compiler refuses it.
+    """
+
+    platform: PlatformName
+    name: str
+    apply: Callable[[Terms, Scalar], Terms]
+
+
+PRICED_OPTIONS = tuple(
+    PricedOption(platform=platform, name=name, apply=with_threshold)
+    for platform, name in THRESHOLDS.items()
+)
+
+
+def is_priced(name: str, platform: str) -> bool:
+    """Whether estimates for a platform know what an option does."""
+    return any(option.name == name and option.platform == platform for option in PRICED_OPTIONS)
+
+
+def priced_among(options: Iterable[tuple[str, Scalar]]) -> tuple[tuple[str, Scalar], ...]:
+    """Those options of a plan that an estimate depends on."""
+    names = {option.name for option in PRICED_OPTIONS}
+    return tuple((name, value) for name, value in options if name in names)
+
+
+def under_options(terms: Terms, options: Iterable[tuple[str, Scalar]]) -> Terms:
+    """The terms as the compiler makes the program with a plan's compiler options."""
+    values = dict(options)
+    for option in PRICED_OPTIONS:
+        if option.platform == terms.platform and option.name in values:
+            terms = option.apply(terms, values[option.name])
+    return terms
