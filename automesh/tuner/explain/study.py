@@ -63,8 +63,8 @@ def explain_study(
     kept = cache.all()
     if header.fabric is None or not kept:
         raise UsageError(
-            f"the study in `{folder}` keeps no terms: nothing in it was estimated, or the script or "
-            "automesh has changed since",
+            f"the study in `{folder}` keeps no terms: nothing in it was estimated, or the script "
+            "or automesh has changed since",
             hint=f"run its search again: {header.command or 'automesh search SCRIPT'}",
         )
     plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header)
