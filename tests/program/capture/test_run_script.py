@@ -262,7 +262,7 @@ def test_what_a_split_axis_left_whole_is_split_by_its_second_part(tmp_path: Path
 
 @pytest.mark.long
 def test_a_split_axis_is_searched_to_a_measured_rule_that_says_so(tmp_path: Path) -> None:
-    options = ("--target", "cpu:4", "--split", "data=dp,fsdp", "--budget", "1m")
+    options = ("--target", "cpu:4", "--split", "data=dp,fsdp", "--budget", "3m")
     done = searched(SCRIPTS / "split_data.py", tmp_path, *options)
     assert done.returncode == 0, done.stderr
     written = tomllib.loads((tmp_path / "mesh_rules.toml").read_text())
@@ -308,7 +308,7 @@ def test_a_split_that_cannot_be_is_refused(
 )
 def test_a_script_is_searched_to_a_measured_rule(script: str, tmp_path: Path) -> None:
     rules = tmp_path / "mesh_rules.toml"
-    done = searched(SCRIPTS / script, tmp_path, "--target", "cpu:4", "--budget", "1m")
+    done = searched(SCRIPTS / script, tmp_path, "--target", "cpu:4", "--budget", "3m")
     assert done.returncode == 0, done.stderr
     mesh, step, _, _ = FOUND[script]
     written = tomllib.loads(rules.read_text())

@@ -12,9 +12,8 @@ from typing import Any
 from automesh.cost.replay.timeline import Slice, Timeline
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Replayed
-from automesh.tuner import context, session, several_targets, start
+from automesh.tuner import context, session, several_targets, start, workers
 from automesh.tuner.compile.replay import Player
-from automesh.tuner.strategies import absent
 from automesh.worker.pool import Pool
 from tests.support.cases.bad_inputs import GOOD
 from tests.support.worker_jobs import ROOT
@@ -55,7 +54,7 @@ def install(put: Set) -> None:
     """
     pool = functools.partial(Pool, handler="tests.support.handlers.absent")
     put(context, "Pool", pool)
-    put(absent, "Pool", pool)
+    put(workers, "Pool", pool)
     put(session, "Pool", pool)
     for module in (start, several_targets):
         put(module, "check_compilable", lambda _: None)

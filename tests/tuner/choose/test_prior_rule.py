@@ -45,7 +45,7 @@ def search(folder: Path) -> tuple[automesh.Result, list[str]]:
         folder / "train.py",
         target="cpu:4",
         space=folder / "space.toml",
-        budget="12s",
+        budget="90s",
         top=1,
         results=folder / "results",
         rules=folder / "mesh_rules.toml",
