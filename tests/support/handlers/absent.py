@@ -1,7 +1,8 @@
 """A stand-in for `worker.handlers.jobs` where devices are absent: compiles are made up, the rest
 is done by the real worker.
 
-`$AUTOMESH_TEST_JOURNAL` gets a line for the begin and the end of every compile.
+`$AUTOMESH_TEST_JOURNAL` gets a line for the begin and the end of every compile. Meshes of the sizes
+in `$AUTOMESH_TEST_REFUSED`, as `2x4`, cannot be laid out: which jax refuses depends on its release.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from automesh.hardware.fabric.fabric import Layouts
 from automesh.hlo.store import ModuleStore, Stored
 from automesh.outcomes import Counts, Failed, Memory, OutOfMemory
 from automesh.program.nouns import Attachment, CompileAnswer, Device, Lowered
 from automesh.worker.blame import OutcomeError
-from automesh.worker.messages import CompileJob, DevicesJob, Job
+from automesh.worker.messages import CompileJob, DevicesJob, Job, LayoutJob
 
 Emit = Callable[[dict[str, Any]], dict[str, Any]]
 GIB = 2**30
 LIMIT_BYTES = 63 * GIB // 4  # of a v5e
-PEAKS = {1: 20 * GIB, 2: 12 * GIB, 4: 8 * GIB, 8: 6 * GIB, 448: GIB}  # by the size of tp
+PEAKS = {1: 20 * GIB, 2: 12 * GIB, 4: 8 * GIB, 8: 6 * GIB}  # by the size of tp
 LOW = 0.9  # of the memory at default effort
 JOURNAL, SECONDS = "AUTOMESH_TEST_JOURNAL", "AUTOMESH_TEST_COMPILE_S"
+REFUSED = "AUTOMESH_TEST_REFUSED"
 
 
 def handle(job: Job, emit: Emit) -> object:
@@ -42,7 +46,25 @@ def handle(job: Job, emit: Emit) -> object:
         return compiled(job, emit)
     from automesh.worker.handlers import jobs
 
+    if isinstance(job, LayoutJob) and REFUSED in os.environ:
+        return laid_out(job, os.environ[REFUSED], emit)
     return jobs.handle(job, emit)
+
+
+def laid_out(job: LayoutJob, refused: str, emit: Emit) -> Layouts:
+    """As jax lays meshes out, but for one size of them."""
+    from automesh.worker.handlers import jobs
+
+    mine = [shape for shape in job.shapes if sizes_of(shape) == refused]
+    others = tuple(shape for shape in job.shapes if shape not in mine)
+    found = jobs.handle(replace(job, shapes=others), emit)
+    assert isinstance(found, Layouts)
+    reason = f"jax cannot lay a mesh of `{refused}` out"
+    return replace(found, refused=(*found.refused, *((shape, reason) for shape in mine)))
+
+
+def sizes_of(shape: tuple[int, ...]) -> str:
+    return "x".join(str(size) for size in shape if size > 1)
 
 
 def compiled(job: CompileJob, emit: Emit) -> CompileAnswer | Lowered:

@@ -18,7 +18,7 @@ from automesh.report.progress import Silent
 from automesh.tuner.study.storage import parse_storage
 from automesh.tuner.study.study import open_study
 from tests.support.fakes.absent_search import SPACE, TARGET, folder_for_search, install
-from tests.support.handlers.absent import JOURNAL, LIMIT_BYTES, PEAKS
+from tests.support.handlers.absent import JOURNAL, LIMIT_BYTES, PEAKS, REFUSED
 from tests.support.worker_jobs import ROOT
 
 MIB = 2**20
@@ -251,18 +251,18 @@ def test_several_targets_give_a_rule_each_and_share_their_terms(place: Place) ->
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_meshes_that_jax_cannot_lay_out_are_not_waited_for(place: Place) -> None:
-    script, space = place.folder / "train.py", place.folder / "space.toml"
-    script.write_text(script.read_text().replace("width=8", "width=224"))
-    space.write_text(SPACE.replace("dp = {}", "dp = { max = 2 }", 1))
-    found = place.search(target="v5p:4x4x28").found
-    assert [str(one.plan) for one in found.candidates] == ["tp:448"]
+def test_meshes_that_jax_cannot_lay_out_are_not_waited_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(REFUSED, "2x4")
+    space = place.folder / "space.toml"
+    space.write_text(SPACE.replace("tp = {}", "tp = { min = 4 }"))
+    found = place.search().found
+    assert [str(one.plan) for one in found.candidates] == ["tp:8"]
     assert found.stop_reason.startswith("every legal plan that jax can lay out was compiled")
-    space.write_text(
-        SPACE.replace("dp = {}", "dp = { max = 2 }", 1).replace("tp = {}", "tp = { max = 224 }")
-    )
-    with pytest.raises(NoFeasibleMesh, match=r"no legal plan .* `2x224` out") as caught:
-        place.search(target="v5p:4x4x28")
+    space.write_text(SPACE.replace("tp = {}", "tp = { size = 4 }"))
+    with pytest.raises(NoFeasibleMesh, match=r"no legal plan .* `2x4` out") as caught:
+        place.search()
     assert "other sizes" in caught.value.hint
 
 
