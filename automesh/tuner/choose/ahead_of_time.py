@@ -125,7 +125,7 @@ def pairs_in_order(
     Pairs whose replays are closer than `MARGIN` are ties, which no order can be wrong about.
     """
     replayed = known_s({plan: compiled[plan] for plan in compiled if plan in estimates}).items()
-    times = [(estimates[plan].step_s, s) for plan, s in replayed if plan in estimates]
+    times = [(estimates[plan].step_s, seconds) for plan, seconds in replayed]
     right = total = 0
     for place, (first_s, first_replayed_s) in enumerate(times):
         for second_s, second_replayed_s in times[place + 1 :]:

@@ -10,6 +10,7 @@ from jax.extend import core
 
 from automesh import pipeline
 from automesh.errors import UsageError, WrongType
+from automesh.pipeline.runtime.split.arguments import axes_of
 from automesh.pipeline.runtime.split.cut import Split, split_program
 from automesh.pipeline.runtime.split.marks import rules_in_force
 from automesh.pipeline.runtime.split.trace import trace_loss
@@ -255,3 +256,8 @@ def test_a_repeated_layer_equals_a_loop():
         x = jnp.tanh(x @ w)
     np.testing.assert_allclose(loss(params, X), jnp.mean(x), rtol=1e-5)
     assert len(split(loss, params).stages) == 3
+
+
+def test_an_axis_that_is_left_to_xla_is_none():
+    assert axes_of(jax.P.UNCONSTRAINED) == ()
+    assert (axes_of("dp"), axes_of(("dp", "tp")), axes_of(None)) == (("dp",), ("dp", "tp"), ())

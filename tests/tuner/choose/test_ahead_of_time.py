@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from automesh.hardware import chip_for
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.outcomes import Compiled, Estimated, Failed, Outcome, OutOfMemory
+from automesh.outcomes import Compiled, Estimated, Failed, Outcome, OutOfMemory, TimedOut
 from automesh.tuner.choose.ahead_of_time import (
     challengers,
     hopeless,
@@ -62,6 +62,7 @@ def known_of(
         chip=chip_for("TPU v5e", "tpu"),
         top=4,
         device_memory_bytes=0,
+        is_replayed=True,
     )
 
 
@@ -267,3 +268,34 @@ def test_pairs_that_are_ties_are_not_counted() -> None:
         PLANS[2]: compiled(GIB, fingerprint="c", step_s=0.5),
     }
     assert pairs_in_order(estimates, done) == (0, 2)
+
+
+def test_a_compile_that_fails_leaves_its_twin_open() -> None:
+    one, twin = PLANS[:2]
+    screened: dict[Plan, Outcome] = dict.fromkeys((one, twin), compiled(GIB, fingerprint="same"))
+    late = TimedOut(stage="compile", limit_s=300.0)
+    assert twin in known_of({}, screened, {one: late}).left()
+    assert twin not in known_of({}, screened, {one: compiled(GIB, fingerprint="same")}).left()
+    # What fails while it runs is the program.
+    ran = replace(known_of({}, screened, {one: late}), is_replayed=False)
+    assert twin not in ran.left()
+
+
+def test_low_effort_predicts_no_time() -> None:
+    blind = PLANS[2]
+    estimates = {plan: estimated(1.0) for plan in PLANS[:2]}
+    state = known_of(estimates, {blind: compiled(GIB)}, {})
+    assert set(state.view().rows) == set(estimates)
+    assert blind in replace(state, is_replayed=False).view().rows
+
+
+def test_a_twin_without_an_estimate_hides_no_replay() -> None:
+    estimates = {PLANS[1]: estimated(1.0), PLANS[2]: estimated(2.0)}
+    same = compiled(GIB, fingerprint="same", step_s=1.0)
+    done: dict[Plan, Outcome] = {
+        PLANS[0]: same,
+        PLANS[1]: same,
+        PLANS[2]: compiled(GIB, fingerprint="other", step_s=2.0),
+    }
+    assert pairs_in_order(estimates, done) == (1, 1)
+    assert known_of(estimates, {}, done, PLANS[:3]).view().refinement is not None
