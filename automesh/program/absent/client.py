@@ -124,7 +124,8 @@ def _setting(name: str) -> str | None:
 def told(one: AbsentDevices) -> list[str]:
     """Everything that the compiler is told about the devices, as plain values."""
     configuration = read_configuration(one.gpu) if one.gpu else ""
-    return [f"{one!r}", configuration]
+    # Stored programs are found by this text: it keeps the name that the class had at first.
+    return [repr(one).replace(type(one).__name__, "Elsewhere", 1), configuration]
 
 
 def is_absent(device: Any) -> bool:
