@@ -31,7 +31,7 @@ class KernelSeconds:
       serial_s: if no kernel computes while it reads or writes.
       bytes: read and written in device memory, without what windowed multiplications repeat.
       peak_s: of the multiplications at the bound of the device's speed; types without a known
-        bound take no time.
+        bound take no time, nor does what can be had with fewer FLOPs (`Matmul.is_least`).
     """
 
     regions_s: Floats
@@ -218,6 +218,7 @@ class _Matmuls:
             dtype: np.flatnonzero([one.dtype == dtype for one in distinct])
             for dtype in dict.fromkeys(one.dtype for one in distinct)
         }
+        self._is_least = np.array([one.is_least for one in distinct], np.bool_)
         self._batch = _Factors([one.batch for one in distinct], formulas)
         self._m = _Factors([one.m for one in distinct], formulas)
         self._n = _Factors([one.n for one in distinct], formulas)
@@ -233,7 +234,8 @@ class _Matmuls:
             achieved[rows] = speeds.matmul_s(dtype, *flat).reshape(sides[0].shape)
             bound = speeds.bound_flops_per_s(dtype)
             if bound > 0.0:
-                at_bound[rows] = 2.0 * sides[0] * sides[1] * sides[2] * sides[3] / bound
+                stated_s = 2.0 * sides[0] * sides[1] * sides[2] * sides[3] / bound
+                at_bound[rows] = np.where(self._is_least[rows, None], stated_s, 0.0)
         of_kernels = np.zeros((2, self._kernels, values.shape[1]))
         for kernel, matmul in self._uses:
             of_kernels[0, kernel] += achieved[matmul]

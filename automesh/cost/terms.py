@@ -43,6 +43,8 @@ class Matmul:
 
     Attributes:
       dtype: the coarser of the operands' number types: bf16, f32, f8E4M3FN ...
+      is_least: False if the same can be had with fewer FLOPs, as a convolution by Winograd's
+        algorithm or by a Fourier transform, or if a custom call only says that it needs so many.
     """
 
     batch: Monomial
@@ -50,6 +52,7 @@ class Matmul:
     n: Monomial
     k: Monomial
     dtype: str
+    is_least: bool = True
 
 
 def flops(matmuls: Iterable[Matmul], sizes: Mapping[str, int]) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from automesh.cost.terms import Matmul, Monomial, Near, Sum
+from automesh.hlo.nouns import WindowDimension
+from automesh.hlo.work.flops import window_positions
 from automesh.ir.fusion import Fusion, Reads
 from automesh.ir.graph import Operation, Value, added, element_bytes, times
 from automesh.ir.op_kinds import PRODUCTS, VIRTUAL
@@ -109,6 +111,7 @@ def matmuls_of(operation: Operation) -> tuple[Matmul, ...]:
                 n=side,
                 k=side,
                 dtype=_coarsest(values),
+                is_least=False,
             )
             for one in cost_of(operation)["flops"]
         )
@@ -173,15 +176,43 @@ def _ragged_dot(operation: Operation) -> Matmul:
 
 
 def _convolution(operation: Operation) -> Matmul:
-    """As a multiplication of patches: padding counts, which makes it an upper bound there."""
+    """A multiplication of patches: what meets padding, or a hole of a dilated image, is no work."""
     image, kernel = operation.operands[:2]
     result, found = operation.results[0], operation.attributes
     groups = float(found["feature_groups"] * found["batch_groups"])
-    window = extent(kernel, found["rhs_spatial"])
+    met = kernel.dimension(found["rhs_input"])
+    spatial = zip(found["lhs_spatial"], found["rhs_spatial"], found["out_spatial"], strict=True)
+    for dimensions, window in zip(spatial, found["window"], strict=True):
+        met = times(met, _met_in_window(image, kernel, result, dimensions, window))
+    is_plain = all(size.size == 1 for size in found["window"])
     return Matmul(
         batch=times(Monomial(coefficient=groups), _complex_factor(operation.operands)),
         m=extent(result, (found["out_batch"], *found["out_spatial"])),
         n=times(extent(result, (found["out_feature"],)), Monomial(coefficient=1.0 / groups)),
-        k=times(extent(kernel, (found["rhs_input"],)), window),
+        k=met,
         dtype=_coarsest((image, kernel)),
+        is_least=is_plain,
     )
+
+
+def _met_in_window(
+    image: Value,
+    kernel: Value,
+    result: Value,
+    spatial: tuple[int, int, int],
+    window: WindowDimension,
+) -> Monomial:
+    """Real elements that one result meets along one spatial dimension, in the mean.
+
+    Along a dimension that is split the halos are exchanged, and what was padding is multiplied like
+    everything else (xla/service/spmd/convolution_handler.cc); the holes of a dilated image stay.
+    """
+    of_image, of_kernel, of_result = spatial
+    results = max(result.shape[of_result], 1)
+    elements = kernel.shape[of_kernel]
+    if image.axes[of_image] or kernel.axes[of_kernel] or result.axes[of_result]:
+        each = elements / window.base_dilation
+    else:
+        pairs = window_positions(image.shape[of_image], results, replace(window, size=elements))
+        each = pairs / results
+    return Monomial(coefficient=each, powers=kernel.dimension(of_kernel).powers)

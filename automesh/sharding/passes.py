@@ -19,6 +19,9 @@ import jaxlib
 from automesh.outcomes import Failed
 from automesh.program.notes import in_one_line
 from automesh.program.refused import Refused
+from automesh.sharding.attribute_names import DECLARED
+from automesh.sharding.hlo_form import bring_to_hlo_form
+from automesh.sharding.partitioner.insert import reshard_as_partitioner
 
 STAGE = "propagate"
 _CLASSES = (
@@ -91,9 +94,6 @@ _ELEMENTWISE = frozenset(
     )
 )  # fmt: skip
 _SHARDING = "sdy.sharding"
-# Attribute of products: mesh axes that split left side, right side and result before reshards are
-# inserted, each as `dp,tp`; `?` where that is not written at the value itself.
-DECLARED = "automesh.declared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +153,13 @@ def partitioned(program: Any, *, sizes: Mapping[str, int] | None = None) -> Any:
             _resize(found, copy, sizes)
         try:
             _flatten(found, copy.operation)
+            bring_to_hlo_form(copy.operation, found.ir)
             _pipeline(found, _PROPAGATION).run(copy.operation)
             note_declared_shardings(copy.operation, found.ir, found.sdy)
             reshard_before_elementwise(copy.operation, found.ir, found.sdy)
+            reshard_as_partitioner(
+                copy.operation, found.ir, found.sdy, _operations_in(copy.operation)
+            )
             _pipeline(found, _COLLECTIVES).run(copy.operation)
         except found.ir.MLIRError as error:
             raise Refused(
@@ -386,7 +390,7 @@ def note_declared_shardings(module: Any, ir: Any, sdy: Any) -> None:
       sdy: those of the Shardy dialect.
     """
     for operation in _operations_in(module):
-        if operation.name == "stablehlo.dot_general":
+        if operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
             values = (*operation.operands, operation.results[0])
             noted = [ir.StringAttr.get(_axes_at_definition(value, ir, sdy)) for value in values]
             operation.attributes[DECLARED] = ir.ArrayAttr.get(noted)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.terms import Monomial, Sum
+from automesh.sharding.attribute_names import COST, DIMENSIONS, TRIPS
 from automesh.sharding.mlir.attributes import config_text, stated_cost
 from automesh.sharding.mlir.trip_counts import trips
 from automesh.sharding.passes import Bindings, bindings, functions_of
@@ -34,7 +35,6 @@ _LARGEST_POWER = 3
 _TINY = 64
 # Stands for the dependence of a dimension that is not looked at.
 ANYHOW = ("?", 0)
-DIMENSIONS, TRIPS, COST = "automesh.dimensions", "automesh.trips", "automesh.cost"
 _UNKNOWN = -1.0
 
 

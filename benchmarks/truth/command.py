@@ -1,9 +1,11 @@
-"""What the compiler makes of the examples, mesh by mesh: the truth that estimates are held against.
+"""What the compiler makes of steps, mesh by mesh: the truth that estimates are held against.
 
-    python -m benchmarks.truth [--example dense_lm ...] [--devices 8 ...] [--jobs 1]
+    python -m benchmarks.truth [--example dense_lm gnn ...] [--devices 8 ...] [--jobs 1]
 
-compiles every factorization of 8 and of 16 devices over three axes of each example on virtual CPU
-devices, a process per mesh, and keeps the answers in `results/truth/`: a second run is instant.
+compiles every factorization of some number of devices over three axes of each step on virtual CPU
+devices, a process per mesh, and keeps the answers in `results/truth/`: a second run is instant. The
+steps are the three language models of `examples`, on 8 and on 16 devices, and those of
+`benchmarks/support/scripts/steps`, on 8.
 """
 
 from __future__ import annotations
@@ -27,13 +29,29 @@ from benchmarks.support.paths import ROOT
 
 CACHE = ROOT / "results" / "truth"
 AXES = ("dp", "fsdp", "ep", "tp", "sp")
-# The axes that each example is about; the others have size 1.
-CHOSEN = {
+# The axes that each language model of the examples is about; the others have size 1.
+LANGUAGE_MODELS = {
     "dense_lm": ("dp", "fsdp", "tp"),
     "moe_lm": ("fsdp", "ep", "tp"),
     "long_context": ("fsdp", "tp", "sp"),
 }
-DEVICES = (8, 16)
+# The same of the steps in `_STEPS`.
+OTHER_STEPS = {
+    "gnn": ("dp", "fsdp", "tp"),
+    "embedding": ("dp", "fsdp", "tp"),
+    "convnet": ("dp", "fsdp", "tp"),
+    "unet": ("dp", "fsdp", "tp"),
+    "rnn": ("dp", "fsdp", "tp"),
+    "shard_map_mlp": ("dp", "fsdp", "tp"),
+    "sorted_moe": ("fsdp", "ep", "tp"),
+    "diffusion_transformer": ("dp", "fsdp", "tp"),
+    "vit": ("dp", "fsdp", "tp"),
+    "state_space": ("dp", "fsdp", "tp"),
+}
+CHOSEN = LANGUAGE_MODELS | OTHER_STEPS
+_EXAMPLES = ROOT / "examples"
+_STEPS = ROOT / "benchmarks" / "support" / "scripts" / "steps"
+_SHARED = ("training.py", "attention.py")
 SIZE = "mid"
 _TIMEOUT_S = 900.0
 
@@ -44,7 +62,7 @@ class Case:
 
     Attributes:
       sizes: of all axes, in the order of the mesh.
-      size: preset of the model.
+      size: preset of a language model; the other steps have one size.
       knobs: keyword arguments for `build`, as (name, value).
     """
 
@@ -61,8 +79,13 @@ class Case:
     @property
     def entry(self) -> Entry:
         """Where a worker finds the step."""
-        location = str(ROOT / "examples" / f"{self.example}.py")
-        return Entry(kind="script", location=location, argv=("--size", self.size))
+        is_model = self.example in LANGUAGE_MODELS
+        folder = _EXAMPLES if is_model else _STEPS
+        return Entry(
+            kind="script",
+            location=str(folder / f"{self.example}.py"),
+            argv=("--size", self.size) if is_model else (),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,18 +106,24 @@ class Truth:
     compile_s: float
 
 
-def cases(
-    examples: Iterable[str] = tuple(CHOSEN), devices: Iterable[int] = DEVICES
-) -> tuple[Case, ...]:
-    """Every factorization of every number of devices over the axes chosen for each example."""
-    devices = tuple(devices)
+def cases(examples: Iterable[str] = tuple(CHOSEN), devices: Sequence[int] = ()) -> tuple[Case, ...]:
+    """Every factorization of every number of devices over the axes chosen for each example.
+
+    Args:
+      devices: their numbers; empty: those of `devices_of` each example.
+    """
     return tuple(
         Case(example=example, sizes=tuple((a, dict(zip(axes, sizes)).get(a, 1)) for a in AXES))
         for example in examples
         for axes in (CHOSEN[example],)
-        for count in devices
+        for count in devices or devices_of(example)
         for sizes in factorizations(count, len(axes))
     )
+
+
+def devices_of(example: str) -> tuple[int, ...]:
+    """On how many devices a step is compared by default."""
+    return (8, 16) if example in LANGUAGE_MODELS else (8,)
 
 
 def factorizations(product: int, length: int) -> list[tuple[int, ...]]:
@@ -196,10 +225,11 @@ def _path(case: Case) -> Path:
 
 def _sources(example: str) -> str:
     """Hash of all that an answer depends on: the example, and what counts."""
+    is_model = example in LANGUAGE_MODELS
     files = [
-        ROOT / "examples" / f"{example}.py",
-        *(ROOT / "examples" / "lm").glob("*.py"),
-        *(ROOT / "automesh" / "hlo").glob("*.py"),
+        (_EXAMPLES if is_model else _STEPS) / f"{example}.py",
+        *((_EXAMPLES / "lm").glob("*.py") if is_model else (_STEPS / one for one in _SHARED)),
+        *(ROOT / "automesh" / "hlo").rglob("*.py"),
         ROOT / "benchmarks" / "truth" / "worker.py",
     ]
     digest = hashlib.sha256()
@@ -214,7 +244,7 @@ def main() -> int:
         prog="python -m benchmarks.truth", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--example", nargs="+", choices=tuple(CHOSEN), default=tuple(CHOSEN))
-    parser.add_argument("--devices", nargs="+", type=int, default=DEVICES)
+    parser.add_argument("--devices", nargs="+", type=int, default=())
     parser.add_argument("--jobs", type=int, default=1, help="compilations side by side")
     options = parser.parse_args()
     answers = truths(cases(options.example, options.devices), jobs=options.jobs)

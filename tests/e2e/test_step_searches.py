@@ -60,7 +60,7 @@ def search(script: Path, folder: Path) -> automesh.Result:
         str(script),
         target="cpu:4",
         space=space,
-        budget="1m",
+        budget="90s",
         top=2,
         workers=1,
         rules=folder / "mesh_rules.toml",

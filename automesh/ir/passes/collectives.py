@@ -61,6 +61,54 @@ def separate_reductions_from_slices(graph: Graph) -> None:
 _BY_DIM = "per_dimension"
 
 
+def reduce_first_what_is_sliced(graph: Graph) -> None:
+    """all_slice(all_reduce(product)) -> all_reduce(all_slice(all_reduce(product))).
+
+    If the product's own result is split over a part of what is reduced, that part is reduced first,
+    and the rest after the slice.
+    """
+    returned = returned_values(graph)
+    sizes = dict(graph.mesh)
+    for block in blocks(graph):
+        for operation in list(block.operations):
+            if operation.name != "all_reduce" or is_manual(operation):
+                continue
+            sliced = only_user(operation.results[0], returned)
+            if sliced is None or sliced.name != "all_slice" or sliced not in block.operations:
+                continue
+            first = sliced.attributes["axes"]
+            rest = tuple(axis for axis in operation.attributes["axes"] if axis not in first)
+            if first and rest and set(first) <= _split_of_result(operation.operands[0].producer):
+                _reduce_around(block, operation, sliced, rest, sizes)
+
+
+def _split_of_result(product: Operation | None) -> set[str]:
+    """Axes that split the result of a product before it was reduced and sliced."""
+    declared = product.attributes.get("declared") if product else None
+    return set(declared[2] or ()) if declared else set()
+
+
+def _reduce_around(
+    block: Block,
+    reduction: Operation,
+    sliced: Operation,
+    rest: tuple[str, ...],
+    sizes: dict[str, int],
+) -> None:
+    whole, end = reduction.results[0], sliced.results[0]
+    first = _over(
+        reduction, sliced.attributes["axes"], sizes, operands=reduction.operands, results=[]
+    )
+    take_result(first, whole)
+    set_operands(reduction, ())
+    block.operations[block.operations.index(reduction)] = first
+    part = like(end)
+    take_result(sliced, part)
+    last = _over(reduction, rest, sizes, operands=[part], results=[])
+    take_result(last, end)
+    block.operations.insert(block.operations.index(sliced) + 1, last)
+
+
 def reduce_by_dimension(graph: Graph) -> None:
     """all_reduce over axes that split different dimensions -> one all_reduce for each of these."""
     sizes = dict(graph.mesh)

@@ -17,6 +17,7 @@ from automesh.ir.passes.collectives import (
     hoist_conversions,
     reassociate_reductions,
     reduce_by_dimension,
+    reduce_first_what_is_sliced,
     scatter_reductions,
     separate_reductions_from_slices,
 )
@@ -58,6 +59,12 @@ RULES: tuple[Rule, ...] = (
         platforms=ALL,
         source="Shardy's canonicalization fuses all-reduce and slice; XLA's partitioner does not, "
         "and each backend has a rule of its own",
+    ),
+    Rule(
+        apply=reduce_first_what_is_sliced,
+        platforms=ALL,
+        source="PartitionDotGroupOnContractingImpl in spmd/dot_handler.cc, so that the first one "
+        "can become a reduce-scatter",
     ),
     Rule(
         apply=share_equal,

@@ -10,9 +10,11 @@ from typing import Any, cast
 import numpy as np
 
 from automesh.cost.terms import Monomial
+from automesh.hlo.nouns import WindowDimension
 from automesh.ir.graph import Operation
+from automesh.sharding.attribute_names import DECLARED
 from automesh.sharding.mlir.axes import MeshReader
-from automesh.sharding.passes import DECLARED, Bindings
+from automesh.sharding.passes import Bindings
 
 _NUMBER = re.compile(r"dense<([^<>\"\[\]]+)>")
 _LISTS = re.compile(r"(\w+) = \[([\d, ]*)\]")
@@ -133,6 +135,7 @@ class AttributeReader:
     def _convolution(self, operation: Any) -> _Attributes:
         numbers = self._hlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
         return {
+            **self._declared(operation),
             "lhs_batch": numbers.input_batch_dimension,
             "lhs_feature": numbers.input_feature_dimension,
             "lhs_spatial": tuple(numbers.input_spatial_dimensions),
@@ -144,7 +147,33 @@ class AttributeReader:
             "out_spatial": tuple(numbers.output_spatial_dimensions),
             "feature_groups": self._int(operation, "feature_group_count"),
             "batch_groups": self._int(operation, "batch_group_count"),
+            "window": self._window(operation, tuple(numbers.kernel_spatial_dimensions)),
         }
+
+    def _window(
+        self, operation: Any, kernel_spatial: tuple[int, ...]
+    ) -> tuple[WindowDimension, ...]:
+        count = len(kernel_spatial)
+        kernel = self._ir.RankedTensorType(operation.operands[1].type).shape
+        strides, base, own = (
+            self._ints(operation, name) or (1,) * count
+            for name in ("window_strides", "lhs_dilation", "rhs_dilation")
+        )
+        padding = [0] * (2 * count)
+        if "padding" in operation.attributes:
+            stated = self._ir.DenseIntElementsAttr(operation.attributes["padding"])
+            padding = [int(one) for one in stated]
+        return tuple(
+            WindowDimension(
+                size=int(kernel[dimension]),
+                stride=strides[place],
+                padding_low=padding[2 * place],
+                padding_high=padding[2 * place + 1],
+                window_dilation=own[place],
+                base_dilation=base[place],
+            )
+            for place, dimension in enumerate(kernel_spatial)
+        )
 
     def _scatter(self, operation: Any) -> _Attributes:
         numbers = self._hlo.ScatterDimensionNumbers(

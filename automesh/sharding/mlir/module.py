@@ -9,7 +9,7 @@ All calls are inlined. `Operation.name` is that of StableHLO, CHLO or Shardy wit
                             were inserted, None where unknown
   convolution               lhs_batch, lhs_feature, lhs_spatial, rhs_input, rhs_output, rhs_spatial,
                             out_batch, out_feature, out_spatial: dimensions; feature_groups,
-                            batch_groups
+                            batch_groups; window: a `WindowDimension` for each spatial dimension
   broadcast_in_dim          dims
   transpose                 perm
   reduce                    dims, reducer
@@ -59,19 +59,13 @@ from typing import Any
 
 from automesh.cost.terms import Sum
 from automesh.ir.graph import Block, Graph, Operation, Value
+from automesh.sharding.attribute_names import COST, DIMENSIONS, FIXED, TRIPS
 from automesh.sharding.mlir.attributes import AttributeReader
 from automesh.sharding.mlir.axes import MeshReader
 from automesh.sharding.mlir.locations import SourceReader
 from automesh.sharding.mlir.trip_counts import trips
 from automesh.sharding.passes import bindings, functions_of
-from automesh.sharding.size_dependence import (
-    ANYHOW,
-    COST,
-    DIMENSIONS,
-    TRIPS,
-    read_dimensions,
-    read_formulas,
-)
+from automesh.sharding.size_dependence import ANYHOW, read_dimensions, read_formulas
 
 _RETURNS = frozenset(("func.return", "stablehlo.return", "sdy.return"))
 _CALLS = frozenset(("func.call", "call"))
@@ -297,6 +291,9 @@ class _Importer:
             source=self._sources.of(operation),
         )
         made.attributes = self._read_attributes.of(operation, made)
+        if FIXED in operation.attributes:
+            named = self._ir.ArrayAttr(operation.attributes[FIXED])
+            self._axes.sub_axes.update(self._ir.StringAttr(one).value for one in named)
         if name == "while":
             made.trips = trips(operation, scope.values)
             if TRIPS in operation.attributes:

@@ -1,0 +1,161 @@
+"""Brings a module to the form in which XLA hands it to Shardy (jax).
+
+Where several shardings could be propagated to a value, the first one wins, and which comes first
+depends on the order of the operations. XLA converts a step to HLO and back before it propagates:
+what comes out stands in the post-order of a walk from the results to the operands, first operands
+first (`HloComputation::MakeInstructionPostOrder`), not in the order in which jax traced it. On the
+way a broadcast becomes a reshape where nothing is repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from automesh.sharding.attribute_names import DIMENSIONS
+
+_NO_TERMINATOR = frozenset(("builtin.module",))
+
+
+def bring_to_hlo_form(module: Any, ir: Any) -> None:
+    """Reorders every block of a module, those inside operations included.
+
+    Args:
+      module: the operation of a module; changed in place.
+      ir: MLIR's Python classes.
+    """
+    for region in module.regions:
+        for block in region.blocks:
+            for view in list(block.operations):
+                if view.operation.name == "stablehlo.broadcast_in_dim":
+                    _broadcast_without_ones(view.operation, ir)
+            operations = [view.operation for view in block.operations]
+            if module.name not in _NO_TERMINATOR and len(operations) > 2:
+                _reorder(operations, ir)
+            for operation in operations:
+                bring_to_hlo_form(operation, ir)
+
+
+def _reorder(operations: list[Any], ir: Any) -> None:
+    *body, terminator = operations
+    inside = {operation: place for place, operation in enumerate(body)}
+    needed = [_needs(operation, inside, ir) for operation in body]
+    used = {place for places in needed for place in places}
+    roots = [*_needs(terminator, inside, ir)]
+    roots += [place for place in range(len(body)) if place not in used]
+    for place in _post_order(roots, needed):
+        body[place].move_before(terminator)
+
+
+def _needs(operation: Any, inside: dict[Any, int], ir: Any) -> list[int]:
+    """Places of the operations that make what an operation reads, its regions included."""
+    found = [*_made_by(_operands(operation, ir), inside, ir)]
+    for region in operation.regions:
+        for block in region.blocks:
+            for view in block.operations:
+                found += _needs(view.operation, inside, ir)
+    return found
+
+
+def _operands(operation: Any, ir: Any) -> list[Any]:
+    """The operands; of a loop those last that it does not change, in the order of their use.
+
+    The way to HLO takes these out of the loop, and then hands them to it again.
+    """
+    operands = list(operation.operands)
+    if operation.name != "stablehlo.while":
+        return operands
+    body = operation.regions[1].blocks[0]
+    *_, last = body.operations
+    returned = list(last.operation.operands)
+    kept = {place for place, argument in enumerate(body.arguments) if returned[place] == argument}
+    used: dict[int, None] = {}
+    for region in operation.regions:
+        block = region.blocks[0]
+        for value in _read(block):
+            if isinstance(value.owner, ir.Block) and value.owner == block:
+                used.setdefault(ir.BlockArgument(value).arg_number)
+    changed = [place for place in range(len(returned)) if place not in kept]
+    return [operands[place] for place in (*changed, *(one for one in used if one in kept))]
+
+
+def _broadcast_without_ones(broadcast: Any, ir: Any) -> None:
+    """A reshape where nothing is repeated; and one in front where a dimension of one element is."""
+    operand, result = broadcast.operands[0], broadcast.results[0]
+    before, after = ir.RankedTensorType(operand.type), ir.RankedTensorType(result.type)
+    if before.rank == 0 or after.rank == 0:
+        return
+    sizes = list(before.shape)
+    dimensions = list(ir.DenseI64ArrayAttr(broadcast.attributes["broadcast_dimensions"]))
+    if math.prod(sizes) == math.prod(after.shape) and dimensions == sorted(dimensions):
+        _replace(broadcast, "stablehlo.reshape", after, operand, ir)
+        return
+    repeated = [
+        place
+        for place, size in enumerate(sizes)
+        if size == 1 and after.shape[dimensions[place]] != 1
+    ]
+    if not repeated or DIMENSIONS in broadcast.attributes:
+        return
+    rest = [place for place in range(before.rank) if place not in repeated]
+    smaller = ir.RankedTensorType.get([sizes[place] for place in rest], before.element_type)
+    with ir.InsertionPoint(broadcast), broadcast.location:
+        made = ir.Operation.create("stablehlo.reshape", results=[smaller], operands=[operand])
+    broadcast.operands[0] = made.results[0]
+    kept = [dimensions[place] for place in rest]
+    broadcast.attributes["broadcast_dimensions"] = ir.DenseI64ArrayAttr.get(kept)
+
+
+def _replace(operation: Any, name: str, result: Any, operand: Any, ir: Any) -> None:
+    with ir.InsertionPoint(operation), operation.location:
+        made = ir.Operation.create(
+            name,
+            results=[result],
+            operands=[operand],
+            attributes=_attributes(operation, without="broadcast_dimensions"),
+        )
+    operation.results[0].replace_all_uses_with(made.results[0])
+    operation.erase()
+
+
+def _attributes(operation: Any, without: str = "") -> dict[str, Any]:
+    # What iterating gives is a name in some versions of jaxlib, and a pair in others.
+    pairs = [operation.attributes[place] for place in range(len(operation.attributes))]
+    return {one.name: one.attr for one in pairs if one.name != without}
+
+
+def _read(block: Any) -> Iterator[Any]:
+    """What the operations of a block read, those inside them first; not what it returns."""
+    *body, _ = block.operations
+    for view in body:
+        for region in view.operation.regions:
+            for inner in region.blocks:
+                yield from _read(inner)
+        yield from view.operation.operands
+
+
+def _made_by(values: Iterable[Any], inside: dict[Any, int], ir: Any) -> Iterator[int]:
+    for value in values:
+        owner = value.owner
+        if not isinstance(owner, ir.Block):
+            place = inside.get(owner)
+            if place is not None:
+                yield place
+
+
+def _post_order(roots: Iterable[int], needed: list[list[int]]) -> Iterator[int]:
+    """Every place behind what it needs; of several things that are needed the first one first."""
+    done: set[int] = set()
+    for root in roots:
+        stack = [(root, iter(needed[root]))] if root not in done else []
+        done.add(root)
+        while stack:
+            place, rest = stack[-1]
+            following = next((one for one in rest if one not in done), None)
+            if following is None:
+                stack.pop()
+                yield place
+            else:
+                done.add(following)
+                stack.append((following, iter(needed[following])))

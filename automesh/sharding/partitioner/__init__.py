@@ -1,0 +1,1 @@
+"""What XLA's partitioner makes of products, convolutions, gathers and scatters (no jax)."""

@@ -1,0 +1,282 @@
+"""Makes Shardy split products, gathers and scatters where XLA's partitioner does (jax).
+
+XLA runs Shardy's propagation alone; which operand is then gathered, sliced or moved, and what is
+reduced, its own partitioner decides. Between propagation and `sdy-insert-explicit-reshards`,
+`reshard_as_partitioner` brings the operands of every such operation to the splits that `products`
+and `lookups` find, and its result from there to the split that was propagated: nothing is left for
+Shardy to choose but to reduce where the operation adds up parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from automesh.ir.graph import element_bytes
+from automesh.sharding.attribute_names import FIXED
+from automesh.sharding.partitioner import lookups, products
+from automesh.sharding.partitioner.parts import Part, Parts, Split
+
+_RULE = re.compile(r"op_sharding_rule<\((.*)\)->\((.*?)\) \{")
+_TENSOR = re.compile(r"\[([^\]]*)\]")
+_FACTOR = re.compile(r"[a-z](?:_\d+)?")
+_PRODUCTS = frozenset(("stablehlo.dot_general", "stablehlo.convolution"))
+_LOOKUPS = frozenset(("stablehlo.gather", "stablehlo.scatter"))
+_SHARDING, _OWN_RULE = "sdy.sharding", "sdy.sharding_rule"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    """The factor of each dimension of operands and results."""
+
+    operands: tuple[tuple[str, ...], ...]
+    results: tuple[tuple[str, ...], ...]
+
+
+def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Any]) -> None:
+    """Inserts `sdy.reshard` around products, convolutions, gathers and scatters.
+
+    Args:
+      module: the operation of a module whose shardings are propagated and closed, with sharding
+        rules kept; changed in place.
+      ir: MLIR's Python classes.
+      sdy: those of the Shardy dialect.
+      operations: all operations of the module.
+    """
+    inserter = _Inserter(module, ir, sdy)
+    if inserter.mesh:
+        for operation in operations:
+            if operation.name in _PRODUCTS or operation.name in _LOOKUPS:
+                inserter.visit(operation)
+
+
+class _Inserter:
+    def __init__(self, module: Any, ir: Any, sdy: Any) -> None:
+        self._ir, self._sdy = ir, sdy
+        self.mesh: dict[str, int] = {}
+        self._name = ""
+        for view in module.regions[0].blocks[0].operations:
+            operation = view.operation
+            if operation.name == "sdy.mesh":
+                axes = [
+                    sdy.MeshAxisAttr(one) for one in sdy.MeshAttr(operation.attributes["mesh"]).axes
+                ]
+                sizes = {str(one.name): int(one.size) for one in axes}
+                if len(sizes) > len(self.mesh):
+                    self.mesh = sizes
+                    self._name = ir.StringAttr(operation.attributes["sym_name"]).value
+
+    def visit(self, operation: Any) -> None:
+        """One operation whose operands and result are known; any other is left to Shardy."""
+        rule = _rule_of(operation)
+        manual = _manual_axes(operation, self._sdy)
+        devices = tuple(
+            Part(axis=axis, before=1, size=size)
+            for axis, size in self.mesh.items()
+            if size > 1 and axis not in manual
+        )
+        if rule is None or len(rule.results) != 1 or not devices:
+            return
+        operands = [
+            self._split(value, factors, manual)
+            for value, factors in zip(operation.operands, rule.operands, strict=True)
+        ]
+        result = self._split(operation.results[0], rule.results[0], manual)
+        known = [one for one in operands if one is not None]
+        if result is None or len(known) != len(operands):
+            return
+        if not any(one.every for one in (*known, result)):
+            return
+        wanted = _wanted(operation.name, known, result, devices)
+        if wanted is None:
+            return
+        moved = _moved((*known, result), wanted)
+        if moved:
+            names = [self._ir.StringAttr.get(axis) for axis in sorted(moved)]
+            operation.attributes[FIXED] = self._ir.ArrayAttr.get(names)
+        *before, after = wanted
+        for place, (split, parts) in enumerate(zip(known, before, strict=True)):
+            if parts != split.parts:
+                with self._ir.InsertionPoint(operation), operation.location:
+                    operation.operands[place] = self._sdy.ReshardOp(
+                        operation.operands[place], self._attribute(parts)
+                    ).result
+        if after != result.parts:
+            self._bring_result(operation, after, result.parts)
+
+    def _bring_result(
+        self, operation: Any, after: Sequence[Parts], wanted: Sequence[Parts]
+    ) -> None:
+        value = operation.results[0]
+        operation.attributes[_SHARDING] = self._sdy.TensorShardingPerValueAttr.get(
+            [self._attribute(after)]
+        )
+        with self._ir.InsertionPoint(operation), operation.location:
+            moved = self._sdy.ReshardOp(value, self._attribute(wanted))
+        moved.operation.move_after(operation)
+        value.replace_all_uses_except(moved.result, [moved.operation])
+
+    def _split(self, value: Any, factors: tuple[str, ...], manual: frozenset[str]) -> Split | None:
+        parts = self._parts(value, manual)
+        tensor = self._ir.RankedTensorType(value.type)
+        if parts is None or len(parts) != len(factors):
+            return None
+        bytes_ = element_bytes(str(tensor.element_type))
+        for size in tensor.shape:
+            bytes_ *= size
+        return Split(factors=factors, parts=parts, bytes=bytes_)
+
+    def _parts(self, value: Any, manual: frozenset[str]) -> tuple[Parts, ...] | None:
+        """What splits each dimension of a value; None: it cannot be told here."""
+        rank = self._ir.RankedTensorType(value.type).rank
+        sharding = _sharding_of(value, self._ir, self._sdy)
+        if sharding is _UNKNOWN:
+            return None
+        if sharding is None:
+            return ((),) * rank
+        dimensions = self._sdy.TensorShardingAttr(sharding).dimension_shardings
+        return tuple(self._of_dimension(one, manual) for one in dimensions)
+
+    def _of_dimension(self, dimension: Any, manual: frozenset[str]) -> Parts:
+        parts: list[Part] = []
+        for one in self._sdy.DimensionShardingAttr(dimension).axes:
+            reference = self._sdy.AxisRefAttr(one)
+            name = str(reference.name)
+            if name in manual:
+                continue
+            if reference.sub_axis_info is None:
+                parts.append(Part(axis=name, before=1, size=self.mesh[name]))
+            else:
+                sub = self._sdy.SubAxisInfoAttr(reference.sub_axis_info)
+                parts.append(Part(axis=name, before=int(sub.pre_size), size=int(sub.size)))
+        return tuple(part for part in parts if part.size > 1)
+
+    def _attribute(self, parts: Sequence[Parts]) -> Any:
+        sdy = self._sdy
+        return sdy.TensorShardingAttr.get(
+            self._name,
+            [
+                sdy.DimensionShardingAttr.get([self._axis(one) for one in each], is_closed=True)
+                for each in parts
+            ],
+        )
+
+    def _axis(self, part: Part) -> Any:
+        if part.size == self.mesh[part.axis]:
+            return self._sdy.AxisRefAttr.get(part.axis)
+        return self._sdy.AxisRefAttr.get(
+            part.axis, self._sdy.SubAxisInfoAttr.get(part.before, part.size)
+        )
+
+
+def _wanted(
+    name: str, operands: Sequence[Split], result: Split, devices: Parts
+) -> tuple[tuple[Parts, ...], ...] | None:
+    """The parts of each operand and of the result; None if it is not an operation of these."""
+    if name in _PRODUCTS and len(operands) == 2:
+        way = products.way_of(
+            products.Product(left=operands[0], right=operands[1], result=result, devices=devices)
+        )
+        return way.left, way.right, way.result
+    is_scatter = name == "stablehlo.scatter"
+    if name in _LOOKUPS and len(operands) == (3 if is_scatter else 2):
+        operand, indices = operands[:2]
+        slices = operands[2] if is_scatter else result
+        alone = set(operand.factors) - set(indices.factors) - set(slices.factors)
+        lookup = lookups.Lookup(
+            operand=operand,
+            indices=indices,
+            slices=slices,
+            looked_up=tuple(one for one in operand.factors if one in alone),
+            scatters=is_scatter,
+            devices=devices,
+        )
+        found = lookups.way_of(lookup)
+        if is_scatter:
+            return found.operand, found.indices, found.slices, found.operand
+        return found.operand, found.indices, found.slices
+    return None
+
+
+def _moved(before: Sequence[Split], after: Sequence[Sequence[Parts]]) -> set[str]:
+    """Axes that an array leaves, and those that it then uses in their place, because they are free.
+
+    Which are free depends on the sizes of all of them.
+    """
+    known: dict[str, set[str]] = {}
+    for split in before:
+        for factor, parts in zip(split.factors, split.parts, strict=True):
+            known.setdefault(factor, set()).update(part.axis for part in parts)
+    found: set[str] = set()
+    for split, wanted in zip(before, after, strict=True):
+        for factor, parts in zip(split.factors, wanted, strict=True):
+            new = {part.axis for part in parts} - known[factor]
+            if new:
+                found |= new | known[factor]
+    return found
+
+
+def _rule_of(operation: Any) -> _Rule | None:
+    """The sharding rule that propagation left; None if a dimension is more than one factor."""
+    if _OWN_RULE not in operation.attributes:
+        return None
+    found = _RULE.search(str(operation.attributes[_OWN_RULE]))
+    if found is None:
+        return None
+    operands, results = found.groups()
+    return _Rule(operands=_factors(operands), results=_factors(results))
+
+
+def _factors(text: str) -> tuple[tuple[str, ...], ...]:
+    """Per tensor and dimension its first factor: the major one."""
+    return tuple(
+        tuple(_FACTOR.findall(one)[0] if one.strip() else "" for one in tensor.split(","))
+        if tensor.strip()
+        else ()
+        for tensor in _TENSOR.findall(text)
+    )
+
+
+_UNKNOWN = object()
+
+
+def _sharding_of(value: Any, ir: Any, sdy: Any) -> Any:
+    """How a value is split, as it is written where it is made.
+
+    Returns:
+      The attribute; None: it is whole; `_UNKNOWN`: it is not written there.
+    """
+    owner = value.owner
+    if not isinstance(owner, ir.Block):
+        attributes = owner.attributes
+        if _SHARDING in attributes:
+            shardings = sdy.TensorShardingPerValueAttr(attributes[_SHARDING]).shardings
+            return list(shardings)[ir.OpResult(value).result_number]
+        return attributes["sharding"] if owner.name == "sdy.reshard" else None
+    parent, place = owner.owner, ir.BlockArgument(value).arg_number
+    name = parent.operation.name
+    attributes = parent.operation.attributes
+    if name == "func.func":
+        given = ir.ArrayAttr(attributes["arg_attrs"]) if "arg_attrs" in attributes else None
+        own = ir.DictAttr(given[place]) if given is not None else None
+        return own[_SHARDING] if own is not None and _SHARDING in own else None
+    if name == "stablehlo.while":
+        if _SHARDING not in attributes:
+            return None
+        return list(sdy.TensorShardingPerValueAttr(attributes[_SHARDING]).shardings)[place]
+    if name == "sdy.manual_computation":
+        return list(sdy.TensorShardingPerValueAttr(attributes["in_shardings"]).shardings)[place]
+    return _UNKNOWN
+
+
+def _manual_axes(operation: Any, sdy: Any) -> frozenset[str]:
+    """Mesh axes of the manual regions around an operation."""
+    found: set[str] = set()
+    parent = operation.parent
+    while parent is not None:
+        if parent.name == "sdy.manual_computation":
+            found.update(sdy.ManualAxesAttr(parent.attributes["manual_axes"]))
+        parent = parent.operation.parent
+    return frozenset(found)

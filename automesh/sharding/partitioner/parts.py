@@ -1,0 +1,164 @@
+"""How arrays are split, in parts of mesh axes (no jax)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of the digits of an axis: the whole axis if `before` is 1 and `size` that of the axis.
+
+    Attributes:
+      axis: name of the mesh axis.
+      before: devices along the axis that the more significant digits count; of `tp:(2)4` it is 2.
+      size: devices that this part counts.
+    """
+
+    axis: str
+    before: int
+    size: int
+
+
+Parts = tuple[Part, ...]
+
+
+def count(parts: Iterable[Part]) -> int:
+    """Pieces that an array falls into along a dimension that is split over `parts`."""
+    return math.prod(part.size for part in parts)
+
+
+def without(parts: Iterable[Part], taken: Iterable[Part]) -> Parts:
+    """What is left of `parts`; a part that is taken in its middle leaves both its ends."""
+    left = list(parts)
+    for gone in taken:
+        left = [piece for part in left for piece in _left_of(part, gone)]
+    return tuple(left)
+
+
+def _left_of(part: Part, gone: Part) -> Iterator[Part]:
+    if part.axis != gone.axis:
+        yield part
+        return
+    end, gone_end = part.before * part.size, gone.before * gone.size
+    first, last = max(part.before, gone.before), min(end, gone_end)
+    if first >= last:
+        yield part
+        return
+    if first > part.before:
+        yield Part(axis=part.axis, before=part.before, size=first // part.before)
+    if last < end:
+        yield Part(axis=part.axis, before=last, size=end // last)
+
+
+def overlaps(parts: Iterable[Part], others: Iterable[Part]) -> bool:
+    """Whether some device digit belongs to both."""
+    parts = tuple(parts)
+    return count(without(parts, others)) != count(parts)
+
+
+def take(parts: Iterable[Part], pieces: int) -> Parts | None:
+    """The first of `parts` that split into exactly `pieces`, the last one cut; None: impossible."""
+    taken: list[Part] = []
+    for part in parts:
+        if pieces == 1:
+            break
+        if pieces % part.size == 0:
+            taken.append(part)
+            pieces //= part.size
+        elif part.size % pieces == 0:
+            taken.append(replace(part, size=pieces))
+            pieces = 1
+    return tuple(taken) if pieces == 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One array inside a group of devices.
+
+    Attributes:
+      factors: what each dimension is to the operation, a letter of its sharding rule.
+      parts: what splits each dimension, the most significant part first.
+      bytes: of the whole array, as the group has it.
+    """
+
+    factors: tuple[str, ...]
+    parts: tuple[Parts, ...]
+    bytes: float
+
+    @property
+    def every(self) -> Parts:
+        """All that splits it."""
+        return tuple(part for parts in self.parts for part in parts)
+
+    @property
+    def local_bytes(self) -> float:
+        return self.bytes / count(self.every)
+
+    def of(self, factor: str) -> Parts:
+        """What splits the dimension of a factor; nothing if it has no such dimension."""
+        return self.parts[self.factors.index(factor)] if factor in self.factors else ()
+
+    def along(self, factors: Iterable[str]) -> Parts:
+        """What splits the dimensions of some factors together."""
+        return tuple(part for factor in factors for part in self.of(factor))
+
+    def having(self, factor: str, parts: Parts) -> Split:
+        """The same array with one dimension split otherwise."""
+        if factor not in self.factors:
+            return self
+        place = self.factors.index(factor)
+        return replace(self, parts=(*self.parts[:place], parts, *self.parts[place + 1 :]))
+
+    def whole_over(self, taken: Iterable[Part]) -> Split:
+        """Gathered over some parts."""
+        taken = tuple(taken)
+        return replace(self, parts=tuple(without(parts, taken) for parts in self.parts))
+
+    def whole(self) -> Split:
+        return replace(self, parts=((),) * len(self.parts))
+
+    def inside(self, factors: Sequence[str]) -> Split:
+        """What a group has of it that lies at one position of the dimensions of `factors`."""
+        share = self.bytes / count(self.along(factors))
+        inner = replace(self, bytes=share)
+        for factor in factors:
+            inner = inner.having(factor, ())
+        return inner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Cost:
+    """What the partitioner compares: the most memory of one operation, then what is sent."""
+
+    memory_bytes: float = 0.0
+    sent_bytes: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            memory_bytes=max(self.memory_bytes, other.memory_bytes),
+            sent_bytes=self.sent_bytes + other.sent_bytes,
+        )
+
+
+def resharding(before: Split, after: Split) -> Cost:
+    """Of bringing an array from one split to another."""
+    have, want = before.local_bytes, after.local_bytes
+    kept = all(
+        tuple(wanted[: len(given)]) == given
+        for given, wanted in zip(before.parts, after.parts, strict=True)
+    )
+    if kept:
+        return Cost()
+    if want > have:
+        return Cost(memory_bytes=have + want, sent_bytes=want)
+    return Cost(memory_bytes=2.0 * have, sent_bytes=have)
+
+
+def reducing(local_bytes: float, parts: Iterable[Part]) -> Cost:
+    """Of an all-reduce."""
+    if count(parts) == 1:
+        return Cost()
+    return Cost(memory_bytes=local_bytes, sent_bytes=2.0 * local_bytes)

@@ -1,0 +1,307 @@
+"""How XLA's partitioner splits a product of matrices, or a convolution (no jax).
+
+It looks for dimensions that two of the three arrays split into equally many pieces, forms groups of
+devices along them, and goes on inside a group: over batch dimensions, over those that the result
+shares with one operand (the other is then gathered), or over contracted ones (the result is then
+reduced). Of several ways that which needs the least memory for one operation is taken, and of
+equals the one that sends least. Source: xla/service/spmd/dot_handler.cc (PartitionDot, its
+PartitionDotGroupOn*Impl and PartitionBaseCase), as of October 2025; products in a ring of steps
+(windowed einsum) are decided later, see `ir.passes.windowed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from automesh.sharding.partitioner.parts import (
+    Cost,
+    Parts,
+    Split,
+    count,
+    overlaps,
+    reducing,
+    resharding,
+    take,
+    without,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A product of two arrays inside a group of devices.
+
+    Attributes:
+      result: as it is wanted.
+      devices: the parts of mesh axes that make up the group.
+    """
+
+    left: Split
+    right: Split
+    result: Split
+    devices: Parts
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        return tuple(one for one in self.result.factors if self._sides(one) == "lr")
+
+    @property
+    def contracted(self) -> tuple[str, ...]:
+        return tuple(
+            one
+            for one in self.left.factors
+            if one in self.right.factors and one not in self.result.factors
+        )
+
+    @property
+    def of_left(self) -> tuple[str, ...]:
+        return tuple(one for one in self.result.factors if self._sides(one) == "l")
+
+    @property
+    def of_right(self) -> tuple[str, ...]:
+        return tuple(one for one in self.result.factors if self._sides(one) == "r")
+
+    def _sides(self, factor: str) -> str:
+        return "l" * (factor in self.left.factors) + "r" * (factor in self.right.factors)
+
+    def swapped(self) -> Product:
+        """With the operands in the other order."""
+        return replace(self, left=self.right, right=self.left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way to compute a product.
+
+    Attributes:
+      left, right: the parts that split each dimension of the operands, as it needs them.
+      result: the same of the result, before it is brought to the split that is wanted.
+    """
+
+    left: tuple[Parts, ...]
+    right: tuple[Parts, ...]
+    result: tuple[Parts, ...]
+    cost: Cost
+
+    def swapped(self) -> Way:
+        return replace(self, left=self.right, right=self.left)
+
+
+_Group = dict[str, Parts]
+
+
+def way_of(product: Product) -> Way:
+    """The way that the partitioner takes."""
+    for strict in (True, False):
+        found = _best(product, strict) or _all_along_the_result(product)
+        if found is not None:
+            return found
+    return _computed(product, product.left.whole(), product.right.whole(), product.result.whole())
+
+
+def _best(product: Product, strict: bool) -> Way | None:
+    methods: tuple[Callable[[Product, bool], Way | None], ...] = (
+        _over_batch,
+        _over_shared_with_result,
+        _over_contracted,
+    )
+    ways = [way for method in methods if (way := method(product, strict)) is not None]
+    return min(ways, key=lambda way: way.cost, default=None)
+
+
+def _computed(product: Product, left: Split, right: Split, result: Split) -> Way:
+    """The product itself, its operands brought to the splits that it needs."""
+    own = Cost(memory_bytes=left.local_bytes + right.local_bytes + result.local_bytes)
+    return Way(
+        left=left.parts,
+        right=right.parts,
+        result=result.parts,
+        cost=own + resharding(product.left, left) + resharding(product.right, right),
+    )
+
+
+def _all_along_the_result(product: Product) -> Way | None:
+    """Nothing matches: what splits the result over one kind of its dimensions alone is followed."""
+    left, right, result = product.left, product.right, product.result
+    if not left.every and not right.every:
+        product = replace(product, devices=result.every)
+    devices = count(product.devices)
+    if devices == 1:
+        return _computed(product, left, right, result)
+    for factors in (product.batch, product.of_left, product.of_right):
+        if count(result.along(factors)) == devices:
+            return _computed(product, _like(left, result), _like(right, result), result)
+    if result.every:
+        return None
+    for one, other, back in ((left, right, False), (right, left, True)):
+        along = one.along(product.contracted)
+        if count(along) == devices and not other.every and one.bytes > result.bytes:
+            sliced = other
+            for factor in product.contracted:
+                sliced = sliced.having(factor, one.of(factor))
+            pair = (sliced, one) if back else (one, sliced)
+            way = _computed(product, *pair, result)
+            return replace(way, cost=way.cost + reducing(result.local_bytes, along))
+    return None
+
+
+def _like(operand: Split, result: Split) -> Split:
+    """An operand that is split as the result is, and no further."""
+    return replace(operand, parts=tuple(result.of(factor) for factor in operand.factors))
+
+
+def _over_batch(product: Product, strict: bool) -> Way | None:
+    left, right, result = product.left, product.right, product.result
+    batch = product.batch
+    wanted = count(result.along(batch))
+    if wanted == 1 or wanted not in (count(left.along(batch)), count(right.along(batch))):
+        return None
+    group = {factor: result.of(factor) for factor in batch}
+    if _counts(left, batch) == _counts(right, batch):
+        larger = left if left.local_bytes > right.local_bytes else right
+        group = {factor: larger.of(factor) for factor in batch}
+    moved = [_brought(operand, group, strict) for operand in (left, right)]
+    if moved[0] is None or moved[1] is None:
+        return None
+    return _in_group(product, group, moved[0], moved[1], _brought_result(result, group))
+
+
+def _over_shared_with_result(product: Product, strict: bool) -> Way | None:
+    """Over dimensions that the result has of one operand; the other is whole in every group."""
+    sides = [(product, product.of_left), (product.swapped(), product.of_right)]
+    exact = [
+        (side, factors)
+        for side, factors in sides
+        if count(side.left.along(factors)) == count(side.result.along(factors)) > 1
+    ]
+    if len(exact) == 2:
+        # The larger one stays where it is.
+        exact.sort(key=lambda one: -one[0].left.local_bytes)
+    for side, factors in exact or _partly_shared(sides):
+        group = {factor: side.result.of(factor) for factor in factors}
+        matched = _brought(side.left, group, strict)
+        if matched is None:
+            return None
+        other = _whole_in_groups(side.right, group, side.devices)
+        way = _in_group(side, group, matched, other, side.result)
+        return way if side is product else way.swapped()
+    return None
+
+
+def _partly_shared(
+    sides: Sequence[tuple[Product, tuple[str, ...]]],
+) -> Iterator[tuple[Product, tuple[str, ...]]]:
+    for side, factors in sides:
+        if count(side.left.along(factors)) > 1 and count(side.result.along(factors)) > 1:
+            matching = tuple(
+                factor
+                for factor in factors
+                if count(side.left.of(factor)) == count(side.result.of(factor)) > 1
+            )
+            if matching:
+                yield side, matching
+            return
+
+
+def _over_contracted(product: Product, strict: bool) -> Way | None:
+    left, right, result = product.left, product.right, product.result
+    contracted = product.contracted
+    if count(left.along(contracted)) != count(right.along(contracted)):
+        contracted = tuple(
+            factor for factor in contracted if count(left.of(factor)) == count(right.of(factor)) > 1
+        )
+    if count(left.along(contracted)) == 1:
+        return None
+    larger = left if left.local_bytes > right.local_bytes else right
+    group = {factor: larger.of(factor) for factor in contracted}
+    moved = [_brought(operand, group, strict) for operand in (left, right)]
+    if moved[0] is None or moved[1] is None:
+        return None
+    reduced = tuple(part for parts in group.values() for part in parts)
+    inner = _moved_off(result, reduced, product.devices)
+    way = _in_group(product, group, moved[0], moved[1], inner)
+    local = replace(result, parts=way.result).local_bytes
+    return replace(way, cost=way.cost + reducing(local, reduced))
+
+
+def _counts(split: Split, factors: Iterable[str]) -> list[int]:
+    return [count(split.of(factor)) for factor in factors]
+
+
+def _brought(operand: Split, group: _Group, strict: bool) -> Split | None:
+    """An operand that is split over the group's parts along its dimensions, and over none of them
+    elsewhere; None: that would move devices from one group to another, and may not."""
+    parts = tuple(part for one in group.values() for part in one)
+    moved = operand
+    for factor in group:
+        moved = moved.having(factor, ())
+    moved = moved.whole_over(parts)
+    for factor, wanted in group.items():
+        moved = moved.having(factor, wanted)
+    if strict and any(operand.of(factor) != wanted for factor, wanted in group.items()):
+        return None
+    return moved
+
+
+def _brought_result(result: Split, group: _Group) -> Split:
+    moved = result.whole_over(part for parts in group.values() for part in parts)
+    for factor, wanted in group.items():
+        moved = moved.having(factor, wanted)
+    return moved
+
+
+def _whole_in_groups(other: Split, group: _Group, devices: Parts) -> Split:
+    """The operand that has nothing of the group's dimensions: what it shares with the group's parts
+    moves to devices that only repeat it, if there are enough of them, and is gathered if not."""
+    parts = tuple(part for one in group.values() for part in one)
+    if not overlaps(other.every, parts):
+        return other
+    repeated = count(devices) // count(other.every)
+    if repeated % count(parts):
+        return other.whole_over(parts)
+    return _moved_off(other, parts, devices)
+
+
+def _moved_off(split: Split, parts: Parts, devices: Parts) -> Split:
+    """Off the parts: to others that are free, as many as there are, or gathered."""
+    if not overlaps(split.every, parts):
+        return split
+    repeated = count(devices) // count(split.every)
+    stays = split.whole_over(parts)
+    if repeated % count(parts):
+        return stays
+    free = without(devices, (*parts, *stays.every))
+    for factor, before, kept in zip(split.factors, split.parts, stays.parts, strict=True):
+        missing = count(before) // count(kept)
+        found = take(free, missing)
+        if found is None:
+            continue
+        free = without(free, found)
+        stays = stays.having(factor, (*kept, *found))
+    return stays
+
+
+def _in_group(product: Product, group: _Group, left: Split, right: Split, result: Split) -> Way:
+    """Goes on inside one group of devices."""
+    factors = tuple(group)
+    parts = tuple(part for one in group.values() for part in one)
+    inner = way_of(
+        Product(
+            left=left.inside(factors),
+            right=right.inside(factors),
+            result=result.inside(factors),
+            devices=without(product.devices, parts),
+        )
+    )
+    return Way(
+        left=_with_group(left, inner.left, group),
+        right=_with_group(right, inner.right, group),
+        result=_with_group(result, inner.result, group),
+        cost=inner.cost + resharding(product.left, left) + resharding(product.right, right),
+    )
+
+
+def _with_group(split: Split, inner: tuple[Parts, ...], group: _Group) -> tuple[Parts, ...]:
+    return tuple(
+        (*group.get(factor, ()), *parts) for factor, parts in zip(split.factors, inner, strict=True)
+    )

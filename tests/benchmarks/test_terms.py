@@ -1,0 +1,54 @@
+"""Estimates of steps that are no language models, and what the CPU compiler makes of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks.support.paths import ROOT
+from benchmarks.truth.command import OTHER_STEPS
+
+# Spatial dimensions that are split exchange halos, which is not foreseen.
+WITHOUT_HALOS = sorted(set(OTHER_STEPS) - {"unet"})
+# The CPU compiler multiplies grouped convolutions as dense ones.
+GROUPED = "state_space"
+
+
+def figures(*options: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.terms", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])["by_example"]
+
+
+def check(name: str, found: dict[str, float]) -> None:
+    if name != GROUPED:
+        assert found["flops_max_error"] < 0.02
+    assert found["bytes_median_error"] <= 0.25
+    assert found["bytes_max_error"] <= 0.6
+    assert found["memory_median_error"] <= 0.25
+    assert found["memory_max_error"] <= 0.6
+
+
+@pytest.mark.slow
+def test_weights_that_are_split_over_the_axis_of_the_batch_are_gathered_as_xla_does() -> None:
+    """They were taken for products in parts, whose results are reduced: 118 % too many bytes."""
+    (found,) = figures("--example", "rnn", "--devices", "4").values()
+    check("rnn", found)
+    assert found["bytes_median_error"] < 0.01
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITHOUT_HALOS)
+def test_a_step_is_partitioned_as_xla_does(name: str) -> None:
+    (found,) = figures("--example", name).values()
+    check(name, found)

@@ -1,0 +1,74 @@
+"""A module in the form in which XLA hands it to Shardy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from automesh.sharding.hlo_form import bring_to_hlo_form
+from automesh.sharding.passes import bindings
+
+
+def names(module: Any) -> list[str]:
+    (function,) = (view.operation for view in module.regions[0].blocks[0].operations)
+    block = function.regions[0].blocks[0]
+    return [view.operation.name.split(".")[-1] for view in block.operations]
+
+
+def brought(step: Any, *arguments: Any) -> Any:
+    lowered = jax.jit(step).lower(*arguments).compiler_ir("stablehlo")
+    found = bindings()
+    with lowered.context, found.ir.Location.unknown():
+        bring_to_hlo_form(lowered.operation, found.ir)
+        lowered.operation.verify()
+    return lowered.operation
+
+
+X = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+
+
+def test_operations_stand_in_the_order_of_a_walk_from_the_results() -> None:
+    def step(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        late = jnp.sin(x)
+        early = jnp.tanh(jnp.exp(x))
+        return early, late
+
+    assert names(brought(step, X)) == ["exponential", "tanh", "sine", "return"]
+
+
+def test_the_first_operand_comes_first() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        right = jnp.sin(x)
+        return jnp.exp(x) * right
+
+    assert names(brought(step, X)) == ["exponential", "sine", "multiply", "return"]
+
+
+def test_a_broadcast_that_repeats_nothing_is_a_reshape() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        return jax.lax.broadcast_in_dim(x, (1, 8, 4), (1, 2))
+
+    assert names(brought(step, X)) == ["reshape", "return"]
+
+
+def test_a_dimension_of_one_element_is_dropped_before_it_is_repeated() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        return jax.lax.broadcast_in_dim(x, (3, 8, 4), (0, 1, 2))
+
+    one = jax.ShapeDtypeStruct((1, 8, 4), jnp.float32)
+    module = brought(step, one)
+    assert names(module) == ["reshape", "broadcast_in_dim", "return"]
+    assert "tensor<1x8x4xf32>) -> tensor<8x4xf32>" in str(module)
+
+
+def test_loops_are_walked_as_their_operands_are_changed() -> None:
+    """What a loop does not change is handed to it last."""
+
+    def step(x: jax.Array, y: jax.Array) -> jax.Array:
+        kept, changed = jnp.sin(x), jnp.exp(y)
+        return jax.lax.fori_loop(0, 3, lambda _, one: one * kept, changed)
+
+    found = names(brought(step, X, X))
+    assert found.index("exponential") < found.index("sine") < found.index("while")
