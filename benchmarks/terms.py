@@ -31,14 +31,17 @@ XLA:
 * Products, convolutions, gathers and scatters: Shardy brings their operands together with whatever
   moves least, XLA's partitioner forms groups of devices along the dimensions that two arrays share
   (`sharding.partitioner`).
+* Halos of convolutions along a dimension that is split: Shardy takes them for nothing
+  (`exchange_halos`).
 * Gradients of weights that are split over a part of what is reduced: XLA reduces over that part
   first, slices, and then reduces over the rest (`reduce_first_what_is_sliced`).
 
 What stays different: a loop of one trip is unrolled by the CPU compiler, and what it shares with
 the code around is then done once (`long_context` at its size `tiny` without `sp`: 4 % fewer FLOPs);
 reshards that XLA's partitioner can only do in full ("involuntary full rematerialization") are not
-foreseen, nor are the halos of convolutions along a dimension that is split (`unet`: bytes over tp
-98 % too few); the CPU compiler multiplies grouped convolutions as dense ones (`state_space`: 43 %
+foreseen; where an array moves to devices that are free, which of several it moves to is a guess
+(`gnn`, `unet`, `diffusion_transformer`: up to 47 % of the bytes over one axis of some meshes); the
+CPU compiler multiplies grouped convolutions as dense ones (`state_space`: 43 %
 more FLOPs than the step states).
 """
 

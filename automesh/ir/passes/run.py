@@ -21,6 +21,7 @@ from automesh.ir.passes.collectives import (
     scatter_reductions,
     separate_reductions_from_slices,
 )
+from automesh.ir.passes.halos import exchange_halos
 from automesh.ir.passes.simplify import drop_unused, share_equal, simplify_loops
 from automesh.ir.passes.windowed import mark_windowed
 
@@ -70,6 +71,11 @@ RULES: tuple[Rule, ...] = (
         apply=share_equal,
         platforms=ALL,
         source="HloCSE, run by the partitioner on what it made",
+    ),
+    Rule(
+        apply=exchange_halos,
+        platforms=ALL,
+        source="PartitionConvolution in spmd/convolution_handler.cc",
     ),
     Rule(
         apply=reduce_by_dimension,

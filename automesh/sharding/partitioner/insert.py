@@ -21,8 +21,12 @@ from automesh.sharding.partitioner.parts import Part, Parts, Split
 
 _RULE = re.compile(r"op_sharding_rule<\((.*)\)->\((.*?)\) \{")
 _TENSOR = re.compile(r"\[([^\]]*)\]")
+_NUMBER = re.compile(r"\d+")
+# As in `[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]`.
+_KERNEL = re.compile(r"x\[([^\]]*)\]")
 _FACTOR = re.compile(r"[a-z](?:_\d+)?")
-_PRODUCTS = frozenset(("stablehlo.dot_general", "stablehlo.convolution"))
+_CONVOLUTION = "stablehlo.convolution"
+_PRODUCTS = frozenset(("stablehlo.dot_general", _CONVOLUTION))
 _LOOKUPS = frozenset(("stablehlo.gather", "stablehlo.scatter"))
 _SHARDING, _OWN_RULE = "sdy.sharding", "sdy.sharding_rule"
 
@@ -89,6 +93,10 @@ class _Inserter:
             return
         if not any(one.every for one in (*known, result)):
             return
+        for dimension in _windows_with_holes(operation):
+            # A window that slides over a dilated image cannot be cut.
+            factor = known[1].factors[dimension]
+            known = [one.having(factor, ()) for one in known]
         wanted = _wanted(operation.name, known, result, devices)
         if wanted is None:
             return
@@ -97,8 +105,8 @@ class _Inserter:
             names = [self._ir.StringAttr.get(axis) for axis in sorted(moved)]
             operation.attributes[FIXED] = self._ir.ArrayAttr.get(names)
         *before, after = wanted
-        for place, (split, parts) in enumerate(zip(known, before, strict=True)):
-            if parts != split.parts:
+        for place, (split, parts) in enumerate(zip(operands, before, strict=True)):
+            if split is not None and parts != split.parts:
                 with self._ir.InsertionPoint(operation), operation.location:
                     operation.operands[place] = self._sdy.ReshardOp(
                         operation.operands[place], self._attribute(parts)
@@ -216,6 +224,20 @@ def _moved(before: Sequence[Split], after: Sequence[Sequence[Parts]]) -> set[str
             if new:
                 found |= new | known[factor]
     return found
+
+
+def _windows_with_holes(operation: Any) -> list[int]:
+    """Of a convolution, the spatial dimensions of the kernel along which the image is dilated."""
+    if operation.name != _CONVOLUTION or "lhs_dilation" not in operation.attributes:
+        return []
+    dilation = str(operation.attributes["lhs_dilation"]).partition(":")[2]
+    labels = _KERNEL.findall(str(operation.attributes["dimension_numbers"]))[0].split(",")
+    places = {label.strip(): place for place, label in enumerate(labels)}
+    return [
+        places[str(number)]
+        for number, size in enumerate(_NUMBER.findall(dilation))
+        if int(size) > 1
+    ]
 
 
 def _rule_of(operation: Any) -> _Rule | None:
