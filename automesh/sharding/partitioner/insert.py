@@ -9,6 +9,7 @@ Shardy to choose but to reduce where the operation adds up parts.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from automesh.sharding.partitioner import lookups, products
 from automesh.sharding.partitioner.parts import Part, Parts, Split
 
 _RULE = re.compile(r"op_sharding_rule<\((.*)\)->\((.*?)\) \{")
+# As in `#sdy.sharding<@mesh, [{"dp"}, {}]>`.
+_MESH = re.compile(r"<@([^,]+),")
 _TENSOR = re.compile(r"\[([^\]]*)\]")
 _NUMBER = re.compile(r"\d+")
 # As in `[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]`.
@@ -127,14 +130,15 @@ class _Inserter:
         value.replace_all_uses_except(moved.result, [moved.operation])
 
     def _split(self, value: Any, factors: tuple[str, ...], manual: frozenset[str]) -> Split | None:
+        try:
+            tensor = self._ir.RankedTensorType(value.type)
+            element = element_bytes(str(tensor.element_type))
+        except (ValueError, KeyError):  # A token, or elements of a type without a known size.
+            return None
         parts = self._parts(value, manual)
-        tensor = self._ir.RankedTensorType(value.type)
         if parts is None or len(parts) != len(factors):
             return None
-        bytes_ = element_bytes(str(tensor.element_type))
-        for size in tensor.shape:
-            bytes_ *= size
-        return Split(factors=factors, parts=parts, bytes=bytes_)
+        return Split(factors=factors, parts=parts, bytes=element * math.prod(tensor.shape))
 
     def _parts(self, value: Any, manual: frozenset[str]) -> tuple[Parts, ...] | None:
         """What splits each dimension of a value; None: it cannot be told here."""
@@ -144,6 +148,9 @@ class _Inserter:
             return None
         if sharding is None:
             return ((),) * rank
+        named = _MESH.search(str(sharding))
+        if named is None or named.group(1) != self._name:
+            return None
         dimensions = self._sdy.TensorShardingAttr(sharding).dimension_shardings
         return tuple(self._of_dimension(one, manual) for one in dimensions)
 
