@@ -195,14 +195,12 @@ def test_topologies_that_libtpu_does_not_know() -> None:
 
 
 BROKEN = """
-import sys
-from automesh.hardware.compilers import elsewhere_of
+from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.targets import parse_target
 from automesh.program.absent.client import devices_of
 from automesh.program.refused import Refused
-from automesh.program.absent.fake_devices import stand_ins
 try:
-    devices_of(elsewhere_of(parse_target("v5e:2x2", {}).absent))
+    devices_of(absent_devices_of(parse_target("v5e:2x2", {}).absent))
 except Refused as refused:
     print(refused.outcome.reason)
     print(refused.outcome.hint)
