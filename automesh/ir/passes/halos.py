@@ -13,8 +13,8 @@ from automesh.ir.passes.edits import blocks, like, set_operands
 def exchange_halos(graph: Graph) -> None:
     """convolution(x, ...) -> convolution(concatenate(halo, x, halo), ...).
 
-    Every device sends the rows at its two ends to its neighbours, as many as the window reaches
-    beyond the image there: no less than its padding, in elements of an image without holes.
+    Every device sends rows at its two ends to its neighbours: as many as the image is padded with
+    at that end, less the holes of a dilated image.
     """
     sizes = dict(graph.mesh)
     for block in blocks(graph):

@@ -21,6 +21,8 @@ from automesh.sharding.partitioner import lookups, products
 from automesh.sharding.partitioner.parts import Part, Parts, Split
 
 _RULE = re.compile(r"op_sharding_rule<\((.*)\)->\((.*?)\) \{")
+# As in `need_replication={l}`.
+_WHOLE = re.compile(r"need_replication=\{([^}]*)\}")
 # As in `#sdy.sharding<@mesh, [{"dp"}, {}]>`.
 _MESH = re.compile(r"<@([^,]+),")
 _TENSOR = re.compile(r"\[([^\]]*)\]")
@@ -36,10 +38,11 @@ _SHARDING, _OWN_RULE = "sdy.sharding", "sdy.sharding_rule"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """The factor of each dimension of operands and results."""
+    """The factor of each dimension of operands and results, and those that may not be split."""
 
     operands: tuple[tuple[str, ...], ...]
     results: tuple[tuple[str, ...], ...]
+    whole: tuple[str, ...]
 
 
 def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Any]) -> None:
@@ -96,6 +99,8 @@ class _Inserter:
             return
         if not any(one.every for one in (*known, result)):
             return
+        for factor in rule.whole:
+            known = [one.having(factor, ()) for one in known]
         for dimension in _windows_with_holes(operation):
             # A window that slides over a dilated image cannot be cut.
             factor = known[1].factors[dimension]
@@ -248,14 +253,19 @@ def _windows_with_holes(operation: Any) -> list[int]:
 
 
 def _rule_of(operation: Any) -> _Rule | None:
-    """The sharding rule that propagation left; None if a dimension is more than one factor."""
+    """The sharding rule that propagation left; None if there is none."""
     if _OWN_RULE not in operation.attributes:
         return None
-    found = _RULE.search(str(operation.attributes[_OWN_RULE]))
+    text = str(operation.attributes[_OWN_RULE])
+    found, whole = _RULE.search(text), _WHOLE.search(text)
     if found is None:
         return None
     operands, results = found.groups()
-    return _Rule(operands=_factors(operands), results=_factors(results))
+    return _Rule(
+        operands=_factors(operands),
+        results=_factors(results),
+        whole=tuple(_FACTOR.findall(whole.group(1))) if whole else (),
+    )
 
 
 def _factors(text: str) -> tuple[tuple[str, ...], ...]:

@@ -7,7 +7,8 @@ the other: those that all three share; those that every slice has whole; those t
 (the operand is gathered, and a scatter is reduced afterwards). The kind that comes first is that
 which needs the least memory for one operation, then the one that sends least. Source:
 xla/service/spmd/gather_scatter_handler.cc (PartitionGather, PartitionScatter) and
-hlo_sharding_util.cc (GroupShardingOnReplicatedDim), as of October 2025.
+hlo_sharding_util.cc (GroupShardingOnReplicatedDim). `python -m benchmarks.terms` holds it against
+compiled modules.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from dataclasses import dataclass, replace
 
 from automesh.sharding.partitioner.parts import (
     Cost,
+    Group,
     Part,
     Parts,
     Split,
     count,
     overlaps,
+    parts_of,
     reducing,
     resharding,
     take,
@@ -86,7 +89,7 @@ class _Step:
       reduced: parts over which something is reduced afterwards.
     """
 
-    group: dict[str, Parts]
+    group: Group
     operand: Split
     indices: Split
     slices: Split
@@ -94,7 +97,7 @@ class _Step:
 
     @property
     def parts(self) -> Parts:
-        return tuple(part for parts in self.group.values() for part in parts)
+        return parts_of(self.group)
 
 
 def way_of(lookup: Lookup) -> Way:
@@ -128,9 +131,9 @@ def way_of(lookup: Lookup) -> Way:
         )
     )
     return Way(
-        operand=_with_group(chosen.operand, inner.operand, chosen),
-        indices=_with_group(chosen.indices, inner.indices, chosen),
-        slices=_with_group(chosen.slices, inner.slices, chosen),
+        operand=chosen.operand.with_group(inner.operand, chosen.group),
+        indices=chosen.indices.with_group(inner.indices, chosen.group),
+        slices=chosen.slices.with_group(inner.slices, chosen.group),
     )
 
 
@@ -167,9 +170,9 @@ def _over_shared(lookup: Lookup) -> _Step | None:
     group = {factor: leading.of(factor) for factor in shared}
     return _Step(
         group=group,
-        operand=_brought(operand, group),
-        indices=_brought(indices, group),
-        slices=_brought(lookup.slices, group),
+        operand=operand.along_group(group),
+        indices=indices.along_group(group),
+        slices=lookup.slices.along_group(group),
     )
 
 
@@ -178,12 +181,12 @@ def _over_passed(lookup: Lookup) -> _Step | None:
     if count(lookup.operand.along(passed)) == 1:
         return None
     group = {factor: lookup.operand.of(factor) for factor in passed}
-    parts = tuple(part for one in group.values() for part in one)
+    parts = parts_of(group)
     return _Step(
         group=group,
         operand=lookup.operand,
         indices=_regrouped(lookup.indices, parts, lookup.devices, _by_priority(lookup, "indices")),
-        slices=_brought(lookup.slices, group),
+        slices=lookup.slices.along_group(group),
     )
 
 
@@ -205,14 +208,14 @@ def _over_indexed(lookup: Lookup) -> _Step | None:
         factor: _finer(lookup.indices.of(factor), lookup.slices.of(factor))
         for factor in lookup.indexed
     }
-    parts = tuple(part for one in group.values() for part in one)
+    parts = parts_of(group)
     if count(parts) == 1:
         return None
     return _Step(
         group=group,
         operand=_regrouped(lookup.operand, parts, lookup.devices, _by_priority(lookup, "operand")),
-        indices=_brought(lookup.indices, group),
-        slices=_brought(lookup.slices, group),
+        indices=lookup.indices.along_group(group),
+        slices=lookup.slices.along_group(group),
         reduced=parts if lookup.scatters else (),
     )
 
@@ -231,14 +234,6 @@ def _by_priority(lookup: Lookup, name: str) -> tuple[str, ...]:
         return (*own, *lookup.shared)
     rest = [one for one in lookup.slices.factors if one not in lookup.passed]
     return (*rest, *lookup.passed)
-
-
-def _brought(split: Split, group: dict[str, Parts]) -> Split:
-    """Split over the group's parts along its dimensions, and over none of them elsewhere."""
-    moved = split.whole_over(part for parts in group.values() for part in parts)
-    for factor, parts in group.items():
-        moved = moved.having(factor, parts)
-    return moved
 
 
 def _regrouped(split: Split, parts: Parts, devices: Parts, order: Sequence[str]) -> Split:
@@ -281,10 +276,3 @@ def _placed(split: Split, pieces: dict[str, int], inside: Parts) -> Split:
 
 def _within(parts: Iterable[Part], inside: Parts) -> Parts:
     return tuple(part for part in parts if not without((part,), inside))
-
-
-def _with_group(split: Split, inner: tuple[Parts, ...], step: _Step) -> tuple[Parts, ...]:
-    return tuple(
-        (*step.group.get(factor, ()), *parts)
-        for factor, parts in zip(split.factors, inner, strict=True)
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -23,6 +23,13 @@ class Part:
 
 
 Parts = tuple[Part, ...]
+# What groups of devices are formed along: by factor the parts that split its dimension.
+Group = Mapping[str, Parts]
+
+
+def parts_of(group: Group) -> Parts:
+    """All parts that a group of devices is formed along."""
+    return tuple(part for parts in group.values() for part in parts)
 
 
 def count(parts: Iterable[Part]) -> int:
@@ -116,6 +123,20 @@ class Split:
         """Gathered over some parts."""
         taken = tuple(taken)
         return replace(self, parts=tuple(without(parts, taken) for parts in self.parts))
+
+    def along_group(self, group: Group) -> Split:
+        """Split over a group's parts along its dimensions, and over none of them elsewhere."""
+        moved = self.whole_over(parts_of(group))
+        for factor, parts in group.items():
+            moved = moved.having(factor, parts)
+        return moved
+
+    def with_group(self, inner: Sequence[Parts], group: Group) -> tuple[Parts, ...]:
+        """The parts of each dimension: those of the group, then those inside it."""
+        return tuple(
+            (*group.get(factor, ()), *parts)
+            for factor, parts in zip(self.factors, inner, strict=True)
+        )
 
     def whole(self) -> Split:
         return replace(self, parts=((),) * len(self.parts))

@@ -5,7 +5,7 @@ devices along them, and goes on inside a group: over batch dimensions, over thos
 shares with one operand (the other is then gathered), or over contracted ones (the result is then
 reduced). Of several ways that which needs the least memory for one operation is taken, and of
 equals the one that sends least. Source: xla/service/spmd/dot_handler.cc (PartitionDot, its
-PartitionDotGroupOn*Impl and PartitionBaseCase), as of October 2025; products in a ring of steps
+PartitionDotGroupOn*Impl and PartitionBaseCase); products in a ring of steps
 (windowed einsum) are decided later, see `ir.passes.windowed`.
 """
 
@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 
 from automesh.sharding.partitioner.parts import (
     Cost,
+    Group,
     Parts,
     Split,
     count,
     overlaps,
+    parts_of,
     reducing,
     resharding,
     take,
@@ -85,9 +87,6 @@ class Way:
 
     def swapped(self) -> Way:
         return replace(self, left=self.right, right=self.left)
-
-
-_Group = dict[str, Parts]
 
 
 def way_of(product: Product) -> Way:
@@ -163,7 +162,7 @@ def _over_batch(product: Product, strict: bool) -> Way | None:
     moved = [_brought(operand, group, strict) for operand in (left, right)]
     if moved[0] is None or moved[1] is None:
         return None
-    return _in_group(product, group, moved[0], moved[1], _brought_result(result, group))
+    return _in_group(product, group, moved[0], moved[1], result.along_group(group))
 
 
 def _over_shared_with_result(product: Product, strict: bool) -> Way | None:
@@ -217,7 +216,7 @@ def _over_contracted(product: Product, strict: bool) -> Way | None:
     moved = [_brought(operand, group, strict) for operand in (left, right)]
     if moved[0] is None or moved[1] is None:
         return None
-    reduced = tuple(part for parts in group.values() for part in parts)
+    reduced = parts_of(group)
     inner = _moved_off(result, reduced, product.devices)
     way = _in_group(product, group, moved[0], moved[1], inner)
     local = replace(result, parts=way.result).local_bytes
@@ -228,32 +227,17 @@ def _counts(split: Split, factors: Iterable[str]) -> list[int]:
     return [count(split.of(factor)) for factor in factors]
 
 
-def _brought(operand: Split, group: _Group, strict: bool) -> Split | None:
-    """An operand that is split over the group's parts along its dimensions, and over none of them
-    elsewhere; None: that would move devices from one group to another, and may not."""
-    parts = tuple(part for one in group.values() for part in one)
-    moved = operand
-    for factor in group:
-        moved = moved.having(factor, ())
-    moved = moved.whole_over(parts)
-    for factor, wanted in group.items():
-        moved = moved.having(factor, wanted)
+def _brought(operand: Split, group: Group, strict: bool) -> Split | None:
+    """An operand as the group needs it; None: it would move between groups, and may not."""
     if strict and any(operand.of(factor) != wanted for factor, wanted in group.items()):
         return None
-    return moved
+    return operand.along_group(group)
 
 
-def _brought_result(result: Split, group: _Group) -> Split:
-    moved = result.whole_over(part for parts in group.values() for part in parts)
-    for factor, wanted in group.items():
-        moved = moved.having(factor, wanted)
-    return moved
-
-
-def _whole_in_groups(other: Split, group: _Group, devices: Parts) -> Split:
+def _whole_in_groups(other: Split, group: Group, devices: Parts) -> Split:
     """The operand that has nothing of the group's dimensions: what it shares with the group's parts
     moves to devices that only repeat it, if there are enough of them, and is gathered if not."""
-    parts = tuple(part for one in group.values() for part in one)
+    parts = parts_of(group)
     if not overlaps(other.every, parts):
         return other
     repeated = count(devices) // count(other.every)
@@ -281,10 +265,10 @@ def _moved_off(split: Split, parts: Parts, devices: Parts) -> Split:
     return stays
 
 
-def _in_group(product: Product, group: _Group, left: Split, right: Split, result: Split) -> Way:
+def _in_group(product: Product, group: Group, left: Split, right: Split, result: Split) -> Way:
     """Goes on inside one group of devices."""
     factors = tuple(group)
-    parts = tuple(part for one in group.values() for part in one)
+    parts = parts_of(group)
     inner = way_of(
         Product(
             left=left.inside(factors),
@@ -294,14 +278,8 @@ def _in_group(product: Product, group: _Group, left: Split, right: Split, result
         )
     )
     return Way(
-        left=_with_group(left, inner.left, group),
-        right=_with_group(right, inner.right, group),
-        result=_with_group(result, inner.result, group),
+        left=left.with_group(inner.left, group),
+        right=right.with_group(inner.right, group),
+        result=result.with_group(inner.result, group),
         cost=inner.cost + resharding(product.left, left) + resharding(product.right, right),
-    )
-
-
-def _with_group(split: Split, inner: tuple[Parts, ...], group: _Group) -> tuple[Parts, ...]:
-    return tuple(
-        (*group.get(factor, ()), *parts) for factor, parts in zip(split.factors, inner, strict=True)
     )

@@ -63,7 +63,7 @@ def test_a_batch_dimension_keeps_every_product_on_its_device() -> None:
     assert found.right == ((TP,), (), ())
 
 
-def test_weights_move_to_free_devices_rather_than_being_gathered() -> None:
+def test_weights_are_gathered_even_where_devices_are_free_to_keep_parts_of_them() -> None:
     wide = Part(axis="tp", before=1, size=4)
     found = way(split("bk", (FSDP,), ()), split("kn", (FSDP,), ()), split("bn", (FSDP,), ()),
                 devices=(FSDP, wide))  # fmt: skip
