@@ -46,9 +46,10 @@ _SETTINGS = (
     "jax_xla_profile_version",
 )
 _VARIABLES = ("XLA_", "LIBTPU_")
-# A float32 array that no device holds: 512 GiB. Over the size of a larger one some libtpu trip, and
-# do not come to say what there is.
-_IMPOSSIBLE = (2**19, 2**18)
+# No device holds so many float32 arrays of 4 GiB: 512 GiB. Over the size of more some libtpu trip, and
+# do not come to say what there is; of one array that is larger than the memory of a chip, others
+# (0.0.41) state that memory, not what a program may take of it.
+_ARRAYS, _ARRAY = 128, (2**15, 2**15)
 _LONGEST = 200
 
 
@@ -77,10 +78,11 @@ def usable_bytes(one: AbsentDevices) -> int:
         _check_configured(one)
         return one.memory_bytes or configured_memory_bytes(one.gpu)
     everywhere = NamedSharding(Mesh(np.array(devices_of(one)), ("all",)), PartitionSpec())
-    array = jax.ShapeDtypeStruct(_IMPOSSIBLE, np.float32, sharding=everywhere)
+    arrays = [jax.ShapeDtypeStruct(_ARRAY, np.float32, sharding=everywhere)] * _ARRAYS
     said = "it accepts a program of 512 GiB"
     try:
-        jax.jit(lambda x: x + 1, out_shardings=everywhere).lower(array).compile()
+        step = jax.jit(lambda *arrays: [x + 1 for x in arrays], out_shardings=everywhere)
+        step.lower(*arrays).compile()
     except jax.errors.JaxRuntimeError as error:
         said = _first_line(error)
         if is_out_of_memory(error):

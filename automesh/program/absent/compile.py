@@ -109,7 +109,10 @@ def obtain(program: SingleProgram, order: Order, *, fingerprint: str) -> Module:
         stored = _compiled(program, order, is_settled)
     except Refused as refused:
         if isinstance(verdict := refused.outcome, OutOfMemory):
+            if not verdict.limit_bytes:
+                verdict = replace(verdict, limit_bytes=usable_bytes(order.one))
             _keep(order, key, _blank(order, verdict))
+            raise Refused(verdict) from refused
         raise
     _keep(order, key, stored)
     return _module(stored, order, key)

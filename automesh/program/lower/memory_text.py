@@ -10,8 +10,11 @@ _NEEDED_OF_LIMIT = (
     re.compile(rf"\({SIZE}\) exceeds available HBM \({SIZE}\)"),
     re.compile(rf"Used {SIZE} of {SIZE} hbm"),
 )
-# Of the allocators of GPUs and hosts.
 _NEEDED = (
+    # Of libtpu 0.0.41 about one array that is larger than the memory of a chip. It states that
+    # memory, of which a program may take a part only.
+    re.compile(rf"Allocation \(size={SIZE}\) would exceed memory"),
+    # Of the allocators of GPUs and hosts.
     re.compile(rf"(?:allocate|allocating|alloc) (?:[a-z ]*?){SIZE}(?: bytes| of|\.|$)"),
     re.compile(rf"Out of memory[^\d]*{SIZE}"),
 )
@@ -23,6 +26,8 @@ def needed_and_limit(text: str) -> tuple[int, int]:
 
     >>> needed_and_limit("RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes.")
     (4096, 0)
+    >>> needed_and_limit("Allocation (size=549755813888) would exceed memory (size=17179869184)")
+    (549755813888, 0)
     """
     for pattern in _NEEDED_OF_LIMIT:
         if match := pattern.search(text):

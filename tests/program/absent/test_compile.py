@@ -546,7 +546,8 @@ def test_an_over_sized_plan_is_out_of_memory_and_stays_so(ahead: Any) -> None:
     assert isinstance(first, OutOfMemory)
     assert first == second
     assert first.limit_bytes == client.usable_bytes(target("v5e:2x2"))
-    assert first.needed_bytes > 2 * 2**34
+    # The two largest arrays have 2^34 elements of two bytes: some libtpu name the first one alone.
+    assert first.needed_bytes >= 2 * 2**34
 
 
 @pytest.mark.tpu
