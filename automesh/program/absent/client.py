@@ -46,9 +46,9 @@ _SETTINGS = (
     "jax_xla_profile_version",
 )
 _VARIABLES = ("XLA_", "LIBTPU_")
-# No device holds so many float32 arrays of 4 GiB: 512 GiB. Over the size of more some libtpu trip, and
-# do not come to say what there is; of one array that is larger than the memory of a chip, others
-# (0.0.41) state that memory, not what a program may take of it.
+# No device holds so many float32 arrays of 4 GiB: 512 GiB. Over the size of more some libtpu trip,
+# and do not come to say what there is; of one array that is larger than the memory of a chip,
+# others (0.0.41) state that memory, not what a program may take of it.
 _ARRAYS, _ARRAY = 128, (2**15, 2**15)
 _LONGEST = 200
 
