@@ -11,7 +11,7 @@ import os
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Task:
     timeout_s: float
     on_event: OnEvent | None
     fresh: bool
+    kin: Hashable = None
 
 
 START_LIMIT_S = 120.0  # Importing jax takes seconds, on a busy machine or a network disk many.
@@ -76,6 +77,7 @@ class _Worker:
       starting: True until the process has begun with its task, and while jax looks for devices.
       left_s: seconds that its task has after the start.
       served: jobs that it has finished.
+      kin: of the last job that it was given; see `Pool.submit`.
       verdict: outcome of the task, settled before the process has ended; may lack its log tail.
       dying: True once it was told to end.
     """
@@ -88,6 +90,7 @@ class _Worker:
     starting: bool = False
     left_s: float = 0.0
     served: int = 0
+    kin: Hashable = None
     verdict: Answer | Failure | None = None
     dying: bool = False
 
@@ -155,6 +158,7 @@ class Pool:
         on_event: OnEvent | None = None,
         *,
         fresh: bool = False,
+        kin: Hashable = None,
     ) -> int:
         """Puts a job into the queue and gives its ticket.
 
@@ -164,9 +168,17 @@ class Pool:
           on_event: called inside `wait` with each event of the job; what it returns is the reply
             to an event that asks for one. What it raises comes out of `wait`, and the job fails.
           fresh: only in a process that has done nothing before.
+          kin: what it shares work with: among idle workers, one whose last job had the same gets
+            it. None for nothing.
         """
-        ticket = next(self._tickets)
-        task = Task(ticket=ticket, job=job, timeout_s=timeout_s, on_event=on_event, fresh=fresh)
+        task = Task(
+            ticket=next(self._tickets),
+            job=job,
+            timeout_s=timeout_s,
+            on_event=on_event,
+            fresh=fresh,
+            kin=kin,
+        )
         self._queue.append(task)
         self._assign()
         return task.ticket
@@ -261,9 +273,13 @@ class Pool:
     def _assign(self) -> None:
         """Gives queued jobs to idle workers of this generation, and starts workers for others."""
         idle = [one for one in self._workers if one.task is None and not one.dying]
-        for worker in idle:
-            if self._queue and not (self._queue[0].fresh and worker.served):
-                self._give(worker, self._queue.popleft())
+        while self._queue:
+            first = self._queue[0]
+            able = [one for one in idle if one.task is None and not (first.fresh and one.served)]
+            if not able:
+                break
+            akin = [one for one in able if first.kin is not None and one.kin == first.kin]
+            self._give((akin or able)[0], self._queue.popleft())
         while self._queue and len(self._workers) < self._size:
             task = self._queue.popleft()
             try:
@@ -292,7 +308,7 @@ class Pool:
         return worker
 
     def _give(self, worker: _Worker, task: Task) -> None:
-        worker.task = task
+        worker.task, worker.kin = task, task.kin
         worker.stage, worker.starting, worker.left_s = "start", True, task.timeout_s
         worker.deadline = time.monotonic() + START_LIMIT_S
         self._send(worker, protocol.job_message(task.job, protocol.label(task.job)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import jaxlib
 import numpy as np
 import pytest
 
 from automesh.hlo import count
 from automesh.hlo.schedule.nouns import Compute, Done, Loop, Start
-from tests.support.hlo_oracle import assert_agrees
+from tests.support.hlo_oracle import assert_agrees, has_groups_that_jaxlib_does_not_know
 from tests.support.samples import recorded
 from tests.support.samples.recorded import (
     AXES,
@@ -40,6 +41,8 @@ def test_every_recorded_module_has_a_mesh() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_reader_agrees_with_jaxlib(name: str) -> None:
+    if has_groups_that_jaxlib_does_not_know(recorded.serialized(name)):
+        pytest.skip(f"jaxlib {jaxlib.__version__} does not know the form of these replica groups")
     assert assert_agrees(recorded.serialized(name)) == len(module(name))
 
 

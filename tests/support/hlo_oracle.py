@@ -26,6 +26,7 @@ from google.protobuf import (
     wrappers_pb2,
 )
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from automesh.hlo import Instruction, Shape, read_module
 
@@ -44,9 +45,24 @@ def serialized(compiled: Any) -> bytes:
 
 def from_text(text: str) -> bytes:
     """The proto of a module in XLA's text form, through XLA's own parser."""
-    from jaxlib import _hlo
+    try:
+        from jaxlib import _hlo as parser
+    except ImportError:
+        from jaxlib import _jax as parser  # jaxlib 0.10.1
 
-    return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+    return parser.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
+def has_groups_that_jaxlib_does_not_know(data: bytes) -> bool:
+    """Whether a recorded module states replica groups in a field newer than the installed jaxlib,
+    which then cannot say what they are."""
+    module = module_class().FromString(data)
+    return any(
+        len(UnknownFieldSet(one.mesh_axes_replica_group_list.mesh))
+        for computation in module.computations
+        for one in computation.instructions
+        if one.HasField("mesh_axes_replica_group_list")
+    )
 
 
 @cache
@@ -264,7 +280,9 @@ def _groups(theirs: Any) -> tuple[tuple[int, ...], ...] | None:
         listed = theirs.mesh_axes_replica_group_list
         sizes = [axis.size for axis in listed.mesh.axes]
         ids = list(listed.mesh.device_ids) or list(range(math.prod(sizes)))
-        if listed.mesh.HasField("iota_transform"):
+        # jaxlib 0.10.1 has no such field.
+        known = listed.mesh.DESCRIPTOR.fields_by_name
+        if "iota_transform" in known and listed.mesh.HasField("iota_transform"):
             transform = listed.mesh.iota_transform
             ids = brute_iota(list(transform.reshape_dims), list(transform.transpose_perm))
         parts = [

@@ -103,6 +103,24 @@ def test_jobs_run_beside_each_other_and_are_collected_as_they_end(make_pool: Mak
     assert 0.15 < time.monotonic() - started < 2
 
 
+def test_among_idle_workers_a_job_gets_the_one_that_has_done_its_kin(make_pool: MakePool) -> None:
+    pool = make_pool(size=2)
+
+    def processes(*kin: str) -> dict[str, int]:
+        tickets = {pool.submit(job("sleep", "0.2"), 30, kin=one): one for one in kin}
+        found: dict[str, int] = {}
+        while pool.unfinished:
+            for finished in pool.wait(30):
+                found[tickets[finished.ticket]] = answer_of(finished.result).peak_bytes
+        return found
+
+    first = processes("a", "b")
+    assert first["a"] != first["b"]
+    assert processes("b", "a") == first
+    assert processes("a", "b") == first
+    assert processes("b") == {"b": first["b"]}
+
+
 def test_waiting_for_nothing_returns_at_once(make_pool: MakePool) -> None:
     assert make_pool().wait() == []
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from automesh.cost.terms import MemoryPoint, Monomial, Sum, value_of
 from automesh.ir.graph import Block, Graph, Value, total_bytes, used_in
@@ -350,6 +351,7 @@ def _reaches(larger: Sum, smaller: Sum) -> bool:
     return True
 
 
+@lru_cache(maxsize=1 << 16)
 def _grows_faster(one: Powers, other: Powers) -> bool:
     first, second = dict(one), dict(other)
     return all(first.get(a, 0) >= second.get(a, 0) for a in first.keys() | second.keys())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from automesh.ir.graph import Block, Graph, Operation, Value
 
@@ -60,10 +60,20 @@ def like(
 
 def replace_value(graph: Graph, old: Value, new: Value) -> None:
     """Lets everything read `new` instead of `old`."""
+    replace_operands(old, new)
+    replace_returned(graph, {old: new})
+
+
+def replace_operands(old: Value, new: Value) -> None:
+    """Lets all operations read `new` instead of `old`; blocks that return `old` still do."""
     for user in set(old.users):
         set_operands(user, [new if operand is old else operand for operand in user.operands])
+
+
+def replace_returned(graph: Graph, replaced: Mapping[Value, Value]) -> None:
+    """Lets all blocks return the new values instead of the old ones."""
     for block in blocks(graph):
-        block.returned = [new if one is old else one for one in block.returned]
+        block.returned = [replaced.get(one, one) for one in block.returned]
 
 
 def drop(block: Block, gone: set[Operation]) -> None:

@@ -7,6 +7,8 @@ from automesh.ir.op_kinds import PURE
 from automesh.ir.passes.edits import (
     blocks,
     drop,
+    replace_operands,
+    replace_returned,
     replace_value,
     returned_values,
     set_operands,
@@ -18,6 +20,7 @@ EFFECTS = frozenset(("custom_call", "infeed", "outfeed", "send", "recv"))
 
 def share_equal(graph: Graph) -> None:
     """Lets operations that do the same with the same operands in one block run once."""
+    replaced: dict[Value, Value] = {}
     for block in blocks(graph):
         first: dict[object, Operation] = {}
         gone: set[Operation] = set()
@@ -26,9 +29,12 @@ def share_equal(graph: Graph) -> None:
                 continue
             known = first.setdefault(_key(operation), operation)
             if known is not operation:
-                replace_value(graph, operation.results[0], known.results[0])
+                replace_operands(operation.results[0], known.results[0])
+                replaced[operation.results[0]] = known.results[0]
                 gone.add(operation)
         drop(block, gone)
+    # No operation that stays is replaced by another one: one pass suffices.
+    replace_returned(graph, replaced)
 
 
 def _key(operation: Operation) -> object:

@@ -14,6 +14,8 @@ from automesh.errors import UsageError, WrongType, did_you_mean, kind_of
 from automesh.mesh.layout.context import find_mesh, is_staging
 from automesh.mesh.layout.place import axes_of, constrain, keep_unconstrained
 
+_LONGEST_FORM = 120  # characters of a tree's form in a message
+
 
 def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None) -> Any:
     """Splits arrays over the mesh in force at this point of a program, or of a script.
@@ -47,11 +49,20 @@ def with_sharding_constraint(x: Any, shardings: Any, *, mesh: Mesh | None = None
     try:
         matched = jax.tree_util.tree_map_with_path(_Match, shardings, x, is_leaf=_is_sharding)
     except ValueError as error:
+        # What jax says differs from version to version, and some print the arrays.
         raise UsageError(
-            f"the tree of shardings does not fit the tree of arrays: {str(error).splitlines()[0]}",
+            f"the tree of shardings does not fit the tree of arrays: {_form(shardings)} against "
+            f"{_form(x)}",
             hint="give one sharding for all, or a tree that is the beginning of the arrays' tree",
         ) from error
     return jax.tree.map(lambda match: _constrain(match, chosen), matched)
+
+
+def _form(tree: Any) -> str:
+    """The form of a tree, with `*` for every leaf: `{'w': *}`."""
+    text = str(jax.tree.structure(tree, is_leaf=_is_sharding))
+    text = text.removeprefix("PyTreeDef(").removesuffix(")")
+    return text if len(text) <= _LONGEST_FORM else f"{text[:_LONGEST_FORM]}..."
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from automesh.sharding.passes import Bindings
 
 _AXIS = re.compile(r'"([^"]+)"(?::\((\d+)\)(\d+))?')
 _Groups = Sequence[Sequence[int]]
+# Per dimension the axes that split it; the shape of a part.
+_Split = tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]
 
 
 class MeshReader:
@@ -32,6 +34,7 @@ class MeshReader:
         self.sub_axes: set[str] = set()
         self.padded: set[str] = set()
         self.mesh: tuple[tuple[str, int], ...] = ()
+        self._read: dict[tuple[Any, tuple[int, ...], tuple[str, ...]], _Split] = {}
         for operation in module.regions[0].blocks[0].operations:
             if operation.operation.name == "sdy.mesh":
                 axes = found.sdy.MeshAttr(operation.operation.attributes["mesh"]).axes
@@ -54,11 +57,16 @@ class MeshReader:
         """Devices along the axes together."""
         return math.prod(self._sizes.get(name, 1) for name in names)
 
-    def dimensions(
-        self, sharding: Any, shape: tuple[int, ...], manual: tuple[str, ...]
-    ) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+    def dimensions(self, sharding: Any, shape: tuple[int, ...], manual: tuple[str, ...]) -> _Split:
         """Per dimension the axes that split it, less the manual ones; and the shape, divided by the
         sub-axes that split it and padded to equal parts."""
+        # MLIR keeps equal attributes once, and a program has few that differ.
+        key = (sharding, shape, manual)
+        if key not in self._read:
+            self._read[key] = self._dimensions(sharding, shape, manual)
+        return self._read[key]
+
+    def _dimensions(self, sharding: Any, shape: tuple[int, ...], manual: tuple[str, ...]) -> _Split:
         split: list[tuple[str, ...]] = []
         divided = list(shape)
         parts = self._sdy.TensorShardingAttr(sharding).dimension_shardings

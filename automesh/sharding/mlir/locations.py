@@ -18,12 +18,15 @@ class SourceReader:
 
     def of(self, operation: Any) -> str:
         """`file.py:12`, or an empty text."""
-        location = operation.location
-        if location not in self._known:
-            self._known[location] = self._innermost(location)
-        return self._known[location]
+        return self._innermost(operation.location)
 
     def _innermost(self, location: Any) -> str:
+        # Call stacks share their outer frames: each is looked at once.
+        if location not in self._known:
+            self._known[location] = self._found(location)
+        return self._known[location]
+
+    def _found(self, location: Any) -> str:
         ir = self._ir
         if isinstance(location, ir.NameLoc):
             return self._innermost(location.child_loc)

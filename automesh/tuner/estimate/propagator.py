@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,7 +27,9 @@ REFUSED = "the step refuses it"
 class JobPool(Protocol):
     """What estimating needs of the workers."""
 
-    def submit(self, job: Job, timeout_s: float, *, fresh: bool = False) -> int:
+    def submit(
+        self, job: Job, timeout_s: float, *, fresh: bool = False, kin: Hashable = None
+    ) -> int:
         """Puts a job into the queue and gives its ticket."""
         ...
 
@@ -175,7 +177,9 @@ class Propagator:
         retried: set[Need] = set()
 
         def submit(need: Need, sizes: Sizes, *, fresh: bool = False) -> None:
-            ticket = self.pool.submit(self.step.job(need, sizes), self.timeout_s, fresh=fresh)
+            job = self.step.job(need, sizes)
+            # To the worker that has lowered this call, if it is idle.
+            ticket = self.pool.submit(job, self.timeout_s, fresh=fresh, kin=need.call)
             running[ticket] = _Running(need=need, sizes=sizes, began_s=self.clock())
             self.progress.now(f"{_text(need, sizes)}, propagating shardings")
 
@@ -198,13 +202,12 @@ class Propagator:
                     retried.add(done.need)
                     submit(done.need, again, fresh=finished.doubtful)
                     continue
+                # At once: the worker shall not wait until the answer is kept.
+                if self.clock() < self.deadline_s and (following := queue.after(done.need)):
+                    submit(following, following.sizes)
                 answers[done.need] = self._taken(done.need, finished)
                 self._done += 1
                 self._show(note, took_s=self.clock() - done.began_s)
-                # At once, so that it goes to the worker that has just lowered this call.
-                following = queue.after(done.need)
-                if following is not None and self.clock() < self.deadline_s:
-                    submit(following, following.sizes)
             self.pulse()
             self.progress.tick()
 

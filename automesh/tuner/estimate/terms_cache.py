@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from automesh.errors import AutomeshError
-from automesh.jsonio import from_json, to_json
+from automesh.jsonio import from_json, to_json, to_text
 from automesh.program.nouns import Propagation
 from automesh.worker.messages import PropagateJob
 
@@ -87,7 +87,7 @@ class TermsCache:
         handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(to_json(kept, Kept), file)
+                file.write(to_text(kept, Kept))
             Path(temporary).replace(path)
         finally:
             Path(temporary).unlink(missing_ok=True)
