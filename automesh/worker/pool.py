@@ -57,7 +57,7 @@ class Task:
     timeout_s: float
     on_event: OnEvent | None
     fresh: bool
-    kin: Hashable = None
+    affinity: Hashable = None
 
 
 START_LIMIT_S = 120.0  # Importing jax takes seconds, on a busy machine or a network disk many.
@@ -77,7 +77,7 @@ class _Worker:
       starting: True until the process has begun with its task, and while jax looks for devices.
       left_s: seconds that its task has after the start.
       served: jobs that it has finished.
-      kin: of the last job that it was given; see `Pool.submit`.
+      affinity: of the last job that it was given; see `Pool.submit`.
       verdict: outcome of the task, settled before the process has ended; may lack its log tail.
       dying: True once it was told to end.
     """
@@ -90,7 +90,7 @@ class _Worker:
     starting: bool = False
     left_s: float = 0.0
     served: int = 0
-    kin: Hashable = None
+    affinity: Hashable = None
     verdict: Answer | Failure | None = None
     dying: bool = False
 
@@ -158,7 +158,7 @@ class Pool:
         on_event: OnEvent | None = None,
         *,
         fresh: bool = False,
-        kin: Hashable = None,
+        affinity: Hashable = None,
     ) -> int:
         """Puts a job into the queue and gives its ticket.
 
@@ -168,8 +168,8 @@ class Pool:
           on_event: called inside `wait` with each event of the job; what it returns is the reply
             to an event that asks for one. What it raises comes out of `wait`, and the job fails.
           fresh: only in a process that has done nothing before.
-          kin: what it shares work with: among idle workers, one whose last job had the same gets
-            it. None for nothing.
+          affinity: jobs of equal affinity share work: among idle workers, one whose last job had
+            the same gets it. None for none.
         """
         task = Task(
             ticket=next(self._tickets),
@@ -177,7 +177,7 @@ class Pool:
             timeout_s=timeout_s,
             on_event=on_event,
             fresh=fresh,
-            kin=kin,
+            affinity=affinity,
         )
         self._queue.append(task)
         self._assign()
@@ -278,8 +278,9 @@ class Pool:
             able = [one for one in idle if one.task is None and not (first.fresh and one.served)]
             if not able:
                 break
-            akin = [one for one in able if first.kin is not None and one.kin == first.kin]
-            self._give((akin or able)[0], self._queue.popleft())
+            wanted = first.affinity
+            close = [one for one in able if wanted is not None and one.affinity == wanted]
+            self._give((close or able)[0], self._queue.popleft())
         while self._queue and len(self._workers) < self._size:
             task = self._queue.popleft()
             try:
@@ -308,7 +309,7 @@ class Pool:
         return worker
 
     def _give(self, worker: _Worker, task: Task) -> None:
-        worker.task, worker.kin = task, task.kin
+        worker.task, worker.affinity = task, task.affinity
         worker.stage, worker.starting, worker.left_s = "start", True, task.timeout_s
         worker.deadline = time.monotonic() + START_LIMIT_S
         self._send(worker, protocol.job_message(task.job, protocol.label(task.job)))

@@ -103,11 +103,11 @@ def test_jobs_run_beside_each_other_and_are_collected_as_they_end(make_pool: Mak
     assert 0.15 < time.monotonic() - started < 2
 
 
-def test_among_idle_workers_a_job_gets_the_one_that_has_done_its_kin(make_pool: MakePool) -> None:
+def test_among_idle_workers_a_job_gets_the_one_of_its_affinity(make_pool: MakePool) -> None:
     pool = make_pool(size=2)
 
-    def processes(*kin: str) -> dict[str, int]:
-        tickets = {pool.submit(job("sleep", "0.2"), 30, kin=one): one for one in kin}
+    def processes(*affinity: str) -> dict[str, int]:
+        tickets = {pool.submit(job("sleep", "0.2"), 30, affinity=one): one for one in affinity}
         found: dict[str, int] = {}
         while pool.unfinished:
             for finished in pool.wait(30):

@@ -28,7 +28,7 @@ class JobPool(Protocol):
     """What estimating needs of the workers."""
 
     def submit(
-        self, job: Job, timeout_s: float, *, fresh: bool = False, kin: Hashable = None
+        self, job: Job, timeout_s: float, *, fresh: bool = False, affinity: Hashable = None
     ) -> int:
         """Puts a job into the queue and gives its ticket."""
         ...
@@ -179,7 +179,7 @@ class Propagator:
         def submit(need: Need, sizes: Sizes, *, fresh: bool = False) -> None:
             job = self.step.job(need, sizes)
             # To the worker that has lowered this call, if it is idle.
-            ticket = self.pool.submit(job, self.timeout_s, fresh=fresh, kin=need.call)
+            ticket = self.pool.submit(job, self.timeout_s, fresh=fresh, affinity=need.call)
             running[ticket] = _Running(need=need, sizes=sizes, began_s=self.clock())
             self.progress.now(f"{_text(need, sizes)}, propagating shardings")
 

@@ -71,7 +71,9 @@ class FakePool:
     jobs: list[Job] = field(default_factory=list)
     waiting: list[tuple[int, Job]] = field(default_factory=list)
 
-    def submit(self, job: Job, timeout_s: float, *, fresh: bool = False, kin: object = None) -> int:
+    def submit(
+        self, job: Job, timeout_s: float, *, fresh: bool = False, affinity: object = None
+    ) -> int:
         self.jobs.append(job)
         self.waiting.append((len(self.jobs), job))
         return len(self.jobs)

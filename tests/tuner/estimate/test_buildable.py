@@ -51,7 +51,9 @@ class FakePool:
     built: list[str] = field(default_factory=list)
     waiting: list[tuple[int, BuildJob, bool]] = field(default_factory=list)
 
-    def submit(self, job: Job, timeout_s: float, *, fresh: bool = False, kin: object = None) -> int:
+    def submit(
+        self, job: Job, timeout_s: float, *, fresh: bool = False, affinity: object = None
+    ) -> int:
         assert isinstance(job, BuildJob)
         self.built.append(str(job.plan))
         self.waiting.append((len(self.built), job, fresh))

@@ -67,7 +67,7 @@ class Here:
     answers: dict[object, object] = field(default_factory=dict)
     _done: deque[Finished] = field(default_factory=deque)
 
-    def submit(self, job, timeout_s, *, fresh=False, kin=None):
+    def submit(self, job, timeout_s, *, fresh=False, affinity=None):
         self.asked.append(job.knobs)
         result = self.answers.get(job.knobs) or jobs.handle(job, lambda event: {})
         self._done.append(Finished(ticket=len(self.asked), job=job, result=result))
