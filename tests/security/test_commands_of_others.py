@@ -51,7 +51,7 @@ def as_former(study: Path, **changes: Any) -> None:
     """Makes the header one of the former version, which kept the command as a text."""
     with open_study(parse_storage("", study), study.name, create=False) as opened:
         found = opened.noted("header")
-        del found["again"]
+        found.pop("again", None)
         opened.note("header", {**found, **changes})
 
 

@@ -20,11 +20,11 @@ import sqlalchemy.exc as sa_errors
 
 from automesh.cli import guard
 from automesh.errors import UsageError
-from automesh.storage_url import PASSWORD, PASSWORD_FILE, StorageUrl
+from automesh.storage_url import PASSWORD, PASSWORD_FILE
 from automesh.tuner.request import SearchOptions, read_request
 from automesh.tuner.study.backend import explained, open_backend
 from automesh.tuner.study.metadata import shown_location
-from automesh.tuner.study.storage import Storage, parse_storage
+from automesh.tuner.study.storage import parse_storage
 from automesh.tuner.study.study import open_study
 from tests.support.cases import bad_inputs_run
 from tests.support.cases.bad_inputs_run import Ran
@@ -192,12 +192,13 @@ def test_a_search_with_a_password_leaves_it_nowhere(
     assert codes == [0, 0, 0, 0, 2]  # A command's programs are not seen by `explain`.
     for name, ran in commands.items():
         texts |= said_by(name, ran)
-        assert (NOTE in ran.stderr) is given.is_in_the_command
     rows = rows_of(place)
     assert any("automesh.header" in row for row in rows)
     texts |= {f"row {number}": row for number, row in enumerate(rows)}
     texts |= files_in(tmp_path, given)
     assert leaks(texts) == []
+    noted = {NOTE in ran.stderr for ran in commands.values()}
+    assert noted == {given.is_in_the_command}
 
     # The command that is shown has the rest of the URL, and works with a password from elsewhere.
     shown = json.loads(commands["show --json"].stdout)["command"].replace("TMP", str(tmp_path))
@@ -234,11 +235,14 @@ def test_every_form_opens_a_study_that_does_not_have_it(
 
 
 @pytest.mark.parametrize("form", [name for name, one in FORMS.items() if one.is_in_the_command])
-def test_a_server_that_refuses_tells_no_password(form: str, server: str, tmp_path: Path) -> None:
+def test_a_server_that_refuses_tells_no_password(
+    form: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = database_for(server, f"no_{form.replace('-', '_')}", "another one")
+    monkeypatch.setenv(PASSWORD, "kestrel falcon")
     url = FORMS[form].url.format(place=place)
     with pytest.raises(UsageError, match=r"cannot be reached: .*authentication failed") as caught:
-        parsed = parse_storage(url, tmp_path, {PASSWORD: "kestrel falcon"})
+        parsed = parse_storage(url, tmp_path)
         open_backend(parsed)
     trace = "".join(traceback.format_exception(caught.value))
     # The lines of a traceback quote this test, which names no mark.
@@ -311,15 +315,7 @@ def test_processes_of_a_search_do_not_get_the_password(server: str, tmp_path: Pa
 
 # Where a text of somebody else's becomes ours.
 
-SECRET = Storage(
-    kind="server",
-    location="postgresql+psycopg://me:***@h/db",
-    server=StorageUrl(
-        shown="postgresql+psycopg://me:***@h/db",
-        bare="postgresql+psycopg://me@h/db",
-        secrets=(("password", "kestrel /falcon"),),
-    ),
-)
+SECRET = parse_storage("postgresql://me:kestrel %2Ffalcon@h/db", Path())
 SPELLED = "kestrel /falcon, kestrel%20/falcon,\nkestrel+%2Ffalcon and kestrel%20%2Ffalcon"
 
 
