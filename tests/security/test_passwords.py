@@ -27,6 +27,7 @@ from automesh.tuner.study.metadata import shown_location
 from automesh.tuner.study.storage import parse_storage
 from automesh.tuner.study.study import open_study
 from tests.support.cases import bad_inputs_run
+from tests.support.cases.bad_inputs import GOOD
 from tests.support.cases.bad_inputs_run import Ran
 from tests.support.fakes import command_runs
 from tests.support.paths import ROOT
@@ -158,7 +159,7 @@ def files_in(folder: Path, form: Form) -> dict[str, bytes]:
 
 
 # A search takes two seconds: in CI one form for each way that it takes through the program.
-IN_CI = ("slash", "sslpassword", "file")
+IN_CI = ("slash", "file")
 
 
 @pytest.mark.parametrize(
@@ -275,6 +276,38 @@ def test_a_url_in_the_command_or_in_arguments_of_the_script(
     assert f"{hidden} --fsdp 2 --tp 1" in result["best_command"]
     assert "postgresql://me:***@h/db" in (tmp_path / "mesh_rules.toml").read_text()
     assert b"postgresql://me:***@h/db" in (tmp_path / "study.journal").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--dry-run"], pytest.param(["--budget", "3m", "--top", "1"], marks=pytest.mark.long)],
+)
+def test_a_script_and_its_arguments(options: list[str], server: str, tmp_path: Path) -> None:
+    """Beside the study: estimates, terms, logs of workers, executables, the rule."""
+    place = database_for(server, f"script_{len(options)}", "kestrel/falcon")
+    (tmp_path / "train.py").write_text(GOOD)
+    words = ["search", "train.py", "--target", "cpu:2", *options]
+    words += ["--storage", f"postgresql://me:kestrel/falcon@{place}"]
+    arguments = ["--db", "postgresql://me:kestrel falcon@h/db", "--url=redis://:falcon@h"]
+    cache = {"AUTOMESH_CACHE": str(tmp_path / "cache")}
+    ran = bad_inputs_run.run(shlex.join([*words, "--", *arguments]), tmp_path, cache)
+    assert ran.code == 0, ran.stderr
+    texts: dict[str, str | bytes] = {**said_by("search", ran), **bad_inputs_run.contents(tmp_path)}
+    assert any("/terms/" in name for name in texts)
+    texts |= {f"row {number}": row for number, row in enumerate(rows_of(place))}
+    (study,) = (tmp_path / "results").glob("train-cpu-2-*")
+    for command in (
+        f"show {study} --json",
+        f"explain {study} dp:2",
+        f"explain {study} dp:2 --json",
+    ):
+        ran = bad_inputs_run.run(shlex.join([*shlex.split(command), *words[-2:]]), tmp_path, cache)
+        assert ran.code == 0, ran.stderr
+        texts |= said_by(command, ran)
+    assert leaks(texts) == []
+    assert "-- --db 'postgresql://me:***@h/db' '--url=redis://:***@h'" in " ".join(
+        json.loads(str(texts[f"stdout of show {study} --json"]))["command"].split()
+    )
 
 
 SPY = """\
