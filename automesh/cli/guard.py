@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError, of_system
+from automesh.storage_url import masked, secrets_among, typeable
 from automesh.tuner.interrupts import end_on_sigterm, exit_code
 
 _STOPPED = 130
@@ -90,9 +91,7 @@ def typed() -> list[str]:
 
 def interrupted() -> Interrupted:
     """What to say when the user has stopped the program: how to go on."""
-    from automesh.report.words import hide_password  # Only now: it loads half of the program.
-
-    command = hide_password(shlex.join(typed()))
+    command = shlex.join(typeable(typed()))
     return Interrupted(
         "interrupted; what is finished is kept", hint=f"the same command goes on: {command}"
     )
@@ -115,5 +114,7 @@ def _complain(error: AutomeshError, code: int) -> int:
     # The table first: both may go to one terminal.
     sys.stdout.flush()
     hint = f"hint: {error.hint}\n" if error.hint else ""
-    sys.stderr.write(f"error: {error.message}\n{hint}")
+    # Each message is masked where it is made; what is quoted of a mistyped command is not.
+    secrets = secrets_among(sys.argv, os.environ)
+    sys.stderr.write(masked(f"error: {error.message}\n{hint}", secrets))
     return code

@@ -24,6 +24,7 @@ from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled,
 from automesh.report.estimates import ESTIMATES
 from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
 from automesh.report.result import EXPORTED, Candidate, SearchResult
+from automesh.storage_url import masked
 from automesh.units import format_count
 
 _STYLES = {
@@ -176,7 +177,7 @@ def summary_lines(result: SearchResult, *, verbose: bool = False) -> list[tuple[
         *(("detail", detail) for detail in result.details if verbose),
         ("saved", rule),
         ("saved", _estimates_file(result)),
-        ("" if rule else "saved", words.hide_password(result.study)),
-        ("next", words.hide_password(result.command)),
+        ("" if rule else "saved", masked(result.study)),
+        ("next", masked(result.command)),
     ]
     return [(label, words.clean(text)) for label, text in lines if text]

@@ -41,7 +41,6 @@ Evidence = Literal["measured", "compiled", "estimated", "none"]
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)", re.DOTALL)
 _SOURCE = re.compile(r" \([^()\s]+:\d+\)")
-_PASSWORD = re.compile(r"(://[^:/@\s]*):[^/\s]*@")
 _DOING = {
     "start": "starting",
     "load": "loading the script",
@@ -65,15 +64,6 @@ def clean(text: str, limit: int = 0) -> str:
     if limit and len(text) > limit:
         return textwrap.shorten(text[: limit + 1], limit, placeholder=" ...")
     return text
-
-
-def hide_password(url: str) -> str:
-    """Replaces the password in a storage URL; anything else is left as it is.
-
-    >>> hide_password("postgresql://me:secret@host/db")
-    'postgresql://me:***@host/db'
-    """
-    return _PASSWORD.sub(r"\1:***@", url)
 
 
 def evidence(candidate: Candidate) -> Evidence:

@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -19,6 +19,7 @@ from automesh.mesh.axes import Scalar
 from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
 from automesh.program.script.payload import pickle_entry
+from automesh.report.search_command import SearchCommand
 from automesh.space.curated import CURATED
 from automesh.space.options import knobs_of, parse_options
 from automesh.space.space import Knob
@@ -80,7 +81,7 @@ class SearchRequest:
 
     Attributes:
       subject: what builds the step; or the command that is run for each plan.
-      typed: the command that the user typed, to be shown as the way to go on; empty from Python.
+      again: the command that the user typed, to be shown as the way to go on; None from Python.
       target: `local`, `cpu:N` for N virtual CPU devices, or devices that are not here.
       space: name of a shipped search space or path of a TOML file; of a command, empty for the
         axes that its template names.
@@ -112,7 +113,7 @@ class SearchRequest:
     """
 
     subject: Entry | TimedCommand
-    typed: str = ""
+    again: SearchCommand | None = None
     target: str = "local"
     space: str = "auto"
     budget_s: float = 600.0
@@ -120,7 +121,7 @@ class SearchRequest:
     baseline: str = ""
     rules: str = ""
     results: Path = Path("results")
-    storage: str = ""
+    storage: str = field(default="", repr=False)  # It may have a password.
     dry_run: bool = False
     new: bool = False
     workers: int = 0
@@ -167,7 +168,7 @@ def read_request(
     options: SearchOptions,
     *,
     targets: Sequence[str] = ("local",),
-    typed: str = "",
+    again: SearchCommand | None = None,
     spelled: Callable[[str], str] = str,
 ) -> SearchRequest:
     """Checks what a user asks for, as far as no worker is needed for it.
@@ -175,7 +176,7 @@ def read_request(
     Args:
       build: as in `automesh.search`; None for a search by a command.
       targets: of which the request has the first.
-      typed: the command that the user typed; empty from Python.
+      again: the command that the user typed; None from Python.
       spelled: how the user writes an option: `--step-time` for `step_time`.
 
     Raises:
@@ -198,7 +199,7 @@ def read_request(
 
     return SearchRequest(
         subject=subject,
-        typed=typed,
+        again=again,
         target=targets[0],
         space=str(space) or ("auto" if isinstance(subject, Entry) else ""),
         budget_s=read("budget", parse_duration, options.get("budget", "10m")),

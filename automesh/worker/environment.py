@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from automesh.hardware.absent import AbsentDevices
 from automesh.platforms import platform_named
+from automesh.storage_url import OWN_VARIABLES
 from automesh.worker.messages import Surroundings
 
 # Without it the order of a set of strings changes from process to process, and with it the program
@@ -42,6 +43,8 @@ def environment(base: Mapping[str, str], surroundings: Surroundings) -> dict[str
       surroundings: what the worker shall find.
     """
     variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **base, **dict(surroundings.variables)}
+    for name in OWN_VARIABLES:  # The password of the storage, which only the parent opens.
+        variables.pop(name, None)
     variables["PYTHONHASHSEED"] = hash_seed(variables)
     variables["PYTHONUNBUFFERED"] = "1"  # What was printed before a crash must be in the log.
     variables["JAX_PLATFORMS"] = surroundings.platforms

@@ -262,10 +262,3 @@ def test_foreign_text_is_made_safe(raw: str, expected: str) -> None:
 
 def test_long_text_ends_at_a_word() -> None:
     assert words.clean("one two three", 8) == "one ..."
-
-
-def test_passwords_are_hidden() -> None:
-    url = "postgresql+psycopg://me:p@ss:word@host:5432/db"
-    assert words.hide_password(url) == "postgresql+psycopg://me:***@host:5432/db"
-    assert words.hide_password("results/x/study.db") == "results/x/study.db"
-    assert words.hide_password("postgresql://host:5432/db") == "postgresql://host:5432/db"

@@ -30,6 +30,7 @@ from automesh.outcomes import Failed, Failure, Measured, Outcome
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import failure_reason
+from automesh.storage_url import masked_word
 from automesh.tuner.command.order import Order
 from automesh.tuner.command.results import (
     AGAIN,
@@ -188,7 +189,7 @@ class CommandStrategy(Strategy):
             raise LeaseLost
         place = self._place(trial, trial.attempts)
         words = self.request.command.template.for_plan(plan, run_dir=str(place.run_dir))
-        shown = shlex.join(words)
+        shown = shlex.join(map(masked_word, words))
         self.progress.now(f"{plan}: {shown}")
         began_s = self.clock()
         result = run(

@@ -28,12 +28,14 @@ from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.legal import Enumeration
 from automesh.space.spec import read_space
+from automesh.storage_url import masked_word
 from automesh.tuner.choose.baseline import parse_plan
 from automesh.tuner.command.order import Order
 from automesh.tuner.command.run import Manner
 from automesh.tuner.command.search import CommandStrategy
 from automesh.tuner.command.space import CommandSpace, restricted, space_of
 from automesh.tuner.command.step_times import JsonLines
+from automesh.tuner.command.template import masked_template
 from automesh.tuner.paths import as_seen, check_places, make_folder
 from automesh.tuner.preparation import Aim, aim_of, study_folder
 from automesh.tuner.request import SearchRequest, usual_top
@@ -275,11 +277,11 @@ def _header(ready: _Ready, study: Study | None) -> Header:
         tokens_per_step=0,
         location=shown_location(study) if study else "",
         results_dir=as_seen(ready.folder) if study else "",
-        command=request.typed,
+        again=request.again and request.again.without("dry-run"),
         source_hash=ready.source_hash,
         versions=ready.versions,
         outside=tuple(str(plan) for plan in known if plan not in ready.plans),
-        template=str(request.command.template),
+        template=masked_template(str(request.command.template)),
     )
 
 
@@ -289,9 +291,8 @@ def _dry_run(ready: _Ready) -> SearchResult:
     seconds: dict[Plan, float | None] = {}
     while len(seconds) < _SHOWN and (plan := order.next(seconds)) is not None:
         seconds[plan] = 1.0
-    shown = [
-        f"would run: {shlex.join(template.for_plan(plan, run_dir='RUN_DIR'))}" for plan in seconds
-    ]
+    commands = [template.for_plan(plan, run_dir="RUN_DIR") for plan in seconds]
+    shown = [f"would run: {shlex.join(map(masked_word, words))}" for words in commands]
     more = len(ready.plans) - len(seconds)
     if more:
         shown.append(f"and {more} more, as far as the budget goes")

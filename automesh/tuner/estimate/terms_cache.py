@@ -12,6 +12,7 @@ from pathlib import Path
 from automesh.errors import AutomeshError
 from automesh.jsonio import from_json, to_json, to_text
 from automesh.program.nouns import Propagation
+from automesh.storage_url import masked_word
 from automesh.worker.messages import PropagateJob
 
 TERMS = "terms"  # the folder inside a study's
@@ -81,7 +82,7 @@ class TermsCache:
         kept = Kept(
             source_hash=self.source_hash,
             versions=self.versions,
-            job=job,
+            job=_masked(job),
             propagation=propagation,
         )
         handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{path.name}.")
@@ -101,6 +102,14 @@ class TermsCache:
 def _anywhere(job: PropagateJob) -> PropagateJob:
     """The job for any devices of its platform."""
     return replace(job, step=replace(job.step, absent=None))
+
+
+def _masked(job: PropagateJob) -> PropagateJob:
+    """The job without the secrets in the script's arguments: what they were is in its file's name,
+    which is a hash."""
+    entry = job.step.entry
+    argv = tuple(masked_word(word) for word in entry.argv)
+    return replace(job, step=replace(job.step, entry=replace(entry, argv=argv)))
 
 
 def _read(path: Path) -> Kept | None:

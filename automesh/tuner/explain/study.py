@@ -22,6 +22,7 @@ from automesh.report.explain.nouns import Explanation
 from automesh.report.files.csv import write_text
 from automesh.report.progress import Progress
 from automesh.report.result import Candidate, SearchResult
+from automesh.report.search_command import text_of
 from automesh.space.options import value_of
 from automesh.tuner.capture import space_for
 from automesh.tuner.compile.replay import Player
@@ -65,7 +66,7 @@ def explain_study(
         raise UsageError(
             f"the study in `{folder}` keeps no terms: nothing in it was estimated, or the script "
             "or automesh has changed since",
-            hint=f"run its search again: {header.command or 'automesh search SCRIPT'}",
+            hint=f"run its search again: {text_of(header.again) or 'automesh search SCRIPT'}",
         )
     plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header)
     chosen, notices = _chosen(mesh, against, plans, header.device_count)
@@ -74,7 +75,7 @@ def explain_study(
         hardware=_hardware(
             header.fabric, chosen, platform=header.platform, device_kind=header.device_kind
         ),
-        command=header.command,
+        command=text_of(header.again),
     )
     notices += _propagation_notes(chosen, kept)
     if header.speeds and header.speeds != ground.hardware.speeds.origin:

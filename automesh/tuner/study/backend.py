@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sqlite3
 import time
 from collections.abc import Generator
@@ -20,6 +21,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from automesh.errors import UsageError
+from automesh.storage_url import PASSWORD, PASSWORD_FILE
 from automesh.tuner.study.lease import LeaseTable
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 from automesh.tuner.study.storage import Storage
@@ -82,20 +84,34 @@ def explained(storage: Storage) -> Generator[None]:
     try:
         yield
     except optuna.exceptions.StorageInternalError as error:
-        raise _failure(storage, error.__cause__ or error) from error
+        raise _failure(storage, error.__cause__ or error) from _shown_cause(storage, error)
     except (sa_errors.SQLAlchemyError, sqlite3.Error, OSError, Timeout) as error:
-        raise _failure(storage, error) from error
+        raise _failure(storage, error) from _shown_cause(storage, error)
     finally:
         optuna.logging.set_verbosity(verbosity)
 
 
 def _failure(storage: Storage, error: BaseException) -> UsageError:
     cause = getattr(error, "orig", None) or error
-    reason = " ".join(str(cause).split()) or type(cause).__name__
+    reason = _one_line(storage, cause) or type(cause).__name__
     return UsageError(
         f"the study's storage {storage.text} failed: {reason}",
         hint="what was finished is kept: mend it and run the same command again",
     )
+
+
+def _one_line(storage: Storage, error: object) -> str:
+    """What a database says, without what is secret."""
+    return " ".join(storage.masked(str(error)).split())
+
+
+def _shown_cause(storage: Storage, error: BaseException) -> BaseException | None:
+    """What a traceback of the Python API may show as the cause: nothing that has a secret."""
+    causes, one = list[BaseException](), error
+    while one not in causes:
+        causes.append(one)
+        one = one.__cause__ or one.__context__ or one
+    return error if all(storage.masked(str(each)) == str(each) for each in causes) else None
 
 
 # SQLite
@@ -169,19 +185,16 @@ def _check_sqlite(path: Path, storage: Storage) -> None:
 
 
 def _open_server(storage: Storage) -> Backend:
-    try:
-        url = sa.make_url(storage.location)
-    except (sa_errors.ArgumentError, ValueError) as error:
-        raise UsageError(
-            f"`{storage.text}` is not a database URL",
-            hint="write `postgresql+psycopg://user:password@host:5432/database`",
-        ) from error
-    arguments: dict[str, Any] = {}
+    if storage.server is None:
+        raise TypeError("a storage on a server has the URL of the server")
+    url = sa.make_url(storage.server.bare)
+    # Beside the URL, which SQLAlchemy and Optuna keep and quote.
+    arguments: dict[str, Any] = dict(storage.server.secrets)
     if "connect_timeout" not in url.query:
         arguments["connect_timeout"] = CONNECT_S
     options = {"connect_args": arguments, "pool_pre_ping": True}
     _check_server(storage, url, options)
-    return _open_rdb(storage, storage.location, options)
+    return _open_rdb(storage, storage.server.bare, options)
 
 
 def _check_server(storage: Storage, url: sa.URL, options: dict[str, Any]) -> None:
@@ -190,18 +203,18 @@ def _check_server(storage: Storage, url: sa.URL, options: dict[str, Any]) -> Non
         engine = sa.create_engine(url, **options)
     except (ImportError, sa_errors.NoSuchModuleError) as error:
         raise UsageError(
-            f"the driver for {storage.text} is not installed: {error}",
+            f"the driver for {storage.text} is not installed: {_one_line(storage, error)}",
             hint=_DRIVERS[kind],
-        ) from error
+        ) from _shown_cause(storage, error)
     try:
         with engine.connect():
             pass
     except sa_errors.DBAPIError as error:
-        reason = " ".join(str(error.orig).split())
         raise UsageError(
-            f"{storage.text} cannot be reached: {reason}",
-            hint="check that the server runs, and the host, database, user and password in the URL",
-        ) from error
+            f"{storage.text} cannot be reached: {_one_line(storage, error.orig)}",
+            hint="check that the server runs, the host, database and user in the URL, and the "
+            f"password: in {PASSWORD}, {PASSWORD_FILE} or, for PostgreSQL, PGPASSFILE",
+        ) from _shown_cause(storage, error)
     finally:
         engine.dispose()
 
@@ -213,7 +226,7 @@ def _open_rdb(storage: Storage, url: str, options: dict[str, Any]) -> Backend:
             rdb = _new_rdb(url, options)
             return Backend(optuna=rdb, leases=SqlLeases(rdb.engine), storage=storage)
         except RuntimeError as error:
-            raise _schema_mismatch(storage, error) from error
+            raise _schema_mismatch(storage, error) from _shown_cause(storage, error)
         except (sa_errors.SQLAlchemyError, optuna.exceptions.StorageInternalError):
             # Two processes made the tables at the same moment: one of them failed.
             if attempt == attempts:
@@ -239,7 +252,7 @@ def _schema_mismatch(storage: Storage, error: RuntimeError) -> UsageError:
     if "storage upgrade" in str(error):
         return UsageError(
             f"{storage.text} was made by an older Optuna than the installed {optuna.__version__}",
-            hint=f"upgrade it: `optuna storage upgrade --storage {storage.text}`",
+            hint=f"upgrade it: `optuna storage upgrade --storage {shlex.quote(storage.text)}`",
         )
     return UsageError(
         f"{storage.text} was made by a newer Optuna than the installed {optuna.__version__}",

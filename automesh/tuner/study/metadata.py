@@ -13,6 +13,9 @@ from automesh.hardware.fabric.fabric import Fabric
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import Plan, usual_batch_axes
 from automesh.report.estimates import Estimates
+from automesh.report.search_command import SearchCommand, read_text
+from automesh.storage_url import masked, masked_url
+from automesh.tuner.command.template import masked_template
 from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.paths import as_seen, newest_study
@@ -42,6 +45,8 @@ class Header:
       device_memory: what a plan may use of a device's memory.
       axis_types: what the step was searched with, a word for each axis; empty: nobody noted them.
       batch_axes: axes that the rows of a batch are split over; None: nobody noted them.
+      again: the command that goes on with the search; None for a search from Python, and where a
+        former version has kept none that can be read.
       outside: plans, as text, that the study knows from other search spaces and that are not legal
         in this one.
       split: the axes of a script's mesh that are several in the search, in the words of `--split`.
@@ -64,7 +69,6 @@ class Header:
     tokens_per_step: int
     location: str
     results_dir: str
-    command: str
     source_hash: str
     versions: Pairs
     speeds: str = ""
@@ -79,6 +83,7 @@ class Header:
     batch_axes: tuple[str, ...] | None = None
     details: tuple[str, ...] = ()
     made_up: tuple[str, ...] = ()
+    again: SearchCommand | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +103,8 @@ class Notebook:
     """Typed notes of one study; those of an older script or other versions are not read.
 
     Attributes:
+      again: the command that goes on with the search; None for a search from Python, and where a
+        former version has kept none that can be read.
       outside: plans, as text, that are not told of, beside those out of the study's scope.
     """
 
@@ -203,7 +210,27 @@ def read_header(study: Study) -> Header | None:
     if "room" in found:  # Its name in studies of former versions.
         found = {**found, "device_memory": found["room"]}
         del found["room"]
-    return from_json(found, Header)
+    return _without_secrets(from_json(_with_parts(found), Header))
+
+
+def _with_parts(found: dict[str, Any]) -> dict[str, Any]:
+    """A header of a version that kept its command as a text: only the parts of it that are known
+    ones are read."""
+    if "command" not in found:
+        return found
+    kept = {key: one for key, one in found.items() if key != "command"}
+    command = read_text(str(found["command"]))
+    return {**kept, "again": None if command is None else to_json(command, SearchCommand)}
+
+
+def _without_secrets(header: Header) -> Header:
+    """The header as it may be shown: former versions have masked only simple passwords."""
+    return replace(
+        header,
+        location=masked_url(header.location),
+        template=masked_template(header.template),
+        notices=tuple(masked(notice) for notice in header.notices),
+    )
 
 
 # What a search notes at its start, and how it says that its time is over.
@@ -241,7 +268,7 @@ def header_of(
         tokens_per_step=inspection.tokens_per_step,
         location=shown_location(study),
         results_dir=as_seen(preparation.folder),
-        command=request.typed,
+        again=request.again,
         source_hash=preparation.source_hash,
         versions=preparation.provenance,
         speeds=estimates.origin,

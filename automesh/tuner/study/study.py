@@ -43,7 +43,7 @@ def open_study(
       UsageError: the storage cannot be used, a newer automesh made the study, or there is none.
     """
     # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
-    from automesh.tuner.study.backend import explained, open_backend
+    from automesh.tuner.study.backend import open_backend
     from automesh.tuner.study.rung import Rung
 
     backend = open_backend(storage)
@@ -63,7 +63,7 @@ def open_study(
         )
 
     try:
-        with explained(storage):
+        with backend.explained():
             if not create:
                 _check_exists(backend, name)
             compiles, measures = open_rung("compile"), open_rung("measure")

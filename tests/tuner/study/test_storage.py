@@ -249,8 +249,8 @@ def test_a_driver_that_is_missing(
 
 
 def test_a_bad_port(tmp_path: Path) -> None:
-    error = refusal(parse_storage("postgresql://host:port/db", tmp_path))
-    assert "is not a database URL" in error.message
+    with pytest.raises(UsageError, match="is not a database URL"):
+        parse_storage("postgresql://host:port/db", tmp_path)
 
 
 @pytest.mark.parametrize("kind", BACKENDS, indirect=True)
