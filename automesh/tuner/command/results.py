@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy import stats
 
 from automesh.errors import UsageError
 from automesh.hardware import chip_for
@@ -37,7 +36,7 @@ from automesh.tuner.command.run import Ran
 from automesh.tuner.command.template import parse_template
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.measure.numerics import compare_losses
-from automesh.tuner.measure.statistics import median_interval
+from automesh.tuner.measure.statistics import median_interval, t_limit
 from automesh.tuner.study.metadata import Header, Notebook, notebook_of
 from automesh.tuner.study.results import result_of, with_ending
 from automesh.tuner.study.study import Study
@@ -252,7 +251,7 @@ def _noise(runs: Runs) -> float:
     if freedom < _LEAST_FREEDOM:
         return 0.0
     squares = sum(float(np.sum((group - group.mean()) ** 2)) for group in groups)
-    return float(stats.t.isf(0.025, freedom)) * math.sqrt(squares / freedom)
+    return t_limit(0.025, freedom) * math.sqrt(squares / freedom)
 
 
 def assemble_command(study: Study, header: Header) -> SearchResult:

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from automesh.units import format_change
 
@@ -77,6 +77,11 @@ def paired_ratio(
     return Ratio(value=math.exp(mean.mean), low=math.exp(low), high=math.exp(high))
 
 
+def t_limit(above: float, freedom: float) -> float:
+    """What Student's t exceeds with a probability of `above`, below a half."""
+    return -float(special.stdtrit(freedom, above))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimmedMean:
     """A trimmed mean, its standard error from the winsorized variance, degrees of freedom.
@@ -90,7 +95,7 @@ class TrimmedMean:
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Two-sided interval of the true mean."""
-        reach = float(stats.t.isf((1 - confidence) / 2, self.freedom)) * self.error
+        reach = t_limit((1 - confidence) / 2, self.freedom) * self.error
         return self.mean - reach, self.mean + reach
 
 
@@ -158,7 +163,7 @@ class Means:
     def interval(self, one: int, other: int, confidence: float) -> tuple[float, float]:
         """Two-sided interval of one difference of means, by itself."""
         distance = float(self.values[one] - self.values[other])
-        limit = float(stats.t.isf((1 - confidence) / 2, self.freedom))
+        limit = t_limit((1 - confidence) / 2, self.freedom)
         reach = limit * math.sqrt(2) * self.error(one, other)
         return distance - reach, distance + reach
 
@@ -234,4 +239,6 @@ def _series(rounds: int) -> tuple[tuple[Floats, float, float, float], ...]:
 
 @cache
 def _range_limit(allowed: float, among: int, freedom: int) -> float:
+    from scipy import stats  # Takes half a second to import, and only a race needs it.
+
     return float(stats.studentized_range.isf(allowed, among, freedom))
