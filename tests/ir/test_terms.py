@@ -53,6 +53,19 @@ def test_a_product_has_the_sides_of_one_device():
     assert value_of(kernel.bytes, SIZES) == moved
 
 
+def test_a_combined_collective_is_named_after_its_largest_part():
+    program = Program()
+    split = program.argument((64, 32), (ROWS, ()))
+    whole = program.argument((32, 32), ((), ()))
+    reduced = [
+        program("all_reduce", one, split=one.axes, axes=("tp",), group=2, exact=True, manual=True)
+        for one in (split, whole)
+    ]
+    (term,) = terms_of(program, *reduced, platform="gpu").collectives
+    assert value_of(term.payload_bytes, SIZES) == 64 * 32 * 4 / 8 + 32 * 32 * 4
+    assert term.operand == "f32[32,32] and 1 more"
+
+
 @pytest.mark.parametrize(
     ("kind", "payload"),
     [

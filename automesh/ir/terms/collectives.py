@@ -246,7 +246,7 @@ def combined(
                 break
         else:
             groups.append([(operation, term)])
-    return [_one([term for _, term in group]) for group in groups]
+    return [_one([term for _, term in group], sizes) for group in groups]
 
 
 def _fits(
@@ -271,10 +271,11 @@ def _fits(
     return not any(after.depends(operation, one) for one, _ in group)
 
 
-def _one(terms: Sequence[CollectiveTerm]) -> CollectiveTerm:
+def _one(terms: Sequence[CollectiveTerm], sizes: dict[str, int]) -> CollectiveTerm:
+    """The combined collective, named after the largest at `sizes`."""
     if len(terms) == 1:
         return terms[0]
-    largest = max(terms, key=lambda term: sum(one.coefficient for one in term.payload_bytes))
+    largest = max(terms, key=lambda term: value_of(term.payload_bytes, sizes))
     return replace(
         largest,
         payload_bytes=added(*(one for term in terms for one in term.payload_bytes)),
