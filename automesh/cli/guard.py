@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError, of_system
+from automesh.terminal import clean
 from automesh.tuner.interrupts import end_on_sigterm, exit_code
 
 _STOPPED = 130
@@ -114,6 +115,12 @@ def _help_for(error: Any, commands: Sequence[str]) -> str:
 def _complain(error: AutomeshError, code: int) -> int:
     # The table first: both may go to one terminal.
     sys.stdout.flush()
-    hint = f"hint: {error.hint}\n" if error.hint else ""
-    sys.stderr.write(f"error: {error.message}\n{hint}")
+    hint = f"hint: {_indented(error.hint)}\n" if error.hint else ""
+    sys.stderr.write(f"error: {clean(error.message)}\n{hint}")
     return code
+
+
+def _indented(text: str) -> str:
+    """All but the first line further in: what a hint quotes cannot pass for an error of ours."""
+    first, *rest = text.split("\n")
+    return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import typer
 
 from automesh.errors import UsageError
+from automesh.jsonio import dumps
 
 if TYPE_CHECKING:
     from automesh.answers import Result, Results
@@ -49,7 +49,7 @@ def print_result(result: Result | Results, *, as_json: bool, top: int, verbose: 
 
 def json_text(found: Found) -> str:
     """What `--json` prints."""
-    return json.dumps(found.to_json(), indent=1) + "\n"
+    return dumps(found.to_json(), indent=1) + "\n"
 
 
 class Found(Protocol):

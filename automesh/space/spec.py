@@ -25,6 +25,7 @@ from automesh.space.space import (
     SearchSpace,
     checked_knob,
 )
+from automesh.user_text import kind_of_file, user_path
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _Positive = Annotated[int, Field(ge=1)]
@@ -85,7 +86,12 @@ def _locate(name: str) -> tuple[Path, bool]:
     shipped = shipped_spaces()
     if name in shipped:
         return shipped[name], True
-    path = Path(name)
+    path = user_path(name)
+    if kind := kind_of_file(path):
+        raise UsageError(
+            f"`{name}` is {kind}, not a search space file",
+            hint=f"give the path of a TOML file, or one of {', '.join(shipped)}",
+        )
     if path.is_file():
         return path, path.resolve() in {file.resolve() for file in shipped.values()}
     if path.suffix == ".toml" or "/" in name:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from automesh.errors import UsageError
 from automesh.report.words import hide_password
+from automesh.user_text import check_text, user_path
 
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
 _JOURNAL_SUFFIXES = (".journal", ".log")
@@ -48,7 +49,7 @@ def parse_storage(text: str, folder: Path) -> Storage:
     Raises:
       UsageError: neither a database URL of a known kind nor a file with a known ending.
     """
-    text = text.strip()
+    text = check_text(text.strip())
     if not text:
         return Storage(kind="sqlite", location=str((folder / "study.db").absolute()))
     match = _SCHEME.match(text)
@@ -63,9 +64,9 @@ def parse_storage(text: str, folder: Path) -> Storage:
         return Storage(kind=kind, location=str(path.absolute()))
     suffix = Path(text).suffix
     if not scheme and suffix in _JOURNAL_SUFFIXES:
-        return Storage(kind="journal", location=str(Path(text).expanduser().absolute()))
+        return Storage(kind="journal", location=str(user_path(text).absolute()))
     if not scheme and suffix in _SQLITE_SUFFIXES:
-        return Storage(kind="sqlite", location=str(Path(text).expanduser().absolute()))
+        return Storage(kind="sqlite", location=str(user_path(text).absolute()))
     raise UsageError(
         f"`{hide_password(text)}` is not a storage that a study can be kept in", hint=_HINT
     )
@@ -85,4 +86,4 @@ def _file_of(text: str) -> Path:
     scheme, _, rest = text.partition(":")
     if rest.startswith("//"):
         rest = rest[3:] if scheme.startswith("sqlite") else rest[2:]
-    return Path(rest.partition("?")[0]).expanduser()
+    return user_path(rest.partition("?")[0])

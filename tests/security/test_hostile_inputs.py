@@ -1,0 +1,66 @@
+"""Hundreds of wrong inputs: each is refused at once, with a sentence that a terminal may show."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests.support.cases import bad_inputs_run, hostile_inputs
+from tests.support.cases.bad_inputs import UNUSED
+from tests.support.cases.hostile_inputs import Hostile
+
+ROWS = hostile_inputs.all_rows()
+LIMIT_S = 5.0
+# A machine that does other work may let us wait: what waits for a pipe waits without end.
+HANGS_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("hostile")
+    hostile_inputs.places(found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_process() -> Iterator[None]:
+    """What a worker would have to find out is none of the parent's refusals."""
+    with mock.patch.object(subprocess, "Popen", side_effect=AssertionError("a process is started")):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting() -> Iterator[None]:
+    signal.setitimer(signal.ITIMER_REAL, HANGS_S)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def test_is_refused(row: Hostile, folder: Path) -> None:
+    for name, content in row.files.items():
+        (folder / name).write_bytes(content)
+    began_s = time.process_time()
+    ran = bad_inputs_run.run(row.words, folder, row.variables)
+    took_s = time.process_time() - began_s
+    for name, content in row.files.items():
+        assert (folder / name).read_bytes() == content
+    assert ran.code == 2, ran
+    assert ran.stdout == ""
+    lines = ran.stderr.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1, ran.stderr
+    assert any(word in ran.stderr for word in row.says), ran.stderr
+    for foreign in ("Traceback", "Error(", "site-packages", "\ufffd"):
+        assert foreign not in ran.stderr
+    assert all(char.isprintable() for line in ran.stderr.split("\n") for char in line)
+    assert max(map(len, lines)) < 3_000
+    assert (folder / "train.py").read_text() == UNUSED
+    assert (folder / "note").read_text() == "mine\n"
+    assert took_s < LIMIT_S
