@@ -10,7 +10,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import typer
 
+from automesh.cli.app import app
 from tests.support.cases import bad_inputs_run, hostile_inputs
 from tests.support.cases.bad_inputs import UNUSED
 from tests.support.cases.hostile_inputs import Hostile
@@ -32,6 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _no_process() -> Iterator[None]:
     """What a worker would have to find out is none of the parent's refusals."""
     with mock.patch.object(subprocess, "Popen", side_effect=AssertionError("a process is started")):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _parsed_once() -> Iterator[None]:
+    """Typer looks at all signatures in every call, which takes longer than a refusal."""
+    command = typer.main.get_command(app)
+    with mock.patch.object(typer.main, "get_command", lambda _: command):
         yield
 
 
@@ -64,3 +74,25 @@ def test_is_refused(row: Hostile, folder: Path) -> None:
     assert (folder / "train.py").read_text() == UNUSED
     assert (folder / "note").read_text() == "mine\n"
     assert took_s < LIMIT_S
+
+
+def test_there_are_at_least_five_hundred() -> None:
+    assert len({(row.words, *row.files.items(), *row.variables.items()) for row in ROWS}) >= 500
+
+
+def test_every_option_is_among_them() -> None:
+    """An option that is added gets texts that must be refused."""
+    tried = {
+        ("search" if family == "command" else family, option)
+        for family, by_option in hostile_inputs.WRONG.items()
+        for option in by_option
+    }
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    there = {
+        (name, option.opts[0])
+        for name, command in group.commands.items()
+        for option in command.params
+        if option.param_type_name == "option" and not getattr(option, "is_flag", False)
+    }
+    assert there == tried

@@ -133,7 +133,6 @@ TEMPLATES = (
     *(
         "python {.tp}",
         "python ${tp}",
-        "python {ici.run_dir}",
         f"python {NUL} {{tp}}",
         "./note {tp}",
     ),
