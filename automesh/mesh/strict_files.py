@@ -45,7 +45,8 @@ def read_text(path: Path) -> str:
 
 
 def _content(path: Path) -> bytes:
-    if kind := kind_of_file(path):
+    kind = kind_of_file(path)
+    if kind not in ("", "a folder"):  # The system says that of a folder itself.
         raise UsageError(f"`{path}` cannot be read: it is {kind}, not a file")
     try:
         with path.open("rb") as file:

@@ -87,7 +87,8 @@ def _locate(name: str) -> tuple[Path, bool]:
     if name in shipped:
         return shipped[name], True
     path = user_path(name)
-    if kind := kind_of_file(path):
+    kind = kind_of_file(path)
+    if kind not in ("", "a folder"):
         raise UsageError(
             f"`{name}` is {kind}, not a search space file",
             hint=f"give the path of a TOML file, or one of {', '.join(shipped)}",
