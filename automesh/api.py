@@ -441,7 +441,7 @@ def write_trace(study: str | Path, mesh: str, path: str | Path, *, storage: str 
             hint="search with it first, and give the folder of the study",
         )
     folder = Path(study)
-    write(folder, mesh, Path(path), results=folder.parent, storage=storage)
+    write(folder, check_text(mesh), user_path(path), results=folder.parent, storage=storage)
 
 
 def is_study(subject: str | Path) -> bool:

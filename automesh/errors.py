@@ -16,11 +16,10 @@ class AutomeshError(Exception):
       message: one sentence: what was wrong, what was got, what was expected. No full stop at the
         end.
       hint: one sentence: what to do about it. Empty if the message says it all.
-
-    What both quote, such as names of files or what a script raised, may be anybody's text: they
-    hold nothing that a terminal would obey, and of a long text its beginning and its end.
     """
 
+    # What both quote, such as names of files or what a script raised, may be anybody's text: they
+    # hold nothing that a terminal would obey, and of a long text its beginning and its end.
     def __init__(self, message: str, *, hint: str = "") -> None:
         self.message = shortened(clean_lines(message), MESSAGE_CHARS)
         lines = clean_lines(hint).split("\n")

@@ -60,9 +60,11 @@ def clean(text: str, limit: int = 0) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """Makes foreign text of several lines safe for a terminal; lines, indents and tabs are kept."""
+    """Makes foreign text of several lines safe for a terminal; lines, indents and tabs are kept,
+    spaces at the ends of lines are not."""
     text = _LINE_END.sub("\n", text)
-    return "\n".join("\t".join(map(_printable, line.split("\t"))) for line in text.split("\n"))
+    cleaned = ("\t".join(map(_printable, line.split("\t"))) for line in text.split("\n"))
+    return "\n".join(line.rstrip(" ") for line in cleaned)
 
 
 def without_controls(text: str) -> str:

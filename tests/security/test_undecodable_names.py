@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from automesh.jsonio import from_json, to_json
+from automesh.program.script.sources import Reads, Watch, hash_of_sources
+
 LIMIT_S = 120
 RETURNS_NOTHING = "def build(mesh):\n    print('building')\n"
 RAISES = r"""
@@ -82,6 +85,26 @@ def test_a_locale_that_reads_no_names_is_named(folder: Path) -> None:
     assert "set PYTHONUTF8=1" in err
 
 
+def test_what_a_script_reads_may_have_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a byte in the name of a file or in a variable that a script reads was its fault."""
+    folder = os.fsencode(tmp_path)
+    (tmp_path / "data.txt").write_text("1")
+    (tmp_path / "loop").symlink_to("loop")
+    Path(os.fsdecode(folder + b"/caf\xe9")).write_text("2")
+    monkeypatch.setitem(os.environ, "DATA", "caf\udce9")
+    watch = Watch(modules=frozenset())
+    for name in (b"/data.txt", b"/loop", b"/caf\xe9", b"/nul\0byte"):
+        watch.saw_open(folder + name, os.O_RDONLY)
+    watch.asked["DATA"] += 1
+    reads = watch.reads([tmp_path], ())
+    assert [Path(name).name for name, _ in reads.files] == ["data.txt"]
+    assert [name for name, _ in reads.variables] == ["DATA"]
+    assert from_json(to_json(reads, Reads), Reads) == reads
+    assert hash_of_sources((("/x/caf\udce9.py", "00"),)) != hash_of_sources((("/x/caf.py", "00"),))
+
+
 @pytest.mark.slow
 def test_the_c_locale_alone_keeps_nobody_from_a_name(folder: Path) -> None:
     words = [b"check-script", "caf\xe9/train.py".encode(), b"--target", b"cpu:2"]
@@ -92,9 +115,7 @@ def test_the_c_locale_alone_keeps_nobody_from_a_name(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "said"), [(RAISES, "red gnp caf\\xe9"), (EXITS, "printed gnp")]
-)
+@pytest.mark.parametrize(("script", "said"), [(RAISES, "red gnp caf\\xe9"), (EXITS, "printed gnp")])
 def test_what_a_script_says_arrives_as_text(tmp_path: Path, script: str, said: str) -> None:
     """Of a worker: before, a lone surrogate in an exception's text ended the worker's answer."""
     (tmp_path / "train.py").write_text(script)

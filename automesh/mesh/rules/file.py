@@ -204,7 +204,7 @@ def merge_rule(path: Path, rule: MeshRule, *, selector: str) -> Rules:
     Raises:
       UsageError: the file is broken (and is left alone), or cannot be written.
     """
-    path = path.resolve()
+    path = user_path(path).resolve()
     # flock: the kernel releases it when its holder is killed.
     lock = FileLock(str(path.with_name(f".{path.name}.lock")))
     try:
