@@ -35,3 +35,7 @@ LONGEST_S = 366 * 86_400.0
 
 MOST_BYTES = 2**60
 """Bytes of a size that is given as a limit: an exbibyte, a million times what a machine has."""
+
+LARGEST_INTEGER = 2**63 - 1
+"""Whole numbers of a search space: what 64 bits hold, as in JSON's readers, databases and compiler
+options. A larger one is refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 import typer
 
@@ -45,11 +47,27 @@ def _parsed_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_endless_reading() -> Iterator[None]:
+    """What reads a device to its end must not take the memory of the machine first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    held = psutil.Process().memory_info().data
+    resource.setrlimit(resource.RLIMIT_DATA, (held + 4 * 2**30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _hangs(*_: object) -> None:
+    raise TimeoutError(f"not refused within {HANGS_S:.0f} s")
+
+
 @pytest.fixture(autouse=True)
 def _no_waiting() -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, _hangs)
     signal.setitimer(signal.ITIMER_REAL, HANGS_S)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))

@@ -124,7 +124,21 @@ SPLITS = (
     *("data=a,b=c", f"data={NUL},b", f"data={BYTE},b", f"{ESCAPES}=a,b", HUGE),
 )
 OPTIONS = (
-    *("", "x", "=", "=1", "a b=1", "x=", "x=,", "x=1,1", "1x=1", f"x={NUL}", f"x={BYTE}", HUGE),
+    *(
+        "",
+        "x",
+        "=",
+        "=1",
+        "a b=1",
+        "x=",
+        "x=,",
+        "x=1,1",
+        "1x=1",
+        f"x={2**63}",
+        f"x={NUL}",
+        f"x={BYTE}",
+        HUGE,
+    ),
     *(f"{ESCAPES}=1", f"x={'[' * 3000}", f"x={DIGITS}", "x=nan", "x=inf"),
 )
 TEMPLATES = (
@@ -415,6 +429,13 @@ def values() -> Iterator[Hostile]:
         yield _file(f"space axes {value[:12]}", _SPACE, f"axes = {value}\n")
         text = f"{GOOD_SPACE}[knobs]\nwidth = {value}\n"
         yield _file(f"space knob {value[:12]}", _SPACE, text)
+    for number in ("9" * 4_000, str(2**63)):  # which Python reads
+        for text in (
+            f"[axes]\ndp = {{ max = {number} }}\n",
+            f"{GOOD_SPACE}[knobs]\nwidth = [8, {number}]\n",
+            f'{GOOD_SPACE}[constraints]\n"dp*tp" = {{ divides = {number} }}\n',
+        ):
+            yield _file(f"space {text[-20:]}", _SPACE, text)
     for name in ("d p", "1", "", "\\u001b[31m", "d\\u0000p", "\\u202e", "é-", f"{HUGE}-"):
         yield _file(f"space axis {name[:12]}", _SPACE, f'[axes]\n"{name}" = {{}}\n')
 
