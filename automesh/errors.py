@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from automesh.limits import HINT_LINE_CHARS, MESSAGE_CHARS
+from automesh.terminal import clean_lines, shortened
+
 
 class AutomeshError(Exception):
     """A problem that the user can mend: printed without a traceback, exit code 2.
@@ -15,10 +18,13 @@ class AutomeshError(Exception):
       hint: one sentence: what to do about it. Empty if the message says it all.
     """
 
+    # What both quote, such as names of files or what a script raised, may be anybody's text: they
+    # hold nothing that a terminal would obey, and of a long text its beginning and its end.
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = shortened(clean_lines(message), MESSAGE_CHARS)
+        lines = clean_lines(hint).split("\n")
+        self.hint = "\n".join(shortened(line, HINT_LINE_CHARS) for line in lines)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from automesh.errors import AutomeshError
+from automesh.terminal import as_unicode, is_unicode
 
 T = TypeVar("T")
 
@@ -18,10 +19,25 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+def dumps(value: Any, *, indent: int | None = None, allow_nan: bool = True) -> str:
+    """JSON text that every reader takes: all ASCII, and no lone surrogates, see `as_unicode`.
+
+    Raises:
+      ValueError: a figure is not finite, and `allow_nan` is False.
+    """
+    text = json.dumps(value, indent=indent, allow_nan=allow_nan)
+    if "\\ud" not in text:  # Hardly any text goes further.
+        return text
+    plain = json.dumps(value, ensure_ascii=False)
+    if is_unicode(plain):
+        return text
+    return json.dumps(json.loads(as_unicode(plain, mark="\\\\")), indent=indent)
+
+
 def to_json(value: Any, kind: Any) -> Any:
     """Turns a dataclass (or a union of them) into plain JSON values; NaN stays a float."""
     # By way of Python objects: pydantic's own JSON mode turns a NaN loss into null.
-    return json.loads(json.dumps(_adapter(kind).dump_python(value)))
+    return json.loads(dumps(_adapter(kind).dump_python(value)))
 
 
 def to_text(value: Any, kind: Any) -> str:
@@ -36,7 +52,7 @@ def from_json(data: Any, kind: Any) -> Any:
       AutomeshError: naming the path of the first offending key.
     """
     try:
-        return _adapter(kind).validate_json(json.dumps(data), strict=True, extra="forbid")
+        return _adapter(kind).validate_json(dumps(data), strict=True, extra="forbid")
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(part) for part in first["loc"])

@@ -15,6 +15,7 @@ import typer
 
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError, of_system
 from automesh.storage_url import masked, secrets_among, typeable
+from automesh.terminal import clean
 from automesh.tuner.interrupts import end_on_sigterm, exit_code
 
 _STOPPED = 130
@@ -113,8 +114,14 @@ def _help_for(error: Any, commands: Sequence[str]) -> str:
 def _complain(error: AutomeshError, code: int) -> int:
     # The table first: both may go to one terminal.
     sys.stdout.flush()
-    hint = f"hint: {error.hint}\n" if error.hint else ""
+    hint = f"hint: {_indented(error.hint)}\n" if error.hint else ""
     # Each message is masked where it is made; what is quoted of a mistyped command is not.
     secrets = secrets_among(sys.argv, os.environ)
-    sys.stderr.write(masked(f"error: {error.message}\n{hint}", secrets))
+    sys.stderr.write(masked(f"error: {clean(error.message)}\n{hint}", secrets))
     return code
+
+
+def _indented(text: str) -> str:
+    """All but the first line further in: what a hint quotes cannot pass for an error of ours."""
+    first, *rest = text.split("\n")
+    return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import typer
 
 from automesh.errors import UsageError
+from automesh.jsonio import dumps
 from automesh.storage_url import PASSWORD, has_secret
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def print_result(result: Result | Results, *, as_json: bool, top: int, verbose: 
 
 def json_text(found: Found) -> str:
     """What `--json` prints."""
-    return json.dumps(found.to_json(), indent=1) + "\n"
+    return dumps(found.to_json(), indent=1) + "\n"
 
 
 class Found(Protocol):

@@ -26,6 +26,7 @@ from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import from_json, to_json
 from automesh.outcomes import Counts, Effort, Memory, OutOfMemory
 from automesh.units import parse_bytes
+from automesh.user_text import user_path
 
 FOLDER_VARIABLE = "AUTOMESH_CACHE"
 LIMIT_VARIABLE = "AUTOMESH_CACHE_LIMIT"
@@ -224,10 +225,13 @@ def default_store(environ: Mapping[str, str]) -> ModuleStore:
     """The store in `$AUTOMESH_CACHE`, else in the user's folder for caches.
 
     Raises:
-      UsageError: $AUTOMESH_CACHE_LIMIT is no size.
+      UsageError: $AUTOMESH_CACHE is no path, or $AUTOMESH_CACHE_LIMIT no size.
     """
     chosen = environ.get(FOLDER_VARIABLE, "").strip()
-    root = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("automesh")
+    try:
+        root = user_path(chosen) if chosen else platformdirs.user_cache_path("automesh")
+    except UsageError as error:
+        raise UsageError(f"${FOLDER_VARIABLE}: {error.message}", hint=error.hint) from None
     # Absolute: a script may change the folder that its worker is in.
     return store_in(root.absolute() / "modules", environ)
 

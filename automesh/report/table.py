@@ -25,6 +25,7 @@ from automesh.report.estimates import ESTIMATES
 from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
 from automesh.report.result import EXPORTED, Candidate, SearchResult
 from automesh.storage_url import masked
+from automesh.terminal import clean
 from automesh.units import format_count
 
 _STYLES = {
@@ -113,7 +114,7 @@ def _marks(
     elif measured:
         notes.append(("", "step times without a mark are measured"))
     if any(outcome.values == "synthetic" for outcome in measured):
-        which = ", ".join(words.clean(name) for name in made_up)
+        which = ", ".join(clean(name) for name in made_up)
         notes.append(("", f"measured on made-up arguments{f': {which}' if which else ''}"))
     if any("*" in text for column in columns for text in (column.header, *column.cells)):
         kinds = {words.evidence(row) for row in rows}
@@ -131,13 +132,13 @@ def _marks(
 
 def _fallen(rows: Sequence[Candidate], knobs: tuple[str, ...], width: int, *, more: int) -> Table:
     plans = [" ".join([mesh_cell(row), *knob_cells(row.plan, knobs)]) for row in rows]
-    plans = [words.clean(plan) for plan in plans]
+    plans = [clean(plan) for plan in plans]
     size = min(max(cell_len(plan) for plan in plans), width * 2 // 5)
     grid = Table.grid(padding=(0, GAP, 0, 0))
     grid.add_column(width=size, overflow="fold")
     grid.add_column(overflow="fold")
     for plan, row in zip(plans, rows, strict=True):
-        why = words.clean(words.reason(row), 240)
+        why = clean(words.reason(row), 240)
         grid.add_row(Text(wrapped(plan, size)), Text(glued(why), style="red"))
     if more:
         grid.add_row(Text(), Text(f"and {more} more of these in trials.csv"))
@@ -180,4 +181,4 @@ def summary_lines(result: SearchResult, *, verbose: bool = False) -> list[tuple[
         ("" if rule else "saved", masked(result.study)),
         ("next", masked(result.command)),
     ]
-    return [(label, words.clean(text)) for label, text in lines if text]
+    return [(label, clean(text)) for label, text in lines if text]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
@@ -28,6 +27,7 @@ from automesh.report.result import (
     SearchResult,
     Verification,
 )
+from automesh.terminal import clean
 from automesh.units import (
     format_bytes,
     format_change,
@@ -39,7 +39,6 @@ from automesh.units import (
 
 Evidence = Literal["measured", "compiled", "estimated", "none"]
 
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)", re.DOTALL)
 _SOURCE = re.compile(r" \([^()\s]+:\d+\)")
 _DOING = {
     "start": "starting",
@@ -51,19 +50,6 @@ _DOING = {
     "run": "running",
     "replay": "replaying",
 }
-
-
-def clean(text: str, limit: int = 0) -> str:
-    """Makes foreign text safe for one line of a terminal: no escape codes, controls or line ends.
-
-    Args:
-      limit: cut at a word after about this many characters; 0 keeps all.
-    """
-    text = _ESCAPE.sub("", text).replace("\u2026", "...")
-    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    if limit and len(text) > limit:
-        return textwrap.shorten(text[: limit + 1], limit, placeholder=" ...")
-    return text
 
 
 def evidence(candidate: Candidate) -> Evidence:

@@ -88,7 +88,12 @@ def _values(text: str) -> list[Scalar]:
         found = tree["values"]
         if all(isinstance(value, bool | int | float | str) for value in found):
             return found
-    except tomllib.TOMLDecodeError:
+    except RecursionError:
+        raise UsageError(
+            f"the value `{text}` of a compiler option is nested too deeply",
+            hint=f"write for example `{_EXAMPLE}`",
+        ) from None
+    except ValueError:
         pass  # Words without quotes, which are meant as they stand.
     pieces = next(csv.reader([text], skipinitialspace=True))
     return [value_of(piece.strip()) for piece in pieces if piece.strip()]

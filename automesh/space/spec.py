@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from automesh.errors import UsageError, did_you_mean
+from automesh.limits import LARGEST_INTEGER
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis, Scalar, usual_batch_axes
 from automesh.mesh.mapping import check_mapped_axes, format_axes, read_mapped
 from automesh.mesh.names import check_names
@@ -25,9 +26,10 @@ from automesh.space.space import (
     SearchSpace,
     checked_knob,
 )
+from automesh.user_text import kind_of_file, user_path
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_Positive = Annotated[int, Field(ge=1)]
+_Positive = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
 _Values = Annotated[list[Scalar], Field(min_length=1)]
 _Choices = Annotated[list[str | list[str]], Field(min_length=1)]
 
@@ -85,7 +87,13 @@ def _locate(name: str) -> tuple[Path, bool]:
     shipped = shipped_spaces()
     if name in shipped:
         return shipped[name], True
-    path = Path(name)
+    path = user_path(name)
+    kind = kind_of_file(path)
+    if kind not in ("", "a folder"):
+        raise UsageError(
+            f"`{name}` is {kind}, not a search space file",
+            hint=f"give the path of a TOML file, or one of {', '.join(shipped)}",
+        )
     if path.is_file():
         return path, path.resolve() in {file.resolve() for file in shipped.values()}
     if path.suffix == ".toml" or "/" in name:

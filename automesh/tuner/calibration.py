@@ -37,6 +37,7 @@ from automesh.tuner.workers import (
     surroundings_of,
 )
 from automesh.units import format_wait
+from automesh.user_text import kind_of_file
 from automesh.worker.messages import CalibrateJob, DevicesJob, Job
 from automesh.worker.pool import Pool
 
@@ -130,8 +131,9 @@ def _target(name: str) -> Target:
 def _check_out(path: Path) -> None:
     if path.suffix != ".json":
         raise UsageError(f"`{path}` does not end in .json", hint="write for example --out cpu.json")
-    if path.is_dir():
-        raise UsageError(f"`{path}` is a folder, not a file", hint="name a file in it")
+    if kind := kind_of_file(path):
+        inside = " in it" if kind == "a folder" else ""
+        raise UsageError(f"`{path}` is {kind}, not a file", hint=f"name a file{inside}")
     check_place(path)
 
 

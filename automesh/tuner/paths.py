@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from automesh.errors import UsageError
 from automesh.mesh.rules.file import check_mergeable
 from automesh.tuner.study.storage import parse_storage
+from automesh.user_text import kind_of_file
 
 if TYPE_CHECKING:
     from automesh.tuner.request import SearchRequest
@@ -33,9 +34,10 @@ def make_folder(folder: Path) -> Path:
       UsageError: it is a file, or cannot be made or written.
     """
     hint = "choose another folder with --results"
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"`{folder}` is a file, but results need a folder", hint=hint)
     try:
+        if folder.exists() and not folder.is_dir():
+            kind = kind_of_file(folder) or "a file"
+            raise UsageError(f"`{folder}` is {kind}, but results need a folder", hint=hint)
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, "Permission denied")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import codecs
 import difflib
 import re
 import shutil
@@ -15,6 +16,7 @@ from typing import Any, TypedDict, TypeVar
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.reserve import parse_reserve
+from automesh.limits import SCRIPT_BYTES
 from automesh.mesh.axes import Scalar
 from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
@@ -25,6 +27,7 @@ from automesh.space.options import knobs_of, parse_options
 from automesh.space.space import Knob
 from automesh.tuner.command.timed_command import TimedCommand, read_command
 from automesh.units import parse_bytes, parse_duration
+from automesh.user_text import check_text, kind_of_file, user_path
 
 _FINALISTS = 8
 _COMMAND_FINALISTS = 4
@@ -70,6 +73,7 @@ class SearchOptions(TypedDict, total=False):
     new: bool
 
 
+_PATHS = ("hardware", "rules", "results")
 # Options that only one of the two kinds of search has.
 _OF_COMMANDS = ("step_time", "skip_steps", "timed_steps")
 _OF_BUILDS = ("args", "hardware", "workers", "reserve_hbm", "xla", "step", "split")
@@ -183,6 +187,7 @@ def read_request(
       UsageError: an option is unknown or wrong, or belongs to another kind of search.
     """
     _check_options(build, options, targets, spelled)
+    _check_words(options, targets, spelled)
     top = options.get("top")
     if top is not None and top < 1:
         raise UsageError(f"`top` is {top}; at least one finalist must be measured")
@@ -206,7 +211,7 @@ def read_request(
         top=top or 0,
         baseline=options.get("baseline", ""),
         rules=_rules(subject, options.get("rules")),
-        results=Path(options.get("results", "results")).absolute(),
+        results=user_path(options.get("results", "results")).absolute(),
         storage=options.get("storage", ""),
         dry_run=options.get("dry_run", False),
         new=options.get("new", False),
@@ -262,6 +267,33 @@ def _check_options(
         )
 
 
+def _check_words(
+    options: SearchOptions, targets: Sequence[str], spelled: Callable[[str], str]
+) -> None:
+    """Checks that workers and studies can be told of all that is said, and that paths can be some.
+
+    Raises:
+      UsageError: names the option.
+    """
+
+    def check(name: str, value: object) -> None:
+        try:
+            if name in _PATHS and value:
+                user_path(str(value))
+            elif isinstance(value, str):
+                check_text(value)
+            elif isinstance(value, Mapping):
+                check(name, [*value, *value.values()])
+            elif isinstance(value, list | tuple):
+                for one in value:
+                    check(name, one)
+        except UsageError as error:
+            raise UsageError(f"{spelled(name)}: {error.message}", hint=error.hint) from None
+
+    for name, value in (*options.items(), ("target", list(targets))):
+        check(name, value)
+
+
 def _is_given(name: str, value: object) -> bool:
     # A number of steps may be 0; whatever else is 0 or empty is as usual.
     return value is not None if name.endswith("_steps") else bool(value)
@@ -287,7 +319,7 @@ def _subject(
 def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:
     """The file that the rule goes to: by default beside a script, for a function none."""
     if given is not None:
-        return str(Path(given).absolute())
+        return str(user_path(given).absolute())
     if isinstance(subject, Entry) and subject.kind == "script":
         return str((Path(subject.location).parent / _RULES).absolute())
     is_function = isinstance(subject, Entry) and subject.kind != "module"
@@ -296,6 +328,9 @@ def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*")
+_NAME_A_SCRIPT = (
+    "give the path of a Python file with a function `build(mesh)`, or `package.module:function`"
+)
 UNMODIFIED = ""
 """The function of a script that has no `build`: it is captured, see `automesh.program.capture`."""
 
@@ -312,23 +347,35 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
     location, colon, function = text.rpartition(":")
     if not colon:
         location, function = text, "build"
+    if not location.strip():
+        raise UsageError(f"`{text}` names no script", hint=_NAME_A_SCRIPT)
+    if all(map(_FUNCTION.fullmatch, function.split("."))) and "." in function:
+        raise UsageError(
+            f"`{function}` in `{text}` is no function at the top level of the script",
+            hint="write one that calls it: `def build(mesh): return Trainer().build(mesh)`",
+        )
     if not _FUNCTION.fullmatch(function):
         raise UsageError(
             f"`{function}` in `{text}` is not the name of a function",
             hint="write `train.py`, `train.py:make_step` or `package.module:function`",
         )
-    path = Path(location).expanduser()
-    if path.is_dir():
+    path = user_path(location)
+    kind = kind_of_file(path)
+    if kind == "a folder":
         raise UsageError(
             f"`{location}` is a folder, not a script",
             hint=f"name the script in it: `{location}/train.py`",
         )
+    if kind:
+        raise UsageError(f"`{location}` is {kind}, not a script", hint=_NAME_A_SCRIPT)
     if path.suffix == ".ipynb" and path.exists():
         raise UsageError(
             f"`{location}` is a notebook, not a Python file",
             hint="call `automesh.search(build)` inside the notebook, or export it as a script",
         )
     if path.is_file():
+        check_text(str(path.resolve()))
+        _check_source(path, location)
         if not colon and not defines(path, function):
             function = UNMODIFIED
         return Entry(
@@ -338,6 +385,42 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
         return Entry(kind="module", location=location, function=function, argv=tuple(argv))
     ending = f":{function}" if colon else ""
     raise UsageError(f"there is no script `{location}`", hint=_suggestion(path, ending))
+
+
+def _check_source(path: Path, location: str) -> None:
+    """Whether a file can be Python source at all, before a worker is started for it.
+
+    Raises:
+      UsageError: it cannot be read, is too large, an archive, or holds NUL bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(SCRIPT_BYTES + 1)
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(
+            f"`{location}` cannot be read: {reason}", hint="change its permissions"
+        ) from None
+    if len(content) > SCRIPT_BYTES:
+        raise UsageError(
+            f"`{location}` is larger than {SCRIPT_BYTES // 2**20} MiB, which no script is",
+            hint=_NAME_A_SCRIPT,
+        )
+    if content.startswith(b"PK\x03\x04"):
+        raise UsageError(
+            f"`{location}` is a zip archive, not a script",
+            hint="unpack it, and name the script in it",
+        )
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UsageError(
+            f"`{location}` is UTF-16 text, and Python reads UTF-8", hint="save it as UTF-8"
+        )
+    if b"\0" in content:
+        # As Python says it.
+        raise UsageError(
+            f"{path.resolve()}: source code string cannot contain null bytes",
+            hint="mend the syntax error",
+        )
 
 
 def defines(path: Path, name: str) -> bool:
@@ -375,6 +458,4 @@ def _suggestion(path: Path, ending: str) -> str:
     close = difflib.get_close_matches(path.name, scripts, n=1)
     if close:
         return f"did you mean `{path.parent / close[0]}{ending}`?"
-    return (
-        "give the path of a Python file with a function `build(mesh)`, or `package.module:function`"
-    )
+    return _NAME_A_SCRIPT

@@ -12,6 +12,7 @@ from automesh.hardware import (
     clusters_in,
     parse_target,
 )
+from automesh.hardware.reserve import default_reserve
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.curated import CURATED, curated_for
@@ -61,6 +62,8 @@ def read_aim(
     """
     refuse_launcher("a search", hint="run the search on one host, without the launcher")
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
+    if target.absent is not None and not request.reserve:
+        default_reserve(target.absent.platform, os.environ)  # Before a worker is waited for.
     request, space = space_for(request, target, progress)
     return request, target, with_options(space, _options(request, target))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.terminal import clean_lines
 from automesh.worker import blame, protocol
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
@@ -27,7 +28,6 @@ _TAIL_BYTES = 2**16
 _TAIL_LINES = 40
 _TAIL_CHARS = 6000
 _HEADING = re.compile(rb"^--- .* ---\n", re.MULTILINE)
-_UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\n\t -~\u00a0-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ def log_tail(log: Path) -> str:
     # Of a progress bar, what it showed last.
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in last_job.rstrip().split("\n")]
     text = "\n".join(lines[-_TAIL_LINES:])
-    return _UNPRINTABLE.sub("", text)[-_TAIL_CHARS:]
+    return clean_lines(text)[-_TAIL_CHARS:]
 
 
 def clear_logs(folder: Path, *, keep: int) -> None:

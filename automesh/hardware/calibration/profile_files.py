@@ -18,6 +18,7 @@ from automesh.errors import UsageError
 from automesh.hardware.calibration.profile import SCHEMA, Profile, identity, merge
 from automesh.hardware.processes import usable_cores
 from automesh.mesh.strict_files import check_tree, parse_tree, read_text, replace_file
+from automesh.user_text import user_path
 
 FOLDER_VARIABLE = "AUTOMESH_PROFILES"
 _LOCK_S = 30.0
@@ -39,9 +40,18 @@ class NoProfile:
 
 
 def profile_folder(environ: Mapping[str, str]) -> Path:
-    """`$AUTOMESH_PROFILES`, else a folder of the user's own."""
+    """`$AUTOMESH_PROFILES`, else a folder of the user's own.
+
+    Raises:
+      UsageError: the variable is no path.
+    """
     chosen = environ.get(FOLDER_VARIABLE, "").strip()
-    return Path(chosen) if chosen else platformdirs.user_data_path("automesh") / "profiles"
+    if not chosen:
+        return platformdirs.user_data_path("automesh") / "profiles"
+    try:
+        return user_path(chosen)
+    except UsageError as error:
+        raise UsageError(f"${FOLDER_VARIABLE}: {error.message}", hint=error.hint) from None
 
 
 def host_of(platform: str) -> str:

@@ -20,6 +20,7 @@ from automesh.mesh.config import Rules
 from automesh.mesh.rules.rule import MeshRule, escape, first_match
 from automesh.mesh.rules.tree import rules_from_tree, tree_of_rule, tree_of_rules
 from automesh.mesh.strict_files import parse_tree, read_text, replace_file
+from automesh.user_text import kind_of_file, user_path
 
 # The text of a TOML file: made anew, or with one rule put in and all comments kept.
 
@@ -151,7 +152,7 @@ def read_rules(path: Path | str) -> Rules:
     Raises:
       UsageError: unreadable, or wrong; names the file, the key, what was expected and what was got.
     """
-    path = Path(path)
+    path = user_path(path)
     return rules_from_tree(parse_tree(read_text(path), source=path), source=path)
 
 
@@ -168,9 +169,9 @@ def check_mergeable(path: Path) -> None:
     Raises:
       UsageError: the file is broken, or cannot be written.
     """
-    path = path.resolve()
-    if path.is_dir():
-        raise UsageError(f"`{path}` is a folder, not a file", hint="name a file with --rules")
+    path = user_path(path).resolve()
+    if kind := kind_of_file(path):
+        raise UsageError(f"`{path}` is {kind}, not a file", hint="name a file with --rules")
     if path.exists():
         try:
             read_rules(path)
@@ -203,7 +204,7 @@ def merge_rule(path: Path, rule: MeshRule, *, selector: str) -> Rules:
     Raises:
       UsageError: the file is broken (and is left alone), or cannot be written.
     """
-    path = path.resolve()
+    path = user_path(path).resolve()
     # flock: the kernel releases it when its holder is killed.
     lock = FileLock(str(path.with_name(f".{path.name}.lock")))
     try:

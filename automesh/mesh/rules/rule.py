@@ -97,7 +97,7 @@ class MeshRule:
         object.__setattr__(self, "compiler_options", options)
         try:
             re.compile(self.match)
-        except (re.error, RecursionError, OverflowError) as error:
+        except (re.error, RecursionError, OverflowError, ValueError) as error:
             raise UsageError(
                 f"the rule's match `{self.match}` is not a regular expression: {error}",
                 hint="a backslash before a special character makes it plain",

@@ -21,6 +21,7 @@ from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import LeafUpdate
 from automesh.program.script.contexts import entered
 from automesh.program.script.leaf_forms import difference, forms_of, repacked
+from automesh.terminal import as_unicode
 
 SAMPLED = 8192
 PROJECTIONS = 8
@@ -153,7 +154,7 @@ def _update(old: Sampled, new: Sampled) -> LeafUpdate:
 
 def _signs(path: str, count: int) -> Floats:
     """Random signs, the same for an array of this path and size in every process."""
-    luck = np.random.Generator(np.random.PCG64(zlib.crc32(path.encode())))
+    luck = np.random.Generator(np.random.PCG64(zlib.crc32(as_unicode(path).encode())))
     return luck.choice(np.array([-1.0, 1.0]), size=(PROJECTIONS, count))
 
 
@@ -161,7 +162,7 @@ def _places(size: int, path: str) -> NDArray[np.int64]:
     """Which elements are read, as places in the flattened array."""
     if size <= SAMPLED:
         return np.arange(size)
-    luck = np.random.Generator(np.random.PCG64(zlib.crc32(path.encode()) + 1))
+    luck = np.random.Generator(np.random.PCG64(zlib.crc32(as_unicode(path).encode()) + 1))
     stretch = size / SAMPLED
     return ((np.arange(SAMPLED) + luck.random(SAMPLED)) * stretch).astype(np.int64)
 

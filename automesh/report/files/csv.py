@@ -31,7 +31,7 @@ from automesh.report import words
 from automesh.report.estimates import Estimates
 from automesh.report.predicted import exposed_s
 from automesh.report.result import Candidate, SearchResult
-from automesh.report.words import clean
+from automesh.terminal import clean, clean_lines
 
 Cell = Scalar | None
 
@@ -105,7 +105,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
       UsageError: the folder cannot be written.
     """
     write_text(
-        table.to_csv(index=False, lineterminator="\n"),
+        clean_lines(table.to_csv(index=False, lineterminator="\n")),
         path,
         hint="name a folder that you may write to with --results",
     )
@@ -158,7 +158,7 @@ def _row(candidate: Candidate, rank: int, tokens_per_step: int) -> dict[str, Cel
         "verdict": standing.verdict,
         "is_baseline": candidate.is_baseline,
         "step_s": seconds,
-        "bound_by": words.clean(candidate.bound_by) or None,
+        "bound_by": clean(candidate.bound_by) or None,
         "peak_bytes": candidate.peak_bytes or None,
         "reason": words.reason(candidate) or None,
     }
@@ -199,7 +199,7 @@ def _compiled_cells(compiled: Compiled) -> dict[str, Cell]:
             collective.payload_bytes for collective in counts.collectives
         ),
         "collective_wire_bytes": sum(collective.wire_bytes for collective in counts.collectives),
-        "uncounted": words.clean("; ".join(counts.uncounted)) or None,
+        "uncounted": clean("; ".join(counts.uncounted)) or None,
         "compile_s": compiled.compile_s,
         "effort": compiled.effort,
         "fingerprint": compiled.fingerprint,
@@ -224,7 +224,7 @@ def _outcome_cells(candidate: Candidate) -> dict[str, Cell]:
                 "estimated_s": outcome.step_s,
                 "step_low_s": outcome.bracket_s[0],
                 "step_high_s": outcome.bracket_s[1],
-                "uncounted": words.clean("; ".join(outcome.uncounted)) or None,
+                "uncounted": clean("; ".join(outcome.uncounted)) or None,
             }
         case OutOfMemory() as outcome:
             return {

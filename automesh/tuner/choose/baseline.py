@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from automesh.errors import UsageError, did_you_mean
@@ -43,7 +44,7 @@ def parse_plan(
       UsageError: no mesh, an unknown axis, logical axis or knob, sizes that do not fit the devices,
         a value of another type.
     """
-    mesh, *settings = text.split()
+    mesh, *settings = text.split() or [""]
     axes = _parse_axes(text, mesh, names, num_devices=num_devices, num_granules=num_granules)
     values: dict[str, Scalar] = {name: knobs[name] for name in varied if name in knobs}
     logical = dict(mapping)
@@ -103,7 +104,10 @@ def _parse_value(name: str, text: str, default: Scalar) -> Scalar:
     try:
         if isinstance(default, bool):
             return _WORDS[text.lower()]
-        return type(default)(text)
+        value = type(default)(text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(text)
+        return value
     except (KeyError, ValueError):
         examples = ("false", "true") if isinstance(default, bool) else (str(default),)
         listed = " or ".join(f"`{name}={example}`" for example in examples)

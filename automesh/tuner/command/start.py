@@ -109,7 +109,6 @@ def search_command(
     )
     if request.dry_run:
         return _dry_run(ready)
-    check_places(request)
     make_folder(ready.folder)
     logs = make_folder(ready.folder / "logs")
     limit_bytes = request.memory_limit_bytes or memory_share_bytes(1)
@@ -168,6 +167,8 @@ def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
     command_space = (
         restricted(read_space(request.space), template) if request.space else space_of(template)
     )
+    if not request.dry_run:  # It leaves nothing behind.
+        check_places(request)
     aim, selector = _aim(target, progress)
     enumeration = command_space.enumerate(
         template,

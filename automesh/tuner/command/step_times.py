@@ -172,7 +172,7 @@ def _json_lines(text: str, rest: str) -> JsonLines:
 def _compile(pattern: str) -> re.Pattern[str]:
     try:
         found = re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+    except (re.error, RecursionError, OverflowError, ValueError) as error:
         raise UsageError(
             f"`{pattern}` is not a regular expression: {error}",
             hint="write for example `regex:step time ([0-9.]+)`",

@@ -11,6 +11,7 @@ from typing import Literal
 
 from automesh.errors import UsageError
 from automesh.storage_url import MASK, StorageUrl, masked, masked_url, read_url, with_password
+from automesh.user_text import check_text, user_path
 
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
 _JOURNAL_SUFFIXES = (".journal", ".log")
@@ -60,7 +61,7 @@ def parse_storage(text: str, folder: Path, environ: Mapping[str, str] = os.envir
       UsageError: neither a database URL of a known kind nor a file with a known ending; or the file
         with the password cannot be read.
     """
-    text = text.strip()
+    text = check_text(text.strip())
     if not text:
         return Storage(kind="sqlite", location=str((folder / "study.db").absolute()))
     match = _SCHEME.match(text)
@@ -76,9 +77,9 @@ def parse_storage(text: str, folder: Path, environ: Mapping[str, str] = os.envir
         return Storage(kind=kind, location=str(path.absolute()))
     suffix = Path(text).suffix
     if not scheme and suffix in _JOURNAL_SUFFIXES:
-        return Storage(kind="journal", location=str(Path(text).expanduser().absolute()))
+        return Storage(kind="journal", location=str(user_path(text).absolute()))
     if not scheme and suffix in _SQLITE_SUFFIXES:
-        return Storage(kind="sqlite", location=str(Path(text).expanduser().absolute()))
+        return Storage(kind="sqlite", location=str(user_path(text).absolute()))
     raise UsageError(
         f"`{masked_url(masked(text))}` is not a storage that a study can be kept in", hint=_HINT
     )
@@ -103,4 +104,4 @@ def _file_of(text: str) -> Path:
             # `sqlite+driver://:password@/file`: a file has no host, no user and no password.
             return Path()
         rest = rest[3:] if scheme.startswith("sqlite") else rest[2:]
-    return Path(rest.partition("?")[0]).expanduser()
+    return user_path(rest.partition("?")[0])
