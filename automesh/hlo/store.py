@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
 import struct
@@ -22,9 +23,11 @@ from pathlib import Path
 
 import platformdirs
 
+from automesh import limits
 from automesh.errors import AutomeshError, UsageError
-from automesh.jsonio import from_json, to_json
+from automesh.jsonio import read_json, to_json
 from automesh.outcomes import Counts, Effort, Memory, OutOfMemory
+from automesh.reading import open_regular, read_bytes
 from automesh.units import parse_bytes
 
 FOLDER_VARIABLE = "AUTOMESH_CACHE"
@@ -116,11 +119,11 @@ class ModuleStore:
         """What was kept under `key`; None if there is nothing that can be read."""
         path = self._path(key)
         try:
-            data = path.read_bytes()
+            data = read_bytes(path, limit_bytes=limits.MODULE_BYTES)
             header, start = _parse(data)
             if header.key != key or len(data) - start != header.packed_bytes:
                 return None
-            module = gzip.decompress(data[start:]) if header.packed_bytes else b""
+            module = _unpacked(data[start:]) if header.packed_bytes else b""
         except (OSError, ValueError, EOFError, zlib.error, AutomeshError):
             return None
         with contextlib.suppress(OSError):  # The folder may be somebody else's: to read only.
@@ -315,7 +318,21 @@ def _parse(data: bytes) -> tuple[_Header, int]:
     head = data[begin : begin + length]
     if hashlib.sha256(head).digest() != digest:
         raise ValueError("a damaged header")
-    return from_json(json.loads(head), _Header), begin + length
+    return read_json(head, _Header), begin + length
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """The module of which `keep` has written the packed form.
+
+    Raises:
+      ValueError: it is torn, or unpacks to more than a module can have.
+      OSError, zlib.error: it is no packed module.
+    """
+    with gzip.open(io.BytesIO(packed)) as file:
+        module = file.read(limits.MODULE_BYTES)
+        if file.read(1):
+            raise ValueError("a module that is too large")
+    return module
 
 
 def _read_header(path: Path) -> _Header:
@@ -325,10 +342,11 @@ def _read_header(path: Path) -> _Header:
       OSError: it cannot be read.
       ValueError, AutomeshError: as `_parse`.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(len(_MAGIC) + _HEAD.size)
         if len(data) == len(_MAGIC) + _HEAD.size:
-            data += file.read(_HEAD.unpack_from(data, len(_MAGIC))[0])
+            length = _HEAD.unpack_from(data, len(_MAGIC))[0]
+            data += file.read(min(length, limits.STORED_HEADER_BYTES))
         header, start = _parse(data)
         if os.fstat(file.fileno()).st_size != start + header.packed_bytes:
             raise ValueError("a torn file")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from automesh.errors import UsageError
 from automesh.mesh.axes import Scalar
 from automesh.platforms import NAMES
+from automesh.reading import Malformed, parse_toml
 from automesh.space.space import Knob, SearchSpace, checked_knob
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -84,11 +84,10 @@ def _values(text: str) -> list[Scalar]:
     if not text.strip():
         return []
     try:
-        tree: dict[str, list[Any]] = tomllib.loads(f"values = [{text}]")
-        found = tree["values"]
+        found: list[Any] = parse_toml(f"values = [{text}]")["values"]
         if all(isinstance(value, bool | int | float | str) for value in found):
             return found
-    except tomllib.TOMLDecodeError:
+    except Malformed:
         pass  # Words without quotes, which are meant as they stand.
     pieces = next(csv.reader([text], skipinitialspace=True))
     return [value_of(piece.strip()) for piece in pieces if piece.strip()]

@@ -14,9 +14,10 @@ from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis, Scalar, usual_batch_axes
 from automesh.mesh.mapping import check_mapped_axes, format_axes, read_mapped
 from automesh.mesh.names import check_names
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree
 from automesh.package import PACKAGE
 from automesh.platforms import NAMES
+from automesh.reading import check_regular, read_text
 from automesh.space.space import (
     AxisRange,
     Constraint,
@@ -89,6 +90,7 @@ def _locate(name: str) -> tuple[Path, bool]:
     if path.is_file():
         return path, path.resolve() in {file.resolve() for file in shipped.values()}
     if path.suffix == ".toml" or "/" in name:
+        check_regular(path)
         raise UsageError(
             f"there is no search space file `{name}`",
             hint=f"give the path of a TOML file, or one of {', '.join(shipped)}",

@@ -17,7 +17,8 @@ from filelock import FileLock, Timeout
 from automesh.errors import UsageError
 from automesh.hardware.calibration.profile import SCHEMA, Profile, identity, merge
 from automesh.hardware.processes import usable_cores
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text, replace_file
+from automesh.mesh.strict_files import check_tree, parse_tree, replace_file
+from automesh.reading import read_text
 
 FOLDER_VARIABLE = "AUTOMESH_PROFILES"
 _LOCK_S = 30.0

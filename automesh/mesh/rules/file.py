@@ -19,7 +19,8 @@ from automesh.errors import UsageError
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.rule import MeshRule, escape, first_match
 from automesh.mesh.rules.tree import rules_from_tree, tree_of_rule, tree_of_rules
-from automesh.mesh.strict_files import parse_tree, read_text, replace_file
+from automesh.mesh.strict_files import parse_tree, replace_file
+from automesh.reading import check_regular, read_text, real_path
 
 # The text of a TOML file: made anew, or with one rule put in and all comments kept.
 
@@ -168,9 +169,10 @@ def check_mergeable(path: Path) -> None:
     Raises:
       UsageError: the file is broken, or cannot be written.
     """
-    path = path.resolve()
+    path = real_path(path)
     if path.is_dir():
         raise UsageError(f"`{path}` is a folder, not a file", hint="name a file with --rules")
+    check_regular(path)
     if path.exists():
         try:
             read_rules(path)
@@ -203,7 +205,7 @@ def merge_rule(path: Path, rule: MeshRule, *, selector: str) -> Rules:
     Raises:
       UsageError: the file is broken (and is left alone), or cannot be written.
     """
-    path = path.resolve()
+    path = real_path(path)
     # flock: the kernel releases it when its holder is killed.
     lock = FileLock(str(path.with_name(f".{path.name}.lock")))
     try:

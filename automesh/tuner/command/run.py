@@ -15,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from automesh.errors import UsageError
-from automesh.jsonio import from_json, to_json
+from automesh import limits
+from automesh.errors import AutomeshError, UsageError
+from automesh.jsonio import read_json, to_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.package import PACKAGE
 from automesh.program.lower.memory_text import needed_and_limit
+from automesh.reading import Unreadable, read_bytes
 from automesh.tuner.command.step_times import (
     FEW,
     SLOW_S,
@@ -209,7 +211,7 @@ def recovered(manner: Manner, place: Place) -> RunResult | None:
     if not place.folder.is_dir():
         return None
     steps = _reader(manner, place, _read_mark(place)).read()
-    ending = read_ending(place.ending.read_bytes()) if place.ending.is_file() else None
+    ending = _read_ending(place)
     if steps.is_enough:
         return _result(manner, place, steps, ending or Ending(code=None), was_stopped=True)
     return None if ending is None else _result(manner, place, steps, ending, was_stopped=False)
@@ -301,12 +303,17 @@ def _json_file(source: JsonLines, place: Place) -> Path:
 
 
 def _read_mark(place: Place) -> Mark:
-    if not place.mark.is_file():
-        return Mark()
     try:
-        return from_json(json.loads(place.mark.read_text()), Mark)
-    except ValueError:  # Torn by a power cut.
+        return read_json(read_bytes(place.mark, limit_bytes=limits.SMALL_RECORD_BYTES), Mark)
+    except AutomeshError:  # Never written, or torn by a power cut.
         return Mark()
+
+
+def _read_ending(place: Place) -> Ending | None:
+    try:
+        return read_ending(read_bytes(place.ending, limit_bytes=limits.SMALL_RECORD_BYTES))
+    except Unreadable:
+        return None
 
 
 def _result(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from automesh import limits
 from automesh.cost.replay.trace import trace_json
-from automesh.errors import UsageError
+from automesh.errors import AutomeshError, UsageError
 from automesh.hardware import clusters_in, parse_target
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hardware.model import HardwareModel, hardware_model
@@ -17,6 +19,7 @@ from automesh.hlo.store import default_store
 from automesh.mesh.axes import MAPPING, Call, Plan, parse_mesh
 from automesh.mesh.mapping import parse_axes
 from automesh.outcomes import Compiled, Failed, Failure
+from automesh.reading import Skipped, Unreadable, read_text
 from automesh.report.estimates import ESTIMATES
 from automesh.report.explain.nouns import Explanation
 from automesh.report.files.csv import write_text
@@ -67,7 +70,7 @@ def explain_study(
             "or automesh has changed since",
             hint=f"run its search again: {header.command or 'automesh search SCRIPT'}",
         )
-    plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header)
+    plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header, cache.skipped)
     chosen, notices = _chosen(mesh, against, plans, header.device_count)
     ground = Ground(
         kept=kept,
@@ -76,7 +79,7 @@ def explain_study(
         ),
         command=header.command,
     )
-    notices += _propagation_notes(chosen, kept)
+    notices += _propagation_notes(chosen, kept) + cache.skipped.notices()
     if header.speeds and header.speeds != ground.hardware.speeds.origin:
         notices += (f"its search estimated by other speeds: {header.speeds}",)
     return _explanation(result, chosen, ground, notices)
@@ -174,16 +177,43 @@ def _chosen(
 
 
 def _known_plans(
-    candidates: Iterable[Candidate], table: Path, kept: Sequence[Kept], header: Header
+    candidates: Iterable[Candidate],
+    table: Path,
+    kept: Sequence[Kept],
+    header: Header,
+    skipped: Skipped,
 ) -> tuple[Plan, ...]:
-    """All plans of a study, those with a trial first, then by their estimates."""
+    """All plans of a study, those with a trial first, then by their estimates.
+
+    Args:
+      skipped: takes the rows of the table that are damaged.
+    """
     plans = dict.fromkeys(candidate.plan for candidate in candidates)
     calls = {_as_text(call): call for call in map(_call_of, kept)}
-    if table.is_file():
-        with table.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                plans.setdefault(_plan_of(row, calls, header.axes))
+    for number, row in _rows_of(table, skipped):
+        try:
+            plans.setdefault(_plan_of(row, calls, header.axes))
+        except (AutomeshError, KeyError) as error:
+            skipped.note(f"row {number} of `{table.name}`", error)
     return tuple(plans)
+
+
+def _rows_of(table: Path, skipped: Skipped) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a table that have as many cells as its head, with their numbers from 1."""
+    if not os.path.lexists(table):
+        return
+    try:
+        text = read_text(table, limit_bytes=limits.ESTIMATES_BYTES)
+        rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+        head = next(rows, [])
+        for number, cells in enumerate(rows, start=1):
+            if len(cells) == len(head):
+                yield number, dict(zip(head, cells, strict=True))
+            elif cells:
+                error = UsageError(f"it has {len(cells)} cells, its head {len(head)}")
+                skipped.note(f"row {number} of `{table.name}`", error)
+    except (Unreadable, csv.Error) as error:
+        skipped.note(f"`{table.name}`", error)
 
 
 def _plan_of(

@@ -10,7 +10,7 @@ from typing import Any
 
 from automesh.errors import UsageError
 from automesh.hardware.fabric.fabric import Fabric
-from automesh.jsonio import from_json, to_json
+from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan, usual_batch_axes
 from automesh.report.estimates import Estimates
 from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
@@ -123,22 +123,21 @@ class Notebook:
         self.note("footer", to_json(footer, Footer))
 
     def footer(self) -> Footer | None:
-        found = self.noted("footer")
-        return None if found is None else from_json(found, Footer)
+        return self.read("footer", Footer)
 
     def note_reference(self, name: str) -> None:
         self.note("reference", name)
 
     def reference(self) -> str:
-        return str(self.noted("reference") or "")
+        return self.read("reference", str) or ""
 
     def note_decision(self, decision: Decision) -> None:
         self.note("decision", to_json(decision, Decision))
 
     def decision(self) -> Decision | None:
         """What was decided; None if nothing was, or for a plan that is not searched any more."""
-        found = self.noted("decision")
-        decision = None if found is None else from_json(_upgraded(found), Decision)
+        found = _upgraded(self.noted("decision"))
+        decision: Decision | None = self.study.read_note("decision", found, Decision)
         if decision is None or not self.tells_of(decision.winner):
             return None
         return replace(
@@ -160,24 +159,28 @@ class Notebook:
 
     def noted(self, key: str) -> Any:
         """What `note` has kept under a key; None if nothing."""
-        found = self.study.noted(self._name(key)) or {}
+        found = self.study.noted(self._name(key))
+        if not isinstance(found, dict):
+            return None
         mine = (self.source_hash, dict(self.versions))
-        return (
-            found.get("value")
-            if (found.get("source_hash"), found.get("versions")) == mine
-            else None
-        )
+        said = (found.get("source_hash"), found.get("versions"))
+        return found.get("value") if said == mine else None
+
+    def read(self, key: str, kind: Any) -> Any:
+        """What `note` has kept under a key, as a value of `kind`; None if nothing, or damaged."""
+        return self.study.read_note(key, self.noted(key), kind)
 
 
-def _upgraded(found: dict[str, Any]) -> dict[str, Any]:
+def _upgraded(found: Any) -> Any:
     """A decision of a version that compared with the winner of a race, as one of now.
 
     Its comparisons are left out: they were made with another plan than the exported one.
     """
-    if "race" not in found:
+    if not isinstance(found, dict) or "race" not in found:
         return found
     race, kept = found["race"], {key: one for key, one in found.items() if key != "race"}
-    return {**kept, "comparisons": [], "sentence": race["sentence"]}
+    sentence = race.get("sentence") if isinstance(race, dict) else None
+    return {**kept, "comparisons": [], "sentence": sentence}
 
 
 def notebook_of(study: Study, header: Header) -> Notebook:
@@ -196,14 +199,13 @@ def batch_axes_of(header: Header) -> tuple[str, ...]:
 
 
 def read_header(study: Study) -> Header | None:
-    """The header that the last search left in a study; None if none got that far."""
+    """The header that the last search left in a study; None if none got that far, or it is
+    damaged."""
     found = study.noted("header")
-    if found is None:
-        return None
-    if "room" in found:  # Its name in studies of former versions.
+    if isinstance(found, dict) and "room" in found:  # Its name in studies of former versions.
         found = {**found, "device_memory": found["room"]}
         del found["room"]
-    return from_json(found, Header)
+    return study.read_note("header", found, Header)
 
 
 # What a search notes at its start, and how it says that its time is over.
@@ -303,6 +305,12 @@ def reading(
         )
     with open_study(place, folder.resolve().name, create=False) as opened:
         header = read_header(opened)
+        damage = opened.skipped.named.get("the note `header`")
+        if header is None and damage:
+            raise UsageError(
+                f"the header of the study in `{folder}` is damaged: {damage}",
+                hint="run its search again: its trials are kept, and the header is written anew",
+            )
         if header is None:
             raise UsageError(
                 f"the study in `{folder}` holds nothing yet", hint="run its search first"

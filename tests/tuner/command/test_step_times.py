@@ -121,7 +121,7 @@ def test_lines_come_whole_and_once(
         found += tail.lines()
     # A pair of ends that was cut in the middle makes an empty line more.
     assert [line for line in found if line] == [line for line in lines if line]
-    assert tail.lines() == []
+    assert list(tail.lines()) == []
 
 
 @IN_A_FOLDER
