@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import stat
 import struct
 import tempfile
 import time
@@ -198,9 +199,10 @@ class ModuleStore:
     def _files(self) -> Iterator[tuple[Path, int, float]]:
         """Every program's file, its size, and when it was last used."""
         for path in self.folder.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):  # Another process makes room, too.
+            with contextlib.suppress(OSError):  # Another process makes room, too.
                 status = path.stat()
-                yield path, status.st_size, status.st_mtime
+                if stat.S_ISREG(status.st_mode):
+                    yield path, status.st_size, status.st_mtime
 
     def _temporaries(self) -> Iterator[Path]:
         yield from self.folder.glob(f".*{_TEMPORARY}")

@@ -89,7 +89,13 @@ def _values(text: str) -> list[Scalar]:
             return found
     except Malformed:
         pass  # Words without quotes, which are meant as they stand.
-    pieces = next(csv.reader([text], skipinitialspace=True))
+    try:
+        pieces = next(csv.reader([text], skipinitialspace=True))
+    except csv.Error as error:  # A line end, or a word of more than 128 KiB.
+        raise UsageError(
+            f"the values of a compiler option cannot be told apart: {error}",
+            hint=f"write for example `{_EXAMPLE}`",
+        ) from None
     return [value_of(piece.strip()) for piece in pieces if piece.strip()]
 
 

@@ -169,10 +169,10 @@ def check_mergeable(path: Path) -> None:
     Raises:
       UsageError: the file is broken, or cannot be written.
     """
-    path = real_path(path)
+    named, path = path, real_path(path)
     if path.is_dir():
         raise UsageError(f"`{path}` is a folder, not a file", hint="name a file with --rules")
-    check_regular(path)
+    check_regular(named)
     if path.exists():
         try:
             read_rules(path)

@@ -55,6 +55,7 @@ def explain_study(
     """
     with reading(study, results=results, storage=storage) as (folder, opened, header):
         result = assemble(opened, header)
+        damage = opened.skipped.notices()
     if header.template:
         raise UsageError(
             f"the study in `{folder}` is of a command: its runs were timed, its programs not seen",
@@ -64,6 +65,11 @@ def explain_study(
         folder=folder / TERMS, source_hash=header.source_hash, versions=header.versions
     )
     kept = cache.all()
+    if not kept and cache.skipped.named:
+        raise UsageError(
+            f"the study in `{folder}` keeps no terms: {cache.skipped.notices()[0]}",
+            hint="run its search again, which makes them anew",
+        )
     if header.fabric is None or not kept:
         raise UsageError(
             f"the study in `{folder}` keeps no terms: nothing in it was estimated, or the script "
@@ -71,6 +77,12 @@ def explain_study(
             hint=f"run its search again: {header.command or 'automesh search SCRIPT'}",
         )
     plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header, cache.skipped)
+    if not plans:
+        said = "; ".join(cache.skipped.notices())
+        raise UsageError(
+            f"the study in `{folder}` names no plan{f': {said}' if said else ''}",
+            hint="run its search again: it writes its table of estimates anew",
+        )
     chosen, notices = _chosen(mesh, against, plans, header.device_count)
     ground = Ground(
         kept=kept,
@@ -79,7 +91,7 @@ def explain_study(
         ),
         command=header.command,
     )
-    notices += _propagation_notes(chosen, kept) + cache.skipped.notices()
+    notices += _propagation_notes(chosen, kept) + damage + cache.skipped.notices()
     if header.speeds and header.speeds != ground.hardware.speeds.origin:
         notices += (f"its search estimated by other speeds: {header.speeds}",)
     return _explanation(result, chosen, ground, notices)
@@ -206,6 +218,9 @@ def _rows_of(table: Path, skipped: Skipped) -> Iterator[tuple[int, dict[str, str
         text = read_text(table, limit_bytes=limits.ESTIMATES_BYTES)
         rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         head = next(rows, [])
+        if "mesh" not in head:
+            skipped.note(f"`{table.name}`", UsageError("it has no column `mesh`"))
+            return
         for number, cells in enumerate(rows, start=1):
             if len(cells) == len(head):
                 yield number, dict(zip(head, cells, strict=True))

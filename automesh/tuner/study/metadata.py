@@ -12,6 +12,7 @@ from automesh.errors import UsageError
 from automesh.hardware.fabric.fabric import Fabric
 from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan, usual_batch_axes
+from automesh.reading import check_regular
 from automesh.report.estimates import Estimates
 from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
 from automesh.tuner.measure.decision import Decision
@@ -284,6 +285,12 @@ def spent(budget_s: float) -> str:
 # Opening a study that is there, to read it.
 
 
+def _holds_something(path: Path) -> bool:
+    """Whether a file is there, and not empty: to open an empty one would make a storage of it."""
+    check_regular(path)
+    return path.is_file() and path.stat().st_size > 0
+
+
 @contextmanager
 def reading(
     study: Path | None, *, results: Path, storage: str
@@ -298,7 +305,7 @@ def reading(
     """
     folder = newest_study(results, storage) if study is None else study
     place = parse_storage(storage, folder)
-    if place.kind != "server" and not Path(place.location).is_file():
+    if place.kind != "server" and not _holds_something(Path(place.location)):
         raise UsageError(
             f"there is no study in `{folder}`",
             hint="give the folder of a study, as `search` printed it, or its --storage",
