@@ -90,7 +90,8 @@ def _locate(name: str) -> tuple[Path, bool]:
     if path.is_file():
         return path, path.resolve() in {file.resolve() for file in shipped.values()}
     if path.suffix == ".toml" or "/" in name:
-        check_regular(path)
+        if not path.is_dir():
+            check_regular(path)
         raise UsageError(
             f"there is no search space file `{name}`",
             hint=f"give the path of a TOML file, or one of {', '.join(shipped)}",
