@@ -14,8 +14,9 @@ import stat
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from automesh import limits
 from automesh.errors import AutomeshError, UsageError
@@ -46,7 +47,7 @@ class Malformed(UsageError):
 # Files
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Opens a regular file to read its bytes; follows links.
 
     Raises:

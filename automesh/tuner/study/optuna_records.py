@@ -175,7 +175,7 @@ def read_outcome(text: str) -> Outcome:
 def is_ours(frozen: FrozenTrial) -> bool:
     """False for a trial that somebody added to the study with Optuna's own tools."""
     # A damaged journal may hold anything here.
-    stored: object = frozen.user_attrs
+    stored: Any = frozen.user_attrs
     return isinstance(stored, dict) and "plan_json" in stored and "versions" in stored
 
 

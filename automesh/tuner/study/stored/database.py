@@ -110,7 +110,7 @@ class TolerantDatabase(RDBStorage):
                 found.append(trial)
         return found
 
-    def _rows(self, query: sa.Select[Any]) -> list[sa.Row[Any]]:
+    def _rows(self, query: sa.Executable) -> list[Any]:
         with self.engine.connect() as connection:
             return list(connection.execute(query))
 
