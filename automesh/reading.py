@@ -76,7 +76,7 @@ def check_regular(path: Path) -> None:
     """
     try:
         _check_kind(path, path.stat().st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
