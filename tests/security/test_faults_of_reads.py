@@ -598,6 +598,13 @@ def test_a_damaged_note_and_trial_are_named_in_what_is_shown(
         assert f"{what} is damaged and left out: " in found.said
 
 
+def test_a_run_is_repeated_if_nobody_can_tell_which_lines_are_its_own(folder: Path) -> None:
+    path = _mark(folder)
+    assert _recover(path) == "Ran"
+    path.write_bytes(b'{"size": -1, "last": "zz"}')
+    assert _recover(path) == "NoneType"
+
+
 def test_the_first_few_damages_are_named_and_the_others_counted() -> None:
     skipped = Skipped()
     for number in range(limits.NAMED_DAMAGES + 3):

@@ -210,7 +210,10 @@ def recovered(manner: Manner, place: Place) -> RunResult | None:
     """What a run left that was over when the search was killed; None if it was not over."""
     if not place.folder.is_dir():
         return None
-    steps = _reader(manner, place, _read_mark(place)).read()
+    mark = _read_mark(place)
+    if mark is None and isinstance(manner.source, JsonLines):
+        return None  # What in the file is of this run, nobody can tell.
+    steps = _reader(manner, place, mark or Mark()).read()
     ending = _read_ending(place)
     if steps.is_enough:
         return _result(manner, place, steps, ending or Ending(code=None), was_stopped=True)
@@ -302,11 +305,11 @@ def _json_file(source: JsonLines, place: Place) -> Path:
     return Path(source.file.replace(f"{{{RUN_DIR}}}", str(place.run_dir)))
 
 
-def _read_mark(place: Place) -> Mark:
+def _read_mark(place: Place) -> Mark | None:
     try:
         return read_json(read_bytes(place.mark, limit_bytes=limits.SMALL_RECORD_BYTES), Mark)
     except AutomeshError:  # Never written, or torn by a power cut.
-        return Mark()
+        return None
 
 
 def _read_ending(place: Place) -> Ending | None:

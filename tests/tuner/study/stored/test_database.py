@@ -9,11 +9,15 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from automesh.errors import UsageError
 from automesh.tuner.study.storage import Storage, parse_storage
 from automesh.tuner.study.study import Study
+from tests.support.postgres import new_database
 from tests.support.samples.storage_cases import compiled, opened, plans
+
+pytest_plugins = ("tests.support.storage_fixtures",)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,12 @@ def storage(whole: Path, tmp_path: Path) -> Storage:
     """A copy of it, to be damaged."""
     shutil.copy(whole, tmp_path / "study.db")
     return parse_storage("", tmp_path)
+
+
+@pytest.fixture
+def shared(postgres_url: str, tmp_path: Path) -> Storage:
+    """An empty database on a server."""
+    return parse_storage(new_database(postgres_url), tmp_path)
 
 
 def execute(storage: Storage, statement: str, *values: object) -> None:
@@ -226,3 +236,32 @@ def test_a_truncated_database_is_refused_and_kept(storage: Storage, size: int) -
         assert path.read_bytes() == data
     else:
         assert size == 0
+
+
+def test_damage_on_a_server_is_left_out_and_named(shared: Storage) -> None:
+    with opened(shared) as study:
+        assert study.lead()
+        first, second = study.compile.enqueue(plans(2))
+        study.note("footer", {"a": 1})
+        engine = sa.create_engine(shared.location)
+        with engine.begin() as connection:
+            for statement in (
+                "UPDATE trial_user_attributes SET value_json = '{' "
+                f"WHERE trial_id = {first.storage_id} AND key = 'plan_json'",
+                "UPDATE study_user_attributes SET value_json = '[' WHERE key = 'automesh.footer'",
+                "UPDATE automesh_holds SET owner = '{}'",
+            ):
+                assert connection.execute(sa.text(statement)).rowcount == 1
+        engine.dispose()
+    with opened(shared) as study:
+        assert study.lead()
+        assert study.noted("footer") is None
+        assert [one.plan for one in study.compile.trials()] == [second.plan]
+        trial = study.compile.claim()
+        assert trial is not None
+        assert trial.plan == second.plan
+        assert set(study.skipped.named) == {
+            "the hold `lm-cpu-8-1234/lease`",
+            "the note `automesh.footer`",
+            f"row {first.storage_id} of `trials`",
+        }
