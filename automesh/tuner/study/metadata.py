@@ -161,7 +161,10 @@ class Notebook:
     def noted(self, key: str) -> Any:
         """What `note` has kept under a key; None if nothing."""
         found = self.study.noted(self._name(key))
+        if found is None:
+            return None
         if not isinstance(found, dict):
+            self.study.skipped.note(f"the note `{key}`", UsageError("it is no JSON object"))
             return None
         mine = (self.source_hash, dict(self.versions))
         said = (found.get("source_hash"), found.get("versions"))
