@@ -35,6 +35,7 @@ from automesh.space.spec import read_space
 from automesh.tuner.command.run import Manner, Place, recovered
 from automesh.tuner.command.step_times import Capture, CaptureReader, JsonLines, JsonReader, Mark
 from automesh.tuner.estimate.terms_cache import TermsCache
+from automesh.tuner.explain.study import _rows_of
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.worker.messages import Surroundings
 from automesh.worker.process import log_tail
@@ -172,6 +173,13 @@ def _read_terms(path: Path) -> str:
     return "\n".join(cache.skipped.notices())
 
 
+def _read_table(path: Path) -> str:
+    skipped = Skipped()
+    for _ in _rows_of(path, skipped):
+        pass
+    return "\n".join(skipped.notices())
+
+
 def _stored(folder: Path) -> Path:
     ModuleStore(folder).keep("0" * 64, KEPT)
     return folder / f"{'0' * 64}.module"
@@ -275,7 +283,7 @@ KINDS = {
     ),
     "estimates": Kind(
         make=lambda folder: _study(folder) / "estimates.csv",
-        read=lambda path: _explain(path.parent),
+        read=_read_table,
         outcome="named",
         limit="ESTIMATES_BYTES",
     ),
@@ -554,6 +562,20 @@ def test_too_large(
         assert found.code == 2
         check_refusal(found, path)
         assert "more than " in found.error or "is damaged" in found.error or "is not" in found.error
+
+
+def test_a_damaged_table_of_estimates_is_named_where_a_plan_is_explained(folder: Path) -> None:
+    table = _study(folder) / "estimates.csv"
+    head, *rows = table.read_text().splitlines()
+    table.write_text(
+        "\n".join([head, "what,is,this", rows[0], rows[1].replace(":", "?"), *rows[2:]])
+    )
+    said = _explain(table.parent)
+    assert "row 1 of `estimates.csv` is damaged and left out: it has 3 cells, its head " in said
+    assert "row 3 of `estimates.csv` is damaged and left out: " in said
+    table.unlink()
+    os.mkfifo(table)
+    assert "`estimates.csv` is damaged and left out: " in _explain(table.parent)
 
 
 def test_damaged_terms_are_named_where_a_plan_is_explained(folder: Path) -> None:
