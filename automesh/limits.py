@@ -22,18 +22,6 @@ has a few hundred; what it quotes may have millions. Beyond it the middle is lef
 HINT_LINE_CHARS = 2_000
 """Characters of one line of an error's hint, which may quote what a script printed."""
 
-USER_FILE_BYTES = 16 * 2**20
-"""Bytes of a file that people write: rules, search spaces, clusters, profiles. The largest have a
-few hundred KiB. A larger file is refused, before it is read to its end."""
-
-FILE_DEPTH = 64
-"""How deep lists and tables of such a file may be nested; what is read has at most six levels. A
-deeper one is refused: what walks through it would run out of Python's stack."""
-
-SCRIPT_BYTES = 16 * 2**20
-"""Bytes of a script. The largest that people write have some hundred KiB; a larger one is data, and
-is refused before a worker reads it."""
-
 TARGET_CHARS = 200
 """Characters of a target's name. Names of slices and machines have 40; a longer one is refused, and
 no number in it is read."""
@@ -44,6 +32,68 @@ LONGEST_S = 366 * 86_400.0
 MOST_BYTES = 2**60
 """Bytes of a size that is given as a limit: an exbibyte, a million times what a machine has."""
 
+# Reading what others may have written. A file beyond its bound is refused or skipped, with a
+# sentence that names both.
+
+PEOPLE_FILE_BYTES = 4 * 2**20
+"""Rules, search spaces, clusters, calibrations: what people write and merge. Ten thousand rules
+take 4 MiB, and a parser of TOML in Python takes seconds for that; larger is some other file."""
+
+NESTING = 64
+"""Tables and lists within each other in such a file. Ours nest five deep; parsers and all that
+walks through the values recur once per level, and Python's stack ends near a thousand."""
+
 LARGEST_INTEGER = 2**63 - 1
-"""Whole numbers of a search space: what 64 bits hold, as in JSON's readers, databases and compiler
-options. A larger one is refused."""
+"""Whole numbers in such a file and in a search space, in size: what 64 bits hold with a sign, as in
+TOML's own rules, JSON's readers, databases and compiler options. Python would take one of a million
+digits, and then not print it. A larger one is refused."""
+
+SCRIPT_BYTES = 16 * 2**20
+"""Bytes of a script. The largest that people write have some hundred KiB; a larger one is data, and
+is refused before a worker reads it."""
+
+TERMS_BYTES = 2**28
+"""One propagation in a study's folder `terms`: the largest seen has 9 MB. A larger file is left
+out, and made again."""
+
+HOLDS_BYTES = 16 * 2**20
+"""The file that says which process runs what, beside a journal: 300 bytes a process, so fifty
+thousand of them."""
+
+JOURNAL_LINE_BYTES = 64 * 2**20
+"""One record of a journal. Our largest, a note of all first visits, has some megabytes; a line
+without an end must not fill the memory."""
+
+STORED_HEADER_BYTES = 2**20
+"""What stands before a compiled program in the store: under 10 kB for a pipeline of many stages."""
+
+MODULE_BYTES = 2**31
+"""A compiled program, unpacked: protobuf itself has no larger message. A packed file of a few
+kilobytes could otherwise unpack to more than the memory."""
+
+GROUP_DEVICES = 2**18
+"""Devices in the groups of one collective of a compiled program: four times the largest mesh on
+record. Groups are written as a formula of a few bytes, and unfolded into a list."""
+
+ESTIMATES_BYTES = 2**28
+"""The table `estimates.csv` of a study: 200 bytes a plan, so a million plans. A larger one is left
+out."""
+
+PROGRAM_TEXT_BYTES = 2**30
+"""The text of a traced program in a temporary folder: the largest seen has 60 MB."""
+
+PAYLOAD_BYTES = 2**32
+"""A pickled `build` with all that it captures: arrays of a few gigabytes may be among it."""
+
+SMALL_RECORD_BYTES = 2**16
+"""What a guardian or a search notes of one run in a file of its own: under 200 bytes."""
+
+CHUNK_BYTES = 2**20
+"""What is read at once of a file that a command writes to, so that gigabytes of it are never in
+memory together."""
+
+REPORT_LINE_BYTES = 2**20
+"""One line of a command's output or of its JSON lines; of a longer one nothing is read."""
+
+NAMED_DAMAGES = 5
+"""Damaged records that are named one by one in a result; of the others only the number is told."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from automesh.errors import UsageError
 from automesh.limits import MOST_PASSWORD_BYTES
+from automesh.reading import Unreadable, open_regular
 
 MASK = "***"
 PASSWORD = "AUTOMESH_STORAGE_PASSWORD"
@@ -149,18 +149,11 @@ def _password_in(name: str) -> str:
     path = Path(name).expanduser()
     hint = f"{PASSWORD_FILE} names a file with the password in its first line; `chmod 600` it"
     try:
-        # Not to wait for whoever writes to a pipe.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor, not a path
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise UsageError(f"the password file `{path}` is not a file", hint=hint)
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
             data = file.read(MOST_PASSWORD_BYTES + 1)
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise UsageError(
-            f"the password file `{path}` cannot be read: {reason}", hint=hint
-        ) from None
+    except Unreadable as error:
+        raise UsageError(f"the password file {error.message}", hint=hint) from None
     # As libpq wants it of keys: a file of root may be read by a group, as containers mount them.
     open_to = 0o037 if found.st_uid == 0 != os.geteuid() else 0o077
     if found.st_mode & open_to:

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import errno
-import stat
 from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.terminal import as_unicode, is_unicode
-
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def check_text(text: str) -> str:
@@ -68,16 +59,6 @@ def user_path(given: str | Path) -> Path:
                 hint="remove the link, or let it lead to a file",
             ) from None
     return path
-
-
-def kind_of_file(path: Path) -> str:
-    """`a folder`, `a named pipe`, ... for what is there and is no file that one can read; else
-    empty."""
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError):
-        return ""
-    return next((words for is_it, words in _KINDS if is_it(mode)), "")
 
 
 def _how_to_name(text: str) -> str:

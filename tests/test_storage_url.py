@@ -332,10 +332,10 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pipe, 0o600)
     link.symlink_to(link)
     for path, message in (
-        (pipe, "is not a file"),
+        (pipe, "is a named pipe, not a file"),
         (link, "cannot be read: too many levels"),
         (tmp_path / "none", "cannot be read: no such file"),
-        (tmp_path, "cannot be read: is a directory|is not a file"),
+        (tmp_path, "is a folder, not a file"),
     ):
         with pytest.raises(UsageError, match=message):
             with_password(url_of(), {PASSWORD_FILE: str(path)})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from automesh.errors import UsageError
-from automesh.user_text import check_text, kind_of_file, user_path
+from automesh.user_text import check_text, user_path
 
 
 def test_a_good_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,13 +55,3 @@ def test_utf8_that_was_not_read_as_such() -> None:
     with pytest.raises(UsageError) as caught:
         check_text("caf\xe9.py".encode().decode("ascii", "surrogateescape"))
     assert "PYTHONUTF8=1" in caught.value.hint
-
-
-def test_kinds_of_files(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "file").touch()
-    assert kind_of_file(tmp_path) == "a folder"
-    assert kind_of_file(tmp_path / "pipe") == "a named pipe"
-    assert kind_of_file(Path("/dev/null")) == "a device"
-    assert kind_of_file(tmp_path / "file") == kind_of_file(tmp_path / "no") == ""
-    assert kind_of_file(Path("a\0b")) == ""

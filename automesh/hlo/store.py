@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
+import stat
 import struct
 import tempfile
 import time
@@ -22,9 +24,11 @@ from pathlib import Path
 
 import platformdirs
 
+from automesh import limits
 from automesh.errors import AutomeshError, UsageError
-from automesh.jsonio import from_json, to_json
+from automesh.jsonio import read_json, to_json
 from automesh.outcomes import Counts, Effort, Memory, OutOfMemory
+from automesh.reading import open_regular, read_bytes
 from automesh.units import parse_bytes
 from automesh.user_text import user_path
 
@@ -117,11 +121,11 @@ class ModuleStore:
         """What was kept under `key`; None if there is nothing that can be read."""
         path = self._path(key)
         try:
-            data = path.read_bytes()
+            data = read_bytes(path, limit_bytes=limits.MODULE_BYTES)
             header, start = _parse(data)
             if header.key != key or len(data) - start != header.packed_bytes:
                 return None
-            module = gzip.decompress(data[start:]) if header.packed_bytes else b""
+            module = _unpacked(data[start:]) if header.packed_bytes else b""
         except (OSError, ValueError, EOFError, zlib.error, AutomeshError):
             return None
         with contextlib.suppress(OSError):  # The folder may be somebody else's: to read only.
@@ -196,9 +200,10 @@ class ModuleStore:
     def _files(self) -> Iterator[tuple[Path, int, float]]:
         """Every program's file, its size, and when it was last used."""
         for path in self.folder.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):  # Another process makes room, too.
+            with contextlib.suppress(OSError):  # Another process makes room, too.
                 status = path.stat()
-                yield path, status.st_size, status.st_mtime
+                if stat.S_ISREG(status.st_mode):
+                    yield path, status.st_size, status.st_mtime
 
     def _temporaries(self) -> Iterator[Path]:
         yield from self.folder.glob(f".*{_TEMPORARY}")
@@ -319,7 +324,21 @@ def _parse(data: bytes) -> tuple[_Header, int]:
     head = data[begin : begin + length]
     if hashlib.sha256(head).digest() != digest:
         raise ValueError("a damaged header")
-    return from_json(json.loads(head), _Header), begin + length
+    return read_json(head, _Header), begin + length
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """The module of which `keep` has written the packed form.
+
+    Raises:
+      ValueError: it is torn, or unpacks to more than a module can have.
+      OSError, zlib.error: it is no packed module.
+    """
+    with gzip.open(io.BytesIO(packed)) as file:
+        module = file.read(limits.MODULE_BYTES)
+        if file.read(1):
+            raise ValueError("a module that is too large")
+    return module
 
 
 def _read_header(path: Path) -> _Header:
@@ -329,10 +348,11 @@ def _read_header(path: Path) -> _Header:
       OSError: it cannot be read.
       ValueError, AutomeshError: as `_parse`.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(len(_MAGIC) + _HEAD.size)
         if len(data) == len(_MAGIC) + _HEAD.size:
-            data += file.read(_HEAD.unpack_from(data, len(_MAGIC))[0])
+            length = _HEAD.unpack_from(data, len(_MAGIC))[0]
+            data += file.read(min(length, limits.STORED_HEADER_BYTES))
         header, start = _parse(data)
         if os.fstat(file.fileno()).st_size != start + header.packed_bytes:
             raise ValueError("a torn file")

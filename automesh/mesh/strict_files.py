@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import tomllib
 import types
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,45 +16,10 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.limits import FILE_DEPTH, USER_FILE_BYTES
-from automesh.terminal import is_unicode
-from automesh.user_text import kind_of_file
+from automesh.reading import Malformed, parse_json, parse_toml, read_text
 
 T = TypeVar("T")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-
-
-def read_text(path: Path) -> str:
-    """The text of a user's file, line ends as they are, without the mark that some editors begin
-    UTF-8 with.
-
-    Raises:
-      UsageError: it cannot be read, is no file or a larger one than people write, or is not UTF-8.
-    """
-    content = _content(path)
-    if len(content) > USER_FILE_BYTES:
-        most = USER_FILE_BYTES // 2**20
-        raise UsageError(f"`{path}` is larger than {most} MiB, which nobody writes by hand")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"`{path}` is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x})"
-        ) from None
-
-
-def _content(path: Path) -> bytes:
-    kind = kind_of_file(path)
-    if kind not in ("", "a folder"):  # The system says that of a folder itself.
-        raise UsageError(f"`{path}` cannot be read: it is {kind}, not a file")
-    try:
-        with path.open("rb") as file:
-            return file.read(USER_FILE_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UsageError(f"`{path}` cannot be read: {reason.lower()}") from None
-    except ValueError:
-        raise UsageError(f"`{path}` cannot be read: no file can have this name") from None
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -95,39 +59,17 @@ def parse_tree(text: str, *, source: Path) -> dict[str, Any]:
     """Parses JSON if `source` ends in `.json`, TOML otherwise.
 
     Raises:
-      UsageError: a syntax error, with its line.
+      UsageError: a syntax error, with its line; or beyond the bounds of such a file.
     """
     is_json = source.suffix == ".json"
     try:
-        tree = json.loads(text) if is_json else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        tree = parse_json(text) if is_json else parse_toml(text)
+    except Malformed as error:
         kind = "JSON" if is_json else "TOML"
-        reason = _why_not_parsed(error)
-        raise UsageError(f"`{source}` is not {kind}: {reason[0].lower()}{reason[1:]}") from None
+        raise UsageError(f"`{source}` is not {kind}: {error.message}") from None
     if not isinstance(tree, dict):
         raise UsageError(f"`{source}` must hold an object, got a {type(tree).__name__}")
-    if _is_deeper(tree, FILE_DEPTH):
-        raise UsageError(f"`{source}` is nested more than {FILE_DEPTH} deep")
     return tree
-
-
-def _why_not_parsed(error: ValueError | RecursionError) -> str:
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    if isinstance(error, tomllib.TOMLDecodeError | json.JSONDecodeError):
-        return str(error)
-    return "a number in it has thousands of digits"  # more than Python reads
-
-
-def _is_deeper(tree: Any, most: int) -> bool:
-    """Whether lists and tables are nested more than `most` deep; without recursion."""
-    layer: list[Any] = [tree]
-    for _ in range(most):
-        inner = [one.values() if isinstance(one, dict) else one for one in layer]
-        layer = [value for one in inner for value in one if isinstance(value, dict | list)]
-        if not layer:
-            return False
-    return True
 
 
 def check_tree(tree: Any, kind: type[T], *, source: Path) -> T:
@@ -137,9 +79,7 @@ def check_tree(tree: Any, kind: type[T], *, source: Path) -> T:
       UsageError: names the file, the first offending key, what was expected and what was got.
     """
     # By way of JSON: strict types that still let a list be a tuple. TOML's dates become text.
-    text = json.dumps(tree, default=str, ensure_ascii=False)
-    if not is_unicode(text):
-        raise UsageError(f"`{source}` holds half of a surrogate pair, which is no character")
+    text = json.dumps(tree, default=str)
     try:
         return _adapter(kind).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:

@@ -15,9 +15,10 @@ from automesh.limits import LARGEST_INTEGER
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis, Scalar, usual_batch_axes
 from automesh.mesh.mapping import check_mapped_axes, format_axes, read_mapped
 from automesh.mesh.names import check_names
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree
 from automesh.package import PACKAGE
 from automesh.platforms import NAMES
+from automesh.reading import check_regular, kind_of_file, read_text
 from automesh.space.space import (
     AxisRange,
     Constraint,
@@ -26,7 +27,7 @@ from automesh.space.space import (
     SearchSpace,
     checked_knob,
 )
-from automesh.user_text import kind_of_file, user_path
+from automesh.user_text import user_path
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _Positive = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
@@ -97,6 +98,8 @@ def _locate(name: str) -> tuple[Path, bool]:
     if path.is_file():
         return path, path.resolve() in {file.resolve() for file in shipped.values()}
     if path.suffix == ".toml" or "/" in name:
+        if not kind:
+            check_regular(path)
         raise UsageError(
             f"there is no search space file `{name}`",
             hint=f"give the path of a TOML file, or one of {', '.join(shipped)}",

@@ -26,6 +26,7 @@ from automesh.hardware.fabric.discover import fabric_of
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Attachment, Calibration
+from automesh.reading import kind_of_file
 from automesh.report.pages.calibration import CalibrationResult
 from automesh.report.progress import Progress
 from automesh.tuner.workers import (
@@ -37,7 +38,6 @@ from automesh.tuner.workers import (
     surroundings_of,
 )
 from automesh.units import format_wait
-from automesh.user_text import kind_of_file
 from automesh.worker.messages import CalibrateJob, DevicesJob, Job
 from automesh.worker.pool import Pool
 

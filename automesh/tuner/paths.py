@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from automesh.errors import UsageError
 from automesh.mesh.rules.file import check_mergeable
+from automesh.reading import kind_of_file
 from automesh.tuner.study.storage import parse_storage
-from automesh.user_text import kind_of_file
 
 if TYPE_CHECKING:
     from automesh.tuner.request import SearchRequest

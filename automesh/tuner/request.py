@@ -21,13 +21,14 @@ from automesh.mesh.axes import Scalar
 from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
 from automesh.program.script.payload import pickle_entry
+from automesh.reading import Unreadable, kind_of_file, read_bytes
 from automesh.report.search_command import SearchCommand
 from automesh.space.curated import CURATED
 from automesh.space.options import knobs_of, parse_options
 from automesh.space.space import Knob
 from automesh.tuner.command.timed_command import TimedCommand, read_command
 from automesh.units import parse_bytes, parse_duration
-from automesh.user_text import check_text, kind_of_file, user_path
+from automesh.user_text import check_text, user_path
 
 _FINALISTS = 8
 _COMMAND_FINALISTS = 4
@@ -394,18 +395,11 @@ def _check_source(path: Path, location: str) -> None:
       UsageError: it cannot be read, is too large, an archive, or holds NUL bytes.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(SCRIPT_BYTES + 1)
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
+        content = read_bytes(path, limit_bytes=SCRIPT_BYTES)
+    except Unreadable as error:
         raise UsageError(
-            f"`{location}` cannot be read: {reason}", hint="change its permissions"
+            error.message, hint="name a Python file that you may read, or change its permissions"
         ) from None
-    if len(content) > SCRIPT_BYTES:
-        raise UsageError(
-            f"`{location}` is larger than {SCRIPT_BYTES // 2**20} MiB, which no script is",
-            hint=_NAME_A_SCRIPT,
-        )
     if content.startswith(b"PK\x03\x04"):
         raise UsageError(
             f"`{location}` is a zip archive, not a script",
@@ -429,8 +423,8 @@ def defines(path: Path, name: str) -> bool:
     What cannot be told from its text is taken for a yes: importing the script says what is wrong.
     """
     try:
-        body = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
+        body = ast.parse(read_bytes(path, limit_bytes=SCRIPT_BYTES)).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return True
     return any(_binds(statement, name) for statement in body)
 

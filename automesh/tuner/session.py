@@ -291,7 +291,9 @@ def _estimate(
         price_pipeline=price_stages,
         origin=speeds.origin,
     )
-    return replace(rung.run(), fabric=fabric)
+    found = rung.run()
+    notices = (*found.notices, *propagator.cache.skipped.notices())
+    return replace(found, fabric=fabric, notices=notices)
 
 
 def _layout_job(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -13,9 +12,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from automesh.errors import AutomeshError
+from automesh.jsonio import read_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.reading import Unreadable, open_regular
 from automesh.terminal import clean_lines
 from automesh.worker import blame, protocol
 from automesh.worker.environment import environment
@@ -202,22 +203,19 @@ def read_ending(report: bytes) -> Ending | None:
     """What a guardian has reported; None if it did not come to that."""
     if not report.endswith(b"\n"):
         return None
-    told: dict[str, Any] = json.loads(report)
-    return Ending(
-        code=told["code"],
-        over_limit=told["over_limit"],
-        kernel_killed=told["kernel_killed"],
-        peak_bytes=told["peak_bytes"],
-    )
+    try:
+        return read_json(report, Ending)
+    except AutomeshError:  # Somebody else has written it: then nobody saw the end.
+        return None
 
 
 def log_tail(log: Path) -> str:
     """The last lines of a log, of a worker those of its last job, without control characters."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            data = file.read()
-    except OSError as error:
+        with open_regular(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            data = file.read(_TAIL_BYTES)
+    except (OSError, Unreadable) as error:
         return f"(the log cannot be read: {error})"
     last_job = _HEADING.split(data)[-1].decode(errors="replace")
     # Of a progress bar, what it showed last.

@@ -58,7 +58,7 @@ class Decoder:
 def _message(body: bytes) -> Message:
     try:
         message = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {body[:80]!r}") from error
     if not isinstance(message, dict):
         raise WireError(f"not a JSON object: {body[:80]!r}")

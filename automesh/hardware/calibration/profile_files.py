@@ -17,7 +17,8 @@ from filelock import FileLock, Timeout
 from automesh.errors import UsageError
 from automesh.hardware.calibration.profile import SCHEMA, Profile, identity, merge
 from automesh.hardware.processes import usable_cores
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text, replace_file
+from automesh.mesh.strict_files import check_tree, parse_tree, replace_file
+from automesh.reading import check_regular, read_text
 from automesh.user_text import user_path
 
 FOLDER_VARIABLE = "AUTOMESH_PROFILES"
@@ -105,6 +106,7 @@ def find_profile(
         num_devices=num_devices,
         host=host,
     )
+    check_regular(path)
     if not path.exists():
         return NoProfile(path=path, reason=f"there is no profile `{path}`")
     profile = read_profile(path)

@@ -19,8 +19,9 @@ from automesh.errors import UsageError
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.rule import MeshRule, escape, first_match
 from automesh.mesh.rules.tree import rules_from_tree, tree_of_rule, tree_of_rules
-from automesh.mesh.strict_files import parse_tree, read_text, replace_file
-from automesh.user_text import kind_of_file, user_path
+from automesh.mesh.strict_files import parse_tree, replace_file
+from automesh.reading import check_regular, kind_of_file, read_text, real_path
+from automesh.user_text import user_path
 
 # The text of a TOML file: made anew, or with one rule put in and all comments kept.
 
@@ -169,9 +170,10 @@ def check_mergeable(path: Path) -> None:
     Raises:
       UsageError: the file is broken, or cannot be written.
     """
-    path = user_path(path).resolve()
+    path = real_path(user_path(path))
     if kind := kind_of_file(path):
         raise UsageError(f"`{path}` is {kind}, not a file", hint="name a file with --rules")
+    check_regular(path)
     if path.exists():
         try:
             read_rules(path)
@@ -204,7 +206,7 @@ def merge_rule(path: Path, rule: MeshRule, *, selector: str) -> Rules:
     Raises:
       UsageError: the file is broken (and is left alone), or cannot be written.
     """
-    path = user_path(path).resolve()
+    path = real_path(user_path(path))
     # flock: the kernel releases it when its holder is killed.
     lock = FileLock(str(path.with_name(f".{path.name}.lock")))
     try:

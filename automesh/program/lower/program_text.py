@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from automesh import limits, reading
 from automesh.errors import AutomeshError
 
 # `#loc12 = loc("add"(#loc4))`, as MLIR prints it before and behind the operations.
@@ -121,8 +122,13 @@ def write_text(path: Path, lines: Sequence[TextLine]) -> None:
 
 
 def read_text(path: Path) -> tuple[TextLine, ...]:
-    """Reads what `write_text` wrote."""
-    pairs = [line.partition("\t") for line in path.read_text(encoding="utf-8").split("\n")]
+    """Reads what `write_text` wrote.
+
+    Raises:
+      Unreadable: the file cannot be read.
+    """
+    text = reading.read_text(path, limit_bytes=limits.PROGRAM_TEXT_BYTES)
+    pairs = [line.partition("\t") for line in text.split("\n")]
     return tuple(TextLine(place=place, text=text) for place, _, text in pairs)
 
 

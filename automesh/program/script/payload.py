@@ -11,8 +11,10 @@ from typing import Any, cast
 
 import cloudpickle
 
+from automesh import limits
 from automesh.errors import UsageError, kind_of
 from automesh.program.nouns import Entry
+from automesh.reading import Unreadable, read_bytes
 
 _DEVICE_BOUND = (
     "Mesh",
@@ -64,11 +66,9 @@ def read_payload(path: Path) -> Callable[..., Any]:
       UsageError: the file is missing or cannot be unpickled here.
     """
     try:
-        blob = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"the pickled function `{path}` cannot be read: {error.strerror}"
-        ) from error
+        blob = read_bytes(path, limit_bytes=limits.PAYLOAD_BYTES)
+    except Unreadable as error:
+        raise UsageError(f"the pickled function {error.message}") from error
     try:
         path_entries, inner = cast("tuple[list[str], bytes]", pickle.loads(blob))
         sys.path[:] = [*path_entries, *(entry for entry in sys.path if entry not in path_entries)]

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from automesh.package import INSTALLED, PACKAGE
+from automesh.reading import Unreadable, open_regular
 from automesh.terminal import is_unicode
 
 MOST_FILES = 512
@@ -37,17 +38,23 @@ Sources = tuple[tuple[str, str], ...]
 
 
 def hash_of_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, as hexadecimal digits."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """SHA-256 of a file's bytes, as hexadecimal digits.
+
+    Raises:
+      Unreadable: it is not there, or no regular file: a named pipe would wait for ever.
+    """
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_of_content(path: Path) -> str:
-    """Hash of what is in a file; of a very large one its size and time; empty if there is none."""
+    """Hash of what is in a file; of a very large one its size and time; empty if there is no such
+    file, or it is none that can be read."""
     try:
         status = path.stat()
         if status.st_size <= _HASHED_BYTES:
             return hash_of_file(path)
-    except OSError:
+    except (OSError, Unreadable):
         return ""
     return hashlib.sha256(f"{status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
 

@@ -318,6 +318,7 @@ def _notices(notebook: Notebook, header: Header, judged: Judged) -> tuple[str, .
             if stale
             else "",
             f"{count(outside, 'run')} of other search spaces kept, not ranked" if outside else "",
+            *notebook.study.skipped.notices(),
         )
         if notice
     )

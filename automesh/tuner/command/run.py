@@ -15,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from automesh.errors import UsageError
-from automesh.jsonio import from_json, to_json
+from automesh import limits
+from automesh.errors import AutomeshError, UsageError
+from automesh.jsonio import read_json, to_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.package import PACKAGE
 from automesh.program.lower.memory_text import needed_and_limit
+from automesh.reading import Unreadable, read_bytes
 from automesh.tuner.command.step_times import (
     FEW,
     SLOW_S,
@@ -208,8 +210,11 @@ def recovered(manner: Manner, place: Place) -> RunResult | None:
     """What a run left that was over when the search was killed; None if it was not over."""
     if not place.folder.is_dir():
         return None
-    steps = _reader(manner, place, _read_mark(place)).read()
-    ending = read_ending(place.ending.read_bytes()) if place.ending.is_file() else None
+    mark = _read_mark(place)
+    if mark is None and isinstance(manner.source, JsonLines):
+        return None  # What in the file is of this run, nobody can tell.
+    steps = _reader(manner, place, mark or Mark()).read()
+    ending = _read_ending(place)
     if steps.is_enough:
         return _result(manner, place, steps, ending or Ending(code=None), was_stopped=True)
     return None if ending is None else _result(manner, place, steps, ending, was_stopped=False)
@@ -300,13 +305,18 @@ def _json_file(source: JsonLines, place: Place) -> Path:
     return Path(source.file.replace(f"{{{RUN_DIR}}}", str(place.run_dir)))
 
 
-def _read_mark(place: Place) -> Mark:
-    if not place.mark.is_file():
-        return Mark()
+def _read_mark(place: Place) -> Mark | None:
     try:
-        return from_json(json.loads(place.mark.read_text()), Mark)
-    except ValueError:  # Torn by a power cut.
-        return Mark()
+        return read_json(read_bytes(place.mark, limit_bytes=limits.SMALL_RECORD_BYTES), Mark)
+    except AutomeshError:  # Never written, or torn by a power cut.
+        return None
+
+
+def _read_ending(place: Place) -> Ending | None:
+    try:
+        return read_ending(read_bytes(place.ending, limit_bytes=limits.SMALL_RECORD_BYTES))
+    except Unreadable:
+        return None
 
 
 def _result(

@@ -24,6 +24,8 @@ from automesh.mesh.axes import Plan
 from automesh.mesh.evidence import relevant_environment
 from automesh.outcomes import Failed, Failure
 from automesh.program.nouns import Attachment
+from automesh.program.script.sources import hash_of_file
+from automesh.reading import Unreadable, open_regular
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.legal import Enumeration
@@ -349,7 +351,7 @@ def source_hash(request: SearchRequest) -> str:
     """
     digest = hashlib.sha256()
     for path in _named_files(request):
-        digest.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(f"{path}\0".encode() + bytes.fromhex(hash_of_file(path)))
     return digest.hexdigest()
 
 
@@ -395,9 +397,9 @@ def _versions(program: str) -> dict[str, str]:
 def _interpreter(program: str) -> str:
     """The Python in the first line of a script, such as pip installs; empty for anything else."""
     try:
-        with Path(program).open("rb") as file:
+        with open_regular(Path(program)) as file:
             first = file.readline(512)
-    except OSError:
+    except (OSError, Unreadable):
         return ""
     words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
     return words[0] if len(words) == 1 and _PYTHON.fullmatch(Path(words[0]).name) else ""

@@ -7,6 +7,7 @@ import os
 import shlex
 import sqlite3
 import time
+import traceback
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,19 +18,33 @@ import optuna
 import sqlalchemy as sa
 import sqlalchemy.exc as sa_errors
 from filelock import FileLock, Timeout
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages.journal import JournalFileOpenLock
 
-from automesh.errors import UsageError
+from automesh import limits
+from automesh.errors import AutomeshError, UsageError
+from automesh.reading import check_regular, open_regular
+from automesh.skipped import Skipped
 from automesh.storage_url import PASSWORD, PASSWORD_FILE
 from automesh.tuner.study.lease import LeaseTable
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 from automesh.tuner.study.storage import Storage
+from automesh.tuner.study.stored.database import TolerantDatabase
+from automesh.tuner.study.stored.journal import TolerantJournal
 
 BUSY_S = 60.0  # how long a write waits for another process to end its own, which takes milliseconds
 CONNECT_S = 10
 _RECORD = b'{"op_code":'
 _HEADER = b"SQLite format 3\x00"
+_ODD = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _KEEP = "it is never overwritten: move it away to start over, or name another --storage"
 # What Optuna makes before its other tables: in a database without them there is no study.
 _FIRST_TABLES = ("studies", "version_info")
@@ -42,11 +57,16 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """An open storage: Optuna's studies and the leases beside them."""
+    """An open storage: Optuna's studies and the leases beside them.
+
+    Attributes:
+      skipped: records that were found damaged.
+    """
 
     optuna: BaseStorage
     leases: LeaseTable
     storage: Storage
+    skipped: Skipped
 
     def explained(self) -> AbstractContextManager[None]:
         """As the function `explained`, for this storage."""
@@ -85,10 +105,22 @@ def explained(storage: Storage) -> Generator[None]:
         yield
     except optuna.exceptions.StorageInternalError as error:
         raise _failure(storage, error.__cause__ or error) from _shown_cause(storage, error)
-    except (sa_errors.SQLAlchemyError, sqlite3.Error, OSError, Timeout) as error:
+    except (sa_errors.SQLAlchemyError, sqlite3.Error, UnicodeError, OSError, Timeout) as error:
+        raise _failure(storage, error) from _shown_cause(storage, error)
+    except AutomeshError:
+        raise
+    except _ODD as error:
+        # What a library makes of a damaged storage; errors of our own are not the storage's.
+        if _is_raised_here(error):
+            raise
         raise _failure(storage, error) from _shown_cause(storage, error)
     finally:
         optuna.logging.set_verbosity(verbosity)
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__", "")).startswith("automesh.")
 
 
 def _failure(storage: Storage, error: BaseException) -> UsageError:
@@ -128,6 +160,8 @@ def _open_sqlite(storage: Storage) -> Backend:
         # damages the file; a power cut may undo the last trials, which are then tried again.
         # FULL would wait for the disk some ten times per trial.
         connection.execute("PRAGMA synchronous=NORMAL")
+        # Bytes that are not UTF-8 damage the one value that has them, not all read with it.
+        connection.text_factory = _text
         return connection
 
     # One process makes the tables, the others wait: Optuna does not expect two at once.
@@ -138,6 +172,10 @@ def _open_sqlite(storage: Storage) -> Backend:
         finally:
             setup.close()
         return _open_rdb(storage, f"sqlite:///{path}", {"creator": connect})
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
 
 
 def _check_writable(path: Path, storage: Storage) -> None:
@@ -158,6 +196,7 @@ def _check_writable(path: Path, storage: Storage) -> None:
             )
     if path.is_dir():
         raise UsageError(f"{storage.text} is a folder, not a file", hint="name a file in it")
+    check_regular(path)
 
 
 def _check_sqlite(path: Path, storage: Storage) -> None:
@@ -167,10 +206,11 @@ def _check_sqlite(path: Path, storage: Storage) -> None:
         if file.read(len(_HEADER)) != _HEADER:
             raise UsageError(f"{storage.text} is not a SQLite database", hint=_KEEP)
     connection = sqlite3.connect(path, timeout=BUSY_S)
+    connection.text_factory = _text
     try:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # Names stand in its messages.
         verdict, tables = str(error), set[str]()
     finally:
         connection.close()
@@ -224,7 +264,12 @@ def _open_rdb(storage: Storage, url: str, options: dict[str, Any]) -> Backend:
     for attempt in range(1, attempts + 1):
         try:
             rdb = _new_rdb(url, options)
-            return Backend(optuna=rdb, leases=SqlLeases(rdb.engine), storage=storage)
+            return Backend(
+                optuna=rdb,
+                leases=SqlLeases(rdb.engine, rdb.skipped),
+                storage=storage,
+                skipped=rdb.skipped,
+            )
         except RuntimeError as error:
             raise _schema_mismatch(storage, error) from _shown_cause(storage, error)
         except (sa_errors.SQLAlchemyError, optuna.exceptions.StorageInternalError):
@@ -235,9 +280,10 @@ def _open_rdb(storage: Storage, url: str, options: dict[str, Any]) -> Backend:
     raise AssertionError("unreachable")
 
 
-def _new_rdb(url: str, options: dict[str, Any]) -> RDBStorage:
+def _new_rdb(url: str, options: dict[str, Any]) -> TolerantDatabase:
     """As the constructor; but one that raises has opened connections that nobody could close."""
-    rdb = RDBStorage.__new__(RDBStorage)
+    rdb = TolerantDatabase.__new__(TolerantDatabase)
+    rdb.skipped = Skipped()
     try:
         # Optuna fills `{SCHEMA_VERSION}` into the URL: other braces must be doubled.
         rdb.__init__(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
@@ -307,28 +353,27 @@ def _open_journal(storage: Storage) -> Backend:
     path = Path(storage.location)
     _check_writable(path, storage)
     _check_journal(path, storage)
-    lock = FlockedJournal(path)
-    journal = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
-    leases = FileLeases(path.with_name(f"{path.name}.holds"))
-    return Backend(optuna=journal, leases=leases, storage=storage)
+    skipped = Skipped()
+    journal = TolerantJournal(path, FlockedJournal(path), skipped)
+    leases = FileLeases(path.with_name(f"{path.name}.holds"), skipped)
+    return Backend(optuna=journal, leases=leases, storage=storage, skipped=skipped)
 
 
 def _check_journal(path: Path, storage: Storage) -> None:
     """Refuses what is not a journal: its last line would be taken for torn and cut off."""
     if not path.exists():
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not _is_record(line):
-                what = "is not an Optuna journal" if number == 1 else f"is damaged at line {number}"
-                raise UsageError(f"{storage.text} {what}", hint=_KEEP)
+    with open_regular(path) as file:
+        first = file.readline(limits.JOURNAL_LINE_BYTES)
+    if first and not _is_record(first):
+        raise UsageError(f"{storage.text} is not an Optuna journal", hint=_KEEP)
 
 
 def _is_record(line: bytes) -> bool:
-    if not line.endswith(b"\n"):
-        return line[: len(_RECORD)] == _RECORD[: len(line)]
+    if line[: len(_RECORD)] == _RECORD[: len(line)]:
+        return True
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(record, dict) and "op_code" in record

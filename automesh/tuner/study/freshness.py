@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from automesh.hardware import Target
-from automesh.jsonio import from_json, to_json
+from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan
 from automesh.program.nouns import Inspection, Traced
 from automesh.program.script.sources import Sources
@@ -101,7 +101,7 @@ def settle(study: Study, now: Grounds, versions: Versions, lower: Lower | None) 
       lower: asked for plans with a known program, only if something changed; None if they cannot be
         lowered here as they were.
     """
-    noted = [from_json(one, Grounds) for one in study.noted(NOTE) or ()]
+    noted = _noted(study)
     same = next((one for one in reversed(noted) if one.identity == now.identity), None)
     if same is not None:
         _note(study, [*(one for one in noted if one != same), same])
@@ -174,6 +174,13 @@ def _programs(study: Study, source_hash: str, versions: Versions) -> list[tuple[
         choice = (plan.knobs, plan.mapping, plan.compiler_options)
         chosen.setdefault(choice, (plan, known[plan]))
     return list(chosen.values())
+
+
+def _noted(study: Study) -> list[Grounds]:
+    """The grounds of former searches; those that are damaged are left out."""
+    rows: list[Any] = study.read_note(NOTE, study.noted(NOTE), list[Any]) or []
+    found = [study.read_note(NOTE, row, Grounds) for row in rows]
+    return [one for one in found if one is not None]
 
 
 def _note(study: Study, noted: Sequence[Grounds]) -> None:

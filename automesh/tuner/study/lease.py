@@ -77,6 +77,8 @@ def _process_start(pid: int) -> str:
         return str(process.create_time())
     except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
         return ""
+    except (ValueError, OverflowError):  # No number that a process can have.
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -395,7 +395,7 @@ def test_a_broken_file_is_named_explained_and_left_alone(tmp_path, text, said):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match="cannot be read: no such file or directory"):
         read_rules(tmp_path / "none.toml")
-    with pytest.raises(UsageError, match="cannot be read: is a directory"):
+    with pytest.raises(UsageError, match="cannot be read: it is a folder, not a file"):
         read_rules(tmp_path)
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b"# \xe9")
