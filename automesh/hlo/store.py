@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import struct
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,9 @@ from pathlib import Path
 import platformdirs
 
 from automesh.errors import AutomeshError, UsageError
+from automesh.files import drafts_in, write_whole
 from automesh.jsonio import from_json, to_json
+from automesh.limits import ABANDONED_DRAFT_S
 from automesh.outcomes import Counts, Effort, Memory, OutOfMemory
 from automesh.units import parse_bytes
 
@@ -34,9 +35,7 @@ _FORMAT = 1  # to be raised when an unchanged key shall not find what was kept b
 _MAGIC = b"automesh-module\n"
 _HEAD = struct.Struct(">I32s")  # length and SHA-256 of the header
 _SUFFIX = ".module"
-_TEMPORARY = ".tmp"
-# A process that writes for longer than this was killed.
-_ABANDONED_S = 3600.0
+_FORMER_DRAFT = ".tmp"  # what former versions began to write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,15 +143,8 @@ class ModuleStore:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_room(size, replaced=self._path(key))
-        handle, name = tempfile.mkstemp(dir=self.folder, prefix=f".{key[:16]}.", suffix=_TEMPORARY)
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(start)
-                file.write(packed)
-            temporary.replace(self._path(key))
-        finally:
-            temporary.unlink(missing_ok=True)
+        # Without waiting for the disk: what a power cut tears is compiled again.
+        write_whole(self._path(key), start + packed, lasting=False)
 
     def entries(self) -> tuple[Entry, ...]:
         """All that can be read, what was used last first."""
@@ -185,7 +177,7 @@ class ModuleStore:
           OSError: a file cannot be removed.
         """
         paths = [path for path, _, _ in self._files()]
-        for path in (*paths, *self._temporaries()):
+        for path in (*paths, *drafts_in(self.folder), *self._former_drafts()):
             path.unlink(missing_ok=True)
         return len(paths)
 
@@ -199,8 +191,8 @@ class ModuleStore:
                 status = path.stat()
                 yield path, status.st_size, status.st_mtime
 
-    def _temporaries(self) -> Iterator[Path]:
-        yield from self.folder.glob(f".*{_TEMPORARY}")
+    def _former_drafts(self) -> Iterator[Path]:
+        yield from self.folder.glob(f".*{_FORMER_DRAFT}")
 
     def _make_room(self, needed_bytes: int, *, replaced: Path) -> None:
         self._remove_abandoned()
@@ -213,23 +205,28 @@ class ModuleStore:
             taken -= size
 
     def _remove_abandoned(self) -> None:
-        """Removes what processes that were killed had begun to write."""
-        for path in self._temporaries():
+        """Removes what processes of former versions that were killed had begun to write."""
+        for path in self._former_drafts():
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                if time.time() - path.stat().st_mtime > ABANDONED_DRAFT_S:
                     path.unlink(missing_ok=True)
 
 
+def cache_root(environ: Mapping[str, str]) -> Path:
+    """`$AUTOMESH_CACHE`, else the user's folder for caches; absolute, as a script may change the
+    folder that its worker is in."""
+    chosen = environ.get(FOLDER_VARIABLE, "").strip()
+    root = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("automesh")
+    return root.absolute()
+
+
 def default_store(environ: Mapping[str, str]) -> ModuleStore:
-    """The store in `$AUTOMESH_CACHE`, else in the user's folder for caches.
+    """The store in `cache_root`.
 
     Raises:
       UsageError: $AUTOMESH_CACHE_LIMIT is no size.
     """
-    chosen = environ.get(FOLDER_VARIABLE, "").strip()
-    root = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("automesh")
-    # Absolute: a script may change the folder that its worker is in.
-    return store_in(root.absolute() / "modules", environ)
+    return store_in(cache_root(environ) / "modules", environ)
 
 
 def store_in(folder: Path, environ: Mapping[str, str]) -> ModuleStore:

@@ -44,6 +44,7 @@ from automesh.tuner.study.scope import Scope
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.tuner.worker_errors import refuse_to_blame
 from automesh.tuner.workers import ask, memory_share_bytes, one_worker, refuse_launcher
+from automesh.worker.executables import executables_folder
 from automesh.worker.messages import DevicesJob, Surroundings
 
 _SHOWN = 8  # commands that a dry run shows
@@ -107,20 +108,23 @@ def search_command(
     )
     if request.dry_run:
         return _dry_run(ready)
-    check_places(request)
+    rules_before = check_places(request)
     make_folder(ready.folder)
     logs = make_folder(ready.folder / "logs")
     limit_bytes = request.memory_limit_bytes or memory_share_bytes(1)
     started_s = clock()
-    with open_study(
-        parse_storage(request.storage, ready.folder),
-        ready.name,
-        source_hash=ready.source_hash,
-        versions=ready.versions,
-        scope=Scope(
-            plans=frozenset(ready.plans), timeout_s=request.timeout_s, worker_bytes=limit_bytes
-        ),
-    ) as study:
+    with (
+        executables_folder(ready.folder, os.environ, progress.notice) as cache_dir,
+        open_study(
+            parse_storage(request.storage, ready.folder),
+            ready.name,
+            source_hash=ready.source_hash,
+            versions=ready.versions,
+            scope=Scope(
+                plans=frozenset(ready.plans), timeout_s=request.timeout_s, worker_bytes=limit_bytes
+            ),
+        ) as study,
+    ):
         header = _header(ready, study)
         notebook = notebook_of(study, header)
         strategy = CommandStrategy(
@@ -133,7 +137,7 @@ def search_command(
                 steps=request.command.steps,
                 timeout_s=request.timeout_s,
                 memory_limit_bytes=limit_bytes,
-                cache_dir=ready.folder / "cache",
+                cache_dir=cache_dir,
             ),
             plans=ready.plans,
             baseline=ready.baseline,
@@ -150,6 +154,7 @@ def search_command(
             notebook=notebook,
             rungs=(study.measure,),
             rules=request.rules,
+            rules_before=rules_before,
             folder=ready.folder,
         ).run(strategy)
 

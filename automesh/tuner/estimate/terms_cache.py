@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from automesh.errors import AutomeshError
+from automesh.files import write_whole
 from automesh.jsonio import from_json, to_json
 from automesh.program.nouns import Propagation
 from automesh.worker.messages import PropagateJob
@@ -84,13 +83,8 @@ class TermsCache:
             job=job,
             propagation=propagation,
         )
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(to_json(kept, Kept), file)
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        # Without waiting for the disk: there are hundreds, and what is lost is made again.
+        write_whole(path, json.dumps(to_json(kept, Kept)), lasting=False)
 
     def _name(self, job: PropagateJob) -> str:
         mine = [_FORMAT, self.source_hash, self.versions, to_json(job, PropagateJob)]
