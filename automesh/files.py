@@ -122,6 +122,16 @@ def replace_unchanged(path: Path, content: str | bytes, *, expected: str | bytes
         return True
 
 
+def check_is_file(path: Path) -> None:
+    """Refuses what is there and no file: to read it could take for ever.
+
+    Raises:
+      OSError: names `path`.
+    """
+    with _naming(path):
+        _status(path)
+
+
 def lock_beside(path: Path, *, timeout_s: float) -> FileLock:
     """The lock that everyone holds who changes a file in several steps.
 

@@ -100,7 +100,7 @@ def _is_group_of_one(group: int) -> bool:
 def _made(folder: Path) -> str:
     """Makes a folder for this account alone; why that fails, in words."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         return (error.strerror or type(error).__name__).lower()

@@ -203,6 +203,7 @@ class Guardian:
             with contextlib.suppress(OSError):  # A smaller pipe is only slower.
                 fcntl.fcntl(self._output, _F_SETPIPE_SZ, CHUNK_BYTES)
         self._worker = 0
+        self._popen: subprocess.Popen[bytes] | None = None
         self._status: int | None = None
 
     def start(self, command: list[str], control: int) -> None:
@@ -220,6 +221,9 @@ class Guardian:
             pass_fds=() if control < 0 else (control,),
             preexec_fn=lambda: _prepare_worker(guardian),
         )
+        # Kept: when it is dropped, subprocess takes notice of an end that came at once, and the
+        # exit code with it.
+        self._popen = worker
         self._worker = worker.pid
         if control >= 0:
             os.close(control)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 
-_MARK = ".automesh"
-_NAME = re.compile(r"automesh-[a-z]+-\w+")
+_MARK = ".automesh-temporary"
+_NAME = re.compile(r"automesh-[a-z]+-[a-z0-9_]{8}")  # as `mkdtemp` ends a name
 _HINT = "make room there, or set TMPDIR to another folder"
 
 

@@ -265,6 +265,7 @@ def _merge(
 ) -> Rules | None:
     """Merges once; None if the file changed meanwhile, and nothing was written."""
     as_json = path.suffix == ".json"
+    files.check_is_file(path)
     if not path.exists():
         empty = Rules(axes=rule.axes, batch_axes=rule.batch_axes or ())
         merged = replace(empty, rules=(_in_file(rule, empty),))
