@@ -87,13 +87,17 @@ def attempt(folder: Path, act: Act, fault: AbstractContextManager[object]) -> Re
     """
     before = _contents(folder)
     said = io.StringIO()
+
+    def without_answer() -> None:  # Which would be taken for an exit code.
+        act()
+
     with (
         mock.patch.object(guard, "end_on_sigterm"),
         mock.patch.object(guard, "_drop_output"),
         contextlib.redirect_stderr(said),
         fault,
     ):
-        code = guard.guarded(lambda: [act()] and None, [])
+        code = guard.guarded(without_answer, [])
     after = _contents(folder)
     return Refused(
         code=code,
@@ -254,7 +258,7 @@ def _storage(name: str) -> Prepare:
                 study.compile.enqueue(plans(count))
 
         enqueue(1)
-        return lambda: enqueue(400)
+        return lambda: enqueue(25)
 
     return prepare
 
@@ -274,8 +278,8 @@ WRITERS = (
 )
 # Files that others than `automesh.files` write, or go on writing.
 STORAGES = (
-    Writer(name="study in SQLite", prepare=_storage("study.db"), names="study.db"),
-    Writer(name="study in a journal", prepare=_storage("study.journal"), names="study.journal"),
+    Writer(name="study in SQLite", prepare=_storage("study.db"), names="study"),
+    Writer(name="study in a journal", prepare=_storage("study.journal"), names="study"),
 )
 RUN = Writer(name="files of a run", prepare=_run, names="run-0001")
 LOG = Writer(name="log", prepare=_log, names="worker-1-0001.log")
