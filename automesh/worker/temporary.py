@@ -45,7 +45,13 @@ def temporary_folder(purpose: str) -> Generator[Path]:
 def folder_until_exit(purpose: str) -> Path:
     """As `temporary_folder`, until this process ends."""
     folder, mark = _made(purpose)
-    atexit.register(_remove, folder, mark)
+    process = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == process:  # And not a child that was forked from it.
+            _remove(folder, mark)
+
+    atexit.register(remove)
     return folder
 
 
