@@ -90,3 +90,15 @@ def of_system(error: OSError) -> UsageError:
         f"{what}{(error.strerror or type(error).__name__).lower()}",
         hint="check the disk and the permissions; what is finished is kept",
     )
+
+
+def unwritable(path: object, error: OSError, *, hint: str) -> UsageError:
+    """A file that the operating system did not let us write, as a sentence.
+
+    Args:
+      path: named if the error itself names nothing; a lock or a folder may be what was refused.
+      hint: what to do about it.
+    """
+    name = error.filename if isinstance(error.filename, str) else path
+    reason = (error.strerror or type(error).__name__).lower()
+    return UsageError(f"`{name}` cannot be written: {reason}", hint=hint)

@@ -116,7 +116,15 @@ def read_text(path: Path, *, limit_bytes: int = limits.PEOPLE_FILE_BYTES) -> str
     Raises:
       Unreadable: as `read_bytes`, or it is not UTF-8.
     """
-    data = read_bytes(path, limit_bytes=limit_bytes)
+    return decoded(read_bytes(path, limit_bytes=limit_bytes), path)
+
+
+def decoded(data: bytes, path: Path) -> str:
+    """The text that `read_text` makes of the bytes of a file.
+
+    Raises:
+      Unreadable: it is not UTF-8; names `path`.
+    """
     mark = len(_BOM) if data.startswith(_BOM) else 0
     try:
         return data[mark:].decode()
@@ -125,18 +133,6 @@ def read_text(path: Path, *, limit_bytes: int = limits.PEOPLE_FILE_BYTES) -> str
             f"`{path}` is not UTF-8 text (byte {mark + error.start} is "
             f"{error.object[error.start]:#04x})"
         ) from None
-
-
-def real_path(path: Path) -> Path:
-    """The path behind all links.
-
-    Raises:
-      Unreadable: the links lead in a circle, or may not be followed.
-    """
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a circle, until 3.12.
-        raise _unreadable(path, error) from None
 
 
 def kind_of_file(path: Path) -> str:
@@ -161,8 +157,6 @@ def _unreadable(path: Path, error: Exception) -> Unreadable:
     if isinstance(error, Unreadable):
         return error
     reason = "no file can have this name"
-    if isinstance(error, RuntimeError):
-        reason = "too many levels of symbolic links"
     if isinstance(error, OSError):
         reason = (error.strerror or type(error).__name__).lower()
     return Unreadable(f"`{path}` cannot be read: {reason}")

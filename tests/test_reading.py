@@ -28,7 +28,6 @@ from automesh.reading import (
     parse_toml,
     read_bytes,
     read_text,
-    real_path,
 )
 from automesh.skipped import Skipped, reason_of
 from tests.support.cases.bad_inputs import RULES
@@ -109,11 +108,11 @@ def test_a_name_that_no_file_has(tmp_path: Path, name: str) -> None:
 def test_links_are_followed_and_circles_told(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("text")
     (tmp_path / "link").symlink_to("a")
-    assert real_path(tmp_path / "link") == (tmp_path / "a").resolve()
     assert read_text(tmp_path / "link") == "text"
     circle = tmp_path / "circle"
     circle.symlink_to("circle")
-    assert "too many levels of symbolic links" in refusal(lambda: check_mergeable(circle))
+    with pytest.raises(UsageError, match="leads to itself"):
+        check_mergeable(circle)
 
 
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import types
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -20,30 +18,6 @@ from automesh.reading import Malformed, parse_json, parse_toml, read_text
 
 T = TypeVar("T")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Replaces a file in one step, or makes it; only the holder of a lock on it may call this.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    # One fixed name: what a killed writer left behind is overwritten, not collected.
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    if path.exists():
-        temporary.chmod(path.stat().st_mode & 0o777)
-    temporary.replace(path)
-    # The file is in its place: some systems cannot say whether the folder is on the disk, too.
-    with suppress(OSError):
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def read_table(path: Path, kind: type[T]) -> T:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from automesh.errors import UsageError
 from automesh.mesh.rules.file import check_mergeable
+from automesh.mesh.rules.rule import MeshRule
 from automesh.reading import kind_of_file
 from automesh.tuner.study.storage import parse_storage
 
@@ -15,16 +16,18 @@ if TYPE_CHECKING:
     from automesh.tuner.request import SearchRequest
 
 
-def check_places(request: SearchRequest) -> None:
+def check_places(request: SearchRequest) -> tuple[MeshRule, ...]:
     """Makes sure, before anything costs time, that what is found can be kept.
+
+    Returns:
+      The rules that the rules file has now; empty if there is none.
 
     Raises:
       UsageError: results, storage or rules cannot be written.
     """
     make_folder(request.results)
     parse_storage(request.storage, request.results)
-    if request.rules:
-        check_mergeable(Path(request.rules))
+    return check_mergeable(Path(request.rules)) if request.rules else ()
 
 
 def make_folder(folder: Path) -> Path:

@@ -60,6 +60,8 @@ class Preparation:
       reserve: of these, what is kept free.
       source_hash: what trials of the script as it is now are known by; see `tuner.study.freshness`.
       provenance: versions and environment; trials made with others are stale.
+      cache_dir: where jax keeps executables, so that the measure rung need not compile again; None
+        where none are kept, as for devices that are not here.
       promised: what a rule promises that was only compiled so far; see `tuner.choose.prior_rule`.
     """
 
@@ -78,6 +80,7 @@ class Preparation:
     batch_axes: tuple[str, ...]
     source_hash: str
     reserve: Reserve = NO_RESERVE
+    cache_dir: Path | None = None
     promised: tuple[Plan, ...] = ()
 
     @property
@@ -107,11 +110,6 @@ class Preparation:
         """Which axes of a script's mesh are several here, in the words of `--split`."""
         capture = self.entry.capture
         return " ".join(map(str, capture.splits)) if capture is not None else ""
-
-    @property
-    def cache_dir(self) -> Path:
-        """Where jax keeps compiled programs, so that the measure rung need not compile again."""
-        return self.folder / "cache"
 
     @property
     def plans(self) -> tuple[Plan, ...]:

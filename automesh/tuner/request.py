@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import atexit
 import codecs
 import difflib
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +26,7 @@ from automesh.space.space import Knob
 from automesh.tuner.command.timed_command import TimedCommand, read_command
 from automesh.units import parse_bytes, parse_duration
 from automesh.user_text import check_text, user_path
+from automesh.worker.temporary import folder_until_exit
 
 _FINALISTS = 8
 _COMMAND_FINALISTS = 4
@@ -312,9 +310,7 @@ def _subject(
         )
     if isinstance(build, str | Path):
         return parse_entry(str(build), options.get("args", ()))
-    folder = Path(tempfile.mkdtemp(prefix="automesh-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return pickle_entry(build, folder / "build.pickle")
+    return pickle_entry(build, folder_until_exit("build") / "build.pickle")
 
 
 def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -21,6 +19,7 @@ from automesh.report.progress import Progress, Silent
 from automesh.worker.environment import surroundings_for
 from automesh.worker.messages import Job, LayoutJob, Surroundings
 from automesh.worker.pool import OnEvent, Pool
+from automesh.worker.temporary import temporary_folder
 
 _T = TypeVar("_T")
 _NEEDED_BYTES = (
@@ -98,11 +97,11 @@ def one_worker(
       progress: told what the worker does.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="automesh-worker-") as logs,
+        temporary_folder("worker") as logs,
         Pool(
             size=1,
             surroundings=surroundings,
-            log_dir=Path(logs),
+            log_dir=logs,
             memory_limit_bytes=memory_limit_bytes or memory_share_bytes(1),
             on_wait=(progress or Silent()).tick,
         ) as pool,

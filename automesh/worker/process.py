@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from automesh.errors import AutomeshError
+from automesh.files import open_log
 from automesh.jsonio import read_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.reading import Unreadable, open_regular
@@ -98,19 +100,22 @@ class Guarded:
         self.log = log
         self._report = b""
         self.leash, leash_end = socket.socketpair()
-        kept = [leash_end.fileno(), *([control.fileno()] if control else [])]
         # -P: a `signal.py` or `json.py` in the user's working directory must not replace Python's.
-        guard = [sys.executable, "-P", str(_GUARDIAN), str(os.getpid()), str(kept[0])]
+        guard = [sys.executable, "-P", str(_GUARDIAN), str(os.getpid()), str(leash_end.fileno())]
         guard += [str(control.fileno() if control else -1), str(memory_limit_bytes)]
         try:
-            with leash_end, log.open("ab") as own_output:
+            with ExitStack() as files:
+                files.enter_context(leash_end)
+                own_output = files.enter_context(open_log(log))
+                told = files.enter_context(open_log(report)).fileno() if report else -1
+                kept = [leash_end.fileno(), *([control.fileno()] if control else [])]
                 self._deputy = subprocess.Popen(
-                    [*guard, str(log), str(report or ""), *command],
+                    [*guard, str(told), *command],
                     env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=own_output,
                     stderr=own_output,
-                    pass_fds=kept,
+                    pass_fds=[*kept, *([told] if report else [])],
                     start_new_session=True,
                 )
         except BaseException:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import platform as machine
 import re
 from collections.abc import Mapping
@@ -12,12 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import platformdirs
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
-from automesh.errors import UsageError
+from automesh import files
+from automesh.errors import UsageError, unwritable
 from automesh.hardware.calibration.profile import SCHEMA, Profile, identity, merge
 from automesh.hardware.processes import usable_cores
-from automesh.mesh.strict_files import check_tree, parse_tree, replace_file
+from automesh.mesh.strict_files import check_tree, parse_tree
 from automesh.reading import check_regular, read_text
 from automesh.user_text import user_path
 
@@ -141,10 +140,9 @@ def check_place(path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        files.check_place(path)
     except OSError as error:
         raise _unwritable(path, error) from None
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise _unwritable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     if path.exists():
         read_profile(path)
 
@@ -159,7 +157,7 @@ def merge_profile(path: Path, profile: Profile) -> Profile:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(path.with_name(f".{path.name}.lock")), timeout=_LOCK_S):
+        with files.lock_beside(path, timeout_s=_LOCK_S):
             if path.exists():
                 before = read_profile(path)
                 if identity(before) != identity(profile):
@@ -168,7 +166,7 @@ def merge_profile(path: Path, profile: Profile) -> Profile:
                         hint="choose another file with --out",
                     )
                 profile = merge(before, profile)
-            replace_file(path, json.dumps(asdict(profile), indent=1) + "\n")
+            files.write_whole(path, json.dumps(asdict(profile), indent=1) + "\n", alone=True)
     except Timeout:
         raise UsageError(
             f"`{path}` is locked by another process",
@@ -180,10 +178,8 @@ def merge_profile(path: Path, profile: Profile) -> Profile:
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"`{path}` cannot be written: {(error.strerror or type(error).__name__).lower()}",
-        hint=f"choose another file with --out, or another folder with {FOLDER_VARIABLE}",
-    )
+    hint = f"choose another file with --out, or another folder with {FOLDER_VARIABLE}"
+    return unwritable(path, error, hint=hint)
 
 
 def _check_figures(profile: Profile, path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any, cast
 import cloudpickle
 
 from automesh import limits
-from automesh.errors import UsageError, kind_of
+from automesh.errors import UsageError, kind_of, unwritable
+from automesh.files import write_whole
 from automesh.program.nouns import Entry
 from automesh.reading import Unreadable, read_bytes
 
@@ -31,7 +32,8 @@ def pickle_entry(build: Callable[..., Any], path: Path, argv: tuple[str, ...] = 
     """Writes `build`, with the import path of this process, to `path`.
 
     Raises:
-      UsageError: `build` is not callable, or it captures something that cannot leave this process.
+      UsageError: `build` is not callable, it captures something that cannot leave this process, or
+        the file cannot be written.
     """
     if not callable(build):
         raise UsageError(
@@ -55,7 +57,11 @@ def pickle_entry(build: Callable[..., Any], path: Path, argv: tuple[str, ...] = 
             f"`{name}` cannot be sent to another process: {error}",
             hint="create what it captures inside the function, or put it into a script",
         ) from error
-    path.write_bytes(blob)
+    try:
+        write_whole(path, blob, lasting=False)
+    except OSError as error:
+        hint = "make room there, or set TMPDIR to another folder"
+        raise unwritable(path, error, hint=hint) from None
     return Entry(kind="pickle", location=str(path.resolve()), function=name, argv=argv)
 
 

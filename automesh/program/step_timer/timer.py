@@ -180,13 +180,20 @@ class Timer:
         return outputs
 
     def write(self, **line: Any) -> None:
-        """Adds a line to the file, at once and whole."""
+        """Adds a line to the file, at once and whole; where that fails, nothing more is timed."""
         text = json.dumps(line) + "\n"
-        descriptor = os.open(self._place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        # A link in its place was put there by somebody else.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(self._place, flags, 0o666)
+            try:
+                os.write(descriptor, text.encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            # A full disk of ours must not end the program, which may write elsewhere.
+            self._is_over = True
+            sys.stderr.write(f"automesh: {self._place} cannot be written: {error.strerror}\n")
 
     def _guarded(self, do: Any, *args: Any) -> Any:
         """Does something that the program has not asked for: its failure must not be the

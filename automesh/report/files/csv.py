@@ -8,14 +8,13 @@ step and per device.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
-from automesh.errors import UsageError
+from automesh.errors import unwritable
+from automesh.files import write_whole
 from automesh.mesh.axes import MAPPING, Plan, Scalar
 from automesh.mesh.mapping import format_axes
 from automesh.outcomes import (
@@ -122,24 +121,9 @@ def write_text(text: str, path: Path, *, hint: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_whole(path, text)
     except OSError as error:
-        raise _unwritable(path, error, hint) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise _unwritable(path, error, hint) from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
-def _unwritable(path: Path, error: OSError, hint: str) -> UsageError:
-    return UsageError(f"`{path}` cannot be written: {error.strerror}", hint=hint)
+        raise unwritable(path, error, hint=hint) from None
 
 
 def _series(name: str, cells: list[Cell]) -> pd.Series:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from automesh import limits
-from automesh.errors import AutomeshError, UsageError
+from automesh.errors import AutomeshError, UsageError, unwritable
+from automesh.files import write_whole
 from automesh.jsonio import read_json, to_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.package import PACKAGE
@@ -49,6 +50,7 @@ _LOOK_S = 0.1
 _PULSE_S = 2.0
 _KILL_LIMIT_S = 1.5  # The guardian needs milliseconds, its deputy half a second.
 _REASON_CHARS = 160
+_MEND = "mend it and run the same command again; what is finished is kept"
 _OUT_OF_MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|[Oo]ut of memory|OUT_OF_MEMORY|^MemoryError|std::bad_alloc", re.MULTILINE
 )
@@ -177,9 +179,12 @@ def run(
       on_steps: called with the steps seen so far, whenever they are more.
 
     Raises:
-      UsageError: the system lets no process be started.
+      UsageError: the folder of the run cannot be written, or the system lets no process be started.
     """
-    reader, variables = _prepare(manner, place)
+    try:
+        reader, variables = _prepare(manner, place)
+    except OSError as error:
+        raise unwritable(place.folder, error, hint=_MEND) from None
     try:
         process = Guarded(
             [manner.program, *words[1:]],
@@ -191,7 +196,7 @@ def run(
     except OSError as error:
         raise UsageError(
             f"the command could not be started: {(error.strerror or str(error)).lower()}",
-            hint="mend it and run the same command again; what is finished is kept",
+            hint=_MEND,
         ) from None
     watch = _Watch(process=process, reader=reader, clock=clock, pulse=pulse, on_steps=on_steps)
     late = False
@@ -272,7 +277,7 @@ def _prepare(
     mark = Mark()
     if isinstance(manner.source, JsonLines):
         mark = Mark.of(_json_file(manner.source, place))
-    place.mark.write_text(json.dumps(to_json(mark, Mark)))
+    write_whole(place.mark, json.dumps(to_json(mark, Mark)), lasting=False)
     variables = environment(os.environ, manner.surroundings)
     variables[RUN_VARIABLE] = place.name
     variables.setdefault(_CACHE_VARIABLE, str(manner.cache_dir))

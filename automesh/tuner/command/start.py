@@ -22,6 +22,7 @@ from automesh.hardware import (
 )
 from automesh.mesh.axes import Plan
 from automesh.mesh.evidence import relevant_environment
+from automesh.mesh.rules.rule import MeshRule
 from automesh.outcomes import Failed, Failure
 from automesh.program.nouns import Attachment
 from automesh.program.script.sources import hash_of_file
@@ -48,6 +49,7 @@ from automesh.tuner.study.scope import Scope
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.tuner.worker_errors import refuse_to_blame
 from automesh.tuner.workers import ask, memory_share_bytes, one_worker, refuse_launcher
+from automesh.worker.executables import executables_folder
 from automesh.worker.messages import DevicesJob, Surroundings
 
 _SHOWN = 8  # commands that a dry run shows
@@ -61,6 +63,7 @@ class _Ready:
 
     Attributes:
       plans: the baseline, then the legal ones.
+      rules_before: the rules that the rules file had when the search began.
     """
 
     request: SearchRequest
@@ -75,6 +78,7 @@ class _Ready:
     plans: tuple[Plan, ...]
     source_hash: str
     versions: Pairs
+    rules_before: tuple[MeshRule, ...]
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -115,15 +119,18 @@ def search_command(
     logs = make_folder(ready.folder / "logs")
     limit_bytes = request.memory_limit_bytes or memory_share_bytes(1)
     started_s = clock()
-    with open_study(
-        parse_storage(request.storage, ready.folder),
-        ready.name,
-        source_hash=ready.source_hash,
-        versions=ready.versions,
-        scope=Scope(
-            plans=frozenset(ready.plans), timeout_s=request.timeout_s, worker_bytes=limit_bytes
-        ),
-    ) as study:
+    with (
+        executables_folder(ready.folder, os.environ, progress.notice) as cache_dir,
+        open_study(
+            parse_storage(request.storage, ready.folder),
+            ready.name,
+            source_hash=ready.source_hash,
+            versions=ready.versions,
+            scope=Scope(
+                plans=frozenset(ready.plans), timeout_s=request.timeout_s, worker_bytes=limit_bytes
+            ),
+        ) as study,
+    ):
         header = _header(ready, study)
         notebook = notebook_of(study, header)
         strategy = CommandStrategy(
@@ -136,7 +143,7 @@ def search_command(
                 steps=request.command.steps,
                 timeout_s=request.timeout_s,
                 memory_limit_bytes=limit_bytes,
-                cache_dir=ready.folder / "cache",
+                cache_dir=cache_dir,
             ),
             plans=ready.plans,
             baseline=ready.baseline,
@@ -153,6 +160,7 @@ def search_command(
             notebook=notebook,
             rungs=(study.measure,),
             rules=request.rules,
+            rules_before=ready.rules_before,
             folder=ready.folder,
         ).run(strategy)
 
@@ -169,8 +177,8 @@ def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
     command_space = (
         restricted(read_space(request.space), template) if request.space else space_of(template)
     )
-    if not request.dry_run:  # It leaves nothing behind.
-        check_places(request)
+    # A dry run leaves nothing behind.
+    rules_before = () if request.dry_run else check_places(request)
     aim, selector = _aim(target, progress)
     enumeration = command_space.enumerate(
         template,
@@ -194,6 +202,7 @@ def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
         plans=tuple(dict.fromkeys([*baseline, *enumeration.legal])),
         source_hash=source_hash(request),
         versions=provenance(request, os.environ),
+        rules_before=rules_before,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from automesh import limits
 from automesh.errors import AutomeshError
+from automesh.files import write_whole
 from automesh.jsonio import NotJson, read_json, to_json, to_text
 from automesh.program.nouns import Propagation
 from automesh.reading import Unreadable, read_bytes
@@ -90,13 +90,8 @@ class TermsCache:
             job=_masked(job),
             propagation=propagation,
         )
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(to_text(kept, Kept))
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        # Without waiting for the disk: there are hundreds, and what is lost is made again.
+        write_whole(path, to_text(kept, Kept), lasting=False)
 
     def _read(self, path: Path) -> Kept | None:
         if not os.path.lexists(path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from automesh.tuner.study.identity import workload_name
 from automesh.tuner.study.metadata import Header, reading
 from automesh.tuner.workers import ask, layout_job, one_worker
 from automesh.worker.messages import Surroundings
+from automesh.worker.temporary import temporary_folder
 
 _LAYOUT_LIMIT_S = 120.0
 
@@ -119,13 +119,13 @@ def explain_script(
         return chosen
 
     with (
-        tempfile.TemporaryDirectory(prefix="automesh-explain-") as folder,
+        temporary_folder("explain") as folder,
         open_session(request, target, space, progress) as session,
     ):
         preparation = session.preparation
-        estimates = session.estimate(share=1.0, choose=choose, terms_folder=Path(folder))
+        estimates = session.estimate(share=1.0, choose=choose, terms_folder=folder)
         kept = TermsCache(
-            folder=Path(folder),
+            folder=folder,
             source_hash=preparation.source_hash,
             versions=preparation.provenance,
         ).all()

@@ -349,7 +349,7 @@ class MeasureRung:
         inspection = self.search.preparation.inspection
         return Subject(
             step=self.search.preparation.step,
-            cache_dir=str(self.search.preparation.cache_dir),
+            cache_dir=str(self.search.preparation.cache_dir or ""),
             sources=(*inspection.sources, *inspection.reads.files),
         )
 

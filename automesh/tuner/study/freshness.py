@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from automesh.tuner.study.study import Study
 from automesh.tuner.workers import memory_share_bytes, surroundings_of
 from automesh.worker.messages import TraceJob
 from automesh.worker.pool import Pool
+from automesh.worker.temporary import temporary_folder
 
 NOTE = "grounds"
 MOST_NOTED = 20
@@ -244,14 +244,14 @@ def settled(
 
     The study counts by it, too, from then on.
     """
-    with tempfile.TemporaryDirectory(prefix="automesh-lower-") as folder:
+    with temporary_folder("lower") as folder:
         lowering = _Lowering(
             request=request,
             target=target,
             preparation=preparation,
             study=study,
             progress=progress,
-            folder=Path(folder),
+            folder=folder,
             clock=clock,
             until_s=clock() + LOWER_SHARE * request.budget_s,
         )
@@ -302,11 +302,7 @@ class _Lowering:
                 memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(1),
                 on_wait=self.progress.tick,
             )
-        job = TraceJob(
-            step=self.preparation.step,
-            plan=plan,
-            text_file=str(self.folder / "program.txt"),
-        )
+        job = TraceJob(step=self.preparation.step, plan=plan)
         answer = self._pool.run(job, min(self.request.timeout_s, left_s))
         # A plan that cannot be lowered any more is another program.
         return answer.fingerprint if isinstance(answer, Traced) else ""

@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from automesh import limits
 from automesh.errors import AutomeshError, UsageError
+from automesh.files import write_whole
 from automesh.jsonio import from_json, read_json, to_json
 from automesh.reading import read_bytes
 from automesh.skipped import Skipped
@@ -192,10 +193,9 @@ class FileLeases:
             return None
 
     def _write(self, leases: dict[str, LeaseRow]) -> None:
-        # No fsync: after a power cut no owner is alive, and a lost hold is a free one.
-        draft = self._path.with_name(f"{self._path.name}.new")
-        draft.write_text(json.dumps(to_json(list(leases.values()), list[LeaseRow])))
-        draft.replace(self._path)
+        # Not lasting: after a power cut no owner is alive, and a lost hold is a free one.
+        text = json.dumps(to_json(list(leases.values()), list[LeaseRow]))
+        write_whole(self._path, text, lasting=False)
 
 
 def _first_version() -> int:

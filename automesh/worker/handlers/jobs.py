@@ -371,7 +371,8 @@ def _trace(job: TraceJob, stages: Stages) -> Traced:
         built = build_plan(job, job.plan, script)
         stages.enter("lower")
         program = lower_any(built, platforms=_platforms(job.step.absent))
-        write_text(Path(job.text_file), program.lines())
+        if job.text_file:
+            write_text(Path(job.text_file), program.lines())
     return Traced(fingerprint=program.fingerprint(job.plan.compiler_options))
 
 

@@ -469,7 +469,7 @@ def test_a_killed_writer_tears_nothing_and_blocks_nobody(tmp_path):
         writer = start_writer(path, f"life{life}", 10_000)
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
-        time.sleep(chance.uniform(0, 0.25))
+        time.sleep(chance.uniform(0, 0.5))
         os.kill(writer.pid, signal.SIGKILL)
         done += writer.communicate(timeout=60)[0].split()
         found = [one.match for one in read_rules(path).rules]
@@ -482,5 +482,5 @@ def test_a_killed_writer_tears_nothing_and_blocks_nobody(tmp_path):
     merge_rule(path, last, selector="last")
     assert time.monotonic() - start < 20
     assert path.read_text().startswith("# keep me\n")
-    leftovers = {file.name for file in tmp_path.iterdir()}
-    assert leftovers <= {"r.toml", ".r.toml.lock", ".r.toml.tmp"}
+    # What the killed ones had begun is removed by the next who holds the lock.
+    assert {file.name for file in tmp_path.iterdir()} == {"r.toml", ".r.toml.lock"}
