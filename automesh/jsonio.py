@@ -11,6 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from automesh.errors import AutomeshError
 
 T = TypeVar("T")
+# Bound now: in a worker, user code may replace `json.dumps`.
+_dumps, _loads = json.dumps, json.loads
 
 
 @cache
@@ -21,7 +23,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def to_json(value: Any, kind: Any) -> Any:
     """Turns a dataclass (or a union of them) into plain JSON values; NaN stays a float."""
     # By way of Python objects: pydantic's own JSON mode turns a NaN loss into null.
-    return json.loads(json.dumps(_adapter(kind).dump_python(value)))
+    return _loads(_dumps(_adapter(kind).dump_python(value)))
 
 
 def from_json(data: Any, kind: Any) -> Any:
@@ -31,7 +33,7 @@ def from_json(data: Any, kind: Any) -> Any:
       AutomeshError: naming the path of the first offending key.
     """
     try:
-        return _adapter(kind).validate_json(json.dumps(data), strict=True, extra="forbid")
+        return _adapter(kind).validate_json(_dumps(data), strict=True, extra="forbid")
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(part) for part in first["loc"])

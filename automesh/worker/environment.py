@@ -48,7 +48,11 @@ def environment(base: Mapping[str, str], surroundings: Surroundings) -> dict[str
     if surroundings.cpu_devices > 0:
         variables["JAX_NUM_CPU_DEVICES"] = str(surroundings.cpu_devices)
         # jax refuses to start when the number is given in both ways.
-        flags = _DEVICE_COUNT_FLAG.sub("", variables.pop("XLA_FLAGS", "")).split()
-        if flags:
-            variables["XLA_FLAGS"] = " ".join(flags)
+        if flags := without_device_count(variables.pop("XLA_FLAGS", "")):
+            variables["XLA_FLAGS"] = flags
     return variables
+
+
+def without_device_count(flags: str) -> str:
+    """Flags of XLA without the one that says how many virtual CPU devices there are."""
+    return " ".join(_DEVICE_COUNT_FLAG.sub("", flags).split())

@@ -28,14 +28,14 @@ from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.legal import Enumeration
 from automesh.space.spec import read_space
-from automesh.tuner.choose.baseline import parse_plan
+from automesh.tuner.choose.baseline import check_baseline, parse_plan
 from automesh.tuner.command.order import Order
 from automesh.tuner.command.run import Manner
 from automesh.tuner.command.search import CommandStrategy
 from automesh.tuner.command.space import CommandSpace, restricted, space_of
 from automesh.tuner.command.step_times import JsonLines
 from automesh.tuner.paths import as_seen, check_places, make_folder
-from automesh.tuner.preparation import Aim, aim_of, study_folder
+from automesh.tuner.preparation import Aim, aim_of, known_devices, study_folder
 from automesh.tuner.request import SearchRequest, usual_top
 from automesh.tuner.strategies.search_run import SearchRun
 from automesh.tuner.study.metadata import Header, notebook_of, shown_location
@@ -96,6 +96,8 @@ def search_command(
     )
     if not request.top:
         request = replace(request, top=usual_top(is_ahead=False, is_command=True))
+    if not request.dry_run:
+        check_places(request)
     ready = _prepare(request, progress)
     for notice in ready.notices:
         progress.notice(notice)
@@ -107,7 +109,6 @@ def search_command(
     )
     if request.dry_run:
         return _dry_run(ready)
-    check_places(request)
     make_folder(ready.folder)
     logs = make_folder(ready.folder / "logs")
     limit_bytes = request.memory_limit_bytes or memory_share_bytes(1)
@@ -165,6 +166,9 @@ def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
     template = request.command.template
     command_space = (
         restricted(read_space(request.space), template) if request.space else space_of(template)
+    )
+    check_baseline(
+        request.baseline.strip(), names=command_space.space.names, devices=known_devices(target)
     )
     aim, selector = _aim(target, progress)
     enumeration = command_space.enumerate(

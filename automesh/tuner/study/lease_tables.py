@@ -14,9 +14,10 @@ import sqlalchemy as sa
 import sqlalchemy.exc as sa_errors
 from filelock import FileLock
 
+from automesh import limits
 from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import from_json, to_json
-from automesh.tuner.study.lease import LeaseRow, Owner
+from automesh.tuner.study.lease import LeaseRow, Owner, Sightings
 
 _TABLE = sa.Table(
     "automesh_holds",
@@ -42,6 +43,7 @@ class SqlLeases:
         _TABLE.create(engine, checkfirst=True)
         clock = _CLOCKS.get(engine.dialect.name)
         self._clock = sa.text(clock) if clock else None
+        self.seen = Sightings()
 
     def now(self) -> float:
         # SQLite in WAL mode is shared within one host only: one clock.
@@ -98,7 +100,8 @@ class FileLeases:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = FileLock(f"{path}.flock", timeout=60, poll_interval=0.002)
+        self.seen = Sightings()
+        self._lock = FileLock(f"{path}.flock", timeout=limits.LOCK_S, poll_interval=0.002)
         with self._lock:  # makes the lock's file, which is also the clock
             pass
 

@@ -32,6 +32,7 @@ from automesh.program.script.build import Built, build_on, check_facts, read_fac
 from automesh.program.script.load import load_entry
 from automesh.program.script.signature import Signature, check_knobs, check_mapping, read_signature
 from automesh.worker.blame import OutcomeError
+from automesh.worker.handlers.device_count import check_device_count, hold_device_count
 from automesh.worker.messages import (
     BuildJob,
     CompileJob,
@@ -53,6 +54,7 @@ class Script:
       absent: the devices that it was told of, if they are not here.
       asked: what it asked about them while it was loaded, in words.
       modules: names of the user's modules that came with it.
+      notices: what the user should know of it.
     """
 
     build: Callable[..., Any]
@@ -60,6 +62,7 @@ class Script:
     absent: AbsentDevices | None
     asked: tuple[str, ...]
     modules: tuple[str, ...]
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -92,9 +95,10 @@ class Scripts:
             if known.absent == one:
                 return known
             _forget(self.loaded.pop(entry))
-        before = set(sys.modules)
+        before, said = set(sys.modules), list[str]()
         try:
             build = load_entry(entry)
+            said += hold_device_count()
         except Exception as error:
             if _NO_BACKEND in str(error):  # The script was only the first to ask for the devices.
                 start_jax(stages)
@@ -103,8 +107,10 @@ class Scripts:
         signature = read_signature(build)
         # Not before: a script may configure jax, which must be done before the devices are there.
         start_jax(stages)
+        check_device_count()
         self.loaded[entry] = script = Script(
             build=build,
+            notices=tuple(said),
             signature=signature,
             absent=one,
             asked=answers.asked if answers is not None else (),
