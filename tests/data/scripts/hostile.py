@@ -558,6 +558,12 @@ def writes_no_json_to_the_channel():
     time.sleep(1000)
 
 
+def writes_a_long_message_to_the_channel():
+    time.sleep(0.2)
+    os.write(channel(), struct.pack(">I", 65 * 2**20) + b"{")
+    time.sleep(1000)
+
+
 def writes_an_order_to_the_channel():
     body = json.dumps({"answer": {"samples_s": "fast"}}).encode()
     os.write(channel(), struct.pack(">I", len(body)) + body)
@@ -780,7 +786,6 @@ HABITS = {
     "gives_a_huge_integer": lambda: 10**5000,
     "gives_what_exits": Exits,
     "gives_a_liar": Lies,
-    "gives_a_huge_text": lambda: "x" * (70 * 2**20),
     "gives_surrogates": lambda: "half a pair \ud800",
     "is_well": lambda: None,
 }
