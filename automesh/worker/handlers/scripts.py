@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from automesh.errors import UsageError
 from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
@@ -107,7 +108,11 @@ class Scripts:
         signature = read_signature(build)
         # Not before: a script may configure jax, which must be done before the devices are there.
         start_jax(stages)
-        check_device_count()
+        try:
+            check_device_count()
+        except UsageError:
+            stages.enter("load")  # The script's fault, not jax's.
+            raise
         self.loaded[entry] = script = Script(
             build=build,
             notices=tuple(said),

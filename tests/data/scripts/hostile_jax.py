@@ -120,7 +120,7 @@ def loops(weight, loss):
 
 
 def allocates(weight, loss):
-    return weight, loss + jnp.sum(jax.lax.sort(jnp.ones((2**20, 2**12)) * jnp.sin(loss)))
+    return weight, loss, jax.lax.broadcasted_iota(jnp.float32, (2**19, 2**12), 0) * loss
 
 
 # What the step gives, of its new weight and its loss.
