@@ -14,11 +14,11 @@ import jax
 from automesh.errors import UsageError
 from automesh.program.absent.device_queries import attached
 from automesh.program.notes import note
-from automesh.worker.environment import without_device_count
+from automesh.worker.environment import CPU_DEVICES, without_device_count
 
 _OPTION = "jax_num_cpu_devices"
 # Read before any user code runs; empty where the devices are those that jax finds.
-_WANTED = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+_WANTED = os.environ.get(CPU_DEVICES, "")
 
 
 def wanted_devices() -> int:
