@@ -14,6 +14,8 @@ from automesh.terminal import as_unicode, is_unicode
 
 T = TypeVar("T")
 _SHOWN_CHARS = 100  # of a value that is wrong: it may be all of a file
+# Bound now: in a worker, user code may replace `json.dumps`.
+_dumps, _loads = json.dumps, json.loads
 
 
 class NotJson(AutomeshError):
@@ -31,19 +33,19 @@ def dumps(value: Any, *, indent: int | None = None, allow_nan: bool = True) -> s
     Raises:
       ValueError: a figure is not finite, and `allow_nan` is False.
     """
-    text = json.dumps(value, indent=indent, allow_nan=allow_nan)
+    text = _dumps(value, indent=indent, allow_nan=allow_nan)
     if "\\ud" not in text:  # Hardly any text goes further.
         return text
-    plain = json.dumps(value, ensure_ascii=False)
+    plain = _dumps(value, ensure_ascii=False)
     if is_unicode(plain):
         return text
-    return json.dumps(json.loads(as_unicode(plain, mark="\\\\")), indent=indent)
+    return _dumps(_loads(as_unicode(plain, mark="\\\\")), indent=indent)
 
 
 def to_json(value: Any, kind: Any) -> Any:
     """Turns a dataclass (or a union of them) into plain JSON values; NaN stays a float."""
     # By way of Python objects: pydantic's own JSON mode turns a NaN loss into null.
-    return json.loads(dumps(_adapter(kind).dump_python(value)))
+    return _loads(dumps(_adapter(kind).dump_python(value)))
 
 
 def to_text(value: Any, kind: Any) -> str:

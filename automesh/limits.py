@@ -23,8 +23,8 @@ HINT_LINE_CHARS = 2_000
 """Characters of one line of an error's hint, which may quote what a script printed."""
 
 TARGET_CHARS = 200
-"""Characters of a target's name. Names of slices and machines have 40; a longer one is refused, and
-no number in it is read."""
+"""Characters of a target's name, and of the name that a rule is selected for. Names of slices and
+machines have 40; a longer one is refused, and no number in it is read."""
 
 LONGEST_S = 366 * 86_400.0
 """Seconds of a budget or a time limit: a year. What a system can wait for has an end, too."""
@@ -120,3 +120,36 @@ are removed; a search that needs them compiles again."""
 
 EXECUTABLES_IN_USE_S = 24 * 3600.0
 """Executables of a study whose search began less than this ago stay: it may still be running."""
+
+# Patterns, and what they are matched with.
+
+PATTERN_CHARS = 2000
+"""Of a rule's `match`: room for some hundred names. A longer one is refused."""
+
+MATCH_BITS = 18
+"""Ways in which Python's engine may try to match a name, as a power of two: at most a tenth of a
+second. A pattern with more goes to an engine that does not try, or is refused."""
+
+LINE_CHARS = 20_000
+"""Of a line that a command prints, what `--step-time regex:` looks at: progress bars and dumped
+configs are shorter. What follows is passed over."""
+
+MATCHING_LINES = 1000
+"""That are matched at once: those that are new, if a command does not print without a pause."""
+
+MATCHING_S = 5.0
+"""Of a processor, for the pattern of `--step-time regex:` on so many lines: milliseconds as a rule.
+A pattern that takes longer ends the search."""
+
+ANSWER_S = 60.0
+"""For the process that matches, on a machine that is busy with other things. As above."""
+
+# Locks of others.
+
+LOCK_S = 30.0
+"""For the lock of a study's storage, a rules file or a profile, which is held for milliseconds, or
+for a second or two where tables are made or somebody edits: only a process that is stopped keeps it
+for longer. Then it is said to be in use."""
+
+LOOK_S = 5.0
+"""For the lock of a storage that is only looked at before a search. As above."""

@@ -26,7 +26,12 @@ def check_places(request: SearchRequest) -> tuple[MeshRule, ...]:
       UsageError: results, storage or rules cannot be written.
     """
     make_folder(request.results)
-    parse_storage(request.storage, request.results)
+    storage = parse_storage(request.storage, request.results)
+    if request.storage:  # That of the study's own folder is ours.
+        # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
+        from automesh.tuner.study.backend import check_storage
+
+        check_storage(storage)
     return check_mergeable(Path(request.rules)) if request.rules else ()
 
 

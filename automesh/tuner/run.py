@@ -101,7 +101,7 @@ def run_search(
                 study=study,
                 notebook=notebook_of(study, header),
                 progress=progress,
-                workers=count_workers(target, request.workers),
+                workers=min(count_workers(target, request.workers), len(preparation.plans)),
                 started_s=started_s,
                 clock=clock,
             )

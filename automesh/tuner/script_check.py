@@ -209,6 +209,7 @@ class _Check:
             refuse_several_processes(
                 answer.process_count, "a search", hint="run it on one host, without a launcher"
             )
+            self.notes += answer.notices
         elif answer.stage in _SCRIPTS_OWN:
             raise inspection_error(answer, self.request.entry, self.space)
         return answer

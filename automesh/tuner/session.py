@@ -216,7 +216,7 @@ def open_session(
             preparation=preparation,
             progress=progress,
             pool=pool,
-            workers=workers,
+            workers=min(workers, len(preparation.plans)),
             clock=clock,
         )
 

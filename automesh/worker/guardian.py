@@ -165,10 +165,15 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def _prepare_worker(guardian: int) -> None:
-    """Runs in the worker between fork and exec."""
+def _prepare_worker(guardian: int, *, keeps: tuple[int, ...]) -> None:
+    """Runs in the worker between fork and exec.
+
+    Args:
+      keeps: signals that it goes on ignoring.
+    """
     for number in _IGNORED:
-        signal.signal(number, signal.SIG_DFL)
+        if number not in keeps:
+            signal.signal(number, signal.SIG_DFL)
     if not _LINUX:
         return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -213,13 +218,15 @@ class Guardian:
           control: descriptor that it inherits; -1 for none.
         """
         guardian = os.getpid()
+        # A worker of ours passes an interruption over once it runs; before, it must not end it.
+        keeps = () if control < 0 else (signal.SIGINT,)
         worker = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=self._output_in,
             stderr=self._output_in,
             pass_fds=() if control < 0 else (control,),
-            preexec_fn=lambda: _prepare_worker(guardian),
+            preexec_fn=lambda: _prepare_worker(guardian, keeps=keeps),
         )
         # Kept: when it is dropped, subprocess takes notice of an end that came at once, and the
         # exit code with it.

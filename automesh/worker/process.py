@@ -30,6 +30,8 @@ _GUARDIAN = Path(__file__).with_name("guardian.py")
 _TAIL_BYTES = 2**16
 _TAIL_LINES = 40
 _TAIL_CHARS = 6000
+# Signals that end a process at somebody's wish, not for a fault of its own.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _HEADING = re.compile(rb"^--- .* ---\n", re.MULTILINE)
 
 
@@ -52,7 +54,7 @@ class Ending:
     @property
     def by_stranger(self) -> bool:
         """Whether it was killed, or its guardian, by neither the kernel nor automesh."""
-        killed = self.code is None or self.code == -signal.SIGKILL
+        killed = self.code is None or -self.code in _FROM_OUTSIDE
         return killed and not self.over_limit and not self.kernel_killed
 
     def outcome(self, *, stage: str, memory_limit_bytes: int) -> Failure:
@@ -67,7 +69,7 @@ class Ending:
                 is_host=True,
             )
         if self.code == protocol.CHANNEL_LOST:
-            return Failed(stage=stage, reason="the script closed the worker's control channel")
+            return Failed(stage=stage, reason=protocol.NO_CHANNEL)
         return Failed(stage=stage, reason=blame.ended(self.code, stage))
 
 

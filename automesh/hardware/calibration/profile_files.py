@@ -16,12 +16,12 @@ from automesh import files
 from automesh.errors import UsageError, unwritable
 from automesh.hardware.calibration.profile import SCHEMA, Profile, identity, merge
 from automesh.hardware.processes import usable_cores
+from automesh.limits import LOCK_S
 from automesh.mesh.strict_files import check_tree, parse_tree
 from automesh.reading import check_regular, read_text
 from automesh.user_text import user_path
 
 FOLDER_VARIABLE = "AUTOMESH_PROFILES"
-_LOCK_S = 30.0
 _CPU_INFO = Path("/proc/cpuinfo")
 _MEND = "delete it, and measure again with `automesh calibrate`"
 
@@ -157,7 +157,7 @@ def merge_profile(path: Path, profile: Profile) -> Profile:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with files.lock_beside(path, timeout_s=_LOCK_S):
+        with files.lock_beside(path, timeout_s=LOCK_S):
             if path.exists():
                 before = read_profile(path)
                 if identity(before) != identity(profile):

@@ -12,6 +12,7 @@ import re
 import selectors
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from automesh.tuner.command.step_times import (
     Mark,
     Printed,
     PrintedReader,
+    Reader,
     SeenStep,
     Source,
     Steps,
@@ -179,14 +181,33 @@ def run(
       on_steps: called with the steps seen so far, whenever they are more.
 
     Raises:
-      UsageError: the folder of the run cannot be written, or the system lets no process be started.
+      UsageError: the folder of the run cannot be written, the system lets no process be started, or
+        the pattern of step times takes too long.
     """
     try:
         reader, variables = _prepare(manner, place)
     except OSError as error:
         raise unwritable(place.folder, error, hint=_MEND) from None
+    with closing(reader):
+        process = _start(manner, place, words, variables)
+        watch = _Watch(process=process, reader=reader, clock=clock, pulse=pulse, on_steps=on_steps)
+        late = False
+        try:
+            late = watch.until(clock() + manner.timeout_s)
+        finally:
+            ending = _end(process)
+        steps = reader.read()
+    if late and not steps.samples_s:
+        return TimedOut(stage="run", limit_s=manner.timeout_s, log_tail=log_tail(place.log))
+    # What was killed for its steps or for its time has no exit code of its own.
+    return _result(manner, place, steps, ending, was_stopped=late or steps.is_enough)
+
+
+def _start(
+    manner: Manner, place: Place, words: tuple[str, ...], variables: dict[str, str]
+) -> Guarded:
     try:
-        process = Guarded(
+        return Guarded(
             [manner.program, *words[1:]],
             variables=variables,
             log=place.log,
@@ -198,17 +219,6 @@ def run(
             f"the command could not be started: {(error.strerror or str(error)).lower()}",
             hint=_MEND,
         ) from None
-    watch = _Watch(process=process, reader=reader, clock=clock, pulse=pulse, on_steps=on_steps)
-    late = False
-    try:
-        late = watch.until(clock() + manner.timeout_s)
-    finally:
-        ending = _end(process)
-    steps = reader.read()
-    if late and not steps.samples_s:
-        return TimedOut(stage="run", limit_s=manner.timeout_s, log_tail=log_tail(place.log))
-    # What was killed for its steps or for its time has no exit code of its own.
-    return _result(manner, place, steps, ending, was_stopped=late or steps.is_enough)
 
 
 def recovered(manner: Manner, place: Place) -> RunResult | None:
@@ -218,7 +228,8 @@ def recovered(manner: Manner, place: Place) -> RunResult | None:
     mark = _read_mark(place)
     if mark is None and isinstance(manner.source, JsonLines):
         return None  # What in the file is of this run, nobody can tell.
-    steps = _reader(manner, place, mark or Mark()).read()
+    with closing(_reader(manner, place, mark or Mark())) as reader:
+        steps = reader.read()
     ending = _read_ending(place)
     if steps.is_enough:
         return _result(manner, place, steps, ending or Ending(code=None), was_stopped=True)
@@ -228,7 +239,7 @@ def recovered(manner: Manner, place: Place) -> RunResult | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Watch:
     process: Guarded
-    reader: JsonReader | PrintedReader | CaptureReader
+    reader: Reader
     clock: Callable[[], float]
     pulse: Callable[[], None]
     on_steps: Callable[[int], None]
@@ -268,9 +279,7 @@ def _end(process: Guarded) -> Ending:
     return process.bury()
 
 
-def _prepare(
-    manner: Manner, place: Place
-) -> tuple[JsonReader | PrintedReader | CaptureReader, dict[str, str]]:
+def _prepare(manner: Manner, place: Place) -> tuple[Reader, dict[str, str]]:
     place.clear()
     place.run_dir.mkdir(parents=True)
     place.steps.mkdir()
@@ -295,7 +304,7 @@ def _prepare(
     return _reader(manner, place, mark), variables
 
 
-def _reader(manner: Manner, place: Place, mark: Mark) -> JsonReader | PrintedReader | CaptureReader:
+def _reader(manner: Manner, place: Place, mark: Mark) -> Reader:
     match manner.source:
         case Capture():
             return CaptureReader(place.steps)

@@ -32,7 +32,7 @@ from automesh.report.result import SearchResult
 from automesh.space.legal import Enumeration
 from automesh.space.spec import read_space
 from automesh.storage_url import masked_word
-from automesh.tuner.choose.baseline import parse_plan
+from automesh.tuner.choose.baseline import check_baseline, parse_plan
 from automesh.tuner.command.order import Order
 from automesh.tuner.command.run import Manner
 from automesh.tuner.command.search import CommandStrategy
@@ -40,7 +40,7 @@ from automesh.tuner.command.space import CommandSpace, restricted, space_of
 from automesh.tuner.command.step_times import JsonLines
 from automesh.tuner.command.template import masked_template
 from automesh.tuner.paths import as_seen, check_places, make_folder
-from automesh.tuner.preparation import Aim, aim_of, study_folder
+from automesh.tuner.preparation import Aim, aim_of, known_devices, study_folder
 from automesh.tuner.request import SearchRequest, usual_top
 from automesh.tuner.strategies.search_run import SearchRun
 from automesh.tuner.study.metadata import Header, notebook_of, shown_location
@@ -179,6 +179,9 @@ def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
     )
     # A dry run leaves nothing behind.
     rules_before = () if request.dry_run else check_places(request)
+    check_baseline(
+        request.baseline.strip(), names=command_space.space.names, devices=known_devices(target)
+    )
     aim, selector = _aim(target, progress)
     enumeration = command_space.enumerate(
         template,

@@ -24,6 +24,7 @@ from automesh import limits
 from automesh.errors import AutomeshError, UsageError, did_you_mean
 from automesh.jsonio import read_json
 from automesh.reading import Unreadable, check_regular, open_regular
+from automesh.tuner.command.line_matcher import LineMatcher
 from automesh.tuner.command.template import RUN_DIR
 from automesh.units import format_bytes
 
@@ -144,7 +145,7 @@ def parse_source(text: str) -> Source:
     if kind == "jsonl":
         return _json_lines(text, rest)
     if kind == "regex":
-        _compile(rest)
+        _check_pattern(rest)
         return Printed(pattern=rest)
     meant = did_you_mean(kind, ("capture", "jsonl", "regex"))
     raise UsageError(
@@ -176,7 +177,7 @@ def _json_lines(text: str, rest: str) -> JsonLines:
     return JsonLines(file=file, key=key)
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+def _check_pattern(pattern: str) -> None:
     try:
         found = re.compile(pattern)
     except (re.error, RecursionError, OverflowError, ValueError) as error:
@@ -200,7 +201,6 @@ def _compile(pattern: str) -> re.Pattern[str]:
             hint="write `([0-9.]+)` for seconds, or one named group: (?P<ms>...), "
             "(?P<s>...), (?P<steps_per_s>...); `(?:...)` groups without counting",
         )
-    return found
 
 
 class Tail:
@@ -293,6 +293,9 @@ class JsonReader:
                 self._note({str(key): value for key, value in row.items()})
         return self._reports.steps(problem=self._problem())
 
+    def close(self) -> None:
+        """Nothing is open between two reads."""
+
     def _note(self, row: dict[str, Any]) -> None:
         key = self._key
         if not key:
@@ -328,28 +331,31 @@ class PrintedReader:
 
     def __init__(self, log: Path, source: Printed, *, skip: int, steps: int) -> None:
         self._tail = Tail(log, from_end=True)
-        self._pattern = _compile(source.pattern)
+        self._pattern = source.pattern
+        self._matcher = LineMatcher(source.pattern)
         self._reports = _Reports(skip=skip, steps=steps)
 
     def read(self) -> Steps:
-        """What is known by now."""
-        for line in self._tail.lines():
-            match = self._pattern.search(line)
-            if match is not None:
-                self._note(match)
-        what = f"no line that the command printed matches `{self._pattern.pattern}`"
+        """What is known by now.
+
+        Raises:
+          UsageError: the pattern takes too long.
+        """
+        for named, unnamed in self._matcher.find(self._tail.lines()):
+            self._note(named, unnamed)
+        what = f"no line that the command printed matches `{self._pattern}`"
         if self._reports.bad:
-            what = f"`{self._pattern.pattern}` matches, but never with a number above zero"
+            what = f"`{self._pattern}` matches, but never with a number above zero"
         return self._reports.steps(problem=(what, ""))
 
-    def _note(self, match: re.Match[str]) -> None:
-        groups = match.groupdict()
-        loss = _number(groups.pop("loss", None))
-        name = next((name for name in _GROUPS if groups.get(name)), "s")
-        named = match.re.groupindex.values()
-        unnamed = [at for at in range(1, match.re.groups + 1) if at not in named]
-        text = groups.get(name) or (match[unnamed[0]] if unnamed else None)
-        self._reports.add(seconds_of(name, text), loss)
+    def close(self) -> None:
+        """Ends the process that looks for the pattern."""
+        self._matcher.close()
+
+    def _note(self, named: dict[str, str | None], unnamed: str | None) -> None:
+        loss = _number(named.pop("loss", None))
+        name = next((name for name in _GROUPS if named.get(name)), "s")
+        self._reports.add(seconds_of(name, named.get(name) or unnamed), loss)
 
 
 class CaptureReader:
@@ -369,6 +375,12 @@ class CaptureReader:
                 timer.read(line)
         timers = sorted(self._timers.values(), key=lambda one: one.rank)
         return timers[-1].steps() if timers else Steps(problem=_NO_JAX)
+
+    def close(self) -> None:
+        """Nothing is open between two reads."""
+
+
+Reader = JsonReader | PrintedReader | CaptureReader
 
 
 _NO_JAX = (

@@ -32,7 +32,6 @@ from automesh.tuner.study.storage import Storage
 from automesh.tuner.study.stored.database import TolerantDatabase
 from automesh.tuner.study.stored.journal import TolerantJournal
 
-BUSY_S = 60.0  # how long a write waits for another process to end its own, which takes milliseconds
 CONNECT_S = 10
 _RECORD = b'{"op_code":'
 _HEADER = b"SQLite format 3\x00"
@@ -125,6 +124,8 @@ def _is_raised_here(error: BaseException) -> bool:
 
 def _failure(storage: Storage, error: BaseException) -> UsageError:
     cause = getattr(error, "orig", None) or error
+    if isinstance(cause, Timeout) or _is_busy(cause):
+        return _in_use(storage, limits.LOCK_S)
     reason = _one_line(storage, cause) or type(cause).__name__
     return UsageError(
         f"the study's storage {storage.text} failed: {reason}",
@@ -146,6 +147,39 @@ def _shown_cause(storage: Storage, error: BaseException) -> BaseException | None
     return error if all(storage.masked(str(each)) == str(each) for each in causes) else None
 
 
+def _is_busy(error: BaseException) -> bool:
+    """Whether SQLite has waited in vain for another process."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # Of an extended code the plain one.
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _in_use(storage: Storage, waited_s: float) -> UsageError:
+    return UsageError(
+        f"another process has kept the study's storage {storage.text} locked for {waited_s:.0f} s",
+        hint="end that process (`fuser FILE` names it), and run the same command again; what was "
+        "finished is kept",
+    )
+
+
+def check_storage(storage: Storage) -> None:
+    """Refuses, before a search has started any worker, a storage that it could not open at its end.
+
+    Raises:
+      UsageError: as `open_backend`, but makes no study and waits for no lock for long.
+    """
+    with explained(storage):
+        path = Path(storage.location)
+        match storage.kind:
+            case "sqlite":
+                _check_writable(path, storage)
+                _check_sqlite(path, storage)
+            case "server":
+                _check_server(storage, *_server(storage))
+            case "journal":
+                _check_writable(path, storage)
+                _check_journal(path, storage)
+
+
 # SQLite
 
 
@@ -155,7 +189,7 @@ def _open_sqlite(storage: Storage) -> Backend:
     _check_sqlite(path, storage)
 
     def connect() -> sqlite3.Connection:
-        connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout=limits.LOCK_S, check_same_thread=False)
         # With the write-ahead log, NORMAL loses nothing when a process is killed and never
         # damages the file; a power cut may undo the last trials, which are then tried again.
         # FULL would wait for the disk some ten times per trial.
@@ -165,7 +199,7 @@ def _open_sqlite(storage: Storage) -> Backend:
         return connection
 
     # One process makes the tables, the others wait: Optuna does not expect two at once.
-    with FileLock(f"{path}.flock", timeout=BUSY_S, poll_interval=0.01):
+    with FileLock(f"{path}.flock", timeout=limits.LOCK_S, poll_interval=0.01):
         setup = connect()
         try:
             setup.execute("PRAGMA journal_mode=WAL")
@@ -205,12 +239,14 @@ def _check_sqlite(path: Path, storage: Storage) -> None:
     with path.open("rb") as file:
         if file.read(len(_HEADER)) != _HEADER:
             raise UsageError(f"{storage.text} is not a SQLite database", hint=_KEEP)
-    connection = sqlite3.connect(path, timeout=BUSY_S)
+    connection = sqlite3.connect(path, timeout=limits.LOOK_S)
     connection.text_factory = _text
     try:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # Names stand in its messages.
+        if _is_busy(error):
+            raise _in_use(storage, limits.LOOK_S) from error
         verdict, tables = str(error), set[str]()
     finally:
         connection.close()
@@ -225,6 +261,13 @@ def _check_sqlite(path: Path, storage: Storage) -> None:
 
 
 def _open_server(storage: Storage) -> Backend:
+    url, options = _server(storage)
+    _check_server(storage, url, options)
+    return _open_rdb(storage, storage.server.bare, options)
+
+
+def _server(storage: Storage) -> tuple[sa.URL, dict[str, Any]]:
+    """The URL of a server without its secrets, and how it is connected to."""
     if storage.server is None:
         raise TypeError("a storage on a server has the URL of the server")
     url = sa.make_url(storage.server.bare)
@@ -232,9 +275,7 @@ def _open_server(storage: Storage) -> Backend:
     arguments: dict[str, Any] = dict(storage.server.secrets)
     if "connect_timeout" not in url.query:
         arguments["connect_timeout"] = CONNECT_S
-    options = {"connect_args": arguments, "pool_pre_ping": True}
-    _check_server(storage, url, options)
-    return _open_rdb(storage, storage.server.bare, options)
+    return url, {"connect_args": arguments, "pool_pre_ping": True}
 
 
 def _check_server(storage: Storage, url: sa.URL, options: dict[str, Any]) -> None:
@@ -318,7 +359,7 @@ class FlockedJournal(JournalFileOpenLock):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = FileLock(f"{path}.flock", timeout=BUSY_S, poll_interval=0.002)
+        self._lock = FileLock(f"{path}.flock", timeout=limits.LOCK_S, poll_interval=0.002)
 
     def acquire(self) -> bool:
         self._lock.acquire()

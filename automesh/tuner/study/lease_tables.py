@@ -21,7 +21,7 @@ from automesh.files import write_whole
 from automesh.jsonio import from_json, read_json, to_json
 from automesh.reading import read_bytes
 from automesh.skipped import Skipped
-from automesh.tuner.study.lease import LeaseRow, Owner
+from automesh.tuner.study.lease import LeaseRow, Owner, Sightings
 
 _TABLE = sa.Table(
     "automesh_holds",
@@ -48,6 +48,7 @@ class SqlLeases:
         _TABLE.create(engine, checkfirst=True)
         clock = _CLOCKS.get(engine.dialect.name)
         self._clock = sa.text(clock) if clock else None
+        self.seen = Sightings()
 
     def now(self) -> float:
         # SQLite in WAL mode is shared within one host only: one clock.
@@ -127,7 +128,8 @@ class FileLeases:
     def __init__(self, path: Path, skipped: Skipped | None = None) -> None:
         self._path = path
         self._skipped = Skipped() if skipped is None else skipped
-        self._lock = FileLock(f"{path}.flock", timeout=60, poll_interval=0.002)
+        self.seen = Sightings()
+        self._lock = FileLock(f"{path}.flock", timeout=limits.LOCK_S, poll_interval=0.002)
         with self._lock:  # makes the lock's file, which is also the clock
             pass
 

@@ -17,7 +17,7 @@ from automesh.jsonio import from_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Outcome
 from automesh.tuner.study.backend import Backend
-from automesh.tuner.study.lease import Lease, Owner, expired, release, take
+from automesh.tuner.study.lease import Lease, Owner, release, take
 from automesh.tuner.study.optuna_records import (
     Choices,
     extended,
@@ -260,7 +260,9 @@ class Rung:
     def _requeue(self, frozen: FrozenTrial) -> Trial | None:
         key, leases = self._key(frozen.number), self._backend.leases
         row = leases.get(key)
-        if row is not None and (row.owner == self._owner or not expired(row, leases.now())):
+        if row is not None and (
+            row.owner == self._owner or not leases.seen.expired(row, leases.now())
+        ):
             return None
         if not leases.swap(key, row, self._owner):
             return None
@@ -297,8 +299,9 @@ class Rung:
         waiting = self._storage.get_all_trials(
             self._study_id, deepcopy=False, states=(TrialState.WAITING,)
         )
-        leases, now_s = self._backend.leases.under(self._prefix), self._backend.leases.now()
-        taken = {key for key, row in leases.items() if not expired(row, now_s)}
+        leases, seen = self._backend.leases, self._backend.leases.seen
+        held, now_s = leases.under(self._prefix), leases.now()
+        taken = {key for key, row in held.items() if not seen.expired(row, now_s)}
         self._queue = deque(
             one
             for one in waiting

@@ -127,7 +127,7 @@ def test_lines_come_whole_and_once(
     assert list(tail.lines()) == []
 
 
-@IN_A_FOLDER
+@settings(IN_A_FOLDER, max_examples=25)  # Each starts a process that looks for the pattern.
 @given(st.lists(SECONDS, max_size=8), st.integers(0, 3), st.integers(1, 5))
 def test_times_are_read_alike_from_both(
     tmp_path: Path, seconds: list[float], skip: int, steps: int
