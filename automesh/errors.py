@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from automesh.limits import HINT_LINE_CHARS, MESSAGE_CHARS
-from automesh.terminal import clean_lines, shortened
+from automesh.texts.terminal import clean_lines, shortened
 
 
 class AutomeshError(Exception):

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from automesh.errors import AutomeshError
-from automesh.storage_url import masked
-from automesh.terminal import as_unicode, is_unicode
+from automesh.texts.storage_url import masked
+from automesh.texts.terminal import as_unicode, is_unicode
 
 T = TypeVar("T")
 _SHOWN_CHARS = 100  # of a value that is wrong: it may be all of a file

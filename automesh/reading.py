@@ -19,7 +19,7 @@ from typing import Any
 
 from automesh import limits
 from automesh.errors import UsageError
-from automesh.terminal import is_unicode
+from automesh.texts.terminal import is_unicode
 from automesh.units import format_bytes
 
 _BOM = b"\xef\xbb\xbf"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from automesh import limits
 from automesh.errors import AutomeshError
-from automesh.storage_url import masked
-from automesh.terminal import clean
+from automesh.texts.storage_url import masked
+from automesh.texts.terminal import clean
 
 _SAID_CHARS = 200  # of what is wrong with one
 

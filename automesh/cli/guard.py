@@ -14,8 +14,8 @@ from typing import Any
 import typer
 
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError, of_system
-from automesh.storage_url import masked, secrets_among, typeable
-from automesh.terminal import clean
+from automesh.texts.storage_url import masked, secrets_among, typeable
+from automesh.texts.terminal import clean
 from automesh.tuner.interrupts import end_on_sigterm, exit_code
 
 _STOPPED = 130

@@ -10,7 +10,7 @@ import typer
 
 from automesh.errors import UsageError
 from automesh.jsonio import dumps
-from automesh.storage_url import PASSWORD, has_secret
+from automesh.texts.storage_url import PASSWORD, has_secret
 
 if TYPE_CHECKING:
     from automesh.answers import Result, Results

@@ -54,7 +54,7 @@ from automesh.hardware.slices import MAX_SLICES, Generation, generation_called, 
 from automesh.hardware.targets import parse_target
 from automesh.mesh.strict_files import read_table
 from automesh.platforms import PLATFORMS, platform_named
-from automesh.user_text import user_path
+from automesh.texts.user_text import user_path
 
 # Chips in files of the user's own; `clusters_file` says how to write them.
 

@@ -30,8 +30,8 @@ from automesh.jsonio import read_json, to_json
 from automesh.limits import ABANDONED_DRAFT_S
 from automesh.outcomes import Counts, Effort, Memory, OutOfMemory
 from automesh.reading import open_regular, read_bytes
+from automesh.texts.user_text import user_path
 from automesh.units import parse_bytes
-from automesh.user_text import user_path
 
 FOLDER_VARIABLE = "AUTOMESH_CACHE"
 LIMIT_VARIABLE = "AUTOMESH_CACHE_LIMIT"

@@ -13,7 +13,7 @@ from automesh.mesh.axes import Plan, format_setting
 from automesh.report import words
 from automesh.report.predicted import exposed_s, replay_of
 from automesh.report.result import EXPORTED, Candidate
-from automesh.terminal import clean
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
 GAP = 2

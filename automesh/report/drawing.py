@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from automesh.report.columns import GLUE, Column, widths, wrapped
-from automesh.terminal import without_controls
+from automesh.texts.terminal import without_controls
 
 MIN_WIDTH = 40
 _LABEL_WIDTH = 9

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from automesh.limits import MOST_COMMAND_CHARS
-from automesh.storage_url import typeable
+from automesh.texts.storage_url import typeable
 
 VALUED = frozenset(
     (

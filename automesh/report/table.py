@@ -24,8 +24,8 @@ from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled,
 from automesh.report.estimates import ESTIMATES
 from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
 from automesh.report.result import EXPORTED, Candidate, SearchResult
-from automesh.storage_url import masked
-from automesh.terminal import clean
+from automesh.texts.storage_url import masked
+from automesh.texts.terminal import clean
 from automesh.units import format_count
 
 _STYLES = {

@@ -27,7 +27,7 @@ from automesh.report.result import (
     SearchResult,
     Verification,
 )
-from automesh.terminal import clean
+from automesh.texts.terminal import clean
 from automesh.units import (
     format_bytes,
     format_change,

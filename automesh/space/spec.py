@@ -27,7 +27,7 @@ from automesh.space.space import (
     SearchSpace,
     checked_knob,
 )
-from automesh.user_text import user_path
+from automesh.texts.user_text import user_path
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _Positive = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]

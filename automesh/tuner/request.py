@@ -23,9 +23,9 @@ from automesh.report.search_command import SearchCommand
 from automesh.space.curated import CURATED
 from automesh.space.options import knobs_of, parse_options
 from automesh.space.space import Knob
+from automesh.texts.user_text import check_text, user_path
 from automesh.tuner.command.timed_command import TimedCommand, read_command
 from automesh.units import parse_bytes, parse_duration
-from automesh.user_text import check_text, user_path
 from automesh.worker.temporary import folder_until_exit
 
 _FINALISTS = 8

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from automesh.hardware.absent import AbsentDevices
 from automesh.platforms import platform_named
-from automesh.storage_url import OWN_VARIABLES
+from automesh.texts.storage_url import OWN_VARIABLES
 from automesh.worker.messages import Surroundings
 
 # Without it the order of a set of strings changes from process to process, and with it the program

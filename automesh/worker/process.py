@@ -19,7 +19,7 @@ from automesh.files import open_log
 from automesh.jsonio import read_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.reading import Unreadable, open_regular
-from automesh.terminal import clean_lines
+from automesh.texts.terminal import clean_lines
 from automesh.worker import blame, protocol
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings

@@ -20,7 +20,7 @@ import sqlalchemy.exc as sa_errors
 
 from automesh.cli import guard
 from automesh.errors import UsageError
-from automesh.storage_url import PASSWORD, PASSWORD_FILE
+from automesh.texts.storage_url import PASSWORD, PASSWORD_FILE
 from automesh.tuner.request import SearchOptions, read_request
 from automesh.tuner.study.backend import explained, open_backend
 from automesh.tuner.study.metadata import shown_location

@@ -19,7 +19,7 @@ from automesh.hardware.processes import usable_cores
 from automesh.limits import LOCK_S
 from automesh.mesh.strict_files import check_tree, parse_tree
 from automesh.reading import check_regular, read_text
-from automesh.user_text import user_path
+from automesh.texts.user_text import user_path
 
 FOLDER_VARIABLE = "AUTOMESH_PROFILES"
 _CPU_INFO = Path("/proc/cpuinfo")

@@ -18,7 +18,7 @@ from automesh.mesh.mapping import LogicalMapping
 from automesh.mesh.rules.rule import MeshRule, check_selector, explain_match, first_match
 from automesh.mesh.settings import Settings
 from automesh.mesh.shape import HybridMeshShape, MeshShape
-from automesh.terminal import clean_lines
+from automesh.texts.terminal import clean_lines
 
 # The devices of a mesh as text: axes to physical coordinates.
 

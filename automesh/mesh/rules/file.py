@@ -25,7 +25,7 @@ from automesh.mesh.rules.rule import MeshRule, escape, first_match
 from automesh.mesh.rules.tree import rules_from_tree, tree_of_rule, tree_of_rules
 from automesh.mesh.strict_files import parse_tree
 from automesh.reading import check_regular, decoded, kind_of_file, read_bytes, read_text
-from automesh.user_text import user_path
+from automesh.texts.user_text import user_path
 
 # The text of a TOML file: made anew, or with one rule put in and all comments kept.
 

@@ -21,7 +21,7 @@ from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import LeafUpdate
 from automesh.program.script.contexts import entered
 from automesh.program.script.leaf_forms import difference, forms_of, repacked
-from automesh.terminal import as_unicode
+from automesh.texts.terminal import as_unicode
 
 # `perf_counter` and this are bound before any user code runs: what a script puts in their places
 # must not time its own step.

@@ -22,7 +22,7 @@ from typing import Any
 
 from automesh.package import INSTALLED, PACKAGE
 from automesh.reading import Unreadable, open_regular
-from automesh.terminal import is_unicode
+from automesh.texts.terminal import is_unicode
 
 MOST_FILES = 512
 _SYSTEM = tuple(map(Path, ("/proc", "/sys", "/dev", "/etc", "/run", "/usr/lib", "/usr/share")))

@@ -11,7 +11,7 @@ from automesh.mesh.axes import PIPELINE
 from automesh.outcomes import Measured
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.words import count
-from automesh.terminal import clean
+from automesh.texts.terminal import clean
 from automesh.units import (
     format_bytes,
     format_count,

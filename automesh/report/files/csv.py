@@ -30,7 +30,7 @@ from automesh.report import words
 from automesh.report.estimates import Estimates
 from automesh.report.predicted import exposed_s
 from automesh.report.result import Candidate, SearchResult
-from automesh.terminal import clean, clean_lines
+from automesh.texts.terminal import clean, clean_lines
 
 Cell = Scalar | None
 

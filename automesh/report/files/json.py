@@ -38,7 +38,7 @@ from automesh.outcomes import Compiled, Estimated, Outcome
 from automesh.report import words
 from automesh.report.predicted import exposed_s, replay_of
 from automesh.report.result import Candidate, Funnel, SearchResult, Standing, Verification
-from automesh.storage_url import masked
+from automesh.texts.storage_url import masked
 
 SCHEMA = 1
 

@@ -12,7 +12,7 @@ from automesh.report.columns import GLUE, Column, figures_column, fitting, text_
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, labelled, tabulated
 from automesh.report.files.json import to_json as result_to_json
 from automesh.report.result import Candidate, SearchResult
-from automesh.terminal import clean
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_seconds
 
 SCHEMA = 1

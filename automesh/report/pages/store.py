@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from automesh.hlo.store import LIMIT_VARIABLE, Entry, ModuleStore
-from automesh.terminal import clean
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_wait
 
 

@@ -30,7 +30,7 @@ from automesh.outcomes import Failed, Failure, Measured, Outcome
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import failure_reason
-from automesh.storage_url import masked_word
+from automesh.texts.storage_url import masked_word
 from automesh.tuner.command.order import Order
 from automesh.tuner.command.results import (
     AGAIN,

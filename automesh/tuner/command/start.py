@@ -31,7 +31,7 @@ from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.legal import Enumeration
 from automesh.space.spec import read_space
-from automesh.storage_url import masked_word
+from automesh.texts.storage_url import masked_word
 from automesh.tuner.choose.baseline import check_baseline, parse_plan
 from automesh.tuner.command.order import Order
 from automesh.tuner.command.run import Manner

@@ -18,7 +18,7 @@ from typing import Literal
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import Plan, Scalar
-from automesh.storage_url import masked, masked_word
+from automesh.texts.storage_url import masked, masked_word
 
 Part = Literal["", "ici", "dcn"]
 RUN_DIR = "run_dir"

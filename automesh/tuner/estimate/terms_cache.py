@@ -15,7 +15,7 @@ from automesh.jsonio import NotJson, read_json, to_json, to_text
 from automesh.program.nouns import Propagation
 from automesh.reading import Unreadable, read_bytes
 from automesh.skipped import Skipped
-from automesh.storage_url import masked_word
+from automesh.texts.storage_url import masked_word
 from automesh.worker.messages import PropagateJob
 
 TERMS = "terms"  # the folder inside a study's

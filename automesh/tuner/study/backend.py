@@ -25,7 +25,7 @@ from automesh import limits
 from automesh.errors import AutomeshError, UsageError
 from automesh.reading import check_regular, open_regular
 from automesh.skipped import Skipped
-from automesh.storage_url import PASSWORD, PASSWORD_FILE
+from automesh.texts.storage_url import PASSWORD, PASSWORD_FILE
 from automesh.tuner.study.lease import LeaseTable
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 from automesh.tuner.study.storage import Storage

@@ -15,7 +15,7 @@ from automesh.mesh.axes import Plan, usual_batch_axes
 from automesh.reading import check_regular
 from automesh.report.estimates import Estimates
 from automesh.report.search_command import SearchCommand, read_text
-from automesh.storage_url import masked, masked_url
+from automesh.texts.storage_url import masked, masked_url
 from automesh.tuner.command.template import masked_template
 from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
 from automesh.tuner.measure.decision import Decision

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from automesh.errors import UsageError
-from automesh.storage_url import MASK, StorageUrl, masked, masked_url, read_url, with_password
-from automesh.user_text import check_text, user_path
+from automesh.texts.storage_url import MASK, StorageUrl, masked, masked_url, read_url, with_password
+from automesh.texts.user_text import check_text, user_path
 
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
 _JOURNAL_SUFFIXES = (".journal", ".log")
@@ -55,7 +55,7 @@ def parse_storage(text: str, folder: Path, environ: Mapping[str, str] = os.envir
     write-ahead log does not work.
 
     Args:
-      environ: has the password of a server whose URL has none, see `automesh.storage_url`.
+      environ: has the password of a server whose URL has none, see `automesh.texts.storage_url`.
 
     Raises:
       UsageError: neither a database URL of a known kind nor a file with a known ending; or the file

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from automesh.terminal import clean
+from automesh.texts.terminal import clean
 from tests.support.cases.bad_inputs import CLUSTER, GOOD_SPACE, RULES, TORUS, UNUSED
 
 DIGITS = "9" * 5_000  # more than Python makes an integer of

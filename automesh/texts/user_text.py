@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 from automesh.errors import UsageError
-from automesh.terminal import as_unicode, is_unicode
+from automesh.texts.terminal import as_unicode, is_unicode
 
 
 def check_text(text: str) -> str:

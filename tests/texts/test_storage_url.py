@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from automesh.errors import UsageError
 from automesh.limits import MOST_PASSWORD_BYTES
-from automesh.storage_url import (
+from automesh.texts.storage_url import (
     PASSWORD,
     PASSWORD_FILE,
     StorageUrl,

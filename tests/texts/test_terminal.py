@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.terminal import (
+from automesh.texts.terminal import (
     as_unicode,
     clean,
     clean_lines,

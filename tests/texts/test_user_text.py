@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from automesh.errors import UsageError
-from automesh.user_text import check_text, user_path
+from automesh.texts.user_text import check_text, user_path
 
 
 def test_a_good_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
