@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.jsonio import dumps, from_json, to_json
+from automesh.jsonio import dumps, from_json, read_json, to_json, to_text
 from automesh.outcomes import Failed
 
 ANY = st.text(st.characters(codec=None, exclude_categories=[]))
@@ -41,3 +41,5 @@ def test_an_outcome_with_bytes_in_its_reason_arrives() -> None:
     # What a former version has stored.
     stored = {"kind": "failed", "stage": "build", "reason": "caf\udce9", "log_tail": "", "hint": ""}
     assert from_json(stored, Failed).reason == "caf\\xe9"
+    # And what is written without the detour over plain values is read by the strictest reader.
+    assert read_json(to_text(failed, Failed), Failed) == arrived

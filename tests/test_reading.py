@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from automesh import limits
-from automesh.errors import AutomeshError, UsageError
+from automesh.errors import UsageError
 from automesh.mesh.rules.file import check_mergeable, merge_rule, read_rules
 from automesh.program.script.sources import hash_of_content
 from automesh.reading import (
@@ -29,7 +29,6 @@ from automesh.reading import (
     read_bytes,
     read_text,
 )
-from automesh.skipped import Skipped, reason_of
 from tests.support.cases.bad_inputs import RULES
 
 
@@ -223,22 +222,3 @@ def test_a_pipe_that_a_script_has_opened_is_not_read_again(tmp_path: Path) -> No
     reader.start()
     reader.join(20)
     assert answers == [""]
-
-
-# What is left out
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (UsageError("it is\n\ttorn", hint="mend it"), "it is torn"),
-        (KeyError("a"), "KeyError: 'a'"),
-        (ValueError(), "ValueError"),
-        (AutomeshError("x" * 1000), "x" * 197 + "..."),
-    ],
-)
-def test_a_reason_is_one_short_line(error: Exception, said: str) -> None:
-    assert reason_of(error) == said
-    skipped = Skipped()
-    skipped.note("row 1", error)
-    assert skipped.notices() == (f"row 1 is damaged and left out: {said}",)

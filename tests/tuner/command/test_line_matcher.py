@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -93,3 +94,25 @@ def test_of_a_line_without_an_end_the_beginning_counts() -> None:
     ((_, text),) = matcher.find(["a" * (limits.LINE_CHARS + 1)])
     assert text == "a" * limits.LINE_CHARS
     matcher.close()
+
+
+def test_lines_are_taken_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command may print without a pause: its lines must not be in memory together."""
+    monkeypatch.setattr(limits, "MATCHING_LINES", 3)
+    matcher = LineMatcher("step ([0-9]+)")
+    taken: list[int] = []
+
+    def printed() -> Iterator[str]:
+        for number in range(7):
+            taken.append(number)
+            yield f"step {number}" if number % 2 else "something else"
+
+    assert [text for _, text in matcher.find(printed())] == ["1", "3", "5"]
+    assert taken == list(range(7))
+    assert matcher.find(iter([])) == []
+    matcher.close()
+
+
+def test_without_a_line_no_process_is_started() -> None:
+    assert LineMatcher("(a)").find(iter([])) == []
+    assert helpers() == []
