@@ -147,9 +147,13 @@ ANSWER_S = 60.0
 # Locks of others.
 
 LOCK_S = 30.0
-"""For the lock of a study's storage, a rules file or a profile, which is held for milliseconds, or
-for a second or two where tables are made or somebody edits: only a process that is stopped keeps it
-for longer. Then it is said to be in use."""
+"""For the lock of a study's storage or a profile, which is held for milliseconds, or for a second
+where tables are made: only a process that is stopped keeps it for longer. Then it is said to be in
+use."""
+
+RULES_LOCK_S = 60.0
+"""For the lock of a rules file. Many searches may end at once, and each holds it while it watches
+for somebody who edits, and while the disk writes. As above."""
 
 LOOK_S = 5.0
 """For the lock of a storage that is only looked at before a search. As above."""

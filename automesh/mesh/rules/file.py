@@ -18,7 +18,7 @@ from tomlkit.items import Item, Table
 
 from automesh import files
 from automesh.errors import UsageError, unwritable
-from automesh.limits import EDIT_SETTLES_S, EDITED_MEANWHILE, LOCK_S, PEOPLE_FILE_BYTES
+from automesh.limits import EDIT_SETTLES_S, EDITED_MEANWHILE, PEOPLE_FILE_BYTES, RULES_LOCK_S
 from automesh.mesh.config import Rules
 from automesh.mesh.evidence import NO_EVIDENCE
 from automesh.mesh.rules.rule import MeshRule, escape, first_match
@@ -226,13 +226,15 @@ def merge_rule(
     path = user_path(path)
     try:
         path = _real(path)
-        with files.lock_beside(path, timeout_s=LOCK_S):
+        with files.lock_beside(path, timeout_s=RULES_LOCK_S):
             for _ in range(EDITED_MEANWHILE):
                 merged = _merge(path, rule, selector, before)
                 if merged is not None:
                     return merged
     except Timeout:
-        raise UsageError(f"another process has kept `{path}` locked for {LOCK_S:.0f} s") from None
+        raise UsageError(
+            f"another process has kept `{path}` locked for {RULES_LOCK_S:.0f} s"
+        ) from None
     except OSError as error:
         raise unwritable(path, error, hint=_ANOTHER) from None
     raise UsageError(

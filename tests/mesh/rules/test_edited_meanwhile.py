@@ -218,7 +218,7 @@ def test_what_is_no_file_is_told_before_the_search(tmp_path: Path, what: str) ->
             os.mkfifo(path)
         case _:
             path.symlink_to("/dev/null")
-    with pytest.raises(UsageError, match=r"is a folder|is not a regular file"):
+    with pytest.raises(UsageError, match=f"is a {what}, not a file|is a named {what}, not a file"):
         check_mergeable(path)
     with pytest.raises(UsageError, match="cannot be"):
         merge_rule(path, found("tp:8"), selector="cpu-8")
