@@ -14,6 +14,7 @@ from automesh.errors import UsageError
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
 from automesh.platforms import COMPILED_ABSENT
+from automesh.texts.user_text import check_text, user_path
 from automesh.tuner.command.timed_command import TimedCommand
 from automesh.tuner.request import SearchOptions, SearchRequest, read_request
 from automesh.units import parse_duration
@@ -258,7 +259,8 @@ def show(
     """
     from automesh.tuner.run import read_result
 
-    return Result(found=read_result(study, results=results, storage=storage))
+    found = user_path(study) if study is not None else None
+    return Result(found=read_result(found, results=user_path(results), storage=storage))
 
 
 def calibrate(
@@ -290,7 +292,9 @@ def calibrate(
     from automesh.tuner.interrupts import interrupts_at_rest
 
     request = CalibrationRequest(
-        target=target, out=Path(out) if out is not None else None, budget_s=parse_duration(budget)
+        target=check_text(target),
+        out=user_path(out) if out is not None else None,
+        budget_s=parse_duration(budget),
     )
     with interrupts_at_rest(), progress or Silent() as shown:
         return run_calibration(request, shown)
@@ -341,7 +345,7 @@ def load(path: str | Path = "mesh_rules.toml") -> Rules:
       >>> dict(load(path).select("cpu-8").create_device_mesh().shape)
       {'dp': 2, 'tp': 4}
     """
-    return read_rules(Path(path))
+    return read_rules(path)
 
 
 def progress_on_stderr() -> Progress:
@@ -395,6 +399,8 @@ def explain(
     from automesh.report.progress import Silent
     from automesh.tuner.explain.study import explain_script, explain_study
 
+    for word in (mesh, against, storage, *args):
+        check_text(word)
     if is_study(subject):
         if target or hardware or space or args:
             raise UsageError(
@@ -435,10 +441,16 @@ def write_trace(study: str | Path, mesh: str, path: str | Path, *, storage: str 
             hint="search with it first, and give the folder of the study",
         )
     folder = Path(study)
-    write(folder, mesh, Path(path), results=folder.parent, storage=storage)
+    write(folder, check_text(mesh), user_path(path), results=folder.parent, storage=storage)
 
 
 def is_study(subject: str | Path) -> bool:
     """Whether a folder, which only studies are, or nothing that could be a script."""
     text = str(subject)
+    if not text.strip():
+        raise UsageError(
+            "it was not said what to explain", hint="name a script, or a study's folder"
+        )
+    if ":" not in text:
+        user_path(text)
     return Path(text).is_dir() or not (text.endswith(".py") or ":" in text or Path(text).is_file())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -23,6 +22,7 @@ from automesh.hardware import (
 )
 from automesh.hardware.compilers import compiler_for, fits, wanted_by_jax
 from automesh.hlo.store import default_store
+from automesh.jsonio import dumps
 from automesh.outcomes import Failed
 from automesh.package import installed_version
 from automesh.program.nouns import Attachment
@@ -101,7 +101,7 @@ def render(findings: tuple[Finding, ...], width: int = 80) -> str:
 
 def to_json(findings: tuple[Finding, ...]) -> str:
     """The findings as JSON."""
-    return json.dumps([asdict(finding) for finding in findings], indent=1) + "\n"
+    return dumps([asdict(finding) for finding in findings], indent=1) + "\n"
 
 
 def examine_store(*, clear: bool, as_json: bool) -> str:
@@ -122,7 +122,7 @@ def examine_store(*, clear: bool, as_json: bool) -> str:
                 hint="change the permissions of the folder, or remove it",
             ) from error
     if as_json:
-        return json.dumps({**store_to_json(store), "removed": removed}, indent=1) + "\n"
+        return dumps({**store_to_json(store), "removed": removed}, indent=1) + "\n"
     told = f"removed   {removed} programs\n" if clear else ""
     return told + render_store(store)
 

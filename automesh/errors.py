@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from automesh.limits import HINT_LINE_CHARS, MESSAGE_CHARS
+from automesh.texts.terminal import clean_lines, shortened
+
 
 class AutomeshError(Exception):
     """A problem that the user can mend: printed without a traceback, exit code 2.
@@ -15,10 +18,13 @@ class AutomeshError(Exception):
       hint: one sentence: what to do about it. Empty if the message says it all.
     """
 
+    # What both quote, such as names of files or what a script raised, may be anybody's text: they
+    # hold nothing that a terminal would obey, and of a long text its beginning and its end.
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = shortened(clean_lines(message), MESSAGE_CHARS)
+        lines = clean_lines(hint).split("\n")
+        self.hint = "\n".join(shortened(line, HINT_LINE_CHARS) for line in lines)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
@@ -84,3 +90,15 @@ def of_system(error: OSError) -> UsageError:
         f"{what}{(error.strerror or type(error).__name__).lower()}",
         hint="check the disk and the permissions; what is finished is kept",
     )
+
+
+def unwritable(path: object, error: OSError, *, hint: str) -> UsageError:
+    """A file that the operating system did not let us write, as a sentence.
+
+    Args:
+      path: named if the error itself names nothing; a lock or a folder may be what was refused.
+      hint: what to do about it.
+    """
+    name = error.filename if isinstance(error.filename, str) else path
+    reason = (error.strerror or type(error).__name__).lower()
+    return UsageError(f"`{name}` cannot be written: {reason}", hint=hint)

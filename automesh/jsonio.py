@@ -9,8 +9,17 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from automesh.errors import AutomeshError
+from automesh.texts.storage_url import masked
+from automesh.texts.terminal import as_unicode, is_unicode
 
 T = TypeVar("T")
+_SHOWN_CHARS = 100  # of a value that is wrong: it may be all of a file
+# Bound now: in a worker, user code may replace `json.dumps`.
+_dumps, _loads = json.dumps, json.loads
+
+
+class NotJson(AutomeshError):
+    """A text that is not JSON at all, or is nested deeper than JSON of ours can be."""
 
 
 @cache
@@ -18,15 +27,30 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
+def dumps(value: Any, *, indent: int | None = None, allow_nan: bool = True) -> str:
+    """JSON text that every reader takes: all ASCII, and no lone surrogates, see `as_unicode`.
+
+    Raises:
+      ValueError: a figure is not finite, and `allow_nan` is False.
+    """
+    text = _dumps(value, indent=indent, allow_nan=allow_nan)
+    if "\\ud" not in text:  # Hardly any text goes further.
+        return text
+    plain = _dumps(value, ensure_ascii=False)
+    if is_unicode(plain):
+        return text
+    return _dumps(_loads(as_unicode(plain, mark="\\\\")), indent=indent)
+
+
 def to_json(value: Any, kind: Any) -> Any:
     """Turns a dataclass (or a union of them) into plain JSON values; NaN stays a float."""
     # By way of Python objects: pydantic's own JSON mode turns a NaN loss into null.
-    return json.loads(json.dumps(_adapter(kind).dump_python(value)))
+    return _loads(dumps(_adapter(kind).dump_python(value)))
 
 
 def to_text(value: Any, kind: Any) -> str:
     """The text of `to_json`, without the detour over plain values."""
-    return json.dumps(_adapter(kind).dump_python(value))
+    return dumps(_adapter(kind).dump_python(value))
 
 
 def from_json(data: Any, kind: Any) -> Any:
@@ -36,8 +60,32 @@ def from_json(data: Any, kind: Any) -> Any:
       AutomeshError: naming the path of the first offending key.
     """
     try:
-        return _adapter(kind).validate_json(json.dumps(data), strict=True, extra="forbid")
+        text = dumps(data)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotJson(f"not what JSON can say: {error}") from None
+    return read_json(text, kind)
+
+
+def read_json(text: str | bytes, kind: Any) -> Any:
+    """Reads a JSON text, of whatever bytes, into the dataclass (or union) `kind`.
+
+    Raises:
+      NotJson: it is none.
+      AutomeshError: naming the path of the first offending key.
+    """
+    try:
+        return _adapter(kind).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False)[0]
         path = ".".join(str(part) for part in first["loc"])
-        raise AutomeshError(f"`{path}`: {first['msg']}, got {first.get('input')!r}") from None
+        if first["type"] == "json_invalid":
+            raise NotJson(first["msg"]) from None
+        raise AutomeshError(f"`{path}`: {first['msg']}, got {_shown(first.get('input'))}") from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = masked(repr(value))  # before it is cut
+    except ValueError:  # A whole number of more digits than Python prints.
+        text = "a very large number"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."

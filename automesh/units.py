@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 from automesh.errors import UsageError
+from automesh.limits import LONGEST_S, MOST_BYTES
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?", re.ASCII)
 _DURATION_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE | re.ASCII)
 _SIZE_BYTES = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -21,7 +22,7 @@ def parse_duration(text: str) -> float:
     """Reads `90`, `90s`, `10m`, `1.5h` into seconds.
 
     Raises:
-      UsageError: not a duration, or zero.
+      UsageError: not a duration, zero, or longer than a year.
 
     >>> parse_duration("10m")
     600.0
@@ -33,6 +34,8 @@ def parse_duration(text: str) -> float:
             f"`{text}` is not a duration" + (" above zero" if match else ""),
             hint="write for example `90s`, `10m` or `1.5h`",
         )
+    if seconds > LONGEST_S:
+        raise UsageError(f"`{text}` is longer than a year", hint="write for example `8h` or `7d`")
     return seconds
 
 
@@ -40,19 +43,23 @@ def parse_bytes(text: str) -> int:
     """Reads `512MiB`, `8GiB`, `1.5TB`, `1000000` into bytes.
 
     Raises:
-      UsageError: not a size, or zero.
+      UsageError: not a size, zero, or more than an exbibyte.
 
     >>> parse_bytes("8GiB")
     8589934592
     """
     match = _SIZE.fullmatch(text.strip())
-    size = int(float(match[1]) * _SIZE_BYTES[(match[2] or "").lower()]) if match else 0
-    if size <= 0:
+    size = float(match[1]) * _SIZE_BYTES[(match[2] or "").lower()] if match else 0.0
+    if size < 1:
         raise UsageError(
             f"`{text}` is not a size of memory" + (" above zero" if match else ""),
             hint="write for example `8GiB` or `512MiB`",
         )
-    return size
+    if size > MOST_BYTES:
+        raise UsageError(
+            f"`{text}` is more memory than there is", hint="write for example `8GiB` or `512MiB`"
+        )
+    return int(size)
 
 
 def format_seconds(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from automesh.cli.options import StorageOfSearch
+from automesh.jsonio import dumps
 
 HELP = """Explain where the time of a mesh goes, or why one mesh beats another, from
 estimates; nothing is compiled or run.
@@ -82,7 +82,5 @@ def explain(
             progress=progress,
         )
     sys.stdout.write(
-        json.dumps(account.to_json(), indent=1, allow_nan=False) + "\n"
-        if as_json
-        else account.text()
+        dumps(account.to_json(), indent=1, allow_nan=False) + "\n" if as_json else account.text()
     )

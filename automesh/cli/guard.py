@@ -14,6 +14,8 @@ from typing import Any
 import typer
 
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError, of_system
+from automesh.texts.storage_url import masked, secrets_among, typeable
+from automesh.texts.terminal import clean
 from automesh.tuner.interrupts import end_on_sigterm, exit_code
 
 _STOPPED = 130
@@ -90,9 +92,7 @@ def typed() -> list[str]:
 
 def interrupted() -> Interrupted:
     """What to say when the user has stopped the program: how to go on."""
-    from automesh.report.words import hide_password  # Only now: it loads half of the program.
-
-    command = hide_password(shlex.join(typed()))
+    command = shlex.join(typeable(typed()))
     return Interrupted(
         "interrupted; what is finished is kept", hint=f"the same command goes on: {command}"
     )
@@ -114,6 +114,14 @@ def _help_for(error: Any, commands: Sequence[str]) -> str:
 def _complain(error: AutomeshError, code: int) -> int:
     # The table first: both may go to one terminal.
     sys.stdout.flush()
-    hint = f"hint: {error.hint}\n" if error.hint else ""
-    sys.stderr.write(f"error: {error.message}\n{hint}")
+    hint = f"hint: {_indented(error.hint)}\n" if error.hint else ""
+    # Each message is masked where it is made; what is quoted of a mistyped command is not.
+    secrets = secrets_among(sys.argv, os.environ)
+    sys.stderr.write(masked(f"error: {clean(error.message)}\n{hint}", secrets))
     return code
+
+
+def _indented(text: str) -> str:
+    """All but the first line further in: what a hint quotes cannot pass for an error of ours."""
+    first, *rest = text.split("\n")
+    return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import typer
 
 from automesh.errors import UsageError
+from automesh.jsonio import dumps
+from automesh.texts.storage_url import PASSWORD, has_secret
 
 if TYPE_CHECKING:
     from automesh.answers import Result, Results
@@ -21,8 +22,26 @@ ScriptArgs = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- ARGS", help="The script's own sys.argv, after --."),
 ]
+
+
+def with_notice(storage: str) -> str:
+    """A storage as it was given; says so on stderr if everybody on this machine can read its
+    password."""
+    if has_secret(storage):
+        sys.stderr.write(
+            "note: other users of this machine can read the password in --storage, for example "
+            f"with `ps`: leave it out and set {PASSWORD} (see `automesh search --help`)\n"
+        )
+    return storage
+
+
 StorageOfSearch = Annotated[
-    str, typer.Option(metavar="URL", help="The --storage of the search, if it had one.")
+    str,
+    typer.Option(
+        metavar="URL",
+        callback=with_notice,
+        help="The --storage of the search, if it had one; the password as there.",
+    ),
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say how the estimates were made, too.")
@@ -49,7 +68,7 @@ def print_result(result: Result | Results, *, as_json: bool, top: int, verbose: 
 
 def json_text(found: Found) -> str:
     """What `--json` prints."""
-    return json.dumps(found.to_json(), indent=1) + "\n"
+    return dumps(found.to_json(), indent=1) + "\n"
 
 
 class Found(Protocol):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from automesh.cli.guard import interrupted, typed
-from automesh.cli.options import ScriptArgs, Verbose, print_result
+from automesh.cli.options import ScriptArgs, Verbose, print_result, with_notice
+from automesh.report.search_command import read_words
 
 HELP = """Search for the fastest mesh for the step that SCRIPT builds, and write it to
 mesh_rules.toml.
@@ -71,6 +71,14 @@ A search space (my_space.toml) says what may vary:
   mlp = ["tp", ["dp", "tp"]]        # axes of a logical axis, or "none"
   [knobs]
   remat = ["none", "full"]          # keywords of build
+
+Others can read a command: the password of --storage does not belong into it. The first of
+these counts:
+
+\b
+  AUTOMESH_STORAGE_PASSWORD=PASSWORD     a variable of the environment
+  AUTOMESH_STORAGE_PASSWORD_FILE=FILE    a file that you alone may read
+  PGPASSWORD, PGPASSFILE, ~/.pgpass      as for every client of PostgreSQL
 
 \b
 Exit codes:
@@ -195,8 +203,9 @@ def search(
         str,
         typer.Option(
             metavar="URL",
+            callback=with_notice,
             help="To share one search between hosts: postgresql://user@host/db, or a "
-            "journal file (*.journal).",
+            "journal file (*.journal). The password: see above.",
         ),
     ] = "",
     workers: Annotated[
@@ -264,7 +273,7 @@ def search(
         new=new,
     )
     request = api.read_request(
-        script, options, targets=targets, typed=shlex.join(typed()), spelled=_spelled
+        script, options, targets=targets, again=read_words(typed()[2:]), spelled=_spelled
     )
     if len(targets) > 1:
         found = api.run_all(request, targets, api.progress_on_stderr)

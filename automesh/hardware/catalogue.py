@@ -21,6 +21,7 @@ from automesh.hardware.slices import (
     slices_of,
 )
 from automesh.hardware.targets import parse_target
+from automesh.limits import TARGET_CHARS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,11 @@ def find_targets(pattern: str, clusters: Clusters | None = None) -> tuple[Listed
     small = pattern.strip().lower()
     if not small:
         return list_targets(clusters)
+    if len(small) > TARGET_CHARS:
+        raise UsageError(
+            f"`{pattern}` is longer than the name of any target",
+            hint="`automesh targets` lists what there is",
+        )
     if exact := _one(small, clusters):
         return (exact,)
     wild = any(char in small for char in "*?[")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from automesh.errors import UsageError
-from automesh.mesh.strict_files import check_tree, parse_tree, read_table, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree, read_table
+from automesh.reading import read_text
 
 _TABLE = Path(__file__).parent / "data" / "chips.json"
 T = TypeVar("T")

@@ -54,6 +54,7 @@ from automesh.hardware.slices import MAX_SLICES, Generation, generation_called, 
 from automesh.hardware.targets import parse_target
 from automesh.mesh.strict_files import read_table
 from automesh.platforms import PLATFORMS, platform_named
+from automesh.texts.user_text import user_path
 
 # Chips in files of the user's own; `clusters_file` says how to write them.
 
@@ -217,7 +218,7 @@ def read_clusters(path: Path) -> Clusters:
 
 def clusters_in(file: str) -> Clusters | None:
     """As `read_clusters`; None if no file is named."""
-    return read_clusters(Path(file)) if file else None
+    return read_clusters(user_path(file)) if file else None
 
 
 def _cluster(path: Path, name: str, file: _File, chips: Mapping[str, Chip]) -> Cluster:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from automesh.hardware.chips import Chip
-from automesh.mesh.strict_files import read_text
+from automesh.reading import read_text
 
 _FOLDER = Path(__file__).parent / "data" / "gpus"
 _MEMORY = re.compile(r"^ *device_memory_size: ([0-9]+)$", re.MULTILINE)

@@ -23,7 +23,12 @@ def running_under_several_processes(environ: Mapping[str, str]) -> str:
     """Why this process seems to be one of several, for example `SLURM_NTASKS=8`; empty if alone."""
     for count, index in _LAUNCHERS:
         number = environ.get(count, "")
-        if number.isdecimal() and int(number) > 1 and (not index or index in environ):
+        # As text: it may have thousands of digits, of which Python makes no integer.
+        if (
+            number.isdecimal()
+            and number.lstrip("0") not in ("", "1")
+            and (not index or index in environ)
+        ):
             return f"{count}={number}"
     if environ.get("JAX_COORDINATOR_ADDRESS"):
         return f"JAX_COORDINATOR_ADDRESS={environ['JAX_COORDINATOR_ADDRESS']}"

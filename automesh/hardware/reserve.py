@@ -10,7 +10,7 @@ from automesh.errors import UsageError
 from automesh.platforms import platform_named
 from automesh.units import format_bytes, format_percent, parse_bytes
 
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

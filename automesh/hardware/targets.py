@@ -15,6 +15,7 @@ from automesh.hardware.chips import chip_for
 from automesh.hardware.clusters import Clusters
 from automesh.hardware.machines import read_cluster
 from automesh.hardware.slices import read_slice
+from automesh.limits import TARGET_CHARS
 
 MAX_CPU_DEVICES = 4096
 _CPU = re.compile(r"cpu:([0-9]+)")
@@ -74,6 +75,8 @@ def parse_target(name: str, environ: Mapping[str, str], clusters: Clusters | Non
     text = name.strip()
     if text == "local":
         return _local(environ)
+    if len(text) > TARGET_CHARS:
+        raise UsageError(f"`{name}` is too long for a target", hint=f"use {_UNDERSTOOD}")
     match = _CPU.fullmatch(text)
     if match and 1 <= int(match[1]) <= MAX_CPU_DEVICES:
         count = int(match[1])

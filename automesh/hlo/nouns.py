@@ -163,7 +163,10 @@ class Instruction:
             return {}
         try:
             return json.loads(self.backend_config)
-        except ValueError:  # A Triton kernel's MLIR attributes begin with a brace too.
+        except (
+            ValueError,
+            RecursionError,
+        ):  # A Triton kernel's MLIR attributes begin with a brace too.
             return {}
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from automesh import limits
 from automesh.errors import AutomeshError
 from automesh.hlo import hlo_pb2
 from automesh.hlo.nouns import (
@@ -24,6 +25,7 @@ from automesh.hlo.nouns import (
     Shape,
     WindowDimension,
 )
+from automesh.skipped import reason_of
 
 # Device groups of a collective, decoded from the encodings that XLA writes.
 #
@@ -61,6 +63,7 @@ def mesh_groups(
     ((0, 4, 1, 5), (2, 6, 3, 7))
     """
     count = math.prod(sizes)
+    _check_count(count)
     devices = np.arange(count) if device_ids is None else np.asarray(device_ids)
     shape: list[int] = []
     where: dict[tuple[int, int], int] = {}
@@ -120,8 +123,14 @@ def decode_mesh(serialized: bytes) -> Groups:
 
 
 def _iota(count: int, reshape: Sequence[int], permutation: Sequence[int]) -> np.ndarray:
+    _check_count(count)
     devices = np.arange(count).reshape(tuple(reshape) or (count,))
     return devices.transpose(tuple(permutation)) if permutation else devices
+
+
+def _check_count(count: int) -> None:
+    if not 0 <= count <= limits.GROUP_DEVICES:
+        raise AutomeshError(f"a collective with {count} devices in its groups")
 
 
 def _as_groups(array: np.ndarray) -> Groups:
@@ -152,9 +161,22 @@ def read_module(serialized: bytes) -> Module:
       AutomeshError: the bytes are not a module, or use an element type that is not known here.
     """
     try:
-        message = hlo_pb2.Module.FromString(serialized)
-    except DecodeError as error:
-        raise AutomeshError(f"not a serialized XLA module: {error}") from None
+        return _module(hlo_pb2.Module.FromString(serialized))
+    except (
+        DecodeError,
+        ArithmeticError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        struct.error,
+    ) as error:
+        # Bytes that decode can still refer to what is not there.
+        raise AutomeshError(f"not a serialized XLA module: {reason_of(error)}") from None
+
+
+def _module(message: hlo_pb2.Module) -> Module:
     reader = _Reader(message)
     computations = {c.id: reader.computation(c) for c in message.computations}
     if message.entry_computation_id not in computations:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
+import stat
 import struct
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +23,14 @@ from pathlib import Path
 
 import platformdirs
 
+from automesh import limits
 from automesh.errors import AutomeshError, UsageError
-from automesh.jsonio import from_json, to_json
+from automesh.files import drafts_in, write_whole
+from automesh.jsonio import read_json, to_json
+from automesh.limits import ABANDONED_DRAFT_S
 from automesh.outcomes import Counts, Effort, Memory, OutOfMemory
+from automesh.reading import open_regular, read_bytes
+from automesh.texts.user_text import user_path
 from automesh.units import parse_bytes
 
 FOLDER_VARIABLE = "AUTOMESH_CACHE"
@@ -34,9 +40,7 @@ _FORMAT = 1  # to be raised when an unchanged key shall not find what was kept b
 _MAGIC = b"automesh-module\n"
 _HEAD = struct.Struct(">I32s")  # length and SHA-256 of the header
 _SUFFIX = ".module"
-_TEMPORARY = ".tmp"
-# A process that writes for longer than this was killed.
-_ABANDONED_S = 3600.0
+_FORMER_DRAFT = ".tmp"  # what former versions began to write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +120,11 @@ class ModuleStore:
         """What was kept under `key`; None if there is nothing that can be read."""
         path = self._path(key)
         try:
-            data = path.read_bytes()
+            data = read_bytes(path, limit_bytes=limits.MODULE_BYTES)
             header, start = _parse(data)
             if header.key != key or len(data) - start != header.packed_bytes:
                 return None
-            module = gzip.decompress(data[start:]) if header.packed_bytes else b""
+            module = _unpacked(data[start:]) if header.packed_bytes else b""
         except (OSError, ValueError, EOFError, zlib.error, AutomeshError):
             return None
         with contextlib.suppress(OSError):  # The folder may be somebody else's: to read only.
@@ -144,15 +148,8 @@ class ModuleStore:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_room(size, replaced=self._path(key))
-        handle, name = tempfile.mkstemp(dir=self.folder, prefix=f".{key[:16]}.", suffix=_TEMPORARY)
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(start)
-                file.write(packed)
-            temporary.replace(self._path(key))
-        finally:
-            temporary.unlink(missing_ok=True)
+        # Without waiting for the disk: what a power cut tears is compiled again.
+        write_whole(self._path(key), start + packed, lasting=False)
 
     def entries(self) -> tuple[Entry, ...]:
         """All that can be read, what was used last first."""
@@ -185,7 +182,7 @@ class ModuleStore:
           OSError: a file cannot be removed.
         """
         paths = [path for path, _, _ in self._files()]
-        for path in (*paths, *self._temporaries()):
+        for path in (*paths, *drafts_in(self.folder), *self._former_drafts()):
             path.unlink(missing_ok=True)
         return len(paths)
 
@@ -195,12 +192,13 @@ class ModuleStore:
     def _files(self) -> Iterator[tuple[Path, int, float]]:
         """Every program's file, its size, and when it was last used."""
         for path in self.folder.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):  # Another process makes room, too.
+            with contextlib.suppress(OSError):  # Another process makes room, too.
                 status = path.stat()
-                yield path, status.st_size, status.st_mtime
+                if stat.S_ISREG(status.st_mode):
+                    yield path, status.st_size, status.st_mtime
 
-    def _temporaries(self) -> Iterator[Path]:
-        yield from self.folder.glob(f".*{_TEMPORARY}")
+    def _former_drafts(self) -> Iterator[Path]:
+        yield from self.folder.glob(f".*{_FORMER_DRAFT}")
 
     def _make_room(self, needed_bytes: int, *, replaced: Path) -> None:
         self._remove_abandoned()
@@ -213,23 +211,35 @@ class ModuleStore:
             taken -= size
 
     def _remove_abandoned(self) -> None:
-        """Removes what processes that were killed had begun to write."""
-        for path in self._temporaries():
+        """Removes what processes of former versions that were killed had begun to write."""
+        for path in self._former_drafts():
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                if time.time() - path.stat().st_mtime > ABANDONED_DRAFT_S:
                     path.unlink(missing_ok=True)
 
 
-def default_store(environ: Mapping[str, str]) -> ModuleStore:
-    """The store in `$AUTOMESH_CACHE`, else in the user's folder for caches.
+def cache_root(environ: Mapping[str, str]) -> Path:
+    """`$AUTOMESH_CACHE`, else the user's folder for caches; absolute, as a script may change the
+    folder that its worker is in.
 
     Raises:
-      UsageError: $AUTOMESH_CACHE_LIMIT is no size.
+      UsageError: $AUTOMESH_CACHE is no path.
     """
     chosen = environ.get(FOLDER_VARIABLE, "").strip()
-    root = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("automesh")
-    # Absolute: a script may change the folder that its worker is in.
-    return store_in(root.absolute() / "modules", environ)
+    try:
+        root = user_path(chosen) if chosen else platformdirs.user_cache_path("automesh")
+    except UsageError as error:
+        raise UsageError(f"${FOLDER_VARIABLE}: {error.message}", hint=error.hint) from None
+    return root.absolute()
+
+
+def default_store(environ: Mapping[str, str]) -> ModuleStore:
+    """The store in `cache_root`.
+
+    Raises:
+      UsageError: $AUTOMESH_CACHE is no path, or $AUTOMESH_CACHE_LIMIT no size.
+    """
+    return store_in(cache_root(environ) / "modules", environ)
 
 
 def store_in(folder: Path, environ: Mapping[str, str]) -> ModuleStore:
@@ -315,7 +325,21 @@ def _parse(data: bytes) -> tuple[_Header, int]:
     head = data[begin : begin + length]
     if hashlib.sha256(head).digest() != digest:
         raise ValueError("a damaged header")
-    return from_json(json.loads(head), _Header), begin + length
+    return read_json(head, _Header), begin + length
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """The module of which `keep` has written the packed form.
+
+    Raises:
+      ValueError: it is torn, or unpacks to more than a module can have.
+      OSError, zlib.error: it is no packed module.
+    """
+    with gzip.open(io.BytesIO(packed)) as file:
+        module = file.read(limits.MODULE_BYTES)
+        if file.read(1):
+            raise ValueError("a module that is too large")
+    return module
 
 
 def _read_header(path: Path) -> _Header:
@@ -325,10 +349,11 @@ def _read_header(path: Path) -> _Header:
       OSError: it cannot be read.
       ValueError, AutomeshError: as `_parse`.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(len(_MAGIC) + _HEAD.size)
         if len(data) == len(_MAGIC) + _HEAD.size:
-            data += file.read(_HEAD.unpack_from(data, len(_MAGIC))[0])
+            length = _HEAD.unpack_from(data, len(_MAGIC))[0]
+            data += file.read(min(length, limits.STORED_HEADER_BYTES))
         header, start = _parse(data)
         if os.fstat(file.fileno()).st_size != start + header.packed_bytes:
             raise ValueError("a torn file")

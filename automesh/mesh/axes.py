@@ -20,7 +20,7 @@ _BATCH_AXES = ("dp", "fsdp", "data")
 PIPELINE = "pp"
 """The axis along which pipelines run; in front of the others where they are searched."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PART = re.compile(r"(dcn\.)?([A-Za-z_][A-Za-z0-9_]*)\s*:\s*(-?\d+)")
+_PART = re.compile(r"(dcn\.)?([A-Za-z_][A-Za-z0-9_]*)\s*:\s*(-?[0-9]{1,12})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

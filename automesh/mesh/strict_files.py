@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import tomllib
 import types
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -17,50 +14,10 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from automesh.errors import UsageError, did_you_mean
+from automesh.reading import Malformed, parse_json, parse_toml, read_text
 
 T = TypeVar("T")
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-
-
-def read_text(path: Path) -> str:
-    """The text of a user's file, line ends as they are.
-
-    Raises:
-      UsageError: it cannot be read, or is not UTF-8.
-    """
-    try:
-        return path.read_bytes().decode()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UsageError(f"`{path}` cannot be read: {reason.lower()}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"`{path}` is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x})"
-        ) from None
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Replaces a file in one step, or makes it; only the holder of a lock on it may call this.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    # One fixed name: what a killed writer left behind is overwritten, not collected.
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-    if path.exists():
-        temporary.chmod(path.stat().st_mode & 0o777)
-    temporary.replace(path)
-    # The file is in its place: some systems cannot say whether the folder is on the disk, too.
-    with suppress(OSError):
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def read_table(path: Path, kind: type[T]) -> T:
@@ -76,15 +33,14 @@ def parse_tree(text: str, *, source: Path) -> dict[str, Any]:
     """Parses JSON if `source` ends in `.json`, TOML otherwise.
 
     Raises:
-      UsageError: a syntax error, with its line.
+      UsageError: a syntax error, with its line; or beyond the bounds of such a file.
     """
     is_json = source.suffix == ".json"
     try:
-        tree = json.loads(text) if is_json else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError) as error:
+        tree = parse_json(text) if is_json else parse_toml(text)
+    except Malformed as error:
         kind = "JSON" if is_json else "TOML"
-        reason = str(error) or "nested too deeply"
-        raise UsageError(f"`{source}` is not {kind}: {reason[0].lower()}{reason[1:]}") from None
+        raise UsageError(f"`{source}` is not {kind}: {error.message}") from None
     if not isinstance(tree, dict):
         raise UsageError(f"`{source}` must hold an object, got a {type(tree).__name__}")
     return tree

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 
 def note(text: str) -> None:
     """Writes one line to stderr, which a worker sends to its log."""
-    sys.stderr.write(f"automesh: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(Exception):  # The script may have put anything in its place.
+        sys.stderr.write(f"automesh: {text}\n")
+        sys.stderr.flush()
 
 
 def in_one_line(error: BaseException) -> str:

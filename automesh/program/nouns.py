@@ -106,6 +106,7 @@ class Inspection:
         the default knobs, for the platform of the job), empty if the job names no platform.
       made_up: arguments of the step without values, where there is no `init` that could give them:
         by the name of the parameter, else `args[0]`.
+      notices: what the user should know of the script, one sentence each.
     """
 
     devices: tuple[Device, ...]
@@ -129,6 +130,7 @@ class Inspection:
     seen: tuple[tuple[str, int], ...] = ()
     mapping: StepMapping | None = None
     made_up: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

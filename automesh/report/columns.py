@@ -13,6 +13,7 @@ from automesh.mesh.axes import Plan, format_setting
 from automesh.report import words
 from automesh.report.predicted import exposed_s, replay_of
 from automesh.report.result import EXPORTED, Candidate
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
 GAP = 2
@@ -54,7 +55,7 @@ def ranking_columns(
     # Too narrow for a column of knobs beside the mesh: they follow it in the same cell.
     plans = [" ".join([mesh_cell(row), *knob_cells(row.plan, knobs)]) for row in rows]
     figures = [column for column in columns if not column.floor]
-    return [text_column("mesh", map(words.clean, plans), most=8), *figures]
+    return [text_column("mesh", map(clean, plans), most=8), *figures]
 
 
 def text_column(header: str, cells: Iterable[str], *, most: int, name: str = "") -> Column:
@@ -131,14 +132,14 @@ def _all_columns(
 ) -> list[Column]:
     predicted = [words.evidence(row) in ("compiled", "estimated") for row in rows]
     seconds = [words.step_s(row) or 0.0 for row in rows]
-    columns = [text_column("mesh", [words.clean(mesh_cell(row)) for row in rows], most=20)]
+    columns = [text_column("mesh", [clean(mesh_cell(row)) for row in rows], most=20)]
     if len(knobs) == 1:
         values = [settings_of(row.plan).get(knobs[0], "default") for row in rows]
-        header = words.clean(knobs[0])
-        columns.append(text_column(header, map(words.clean, values), most=12, name="knobs"))
+        header = clean(knobs[0])
+        columns.append(text_column(header, map(clean, values), most=12, name="knobs"))
     elif knobs:
         values = [" ".join(knob_cells(row.plan, knobs)) for row in rows]
-        columns.append(text_column("knobs", map(words.clean, values), most=16))
+        columns.append(text_column("knobs", map(clean, values), most=16))
     columns.append(_figures("step time", [format_seconds(step_s) for step_s in seconds], predicted))
     spread = tuple(words.half_interval(row) for row in rows)
     if any(spread):
@@ -159,7 +160,7 @@ def _all_columns(
             _figures("memory", memory, [not words.peak_is_measured(row) for row in rows])
         )
     if any(row.bound_by for row in rows):
-        causes = [words.clean(row.bound_by, 24) for row in rows]
+        causes = [clean(row.bound_by, 24) for row in rows]
         columns.append(_figures("bound by", causes, [True] * len(rows), justify="left"))
     if any(replay and replay.mfu > 0 for replay in replays):
         shares = [

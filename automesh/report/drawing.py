@@ -8,10 +8,12 @@ from io import StringIO
 
 from rich import box
 from rich.console import Console, RenderableType
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
 from automesh.report.columns import GLUE, Column, widths, wrapped
+from automesh.texts.terminal import without_controls
 
 MIN_WIDTH = 40
 _LABEL_WIDTH = 9
@@ -45,7 +47,13 @@ def draw(parts: Iterable[RenderableType], *, width: int, colour: bool) -> str:
         _environ={},
     )
     for part in parts:
-        console.print(part)
+        # Each text is cleaned where it is put into words; what was forgotten there ends here, where
+        # the escape sequences of colours are not yet among the text.
+        drawn = (
+            one if one.control else Segment(without_controls(one.text), one.style)
+            for one in console.render(part)
+        )
+        console.print(Segments(drawn), end="")
     lines = out.getvalue().replace(GLUE, " ").split("\n")[:-1]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from automesh.report.words import clean
+from automesh.texts.terminal import clean
 from automesh.units import format_wait
 
 Clock = Callable[[], float]

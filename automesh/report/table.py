@@ -24,6 +24,8 @@ from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled,
 from automesh.report.estimates import ESTIMATES
 from automesh.report.predicted import predicted_lines, replay_of, stages_of, stages_sentence
 from automesh.report.result import EXPORTED, Candidate, SearchResult
+from automesh.texts.storage_url import masked
+from automesh.texts.terminal import clean
 from automesh.units import format_count
 
 _STYLES = {
@@ -112,7 +114,7 @@ def _marks(
     elif measured:
         notes.append(("", "step times without a mark are measured"))
     if any(outcome.values == "synthetic" for outcome in measured):
-        which = ", ".join(words.clean(name) for name in made_up)
+        which = ", ".join(clean(name) for name in made_up)
         notes.append(("", f"measured on made-up arguments{f': {which}' if which else ''}"))
     if any("*" in text for column in columns for text in (column.header, *column.cells)):
         kinds = {words.evidence(row) for row in rows}
@@ -130,13 +132,13 @@ def _marks(
 
 def _fallen(rows: Sequence[Candidate], knobs: tuple[str, ...], width: int, *, more: int) -> Table:
     plans = [" ".join([mesh_cell(row), *knob_cells(row.plan, knobs)]) for row in rows]
-    plans = [words.clean(plan) for plan in plans]
+    plans = [clean(plan) for plan in plans]
     size = min(max(cell_len(plan) for plan in plans), width * 2 // 5)
     grid = Table.grid(padding=(0, GAP, 0, 0))
     grid.add_column(width=size, overflow="fold")
     grid.add_column(overflow="fold")
     for plan, row in zip(plans, rows, strict=True):
-        why = words.clean(words.reason(row), 240)
+        why = clean(words.reason(row), 240)
         grid.add_row(Text(wrapped(plan, size)), Text(glued(why), style="red"))
     if more:
         grid.add_row(Text(), Text(f"and {more} more of these in trials.csv"))
@@ -176,7 +178,7 @@ def summary_lines(result: SearchResult, *, verbose: bool = False) -> list[tuple[
         *(("detail", detail) for detail in result.details if verbose),
         ("saved", rule),
         ("saved", _estimates_file(result)),
-        ("" if rule else "saved", words.hide_password(result.study)),
-        ("next", words.hide_password(result.command)),
+        ("" if rule else "saved", masked(result.study)),
+        ("next", masked(result.command)),
     ]
-    return [(label, words.clean(text)) for label, text in lines if text]
+    return [(label, clean(text)) for label, text in lines if text]

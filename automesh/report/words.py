@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
@@ -28,6 +27,7 @@ from automesh.report.result import (
     SearchResult,
     Verification,
 )
+from automesh.texts.terminal import clean
 from automesh.units import (
     format_bytes,
     format_change,
@@ -39,9 +39,7 @@ from automesh.units import (
 
 Evidence = Literal["measured", "compiled", "estimated", "none"]
 
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)", re.DOTALL)
 _SOURCE = re.compile(r" \([^()\s]+:\d+\)")
-_PASSWORD = re.compile(r"(://[^:/@\s]*):[^/\s]*@")
 _DOING = {
     "start": "starting",
     "load": "loading the script",
@@ -52,28 +50,6 @@ _DOING = {
     "run": "running",
     "replay": "replaying",
 }
-
-
-def clean(text: str, limit: int = 0) -> str:
-    """Makes foreign text safe for one line of a terminal: no escape codes, controls or line ends.
-
-    Args:
-      limit: cut at a word after about this many characters; 0 keeps all.
-    """
-    text = _ESCAPE.sub("", text).replace("\u2026", "...")
-    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    if limit and len(text) > limit:
-        return textwrap.shorten(text[: limit + 1], limit, placeholder=" ...")
-    return text
-
-
-def hide_password(url: str) -> str:
-    """Replaces the password in a storage URL; anything else is left as it is.
-
-    >>> hide_password("postgresql://me:secret@host/db")
-    'postgresql://me:***@host/db'
-    """
-    return _PASSWORD.sub(r"\1:***@", url)
 
 
 def evidence(candidate: Candidate) -> Evidence:

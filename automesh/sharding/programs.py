@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import jax
@@ -194,7 +194,7 @@ class Programs:
         return {name: sizes.get(name, 1) for name in self.axis_names}
 
     def _lower(self, sizes: Mapping[str, int], enter: Callable[[str], None]) -> Lowering:
-        begun = time.perf_counter()
+        begun = perf_counter()
         whole = self._whole(sizes)
         enter("build")
         built = self.build([MeshAxis(name=name, ici=size) for name, size in whole.items()])
@@ -209,7 +209,7 @@ class Programs:
             sample=Sample(sizes=whole, numbers=counted.numbers, elements=counted.elements),
         )
         self.lowered += 1
-        self.lower_s += time.perf_counter() - begun
+        self.lower_s += perf_counter() - begun
         if self._first is None:
             self._first = lowering
         self.varies = self.varies or lowering.text != self._first.text

@@ -9,9 +9,9 @@ lowered at further sizes, which shows how every number depends on the axes. What
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from time import perf_counter
 
 from automesh.cost.terms import Guard, Terms
 from automesh.ir.graph import Block, Graph, Value
@@ -51,7 +51,7 @@ def propagate(
     """
     lowering_before_s = programs.lower_s
     located = programs.at(dict(sizes), probes, enter, exact=exact)
-    begun = time.perf_counter()
+    begun = perf_counter()
     enter(STAGE)
     graph = _graph(located)
     results = tuple(value.bytes for value in graph.top.returned) if with_results else ()
@@ -75,7 +75,7 @@ def propagate(
         failed_probes=tuple(dict.fromkeys(failed)),
         notes=_notes(located, graph, terms, probed=bool(probes)),
         lower_s=programs.lower_s - lowering_before_s,
-        propagate_s=time.perf_counter() - begun,
+        propagate_s=perf_counter() - begun,
         results=results,
     )
 

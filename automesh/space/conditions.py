@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from automesh.limits import LARGEST_INTEGER
 from automesh.mesh.plan_arrays import Sizes
 from automesh.space.space import AxisRange, Relation
 
@@ -30,7 +32,12 @@ class Rule:
 
     def holds(self, values: Mapping[str, Sizes]) -> NDArray[np.bool_]:
         """Which of the rows of `values` (name -> sizes, all of one shape) meet the rule."""
-        product = np.prod([values[name] for name in self.factors], axis=0)
+        factors = [np.asarray(values[name]) for name in self.factors]
+        largest = math.prod(int(np.abs(one).max(initial=1)) for one in factors)
+        # Beyond 64 bits numpy would wrap around: then with Python's integers.
+        if max(largest, abs(self.bound)) > LARGEST_INTEGER:
+            factors = [one.astype(object) for one in factors]
+        product = np.prod(factors, axis=0)
         match self.relation:
             case "size":
                 return product == self.bound
@@ -39,11 +46,12 @@ class Rule:
             case "min":
                 return product >= self.bound
             case "divides":
-                return self.bound % product == 0
+                # 0 divides nothing.
+                return (product != 0) & (self.bound % np.where(product == 0, 1, product) == 0)
 
     def detail(self, values: Mapping[str, int]) -> str:
         """The numbers of one plan that the rule rejects."""
-        product = int(np.prod([values[name] for name in self.factors]))
+        product = math.prod(int(values[name]) for name in self.factors)
         bound = f"{self.fact} = {self.bound}" if self.fact else str(self.bound)
         wanted = {
             "size": f"must be {bound}",

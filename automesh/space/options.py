@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from automesh.errors import UsageError
 from automesh.mesh.axes import Scalar
 from automesh.platforms import NAMES
+from automesh.reading import Malformed, OutOfBounds, parse_toml
 from automesh.space.space import Knob, SearchSpace, checked_knob
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -84,13 +84,23 @@ def _values(text: str) -> list[Scalar]:
     if not text.strip():
         return []
     try:
-        tree: dict[str, list[Any]] = tomllib.loads(f"values = [{text}]")
-        found = tree["values"]
+        found: list[Any] = parse_toml(f"values = [{text}]")["values"]
         if all(isinstance(value, bool | int | float | str) for value in found):
             return found
-    except tomllib.TOMLDecodeError:
+    except OutOfBounds as error:
+        raise UsageError(
+            f"the values of a compiler option are out of bounds: {error.message}",
+            hint=f"write for example `{_EXAMPLE}`",
+        ) from None
+    except Malformed:
         pass  # Words without quotes, which are meant as they stand.
-    pieces = next(csv.reader([text], skipinitialspace=True))
+    try:
+        pieces = next(csv.reader([text], skipinitialspace=True))
+    except csv.Error as error:  # A line end, or a word of more than 128 KiB.
+        raise UsageError(
+            f"the values of a compiler option cannot be told apart: {error}",
+            hint=f"write for example `{_EXAMPLE}`",
+        ) from None
     return [value_of(piece.strip()) for piece in pieces if piece.strip()]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from automesh.errors import UsageError
+from automesh.limits import LARGEST_INTEGER
 from automesh.mesh.axes import Scalar
 from automesh.mesh.mapping import MappedAxes
 
@@ -64,7 +65,7 @@ class Knob:
 
 
 def checked_knob(name: str, values: Sequence[Scalar], *, said: str) -> Knob:
-    """A knob whose values are distinct and finite.
+    """A knob whose values are distinct and finite, and whole numbers among them of 64 bits.
 
     Args:
       said: the beginning of an error: `` `knobs.remat` lists``.
@@ -77,6 +78,8 @@ def checked_knob(name: str, values: Sequence[Scalar], *, said: str) -> Knob:
         raise UsageError(f"{said} a value twice")
     if any(isinstance(value, float) and not math.isfinite(value) for value in values):
         raise UsageError(f"{said} a number that is not finite")
+    if any(isinstance(value, int) and abs(value) > LARGEST_INTEGER for value in values):
+        raise UsageError(f"{said} a number that 64 bits do not hold")
     return Knob(name=name, values=tuple(values))
 
 

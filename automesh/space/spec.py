@@ -11,12 +11,14 @@ from typing import Annotated
 from pydantic import Field
 
 from automesh.errors import UsageError, did_you_mean
+from automesh.limits import LARGEST_INTEGER
 from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis, Scalar, usual_batch_axes
 from automesh.mesh.mapping import check_mapped_axes, format_axes, read_mapped
 from automesh.mesh.names import check_names
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text
+from automesh.mesh.strict_files import check_tree, parse_tree
 from automesh.package import PACKAGE
 from automesh.platforms import NAMES
+from automesh.reading import check_regular, kind_of_file, read_text
 from automesh.space.space import (
     AxisRange,
     Constraint,
@@ -25,9 +27,10 @@ from automesh.space.space import (
     SearchSpace,
     checked_knob,
 )
+from automesh.texts.user_text import user_path
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_Positive = Annotated[int, Field(ge=1)]
+_Positive = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
 _Values = Annotated[list[Scalar], Field(min_length=1)]
 _Choices = Annotated[list[str | list[str]], Field(min_length=1)]
 
@@ -85,10 +88,18 @@ def _locate(name: str) -> tuple[Path, bool]:
     shipped = shipped_spaces()
     if name in shipped:
         return shipped[name], True
-    path = Path(name)
+    path = user_path(name)
+    kind = kind_of_file(path)
+    if kind not in ("", "a folder"):
+        raise UsageError(
+            f"`{name}` is {kind}, not a search space file",
+            hint=f"give the path of a TOML file, or one of {', '.join(shipped)}",
+        )
     if path.is_file():
         return path, path.resolve() in {file.resolve() for file in shipped.values()}
     if path.suffix == ".toml" or "/" in name:
+        if not kind:
+            check_regular(path)
         raise UsageError(
             f"there is no search space file `{name}`",
             hint=f"give the path of a TOML file, or one of {', '.join(shipped)}",

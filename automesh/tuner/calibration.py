@@ -26,6 +26,7 @@ from automesh.hardware.fabric.discover import fabric_of
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Attachment, Calibration
+from automesh.reading import kind_of_file
 from automesh.report.pages.calibration import CalibrationResult
 from automesh.report.progress import Progress
 from automesh.tuner.workers import (
@@ -130,8 +131,9 @@ def _target(name: str) -> Target:
 def _check_out(path: Path) -> None:
     if path.suffix != ".json":
         raise UsageError(f"`{path}` does not end in .json", hint="write for example --out cpu.json")
-    if path.is_dir():
-        raise UsageError(f"`{path}` is a folder, not a file", hint="name a file in it")
+    if kind := kind_of_file(path):
+        inside = " in it" if kind == "a folder" else ""
+        raise UsageError(f"`{path}` is {kind}, not a file", hint=f"name a file{inside}")
     check_place(path)
 
 

@@ -56,7 +56,8 @@ def estimate_only(
             preparation, estimates = session.rule_out(
                 estimates, share=BUILD_SHARE, pulse=study.heartbeat
             )
-            whole = replace(request, typed=request.typed.replace(" --dry-run", "", 1))
+            again = request.again and request.again.without("dry-run")
+            whole = replace(request, again=again)
             header = header_of(
                 whole, preparation, estimates, study, is_ahead=target.absent is not None
             )

@@ -8,22 +8,31 @@ from typing import TYPE_CHECKING
 
 from automesh.errors import UsageError
 from automesh.mesh.rules.file import check_mergeable
+from automesh.mesh.rules.rule import MeshRule
+from automesh.reading import kind_of_file
 from automesh.tuner.study.storage import parse_storage
 
 if TYPE_CHECKING:
     from automesh.tuner.request import SearchRequest
 
 
-def check_places(request: SearchRequest) -> None:
+def check_places(request: SearchRequest) -> tuple[MeshRule, ...]:
     """Makes sure, before anything costs time, that what is found can be kept.
+
+    Returns:
+      The rules that the rules file has now; empty if there is none.
 
     Raises:
       UsageError: results, storage or rules cannot be written.
     """
     make_folder(request.results)
-    parse_storage(request.storage, request.results)
-    if request.rules:
-        check_mergeable(Path(request.rules))
+    storage = parse_storage(request.storage, request.results)
+    if request.storage:  # That of the study's own folder is ours.
+        # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
+        from automesh.tuner.study.backend import check_storage
+
+        check_storage(storage)
+    return check_mergeable(Path(request.rules)) if request.rules else ()
 
 
 def make_folder(folder: Path) -> Path:
@@ -33,9 +42,10 @@ def make_folder(folder: Path) -> Path:
       UsageError: it is a file, or cannot be made or written.
     """
     hint = "choose another folder with --results"
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"`{folder}` is a file, but results need a folder", hint=hint)
     try:
+        if folder.exists() and not folder.is_dir():
+            kind = kind_of_file(folder) or "a file"
+            raise UsageError(f"`{folder}` is {kind}, but results need a folder", hint=hint)
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(13, "Permission denied")

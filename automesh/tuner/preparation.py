@@ -24,7 +24,7 @@ from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.study.identity import study_name
 from automesh.tuner.worker_errors import inspection_error
-from automesh.tuner.workers import answer_to, refuse_several_processes
+from automesh.tuner.workers import answer_to, fewer_workers, refuse_several_processes
 from automesh.worker.messages import DevicesJob, InspectJob
 from automesh.worker.pool import Pool
 
@@ -60,6 +60,8 @@ class Preparation:
       reserve: of these, what is kept free.
       source_hash: what trials of the script as it is now are known by; see `tuner.study.freshness`.
       provenance: versions and environment; trials made with others are stale.
+      cache_dir: where jax keeps executables, so that the measure rung need not compile again; None
+        where none are kept, as for devices that are not here.
       promised: what a rule promises that was only compiled so far; see `tuner.choose.prior_rule`.
     """
 
@@ -78,6 +80,7 @@ class Preparation:
     batch_axes: tuple[str, ...]
     source_hash: str
     reserve: Reserve = NO_RESERVE
+    cache_dir: Path | None = None
     promised: tuple[Plan, ...] = ()
 
     @property
@@ -107,11 +110,6 @@ class Preparation:
         """Which axes of a script's mesh are several here, in the words of `--split`."""
         capture = self.entry.capture
         return " ".join(map(str, capture.splits)) if capture is not None else ""
-
-    @property
-    def cache_dir(self) -> Path:
-        """Where jax keeps compiled programs, so that the measure rung need not compile again."""
-        return self.folder / "cache"
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -204,11 +202,17 @@ def prepare(
         platform=aim.platform,
     )
     # Those of the request were said when they were found, before the script was inspected.
-    for notice in (*target.notices, *enumeration.notices):
+    found = (*inspection.notices, *enumeration.notices)
+    for notice in (*target.notices, *found):
         progress.notice(notice)
-    enumeration = replace(enumeration, notices=(*request.notices, *enumeration.notices))
+    enumeration = replace(enumeration, notices=(*request.notices, *found))
     selector = target.selector or selector_of(inspection.devices)
     baseline = _baseline(request, inspection, enumeration, space, aim)
+    plans = len(dict.fromkeys([*baseline, *enumeration.legal]))
+    if request.workers > plans:
+        fewer = fewer_workers(request.workers, plans, "there are no more plans")
+        progress.notice(fewer)
+        enumeration = replace(enumeration, notices=(*enumeration.notices, fewer))
     name = study_name(
         request.entry,
         selector=selector,
@@ -244,6 +248,14 @@ def _reserve(request: SearchRequest, target: Target, aim: Aim) -> Reserve:
     if request.reserve:
         return parse_reserve(request.reserve)
     return default_reserve(aim.platform, os.environ) if target.absent else NO_RESERVE
+
+
+def known_devices(target: Target) -> tuple[int, int]:
+    """How many devices a target has, and in how many granules they are; zeros for attached ones,
+    which a worker has to look at."""
+    if target.absent is not None:
+        return target.absent.num_devices, target.absent.fabric.num_granules
+    return (target.cpu_devices, 1) if target.cpu_devices else (0, 0)
 
 
 def aim_of(target: Target, found: Inspection | Attachment) -> Aim:

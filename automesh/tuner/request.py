@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import ast
-import atexit
+import codecs
 import difflib
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.reserve import parse_reserve
+from automesh.limits import SCRIPT_BYTES
 from automesh.mesh.axes import Scalar
 from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
 from automesh.program.script.payload import pickle_entry
+from automesh.reading import Unreadable, kind_of_file, read_bytes
+from automesh.report.search_command import SearchCommand
 from automesh.space.curated import CURATED
 from automesh.space.options import knobs_of, parse_options
 from automesh.space.space import Knob
+from automesh.texts.user_text import check_text, user_path
 from automesh.tuner.command.timed_command import TimedCommand, read_command
 from automesh.units import parse_bytes, parse_duration
+from automesh.worker.temporary import folder_until_exit
 
 _FINALISTS = 8
 _COMMAND_FINALISTS = 4
@@ -69,6 +72,7 @@ class SearchOptions(TypedDict, total=False):
     new: bool
 
 
+_PATHS = ("hardware", "rules", "results")
 # Options that only one of the two kinds of search has.
 _OF_COMMANDS = ("step_time", "skip_steps", "timed_steps")
 _OF_BUILDS = ("args", "hardware", "workers", "reserve_hbm", "xla", "step", "split")
@@ -80,7 +84,7 @@ class SearchRequest:
 
     Attributes:
       subject: what builds the step; or the command that is run for each plan.
-      typed: the command that the user typed, to be shown as the way to go on; empty from Python.
+      again: the command that the user typed, to be shown as the way to go on; None from Python.
       target: `local`, `cpu:N` for N virtual CPU devices, or devices that are not here.
       space: name of a shipped search space or path of a TOML file; of a command, empty for the
         axes that its template names.
@@ -112,7 +116,7 @@ class SearchRequest:
     """
 
     subject: Entry | TimedCommand
-    typed: str = ""
+    again: SearchCommand | None = None
     target: str = "local"
     space: str = "auto"
     budget_s: float = 600.0
@@ -120,7 +124,7 @@ class SearchRequest:
     baseline: str = ""
     rules: str = ""
     results: Path = Path("results")
-    storage: str = ""
+    storage: str = field(default="", repr=False)  # It may have a password.
     dry_run: bool = False
     new: bool = False
     workers: int = 0
@@ -167,7 +171,7 @@ def read_request(
     options: SearchOptions,
     *,
     targets: Sequence[str] = ("local",),
-    typed: str = "",
+    again: SearchCommand | None = None,
     spelled: Callable[[str], str] = str,
 ) -> SearchRequest:
     """Checks what a user asks for, as far as no worker is needed for it.
@@ -175,13 +179,14 @@ def read_request(
     Args:
       build: as in `automesh.search`; None for a search by a command.
       targets: of which the request has the first.
-      typed: the command that the user typed; empty from Python.
+      again: the command that the user typed; None from Python.
       spelled: how the user writes an option: `--step-time` for `step_time`.
 
     Raises:
       UsageError: an option is unknown or wrong, or belongs to another kind of search.
     """
     _check_options(build, options, targets, spelled)
+    _check_words(options, targets, spelled)
     top = options.get("top")
     if top is not None and top < 1:
         raise UsageError(f"`top` is {top}; at least one finalist must be measured")
@@ -198,14 +203,14 @@ def read_request(
 
     return SearchRequest(
         subject=subject,
-        typed=typed,
+        again=again,
         target=targets[0],
         space=str(space) or ("auto" if isinstance(subject, Entry) else ""),
         budget_s=read("budget", parse_duration, options.get("budget", "10m")),
         top=top or 0,
         baseline=options.get("baseline", ""),
         rules=_rules(subject, options.get("rules")),
-        results=Path(options.get("results", "results")).absolute(),
+        results=user_path(options.get("results", "results")).absolute(),
         storage=options.get("storage", ""),
         dry_run=options.get("dry_run", False),
         new=options.get("new", False),
@@ -261,6 +266,33 @@ def _check_options(
         )
 
 
+def _check_words(
+    options: SearchOptions, targets: Sequence[str], spelled: Callable[[str], str]
+) -> None:
+    """Checks that workers and studies can be told of all that is said, and that paths can be some.
+
+    Raises:
+      UsageError: names the option.
+    """
+
+    def check(name: str, value: object) -> None:
+        try:
+            if name in _PATHS and value:
+                user_path(str(value))
+            elif isinstance(value, str):
+                check_text(value)
+            elif isinstance(value, Mapping):
+                check(name, [*value, *value.values()])
+            elif isinstance(value, list | tuple):
+                for one in value:
+                    check(name, one)
+        except UsageError as error:
+            raise UsageError(f"{spelled(name)}: {error.message}", hint=error.hint) from None
+
+    for name, value in (*options.items(), ("target", list(targets))):
+        check(name, value)
+
+
 def _is_given(name: str, value: object) -> bool:
     # A number of steps may be 0; whatever else is 0 or empty is as usual.
     return value is not None if name.endswith("_steps") else bool(value)
@@ -278,15 +310,13 @@ def _subject(
         )
     if isinstance(build, str | Path):
         return parse_entry(str(build), options.get("args", ()))
-    folder = Path(tempfile.mkdtemp(prefix="automesh-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return pickle_entry(build, folder / "build.pickle")
+    return pickle_entry(build, folder_until_exit("build") / "build.pickle")
 
 
 def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:
     """The file that the rule goes to: by default beside a script, for a function none."""
     if given is not None:
-        return str(Path(given).absolute())
+        return str(user_path(given).absolute())
     if isinstance(subject, Entry) and subject.kind == "script":
         return str((Path(subject.location).parent / _RULES).absolute())
     is_function = isinstance(subject, Entry) and subject.kind != "module"
@@ -295,6 +325,9 @@ def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*")
+_NAME_A_SCRIPT = (
+    "give the path of a Python file with a function `build(mesh)`, or `package.module:function`"
+)
 UNMODIFIED = ""
 """The function of a script that has no `build`: it is captured, see `automesh.program.capture`."""
 
@@ -311,23 +344,35 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
     location, colon, function = text.rpartition(":")
     if not colon:
         location, function = text, "build"
+    if not location.strip():
+        raise UsageError(f"`{text}` names no script", hint=_NAME_A_SCRIPT)
+    if all(map(_FUNCTION.fullmatch, function.split("."))) and "." in function:
+        raise UsageError(
+            f"`{function}` in `{text}` is no function at the top level of the script",
+            hint="write one that calls it: `def build(mesh): return Trainer().build(mesh)`",
+        )
     if not _FUNCTION.fullmatch(function):
         raise UsageError(
             f"`{function}` in `{text}` is not the name of a function",
             hint="write `train.py`, `train.py:make_step` or `package.module:function`",
         )
-    path = Path(location).expanduser()
-    if path.is_dir():
+    path = user_path(location)
+    kind = kind_of_file(path)
+    if kind == "a folder":
         raise UsageError(
             f"`{location}` is a folder, not a script",
             hint=f"name the script in it: `{location}/train.py`",
         )
+    if kind:
+        raise UsageError(f"`{location}` is {kind}, not a script", hint=_NAME_A_SCRIPT)
     if path.suffix == ".ipynb" and path.exists():
         raise UsageError(
             f"`{location}` is a notebook, not a Python file",
             hint="call `automesh.search(build)` inside the notebook, or export it as a script",
         )
     if path.is_file():
+        check_text(str(path.resolve()))
+        _check_source(path, location)
         if not colon and not defines(path, function):
             function = UNMODIFIED
         return Entry(
@@ -339,14 +384,43 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
     raise UsageError(f"there is no script `{location}`", hint=_suggestion(path, ending))
 
 
+def _check_source(path: Path, location: str) -> None:
+    """Whether a file can be Python source at all, before a worker is started for it.
+
+    Raises:
+      UsageError: it cannot be read, is too large, an archive, or holds NUL bytes.
+    """
+    try:
+        content = read_bytes(path, limit_bytes=SCRIPT_BYTES)
+    except Unreadable as error:
+        raise UsageError(
+            error.message, hint="name a Python file that you may read, or change its permissions"
+        ) from None
+    if content.startswith(b"PK\x03\x04"):
+        raise UsageError(
+            f"`{location}` is a zip archive, not a script",
+            hint="unpack it, and name the script in it",
+        )
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UsageError(
+            f"`{location}` is UTF-16 text, and Python reads UTF-8", hint="save it as UTF-8"
+        )
+    if b"\0" in content:
+        # As Python says it.
+        raise UsageError(
+            f"{path.resolve()}: source code string cannot contain null bytes",
+            hint="mend the syntax error",
+        )
+
+
 def defines(path: Path, name: str) -> bool:
     """Whether a script may have something called `name` at its top level.
 
     What cannot be told from its text is taken for a yes: importing the script says what is wrong.
     """
     try:
-        body = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
+        body = ast.parse(read_bytes(path, limit_bytes=SCRIPT_BYTES)).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return True
     return any(_binds(statement, name) for statement in body)
 
@@ -374,6 +448,4 @@ def _suggestion(path: Path, ending: str) -> str:
     close = difflib.get_close_matches(path.name, scripts, n=1)
     if close:
         return f"did you mean `{path.parent / close[0]}{ending}`?"
-    return (
-        "give the path of a Python file with a function `build(mesh)`, or `package.module:function`"
-    )
+    return _NAME_A_SCRIPT

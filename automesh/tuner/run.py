@@ -32,6 +32,7 @@ from automesh.tuner.study.metadata import header_of, notebook_of, reading
 from automesh.tuner.study.scope import Scope
 from automesh.tuner.study.study import open_study, parse_storage
 from automesh.tuner.workers import count_workers, memory_share_bytes, surroundings_of
+from automesh.worker.executables import executables_folder
 
 ESTIMATE_SHARE = 0.2  # of the budget, from its beginning; what is left over goes to the next rung
 
@@ -51,10 +52,10 @@ def run_search(
       NoFeasibleMesh: no plan is legal, or jax can lay out none of them.
     """
     started_s = clock()
-    check_places(request)
+    rules_before = check_places(request)
     # Before anything costs time: without its compiler, a search for absent devices ends in nothing.
     found = ready_for(request, target, progress) if target.absent else None
-    with ExitStack() as workers:
+    with ExitStack() as stack, ExitStack() as workers:
         session = workers.enter_context(open_session(request, target, space, progress, clock=clock))
         preparation = session.preparation
         if found is not None:
@@ -85,6 +86,11 @@ def run_search(
                 promised=tuple(one for one in preparation.promised if one not in estimates.refused),
             )
             workers.close()  # The workers make room for those that compile.
+            if target.absent is None:
+                cache_dir = stack.enter_context(
+                    executables_folder(preparation.folder, os.environ, progress.notice)
+                )
+                preparation = replace(preparation, cache_dir=cache_dir)
             header = header_of(
                 request, preparation, estimates, study, is_ahead=target.absent is not None
             )
@@ -95,7 +101,7 @@ def run_search(
                 study=study,
                 notebook=notebook_of(study, header),
                 progress=progress,
-                workers=count_workers(target, request.workers),
+                workers=min(count_workers(target, request.workers), len(preparation.plans)),
                 started_s=started_s,
                 clock=clock,
             )
@@ -107,6 +113,7 @@ def run_search(
                 notebook=context.notebook,
                 rungs=(study.screen, study.compile) if target.absent else (study.compile,),
                 rules=request.rules,
+                rules_before=rules_before,
                 folder=preparation.folder,
             ).run(strategy)
 

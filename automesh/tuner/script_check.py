@@ -4,7 +4,6 @@ on which meshes it can be traced, whether every process traces the same program,
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -46,6 +45,7 @@ from automesh.worker.environment import hash_seed
 from automesh.worker.messages import Job, SummarizeJob, Surroundings, TraceJob
 from automesh.worker.pool import Pool
 from automesh.worker.protocol import Answer
+from automesh.worker.temporary import temporary_folder
 
 _T = TypeVar("_T")
 _VIRTUAL = "cpu:8"  # where the only device of this machine leaves no mesh to look at
@@ -119,13 +119,13 @@ class _Workers:
         surroundings, seed = surroundings_of(target), hash_seed(os.environ)
         other_seed = str(int(seed) + 1) if seed.isdecimal() else "1"
         with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="automesh-check-"))
+            folder = stack.enter_context(temporary_folder("check"))
 
             def open_pool(around: Surroundings, name: str) -> Pool:
                 pool = Pool(
                     size=1,
                     surroundings=around,
-                    log_dir=Path(folder) / name,
+                    log_dir=folder / name,
                     memory_limit_bytes=request.memory_limit_bytes or memory_share_bytes(2),
                 )
                 return stack.enter_context(pool)
@@ -136,7 +136,7 @@ class _Workers:
                 second=open_pool(other, "second") if serves_several(target) else None,
                 surroundings=surroundings,
                 other_seed=other_seed,
-                folder=Path(folder),
+                folder=folder,
             )
 
 
@@ -209,6 +209,7 @@ class _Check:
             refuse_several_processes(
                 answer.process_count, "a search", hint="run it on one host, without a launcher"
             )
+            self.notes += answer.notices
         elif answer.stage in _SCRIPTS_OWN:
             raise inspection_error(answer, self.request.entry, self.space)
         return answer

@@ -4,7 +4,6 @@ they should take."""
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -44,6 +43,7 @@ from automesh.tuner.workers import (
 )
 from automesh.worker.messages import BuildJob, LayoutJob, Surroundings
 from automesh.worker.pool import Pool
+from automesh.worker.temporary import temporary_folder
 
 # Of the budget: what is listed is built, and a search compiles what it has built.
 BUILD_SHARE = 0.1
@@ -180,7 +180,7 @@ def open_session(
     shared = surroundings.platforms == "cpu"  # The workers that propagate can inspect, too.
     workers = count_workers(target, request.workers) if shared else count_lowering()
     with ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="automesh-session-")))
+        logs = stack.enter_context(temporary_folder("session"))
 
         def open_pool(size: int, around: Surroundings) -> Pool:
             limit = request.memory_limit_bytes or memory_share_bytes(size)
@@ -216,7 +216,7 @@ def open_session(
             preparation=preparation,
             progress=progress,
             pool=pool,
-            workers=workers,
+            workers=min(workers, len(preparation.plans)),
             clock=clock,
         )
 
@@ -291,7 +291,9 @@ def _estimate(
         price_pipeline=price_stages,
         origin=speeds.origin,
     )
-    return replace(rung.run(), fabric=fabric)
+    found = rung.run()
+    notices = (*found.notices, *propagator.cache.skipped.notices())
+    return replace(found, fabric=fabric, notices=notices)
 
 
 def _layout_job(

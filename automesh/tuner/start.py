@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 from automesh.errors import UsageError
@@ -12,15 +13,19 @@ from automesh.hardware import (
     clusters_in,
     parse_target,
 )
+from automesh.hardware.reserve import default_reserve
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.curated import CURATED, curated_for
 from automesh.space.options import with_options
 from automesh.space.space import Knob, SearchSpace
 from automesh.tuner.capture import space_for
+from automesh.tuner.choose.baseline import check_baseline
 from automesh.tuner.command.timed_command import TimedCommand
+from automesh.tuner.paths import check_places
+from automesh.tuner.preparation import known_devices
 from automesh.tuner.request import SearchRequest, usual_top
-from automesh.tuner.workers import refuse_launcher
+from automesh.tuner.workers import bounded_workers, refuse_launcher
 
 
 def start(request: SearchRequest, progress: Progress) -> SearchResult:
@@ -34,14 +39,14 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
         from automesh.tuner.command.start import search_command
 
         return search_command(request, progress)
-    request, target, space = read_aim(request, progress)
+    request, target, space = read_aim(request, progress, check=_check_at_once)
+    check_baseline(request.baseline.strip(), names=space.names, devices=known_devices(target))
     if not request.top:
         request = replace(request, top=usual_top(is_ahead=target.absent is not None))
     if request.dry_run:
         from automesh.tuner.dry_run import estimate_only
 
         return estimate_only(request, target, space, progress)
-    check_compilable(target)
     # Optuna, SQLAlchemy and SciPy take a second to import, which a dry run does without.
     from automesh.tuner.run import run_search
 
@@ -49,9 +54,15 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
 
 
 def read_aim(
-    request: SearchRequest, progress: Progress
+    request: SearchRequest,
+    progress: Progress,
+    *,
+    check: Callable[[SearchRequest, Target], object] | None = None,
 ) -> tuple[SearchRequest, Target, SearchSpace]:
     """Reads the target and the search space of a request.
+
+    Args:
+      check: refuses what it can, before a script without `build` is run for its mesh.
 
     Returns:
       The request, which a script without `build` completes; the target; the space.
@@ -61,8 +72,32 @@ def read_aim(
     """
     refuse_launcher("a search", hint="run the search on one host, without the launcher")
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
+    if target.absent is not None and not request.reserve:
+        default_reserve(target.absent.platform, os.environ)  # Before a worker is waited for.
+    options = _options(request, target)
+    if check is not None:
+        check(request, target)
+    request = _with_workers(request, target, progress)
     request, space = space_for(request, target, progress)
-    return request, target, with_options(space, _options(request, target))
+    return request, target, with_options(space, options)
+
+
+def _check_at_once(request: SearchRequest, target: Target) -> None:
+    """Refuses all that needs no worker, before any is started."""
+    if not request.dry_run:
+        check_compilable(target)
+    check_places(request)
+    check_baseline(request.baseline.strip(), devices=known_devices(target))
+
+
+def _with_workers(request: SearchRequest, target: Target, progress: Progress) -> SearchRequest:
+    workers, notice = bounded_workers(
+        target, request.workers, memory_limit_bytes=request.memory_limit_bytes
+    )
+    if not notice:
+        return request
+    progress.notice(notice)
+    return replace(request, workers=workers, notices=(*request.notices, notice))
 
 
 def _options(request: SearchRequest, target: Target) -> tuple[Knob, ...]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -18,9 +16,12 @@ from automesh.hardware.fabric.fabric import Fabric
 from automesh.hardware.processes import usable_cores
 from automesh.outcomes import Failure
 from automesh.report.progress import Progress, Silent
+from automesh.report.words import count as count_of
+from automesh.units import format_bytes
 from automesh.worker.environment import surroundings_for
 from automesh.worker.messages import Job, LayoutJob, Surroundings
 from automesh.worker.pool import OnEvent, Pool
+from automesh.worker.temporary import temporary_folder
 
 _T = TypeVar("_T")
 _NEEDED_BYTES = (
@@ -41,7 +42,11 @@ def memory_share_bytes(workers: int) -> int:
 
 
 def count_workers(target: Target, wanted: int) -> int:
-    """How many compile side by side: one per core that memory allows, one on an accelerator."""
+    """How many compile side by side: one per core that memory allows, one on an accelerator.
+
+    Args:
+      wanted: by the user, see `bounded_workers`; 0 for as many as fit.
+    """
     return 1 if target.platforms != "cpu" else wanted or count_lowering()
 
 
@@ -50,6 +55,35 @@ def count_lowering() -> int:
     allows."""
     fitting = int(psutil.virtual_memory().available // _NEEDED_BYTES)
     return max(1, min(usable_cores(), fitting))
+
+
+def bounded_workers(target: Target, wanted: int, *, memory_limit_bytes: int = 0) -> tuple[int, str]:
+    """How many workers a user gets who asks for so many: no more than this machine has room for.
+
+    Each is a process of its own with jax in it; more of them than cores only take turns.
+
+    Args:
+      memory_limit_bytes: of one worker, as the user has set it; 0 for what one takes as a rule.
+
+    Returns:
+      The number; and a sentence for the user if it is not `wanted`, else an empty one.
+    """
+    cores, each = usable_cores(), memory_limit_bytes or _NEEDED_BYTES
+    free = psutil.virtual_memory().available
+    room = f"{format_bytes(free)} of memory are free, {format_bytes(each)} for each"
+    limits = [
+        (cores, f"there {'is' if cores == 1 else 'are'} {count_of(cores, 'core')}"),
+        (max(1, int(free // each)), room),
+    ]
+    if target.platforms != "cpu":
+        limits.append((1, "an attached accelerator serves one"))
+    count, why = min(limits, key=lambda one: one[0])
+    return (wanted, "") if wanted <= count else (count, fewer_workers(wanted, count, why))
+
+
+def fewer_workers(wanted: int, count: int, why: str) -> str:
+    """The sentence for a user who gets fewer workers than were asked for."""
+    return f"of {wanted} workers {count} {'is' if count == 1 else 'are'} started: {why}"
 
 
 def refuse_launcher(what: str, *, hint: str) -> None:
@@ -98,11 +132,11 @@ def one_worker(
       progress: told what the worker does.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="automesh-worker-") as logs,
+        temporary_folder("worker") as logs,
         Pool(
             size=1,
             surroundings=surroundings,
-            log_dir=Path(logs),
+            log_dir=logs,
             memory_limit_bytes=memory_limit_bytes or memory_share_bytes(1),
             on_wait=(progress or Silent()).tick,
         ) as pool,

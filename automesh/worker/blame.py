@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 
 from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, OutOfMemory
@@ -36,6 +37,7 @@ _DOING = {
     "calibrate": "measuring the devices",
 }
 _REASON_CHARS = 200
+_SAID_CHARS = 100_000  # of a message; jax's longest ones, which hold a whole type, are shorter
 # jax/_src/sharding.py
 _INDIVISIBLE = re.compile(
     r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) "
@@ -67,7 +69,7 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
         case MemoryError():
             detail = (
                 _sentence(error)
-                if str(error)
+                if _said(error)
                 else f"Python ran out of memory while {stage_words(stage)}"
             )
             return OutOfMemory(
@@ -79,6 +81,13 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
         case _:
             reason = f"{_raised(stage, function)} {_sentence(error)}"
             return Failed(stage=stage, reason=reason, log_tail=user_traceback(error))
+
+
+def replaced_builtins(names: Sequence[str]) -> str:
+    """What to do about builtins that user code has replaced: other code calls them, too."""
+    shown = ", ".join(f"`{name}`" for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    what = "builtins" if len(names) > 1 else "builtin"
+    return f"the script replaces the {what} {shown}, which jax and automesh call: do not replace it"
 
 
 def ended(code: int | None, stage: str) -> str:
@@ -97,8 +106,8 @@ def ended(code: int | None, stage: str) -> str:
 def user_traceback(error: BaseException) -> str:
     """The end of the traceback, without the frames of automesh and of the import machinery."""
     report = traceback.TracebackException.from_exception(error, compact=True)
-    _drop_our_frames(report, seen=set())
-    lines = "".join(report.format()).rstrip().splitlines()
+    _drop_our_frames(report)
+    lines = _written("".join(report.format())[-_SAID_CHARS:]).rstrip().splitlines()
     return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARS:]
 
 
@@ -124,35 +133,53 @@ def _raised(stage: str, function: str) -> str:
 
 def _sentence(error: BaseException) -> str:
     """`ValueError: the first line of its message`; what jax says of a mesh, without the mesh."""
-    name = type(error).__name__
-    if found := _INDIVISIBLE.search(str(error)) if name == "IndivisibleError" else None:
+    name, said = type(error).__name__, _said(error)
+    if found := _INDIVISIBLE.search(said) if name == "IndivisibleError" else None:
         axis, parts, size, shape = found.groups()
         return f"{name}: dimension {axis} of an array {shape} is {size}, no multiple of {parts}"
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:  # noqa: BLE001 - the user's __str__ may do anything
-        lines = ["(its message cannot be printed)"]
+    lines = said.strip().splitlines()
     text = f"{name}: {lines[0].strip()}" if lines else name
-    return text if len(text) <= _REASON_CHARS else text[: _REASON_CHARS - 3] + "..."
+    return _shortened(text)
+
+
+def _said(error: BaseException) -> str:
+    """The beginning of an exception's message."""
+    try:
+        return _written(str(error)[:_SAID_CHARS])
+    except BaseException:  # noqa: BLE001 - the user's __str__ may do anything, `sys.exit()` too
+        return "(its message cannot be printed)"
 
 
 def _argument(error: SystemExit) -> str:
     if error.code is None:
         return ""
-    text = repr(error.code)
+    try:
+        return _shortened(_written(repr(error.code)))
+    except BaseException:  # noqa: BLE001 - as above, for the user's __repr__
+        return f"{type(error.code).__name__}(...)"
+
+
+def _written(text: str) -> str:
+    """Text that can be sent and stored: halves of a pair of surrogates are spelled out."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _REASON_CHARS else text[: _REASON_CHARS - 3] + "..."
 
 
-def _drop_our_frames(report: traceback.TracebackException, seen: set[int]) -> None:
-    if id(report) in seen:
-        return
-    seen.add(id(report))
-    theirs = [
-        frame
-        for frame in report.stack
-        if not frame.filename.startswith((str(PACKAGE), "<frozen importlib", "<frozen runpy"))
-    ]
-    report.stack = traceback.StackSummary.from_list(theirs)
-    for other in (report.__cause__, report.__context__):
-        if other is not None:
-            _drop_our_frames(other, seen)
+def _drop_our_frames(report: traceback.TracebackException) -> None:
+    """Leaves the frames of the user's code and of libraries, in all that led to an exception."""
+    waiting, seen = [report], set[int]()
+    while waiting:  # No recursion: user code may raise a thousand exceptions from each other.
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        theirs = [
+            frame
+            for frame in one.stack
+            if not frame.filename.startswith((str(PACKAGE), "<frozen importlib", "<frozen runpy"))
+        ]
+        one.stack = traceback.StackSummary.from_list(theirs)
+        waiting += [other for other in (one.__cause__, one.__context__) if other is not None]

@@ -15,15 +15,26 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
+from automesh.outcomes import Failed, Failure
 from automesh.worker import blame, protocol
+from automesh.worker.interpreter import Interpreter
 from automesh.worker.messages import CalibrateJob, DevicesJob, Job, LayoutJob
 from automesh.worker.wire import ChildEnd, Message, PrivateDescriptor, WireError
 
 Emit = Callable[[Message], Message]
 Handle = Callable[[Job, Emit], object]
+
+# Bound before any user code runs, which may replace what their modules call so.
+_exit = os._exit
+_fstat, _dup2, _fdopen = os.fstat, os.dup2, os.fdopen
+_umask = os.umask
+_setitimer, _ALARM = signal.setitimer, signal.ITIMER_REAL
+_format_exception = traceback.format_exception
 
 
 class Child:
@@ -41,6 +52,9 @@ class Child:
         self._limit_bytes = limit_bytes
         self._stage = "start"
         self._handle: Handle | None = None
+        self._interpreter = Interpreter()
+        self._own_umask = _umask(0o077)
+        _umask(self._own_umask)
 
     def serve(self, handler: str) -> NoReturn:
         """Does jobs until the parent closes the channel."""
@@ -52,25 +66,48 @@ class Child:
                 self._write_log(f"--- {message['label']} ---\n")
                 self._channel.send(self._outcome(handler, job))
                 # An alarm that the script set and left would go off in the next job.
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                _setitimer(_ALARM, 0)
+                # Of a mask that lets nobody read, what later jobs keep could not be read back.
+                _umask(self._own_umask)
         except WireError as error:
             self._write_log(f"automesh: {error}\n")
-            os._exit(protocol.CHANNEL_LOST)
+            _exit(protocol.CHANNEL_LOST)
         # Not sys.exit: threads and exit hooks of the script could hold the process up.
-        os._exit(0)
+        _exit(0)
 
     def _outcome(self, handler: str, job: Job) -> Message:
         """Does one job; every exception but a lost channel becomes a failure."""
+        spoilt = bool(self._interpreter.replaced)
         try:
             handle = self._handler(handler)
             # After the import of jax: that is part of the start, not of the time for the job.
             self._channel.send({"accepted": True})
-            return protocol.answer_message(job, handle(job, self._emit))
+            return protocol.answer_message(job, self._lend(handle, job))
         except WireError:
             raise
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a script must not end the worker
-            self._write_log("".join(traceback.format_exception(error)))
-            outcome = blame.failure(
+            return self._failure(job, error, spoilt=spoilt)
+
+    def _lend(self, handle: Handle, job: Job) -> object:
+        """Does a job with the interpreter as user code has left it in the one before."""
+        self._interpreter.give()
+        try:
+            return handle(job, self._emit)
+        finally:
+            try:
+                self._interpreter.take()
+            except:  # noqa: E722 - a function that traces, and raises, is switched off by that
+                self._interpreter.take()
+
+    def _failure(self, job: Job, error: BaseException, *, spoilt: bool) -> Message:
+        """What an exception means. Its words are user code as well, and may raise anything.
+
+        Args:
+          spoilt: True if an earlier job has replaced builtins.
+        """
+        try:
+            self._write_log("".join(_format_exception(error)))
+            outcome: Failure = blame.failure(
                 error,
                 stage=self._stage,
                 function=_function(job),
@@ -78,7 +115,19 @@ class Child:
             )
             # The script wanted the process to end, or its memory may be unusable.
             retire = not isinstance(error, Exception) or outcome.kind == "out_of_memory"
-            return protocol.failure_message(outcome, retire=retire)
+            replaced = self._interpreter.replaced
+            retire = retire or bool(replaced)  # What they have spoilt may be spoilt for all.
+            # A jax that could not start for it has a hint, which leads astray.
+            if replaced and isinstance(outcome, Failed) and self._wants_hint(outcome):
+                outcome = replace(outcome, hint=blame.replaced_builtins(replaced))
+            return protocol.failure_message(outcome, retire=retire, doubtful=spoilt)
+        except BaseException:  # noqa: BLE001
+            reason = "the script raised an exception that cannot be described"
+            return protocol.failure_message(Failed(stage=self._stage, reason=reason), retire=True)
+
+    @staticmethod
+    def _wants_hint(outcome: Failed) -> bool:
+        return not outcome.hint or outcome.stage == "start"
 
     def _handler(self, name: str) -> Handle:
         # Imported in the first job, not before: then it has somebody to report a failure to.
@@ -88,31 +137,47 @@ class Child:
 
     def _emit(self, event: dict[str, Any]) -> dict[str, Any]:
         """Sends an event of the running job; gives the reply if it has `"reply": True`, else {}."""
-        if event.get("event") == "stage":
-            self._stage = event["stage"]
-        self._channel.send(event)
-        if not event.get("reply"):
-            return {}
-        message = self._channel.receive()
-        if message is None:
-            os._exit(0)
-        return message["reply"]
+        self._interpreter.take()
+        try:
+            if event.get("event") == "stage":
+                self._stage = event["stage"]
+            self._channel.send(event)
+            if not event.get("reply"):
+                return {}
+            message = self._channel.receive()
+            if message is None:
+                _exit(0)
+            return message["reply"]
+        finally:
+            self._interpreter.give()
 
     def _reopen_streams(self) -> None:
         """Undoes that an earlier job closed the standard streams: this one's output is wanted."""
         for fd in (1, 2):
             try:
-                os.fstat(fd)
+                _fstat(fd)
             except OSError:
-                os.dup2(self._log.fileno(), fd)
+                _dup2(self._log.fileno(), fd)
         for name, fd in (("stdout", 1), ("stderr", 2)):
-            stream = getattr(sys, name)
-            if stream is None or getattr(stream, "closed", False):
-                setattr(sys, name, os.fdopen(fd, "w", buffering=1, closefd=False))
+            if _is_closed(getattr(sys, name, None)):
+                setattr(sys, name, _fdopen(fd, "w", buffering=1, closefd=False))
 
     def _write_log(self, text: str) -> None:
         with contextlib.suppress(OSError):  # The script may have closed every descriptor.
             self._log.write(text.encode(errors="backslashreplace"))
+
+
+def _is_closed(stream: Any) -> bool:
+    """Whether nothing can be written; what is no stream at all is the script's own affair."""
+    try:
+        return stream is None or bool(getattr(stream, "closed", False))
+    except BaseException:  # noqa: BLE001 - the script's own stream may do anything
+        return True
+
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """Does nothing. Whoever interrupts a worker alone means no plan; the parent ends its workers
+    otherwise, and a Ctrl-C in the terminal does not reach them."""
 
 
 def _function(job: Job) -> str:
@@ -129,6 +194,8 @@ def main(arguments: list[str]) -> NoReturn:
     log = PrivateDescriptor(2)
     # Says in the log in which line a segmentation fault or an abort came.
     faulthandler.enable(log.fileno())
+    # A handler, since programs that the script starts would inherit that a signal is ignored.
+    signal.signal(signal.SIGINT, _pass_over)
     sys.argv = sys.argv[:1]
     Child(ChildEnd(control), log, limit_bytes).serve(handler)
 

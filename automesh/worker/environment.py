@@ -7,11 +7,14 @@ from collections.abc import Mapping
 
 from automesh.hardware.absent import AbsentDevices
 from automesh.platforms import platform_named
+from automesh.texts.storage_url import OWN_VARIABLES
 from automesh.worker.messages import Surroundings
 
 # Without it the order of a set of strings changes from process to process, and with it the program
 # of a step that goes through one: what a plan compiles to could not be compared with what runs.
 _HASH_SEED = "0"
+CPU_DEVICES = "AUTOMESH_CPU_DEVICES"
+"""Variable of a worker: how many virtual devices its target has; absent if jax is to say it."""
 _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count(=\S*)?")
 
 
@@ -42,13 +45,21 @@ def environment(base: Mapping[str, str], surroundings: Surroundings) -> dict[str
       surroundings: what the worker shall find.
     """
     variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **base, **dict(surroundings.variables)}
+    for name in OWN_VARIABLES:  # The password of the storage, which only the parent opens.
+        variables.pop(name, None)
     variables["PYTHONHASHSEED"] = hash_seed(variables)
     variables["PYTHONUNBUFFERED"] = "1"  # What was printed before a crash must be in the log.
     variables["JAX_PLATFORMS"] = surroundings.platforms
+    variables.pop(CPU_DEVICES, None)
     if surroundings.cpu_devices > 0:
         variables["JAX_NUM_CPU_DEVICES"] = str(surroundings.cpu_devices)
+        variables[CPU_DEVICES] = str(surroundings.cpu_devices)
         # jax refuses to start when the number is given in both ways.
-        flags = _DEVICE_COUNT_FLAG.sub("", variables.pop("XLA_FLAGS", "")).split()
-        if flags:
-            variables["XLA_FLAGS"] = " ".join(flags)
+        if flags := without_device_count(variables.pop("XLA_FLAGS", "")):
+            variables["XLA_FLAGS"] = flags
     return variables
+
+
+def without_device_count(flags: str) -> str:
+    """Flags of XLA without the one that says how many virtual CPU devices there are."""
+    return " ".join(_DEVICE_COUNT_FLAG.sub("", flags).split())

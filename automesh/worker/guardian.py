@@ -4,11 +4,12 @@
 
 Run as a script with nothing of automesh imported, so that it starts in milliseconds and stays
 small. The guardian
-* collects the worker's output into a log file of bounded size,
+* collects the worker's output into a log file of bounded size, which is its standard output,
 * kills the worker with all its descendants when the parent asks (by closing the leash), when the
   parent dies, when the worker dies, or when they hold more memory than they may,
 * reports on the leash, as one line of JSON, how the worker ended; where that must outlive the
-  parent, it is written to a file before.
+  parent, it is written to a file before. Whoever starts it has opened both files: here no name of a
+  file is trusted.
 The deputy, from which it was forked, sleeps, and does the killing if the guardian cannot; so any of
 the four may be killed at any time. The kernel helps: guardian and deputy are subreapers, so that no
 descendant gets away from them, whatever it did, and the worker is killed when the guardian dies.
@@ -32,6 +33,7 @@ import socket
 import subprocess
 import sys
 import time
+from io import RawIOBase
 from pathlib import Path
 from typing import NoReturn
 
@@ -65,8 +67,8 @@ _LINUX = sys.platform == "linux"
 class BoundedLog:
     """A log file that keeps its beginning and its end when more is written than it may hold."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a+b", buffering=0)
+    def __init__(self, file: RawIOBase) -> None:
+        self._file = file
         self._left_out_bytes = 0
 
     def write(self, data: bytes) -> None:
@@ -80,7 +82,7 @@ class BoundedLog:
 
     def _compact(self, size: int) -> None:
         self._file.seek(size - TAIL_BYTES)
-        tail = self._file.read(TAIL_BYTES)
+        tail = self._file.read(TAIL_BYTES) or b""
         self._left_out_bytes += size - HEAD_BYTES - TAIL_BYTES
         self._file.truncate(HEAD_BYTES)
         self._file.write(b"\n[... about %d bytes left out ...]\n" % self._left_out_bytes + tail)
@@ -163,10 +165,15 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def _prepare_worker(guardian: int) -> None:
-    """Runs in the worker between fork and exec."""
+def _prepare_worker(guardian: int, *, keeps: tuple[int, ...]) -> None:
+    """Runs in the worker between fork and exec.
+
+    Args:
+      keeps: signals that it goes on ignoring.
+    """
     for number in _IGNORED:
-        signal.signal(number, signal.SIG_DFL)
+        if number not in keeps:
+            signal.signal(number, signal.SIG_DFL)
     if not _LINUX:
         return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -187,7 +194,7 @@ class Guardian:
         leash: socket.socket,
         log: BoundedLog,
         memory: Memory,
-        report: Path | None,
+        report: int,
     ) -> None:
         self._deputy = deputy
         self._leash = leash
@@ -201,6 +208,7 @@ class Guardian:
             with contextlib.suppress(OSError):  # A smaller pipe is only slower.
                 fcntl.fcntl(self._output, _F_SETPIPE_SZ, CHUNK_BYTES)
         self._worker = 0
+        self._popen: subprocess.Popen[bytes] | None = None
         self._status: int | None = None
 
     def start(self, command: list[str], control: int) -> None:
@@ -210,14 +218,19 @@ class Guardian:
           control: descriptor that it inherits; -1 for none.
         """
         guardian = os.getpid()
+        # A worker of ours passes an interruption over once it runs; before, it must not end it.
+        keeps = () if control < 0 else (signal.SIGINT,)
         worker = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=self._output_in,
             stderr=self._output_in,
             pass_fds=() if control < 0 else (control,),
-            preexec_fn=lambda: _prepare_worker(guardian),
+            preexec_fn=lambda: _prepare_worker(guardian, keeps=keeps),
         )
+        # Kept: when it is dropped, subprocess takes notice of an end that came at once, and the
+        # exit code with it.
+        self._popen = worker
         self._worker = worker.pid
         if control >= 0:
             os.close(control)
@@ -262,8 +275,10 @@ class Guardian:
         }
         line = json.dumps(report).encode() + b"\n"
         # Only an end of its own: what was killed because the parent died says nothing of itself.
-        if self._report is not None and (code is not None or over_limit):
-            _write_whole(self._report, line)
+        if self._report >= 0 and (code is not None or over_limit):
+            # In one write: a line without its end, as of a full disk, is no report.
+            with contextlib.suppress(OSError):  # The leash still tells.
+                os.write(self._report, line)
         with contextlib.suppress(OSError):  # The parent may be gone.
             self._leash.sendall(line)
 
@@ -279,14 +294,6 @@ class Guardian:
 
     def _reap(self) -> None:
         self._status = reap().get(self._worker, self._status)
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that is there whole or not at all."""
-    with contextlib.suppress(OSError):  # The disk is full: the leash still tells.
-        draft = path.with_name(f"{path.name}.new")
-        draft.write_bytes(data)
-        draft.replace(path)
 
 
 def reap() -> dict[int, int]:
@@ -338,9 +345,9 @@ def stand_by(*, parent: int, leash: socket.socket, pulse: int, guardian: int) ->
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Arguments: parent's pid, descriptors of leash and channel (-1 for none), limit in bytes, log,
-    file for the report (empty for none), command."""
-    parent, leash_fd, control, limit_bytes = (int(argument) for argument in arguments[:4])
+    """Arguments: parent's pid, descriptors of leash and channel (-1 for none), limit in bytes,
+    descriptor of the file for the report (-1 for none), command. The log is standard output."""
+    parent, leash_fd, control, limit_bytes, report = (int(argument) for argument in arguments[:5])
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(leash_fd, False)
@@ -362,10 +369,11 @@ def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(alarm_in, warn_on_full_buffer=False)
 
-    log, memory = BoundedLog(Path(arguments[4])), Memory(limit_bytes)
-    report = Path(arguments[5]) if arguments[5] else None
+    # Not buffered: what is written is there when this process is killed.
+    log = BoundedLog(os.fdopen(os.dup(1), "r+b", buffering=0))
+    memory = Memory(limit_bytes)
     self = Guardian(deputy=deputy, leash=leash, log=log, memory=memory, report=report)
-    self.start(arguments[6:], control)
+    self.start(arguments[5:], control)
     self.end(over_limit=self.watch(alarm))
     os._exit(0)
 

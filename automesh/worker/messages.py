@@ -130,15 +130,15 @@ class BuildJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
-    """Answer: `Traced`. The program of a plan is written to a file, line by line.
+    """Answer: `Traced`. The program of a plan may be written to a file, line by line.
 
     Attributes:
-      text_file: path of that file; see `automesh.program.lower.program_text`.
+      text_file: path of that file; see `automesh.program.lower.program_text`. Empty to write none.
     """
 
     step: StepRef
     plan: Plan
-    text_file: str
+    text_file: str = ""
     kind: Literal["trace"] = "trace"
 
 

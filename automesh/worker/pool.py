@@ -38,8 +38,8 @@ class Finished:
       ticket: what `submit` gave for it.
       job: the job.
       result: the noun that its kind of job is answered with, or why there is none.
-      doubtful: True if the process ended by itself and the job need not be to blame: it had done
-        other jobs before, or somebody killed it.
+      doubtful: True if the job need not be to blame: the process ended by itself and had done other
+        jobs before, or somebody killed it; or an earlier job has replaced builtins in it.
     """
 
     ticket: int
@@ -63,6 +63,9 @@ class Task:
 START_LIMIT_S = 120.0  # Importing jax takes seconds, on a busy machine or a network disk many.
 _KILL_LIMIT_S = 1.5  # The guardian needs milliseconds, its deputy half a second.
 _CLOSE_LIMIT_S = 1.0
+# The end of a process is seen on the channel first, and by its guardian milliseconds later; on a
+# machine that is very busy, seconds. A process that lives on for longer has lost its channel.
+_SEVERED_S = 10.0
 _KEPT_LOGS = 64  # 4 MB each at most.
 _PULSE_S = 0.5  # Between two calls of `on_wait`, at most.
 
@@ -78,7 +81,9 @@ class _Worker:
       left_s: seconds that its task has after the start.
       served: jobs that it has finished.
       affinity: of the last job that it was given; see `Pool.submit`.
+      severed: True once its channel is at its end: it can answer no more.
       verdict: outcome of the task, settled before the process has ended; may lack its log tail.
+      doubtful: True if its verdict may be the fault of a job that it did before.
       dying: True once it was told to end.
     """
 
@@ -91,7 +96,9 @@ class _Worker:
     left_s: float = 0.0
     served: int = 0
     affinity: Hashable = None
+    severed: bool = False
     verdict: Answer | Failure | None = None
+    doubtful: bool = False
     dying: bool = False
 
 
@@ -253,7 +260,7 @@ class Pool:
     def _turn(self, deadline: float) -> None:
         """Waits until something happens or `deadline` has passed, and deals with all that did."""
         self._excuse()
-        limits = [w.deadline for w in self._workers if w.task is not None or w.dying]
+        limits = [w.deadline for w in self._workers if w.task is not None or w.dying or w.severed]
         patience_s = min([deadline, *limits]) - time.monotonic()
         ready = self._selector.select(max(0.0, patience_s) if patience_s < float("inf") else None)
         self._listened = time.monotonic()
@@ -272,7 +279,7 @@ class Pool:
 
     def _assign(self) -> None:
         """Gives queued jobs to idle workers of this generation, and starts workers for others."""
-        idle = [one for one in self._workers if one.task is None and not one.dying]
+        idle = [one for one in self._workers if one.task is None and not (one.dying or one.severed)]
         while self._queue:
             first = self._queue[0]
             able = [one for one in idle if one.task is None and not (first.fresh and one.served)]
@@ -291,7 +298,7 @@ class Pool:
                 continue
             self._give(worker, task)
         spare = [one for one in idle if one.task is None]
-        if self._queue and spare and not any(one.dying for one in self._workers):
+        if self._queue and spare and not any(one.dying or one.severed for one in self._workers):
             self._kill(spare[0])  # For the next job, which must have a process of its own.
 
     def _start(self) -> _Worker:
@@ -345,10 +352,13 @@ class Pool:
         except WireError as error:
             self._condemn(worker, f"the worker's message cannot be read: {error}")
             return
-        if worker.process.channel.ended:  # If this is the end of the process, the leash says so.
-            self._ignore_channel(worker)
         for message in messages:
             self._obey(worker, message)
+        if worker.process.channel.ended:  # If this is the end of the process, the leash says so.
+            self._ignore_channel(worker)
+            if not worker.dying:
+                worker.severed = True
+                worker.deadline = min(worker.deadline, time.monotonic() + _SEVERED_S)
 
     def _obey(self, worker: _Worker, message: Message) -> None:
         """Acts on one message from a worker."""
@@ -366,6 +376,7 @@ class Pool:
         except AutomeshError as error:
             self._condemn(worker, f"the worker's message is not understood: {error}")
             return
+        worker.doubtful = bool(message.get("doubtful"))
         self._settle(worker, result, retire=bool(message.get("retire")))
 
     def _tell(self, worker: _Worker, task: Task, event: Message) -> None:
@@ -387,7 +398,7 @@ class Pool:
             worker.verdict = result
             self._kill(worker)
             return
-        self._finish(worker.task, worker.process.with_log(result))
+        self._finish(worker.task, worker.process.with_log(result), doubtful=worker.doubtful)
         worker.task = None
         worker.served += 1
         if worker.generation != self._generation:
@@ -414,6 +425,8 @@ class Pool:
         if worker.dying:
             worker.process.kill_deputy()
             worker.deadline = time.monotonic() + _KILL_LIMIT_S
+        elif worker.severed:
+            self._condemn(worker, protocol.NO_CHANNEL)
         elif worker.task is not None:
             limit_s = START_LIMIT_S if worker.starting else worker.task.timeout_s
             worker.verdict = TimedOut(stage=worker.stage, limit_s=limit_s)
@@ -440,7 +453,9 @@ class Pool:
         verdict = worker.verdict or ending.outcome(
             stage=worker.stage, memory_limit_bytes=self._memory_limit_bytes
         )
-        doubtful = worker.verdict is None and (worker.served > 0 or ending.by_stranger)
+        doubtful = worker.doubtful
+        if worker.verdict is None:
+            doubtful = worker.served > 0 or ending.by_stranger
         self._finish(task, worker.process.with_log(verdict), doubtful=doubtful)
 
     def _bury_log(self, log: Path) -> None:

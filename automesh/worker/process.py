@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -11,11 +10,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from automesh.errors import AutomeshError
+from automesh.files import open_log
+from automesh.jsonio import read_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
+from automesh.reading import Unreadable, open_regular
+from automesh.texts.terminal import clean_lines
 from automesh.worker import blame, protocol
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
@@ -26,8 +30,9 @@ _GUARDIAN = Path(__file__).with_name("guardian.py")
 _TAIL_BYTES = 2**16
 _TAIL_LINES = 40
 _TAIL_CHARS = 6000
+# Signals that end a process at somebody's wish, not for a fault of its own.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _HEADING = re.compile(rb"^--- .* ---\n", re.MULTILINE)
-_UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\n\t -~\u00a0-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,7 @@ class Ending:
     @property
     def by_stranger(self) -> bool:
         """Whether it was killed, or its guardian, by neither the kernel nor automesh."""
-        killed = self.code is None or self.code == -signal.SIGKILL
+        killed = self.code is None or -self.code in _FROM_OUTSIDE
         return killed and not self.over_limit and not self.kernel_killed
 
     def outcome(self, *, stage: str, memory_limit_bytes: int) -> Failure:
@@ -64,7 +69,7 @@ class Ending:
                 is_host=True,
             )
         if self.code == protocol.CHANNEL_LOST:
-            return Failed(stage=stage, reason="the script closed the worker's control channel")
+            return Failed(stage=stage, reason=protocol.NO_CHANNEL)
         return Failed(stage=stage, reason=blame.ended(self.code, stage))
 
 
@@ -97,19 +102,22 @@ class Guarded:
         self.log = log
         self._report = b""
         self.leash, leash_end = socket.socketpair()
-        kept = [leash_end.fileno(), *([control.fileno()] if control else [])]
         # -P: a `signal.py` or `json.py` in the user's working directory must not replace Python's.
-        guard = [sys.executable, "-P", str(_GUARDIAN), str(os.getpid()), str(kept[0])]
+        guard = [sys.executable, "-P", str(_GUARDIAN), str(os.getpid()), str(leash_end.fileno())]
         guard += [str(control.fileno() if control else -1), str(memory_limit_bytes)]
         try:
-            with leash_end, log.open("ab") as own_output:
+            with ExitStack() as files:
+                files.enter_context(leash_end)
+                own_output = files.enter_context(open_log(log))
+                told = files.enter_context(open_log(report)).fileno() if report else -1
+                kept = [leash_end.fileno(), *([control.fileno()] if control else [])]
                 self._deputy = subprocess.Popen(
-                    [*guard, str(log), str(report or ""), *command],
+                    [*guard, str(told), *command],
                     env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=own_output,
                     stderr=own_output,
-                    pass_fds=kept,
+                    pass_fds=[*kept, *([told] if report else [])],
                     start_new_session=True,
                 )
         except BaseException:
@@ -202,28 +210,25 @@ def read_ending(report: bytes) -> Ending | None:
     """What a guardian has reported; None if it did not come to that."""
     if not report.endswith(b"\n"):
         return None
-    told: dict[str, Any] = json.loads(report)
-    return Ending(
-        code=told["code"],
-        over_limit=told["over_limit"],
-        kernel_killed=told["kernel_killed"],
-        peak_bytes=told["peak_bytes"],
-    )
+    try:
+        return read_json(report, Ending)
+    except AutomeshError:  # Somebody else has written it: then nobody saw the end.
+        return None
 
 
 def log_tail(log: Path) -> str:
     """The last lines of a log, of a worker those of its last job, without control characters."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            data = file.read()
-    except OSError as error:
+        with open_regular(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            data = file.read(_TAIL_BYTES)
+    except (OSError, Unreadable) as error:
         return f"(the log cannot be read: {error})"
     last_job = _HEADING.split(data)[-1].decode(errors="replace")
     # Of a progress bar, what it showed last.
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in last_job.rstrip().split("\n")]
     text = "\n".join(lines[-_TAIL_LINES:])
-    return _UNPRINTABLE.sub("", text)[-_TAIL_CHARS:]
+    return clean_lines(text)[-_TAIL_CHARS:]
 
 
 def clear_logs(folder: Path, *, keep: int) -> None:

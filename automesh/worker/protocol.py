@@ -2,8 +2,8 @@
 
 Parent to worker: `{"job": ..., "label": ...}` and `{"reply": {...}}`.
 Worker to parent: `{"accepted": true}` once jax is imported, `{"event": ...}` with `"reply": true`
-if it waits for one, `{"answer": ...}`, `{"failure": ..., "retire": bool}`. An event that enters the
-stage `start` stops the clock of the job until the next stage.
+if it waits for one, `{"answer": ...}`, `{"failure": ..., "retire": bool, "doubtful": bool}`. An
+event that enters the stage `start` stops the clock of the job until the next stage.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ Answer = (
 
 # The worker's exit code (EX_IOERR of sysexits.h) when user code closed the channel.
 CHANNEL_LOST = 74
+NO_CHANNEL = "the script closed the worker's control channel"
 
 _ANSWERS: dict[str, Any] = {
     "inspect": Inspection,
@@ -101,9 +102,14 @@ def answer_message(job: Job, answer: object) -> Message:
     return {"answer": data}
 
 
-def failure_message(outcome: Failure, *, retire: bool) -> Message:
-    """The failure of a job; `retire` asks for a new process before the next job."""
-    return {"failure": to_json(outcome, Failure), "retire": retire}
+def failure_message(outcome: Failure, *, retire: bool, doubtful: bool = False) -> Message:
+    """The failure of a job.
+
+    Args:
+      retire: asks for a new process before the next job.
+      doubtful: an earlier job of this process may be to blame.
+    """
+    return {"failure": to_json(outcome, Failure), "retire": retire, "doubtful": doubtful}
 
 
 def read_result(job: Job, message: Message) -> Answer | Failure:

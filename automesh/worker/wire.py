@@ -16,6 +16,9 @@ Message = dict[str, Any]
 _LENGTH = struct.Struct(">I")
 _LONGEST_BYTES = 64 * 2**20  # Far above any message: a longer length can only be garbage.
 _CHUNK_BYTES = 2**16
+# Bound before any user code runs, which may replace `json.dumps` or `os.write`.
+_encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
+_read, _write, _fstat, _close = os.read, os.write, os.fstat, os.close
 _PRIVATE_FD = 200  # Above what scripts use by habit, below the smallest customary limit of 256.
 
 
@@ -25,7 +28,7 @@ class WireError(Exception):
 
 def encode(message: Message) -> bytes:
     """Packs one message."""
-    body = json.dumps(message).encode()
+    body = _encode(message).encode()
     return _LENGTH.pack(len(body)) + body
 
 
@@ -57,8 +60,8 @@ class Decoder:
 
 def _message(body: bytes) -> Message:
     try:
-        message = json.loads(body)
-    except ValueError as error:
+        message = _decode(body.decode())
+    except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {body[:80]!r}") from error
     if not isinstance(message, dict):
         raise WireError(f"not a JSON object: {body[:80]!r}")
@@ -177,7 +180,7 @@ class PrivateDescriptor:
           OSError: also if user code closed the descriptor.
         """
         self._check()
-        return os.read(self._fd, _CHUNK_BYTES)
+        return _read(self._fd, _CHUNK_BYTES)
 
     def write(self, data: bytes) -> None:
         """Writes all of `data`.
@@ -188,13 +191,13 @@ class PrivateDescriptor:
         self._check()
         view = memoryview(data)
         while view:
-            view = view[os.write(self._fd, view) :]
+            view = view[_write(self._fd, view) :]
 
     def close(self) -> None:
         """Closes it, unless it is closed already."""
         with contextlib.suppress(OSError):
             self._check()
-            os.close(self._fd)
+            _close(self._fd)
         self._fd = -1
 
     def _check(self) -> None:
@@ -203,5 +206,5 @@ class PrivateDescriptor:
             raise OSError(errno.EBADF, "user code closed a descriptor of the worker")
 
     def _look(self) -> tuple[int, int]:
-        status = os.fstat(self._fd)
+        status = _fstat(self._fd)
         return status.st_dev, status.st_ino

@@ -20,7 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 from automesh.errors import UsageError
 from automesh.hardware import Absent, parse_target
 from automesh.mesh.axes import DEFAULT_AXES, MeshAxis, format_mesh
-from automesh.mesh.strict_files import parse_tree, read_text
+from automesh.mesh.strict_files import parse_tree
+from automesh.reading import read_text
 from benchmarks.support.granules import split_over_granules
 from benchmarks.support.models import (
     DENSE,

@@ -23,7 +23,8 @@ from scipy import stats
 from automesh.errors import UsageError
 from automesh.hardware import Absent, parse_target
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.mesh.strict_files import parse_tree, read_text
+from automesh.mesh.strict_files import parse_tree
+from automesh.reading import read_text
 from benchmarks.support.granules import split_over_granules
 from benchmarks.support.models import MOE, Model, Unlike, arguments_of, chunk_of, model_called
 from benchmarks.support.spaces import with_usual_axes

@@ -97,7 +97,7 @@ def test_an_old_csv_survives_a_failure(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UsageError, match="cannot be written: No space left on device"):
+    with pytest.raises(UsageError, match="cannot be written: no space left on device"):
         write_table(dataframe(RESULT), path)
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["trials.csv"]

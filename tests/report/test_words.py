@@ -245,27 +245,3 @@ def test_nothing_found() -> None:
     assert words.best_sentence(results_samples.empty_search()) == (
         "none: no plan may become a rule"
     )
-
-
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        ("a\n b\tc", "a b c"),
-        ("\x1b[1;31mred\x1b[0m", "red"),
-        ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "link"),
-        ("bell\x07 null\x00 end…", "bell null end..."),
-    ],
-)
-def test_foreign_text_is_made_safe(raw: str, expected: str) -> None:
-    assert words.clean(raw) == expected
-
-
-def test_long_text_ends_at_a_word() -> None:
-    assert words.clean("one two three", 8) == "one ..."
-
-
-def test_passwords_are_hidden() -> None:
-    url = "postgresql+psycopg://me:p@ss:word@host:5432/db"
-    assert words.hide_password(url) == "postgresql+psycopg://me:***@host:5432/db"
-    assert words.hide_password("results/x/study.db") == "results/x/study.db"
-    assert words.hide_password("postgresql://host:5432/db") == "postgresql://host:5432/db"

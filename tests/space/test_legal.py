@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.mesh.axes import Plan, parse_mesh
+from automesh.space.conditions import Rule
 from automesh.space.knob_types import as_type_of
 from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts, default_first
-from automesh.space.space import AxisRange, Constraint, Knob, SearchSpace
+from automesh.space.space import AxisRange, Constraint, Knob, Relation, SearchSpace
 
 NAMES = ("dp", "tp")
 
@@ -301,3 +303,27 @@ def test_device_counts_that_are_no_powers_of_two(num_devices):
         and 96 % (dp * fsdp) == 0
     ]
     assert sorted(tuple(plan.sizes.values()) for plan in found.legal) == sorted(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("relation", "bound", "expected"),
+    [
+        ("max", 2**40, [True, False, False]),
+        ("min", 2**40, [False, True, True]),
+        ("divides", 2**62, [True, True, False]),
+        ("divides", 2**70, [True, True, True]),
+    ],
+)
+def test_products_beyond_64_bits_do_not_wrap_around(
+    relation: Relation, bound: int, expected: list[bool]
+) -> None:
+    """Of 2**62 and 8, 64 bits hold nothing but zeros."""
+    rule = Rule(name="", factors=("dp", "width"), relation=relation, bound=bound)
+    values = {"dp": np.array([1, 1, 8]), "width": np.array([8, 2**62, 2**62])}
+    assert rule.holds(values).tolist() == expected
+    assert rule.detail({"dp": 8, "width": 2**62}).startswith(f"dp*width is {2**65}, ")
+
+
+def test_zero_divides_nothing() -> None:
+    rule = Rule(name="", factors=("width",), relation="divides", bound=8)
+    assert rule.holds({"width": np.array([0, 8])}).tolist() == [False, True]

@@ -23,8 +23,11 @@ START_S = 60.0
 
 
 @contextmanager
-def postgres_server() -> Generator[str]:
+def postgres_server(password: str = "") -> Generator[str]:
     """Runs a server of its own and yields the URL of its `postgres` database, for SQLAlchemy.
+
+    Args:
+      password: of the user `postgres`, which the URL does not have; empty: whoever asks is let in.
 
     Raises:
       RuntimeError: the wheel is not installed, or the server does not start (with its log).
@@ -38,8 +41,8 @@ def postgres_server() -> Generator[str]:
         data.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(data, NOBODY, NOBODY)
-        _initialize(binaries, data)
-        server, port = _start(binaries, data)
+        _initialize(binaries, data, password)
+        server, port = _start(binaries, data, password)
         try:
             yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
         finally:
@@ -85,12 +88,17 @@ def _binaries(home: Path) -> Path:
     return install / "bin"
 
 
-def _initialize(binaries: Path, data: Path) -> None:
-    options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
+def _initialize(binaries: Path, data: Path, password: str) -> None:
+    options = ["--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync"]
+    options += [f"--auth={'scram-sha-256' if password else 'trust'}"]
+    if password:
+        file = data.parent / "password"
+        file.write_text(password)
+        options += [f"--pwfile={file}"]
     _run(binaries, "initdb", "-D", str(data), *options)
 
 
-def _start(binaries: Path, data: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _start(binaries: Path, data: Path, password: str) -> tuple[subprocess.Popen[bytes], int]:
     settings = {
         "listen_addresses": "127.0.0.1",
         "unix_socket_directories": "",
@@ -113,19 +121,19 @@ def _start(binaries: Path, data: Path) -> tuple[subprocess.Popen[bytes], int]:
                 group=_user(),
                 extra_groups=None if _user() is None else [],
             )
-        if _ready(server, port):
+        if _ready(server, port, password):
             return server, port
         server.kill()
         server.wait(30)
     raise RuntimeError(f"the PostgreSQL server did not start:\n{log.read_text()[-2000:]}")
 
 
-def _ready(server: subprocess.Popen[bytes], port: int) -> bool:
+def _ready(server: subprocess.Popen[bytes], port: int, password: str) -> bool:
     end = time.monotonic() + START_S
     while server.poll() is None and time.monotonic() < end:
         try:
             url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
-            psycopg.connect(url, connect_timeout=5).close()
+            psycopg.connect(url, password=password or None, connect_timeout=5).close()
         except psycopg.OperationalError:
             time.sleep(0.1)
         else:

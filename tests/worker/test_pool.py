@@ -340,6 +340,9 @@ def test_the_environment_is_explicit() -> None:
     base = {
         "HOME": "/h",
         "JAX_PLATFORMS": "tpu",
+        # The parent's alone: users' code has no business with the storage.
+        "AUTOMESH_STORAGE_PASSWORD": "kestrel",
+        "AUTOMESH_STORAGE_PASSWORD_FILE": "/h/kestrel",
         "XLA_FLAGS": "--xla_dump_to=x --xla_force_host_platform_device_count=4",
     }
     variables = environment(base, surroundings(("A", "b"), cpu_devices=8))

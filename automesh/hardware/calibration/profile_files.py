@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import platform as machine
 import re
 from collections.abc import Mapping
@@ -12,15 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import platformdirs
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
-from automesh.errors import UsageError
+from automesh import files
+from automesh.errors import UsageError, unwritable
 from automesh.hardware.calibration.profile import SCHEMA, Profile, identity, merge
 from automesh.hardware.processes import usable_cores
-from automesh.mesh.strict_files import check_tree, parse_tree, read_text, replace_file
+from automesh.limits import LOCK_S
+from automesh.mesh.strict_files import check_tree, parse_tree
+from automesh.reading import check_regular, read_text
+from automesh.texts.user_text import user_path
 
 FOLDER_VARIABLE = "AUTOMESH_PROFILES"
-_LOCK_S = 30.0
 _CPU_INFO = Path("/proc/cpuinfo")
 _MEND = "delete it, and measure again with `automesh calibrate`"
 
@@ -39,9 +40,18 @@ class NoProfile:
 
 
 def profile_folder(environ: Mapping[str, str]) -> Path:
-    """`$AUTOMESH_PROFILES`, else a folder of the user's own."""
+    """`$AUTOMESH_PROFILES`, else a folder of the user's own.
+
+    Raises:
+      UsageError: the variable is no path.
+    """
     chosen = environ.get(FOLDER_VARIABLE, "").strip()
-    return Path(chosen) if chosen else platformdirs.user_data_path("automesh") / "profiles"
+    if not chosen:
+        return platformdirs.user_data_path("automesh") / "profiles"
+    try:
+        return user_path(chosen)
+    except UsageError as error:
+        raise UsageError(f"${FOLDER_VARIABLE}: {error.message}", hint=error.hint) from None
 
 
 def host_of(platform: str) -> str:
@@ -95,6 +105,7 @@ def find_profile(
         num_devices=num_devices,
         host=host,
     )
+    check_regular(path)
     if not path.exists():
         return NoProfile(path=path, reason=f"there is no profile `{path}`")
     profile = read_profile(path)
@@ -129,10 +140,9 @@ def check_place(path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        files.check_place(path)
     except OSError as error:
         raise _unwritable(path, error) from None
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise _unwritable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     if path.exists():
         read_profile(path)
 
@@ -147,7 +157,7 @@ def merge_profile(path: Path, profile: Profile) -> Profile:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(str(path.with_name(f".{path.name}.lock")), timeout=_LOCK_S):
+        with files.lock_beside(path, timeout_s=LOCK_S):
             if path.exists():
                 before = read_profile(path)
                 if identity(before) != identity(profile):
@@ -156,7 +166,7 @@ def merge_profile(path: Path, profile: Profile) -> Profile:
                         hint="choose another file with --out",
                     )
                 profile = merge(before, profile)
-            replace_file(path, json.dumps(asdict(profile), indent=1) + "\n")
+            files.write_whole(path, json.dumps(asdict(profile), indent=1) + "\n", alone=True)
     except Timeout:
         raise UsageError(
             f"`{path}` is locked by another process",
@@ -168,10 +178,8 @@ def merge_profile(path: Path, profile: Profile) -> Profile:
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"`{path}` cannot be written: {(error.strerror or type(error).__name__).lower()}",
-        hint=f"choose another file with --out, or another folder with {FOLDER_VARIABLE}",
-    )
+    hint = f"choose another file with --out, or another folder with {FOLDER_VARIABLE}"
+    return unwritable(path, error, hint=hint)
 
 
 def _check_figures(profile: Profile, path: Path) -> None:

@@ -18,6 +18,7 @@ from automesh.mesh.mapping import LogicalMapping
 from automesh.mesh.rules.rule import MeshRule, check_selector, explain_match, first_match
 from automesh.mesh.settings import Settings
 from automesh.mesh.shape import HybridMeshShape, MeshShape
+from automesh.texts.terminal import clean_lines
 
 # The devices of a mesh as text: axes to physical coordinates.
 
@@ -197,7 +198,8 @@ def explain_rules(rules: Sequence[MeshRule], selector: str | None) -> list[str]:
         if said == "matches":
             said = "matches first" if index == first else f"matches too, after rule {first + 1}"
         lines.append(f"  {index + 1}. `{rule.match}` {said}")
-    return lines
+    # Lines are there to be printed, and a rules file may be anybody's.
+    return [clean_lines(line) for line in lines]
 
 
 def explain_settings(
@@ -214,7 +216,8 @@ def explain_settings(
         for what, settings in (("knobs", knobs), ("compiler options", compiler_options))
         if settings
     ]
-    return lines + ([f"mapping: {mapping}"] if mapping else [])
+    lines += [f"mapping: {mapping}"] if mapping else []
+    return [clean_lines(line) for line in lines]
 
 
 def explain_mesh(

@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tomlkit
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Item, Table
 
-from automesh.errors import UsageError
+from automesh import files
+from automesh.errors import UsageError, unwritable
+from automesh.limits import EDIT_SETTLES_S, EDITED_MEANWHILE, PEOPLE_FILE_BYTES, RULES_LOCK_S
 from automesh.mesh.config import Rules
+from automesh.mesh.evidence import NO_EVIDENCE
 from automesh.mesh.rules.rule import MeshRule, escape, first_match
 from automesh.mesh.rules.tree import rules_from_tree, tree_of_rule, tree_of_rules
-from automesh.mesh.strict_files import parse_tree, read_text, replace_file
+from automesh.mesh.strict_files import parse_tree
+from automesh.reading import check_regular, decoded, kind_of_file, read_bytes, read_text
+from automesh.texts.user_text import user_path
 
 # The text of a TOML file: made anew, or with one rule put in and all comments kept.
 
@@ -142,7 +148,8 @@ def _text(value: Any) -> str:
     return tomlkit.item(value).as_string()
 
 
-LOCK_WAIT_S = 60.0
+_MOST_LINKS = 40  # in a row, as the kernel has it
+_ANOTHER = "choose another file with --rules"
 
 
 def read_rules(path: Path | str) -> Rules:
@@ -151,7 +158,7 @@ def read_rules(path: Path | str) -> Rules:
     Raises:
       UsageError: unreadable, or wrong; names the file, the key, what was expected and what was got.
     """
-    path = Path(path)
+    path = user_path(path)
     return rules_from_tree(parse_tree(read_text(path), source=path), source=path)
 
 
@@ -162,73 +169,161 @@ def format_rules(rules: Rules, *, as_json: bool = False) -> str:
     return new_text(rules)
 
 
-def check_mergeable(path: Path) -> None:
+class RuleEdited(UsageError):
+    """The rule that a merge would replace was written by hand while the search ran."""
+
+
+def check_mergeable(path: Path) -> tuple[MeshRule, ...]:
     """Makes sure, before a long search, that `merge_rule` will not fail.
+
+    Returns:
+      The rules that the file has now; `merge_rule` takes them to notice what is edited meanwhile.
 
     Raises:
       UsageError: the file is broken, or cannot be written.
     """
-    path = path.resolve()
-    if path.is_dir():
-        raise UsageError(f"`{path}` is a folder, not a file", hint="name a file with --rules")
-    if path.exists():
-        try:
-            read_rules(path)
-        except UsageError as error:
-            hint = error.hint or "mend it (it is left as it is), or choose another with --rules"
-            raise UsageError(error.message, hint=hint) from None
-    existing = path if path.exists() else path.parent
+    path = user_path(path)
+    if kind := kind_of_file(path):
+        raise UsageError(f"`{path}` is {kind}, not a file", hint="name a file with --rules")
+    check_regular(path)
+    path = _real(path)
     if not path.parent.is_dir():
         raise UsageError(
             f"the folder of `{path}` does not exist",
             hint="make the folder, or choose another file with --rules",
         )
-    if not (os.access(existing, os.W_OK) and os.access(path.parent, os.W_OK)):
-        raise UsageError(f"`{path}` cannot be written", hint="choose another file with --rules")
+    try:
+        files.check_place(path)
+        return read_rules(path).rules if path.exists() else ()
+    except OSError as error:
+        raise unwritable(path, error, hint=_ANOTHER) from None
+    except UsageError as error:
+        hint = error.hint or "mend it (it is left as it is), or choose another with --rules"
+        raise UsageError(error.message, hint=hint) from None
 
 
-def merge_rule(path: Path, rule: MeshRule, *, selector: str) -> Rules:
+def merge_rule(
+    path: Path, rule: MeshRule, *, selector: str, before: Sequence[MeshRule] | None = None
+) -> Rules:
     """Puts a rule where it decides for `selector`, and keeps everything else in the file.
 
     An existing rule for exactly `selector` is replaced. The rule goes before the first one that
-    matches `selector`, or to the end. Safe with other writers, and against a kill at any time.
+    matches `selector`, or to the end. Safe with other writers, and against a kill at any time:
+    what an editor saves meanwhile is merged into, too.
 
     Args:
       rule: with axes of its own. They are those of a file that does not exist yet; in another one
         they stand with the rule, unless they are those of the file.
+      before: the rules that were in the file when the search began; None if nobody looked.
 
     Returns:
       What the file now says.
 
     Raises:
+      RuleEdited: since `before`, somebody has written a rule for `selector` by hand.
       UsageError: the file is broken (and is left alone), or cannot be written.
     """
-    path = path.resolve()
-    # flock: the kernel releases it when its holder is killed.
-    lock = FileLock(str(path.with_name(f".{path.name}.lock")))
+    path = user_path(path)
     try:
-        with lock.acquire(timeout=LOCK_WAIT_S):
-            return _merge(path, rule, selector)
+        path = _real(path)
+        with files.lock_beside(path, timeout_s=RULES_LOCK_S):
+            for _ in range(EDITED_MEANWHILE):
+                merged = _merge(path, rule, selector, before)
+                if merged is not None:
+                    return merged
     except Timeout:
         raise UsageError(
-            f"another process has kept `{path}` locked for {LOCK_WAIT_S:.0f} s"
+            f"another process has kept `{path}` locked for {RULES_LOCK_S:.0f} s"
         ) from None
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise UsageError(
-            f"`{path}` cannot be written: {reason}", hint="choose another file with --rules"
-        ) from None
+        raise unwritable(path, error, hint=_ANOTHER) from None
+    raise UsageError(
+        f"`{path}` was written by another program again and again, {EDITED_MEANWHILE} times",
+        hint="find that program, or choose another file with --rules",
+    )
 
 
-def _merge(path: Path, rule: MeshRule, selector: str) -> Rules:
+def _real(path: Path) -> Path:
+    """The file itself where a link leads to it: the link stays.
+
+    Raises:
+      UsageError: the link was made by somebody who may not decide where we write.
+    """
+    seen = path.absolute()
+    for _ in range(_MOST_LINKS):
+        if not seen.is_symlink():
+            # Links among the folders lead where the user has named.
+            return seen.parent.resolve() / seen.name
+        ours = (os.geteuid(), 0, seen.parent.stat().st_uid)
+        if seen.lstat().st_uid not in ours:
+            raise UsageError(
+                f"`{seen}` is a link that another account made, which could lead anywhere",
+                hint="remove the link, or name the file itself with --rules",
+            )
+        seen = seen.parent / seen.readlink()
+    raise UsageError(f"`{path}` is a link that leads in a circle", hint=_ANOTHER)
+
+
+def _merge(
+    path: Path, rule: MeshRule, selector: str, before: Sequence[MeshRule] | None
+) -> Rules | None:
+    """Merges once; None if the file changed meanwhile, and nothing was written."""
     as_json = path.suffix == ".json"
+    check_regular(path)
     if not path.exists():
         empty = Rules(axes=rule.axes, batch_axes=rule.batch_axes or ())
         merged = replace(empty, rules=(_in_file(rule, empty),))
-        replace_file(path, format_rules(merged, as_json=as_json))
-        return merged
-    text = read_text(path)
-    before = rules_from_tree(parse_tree(text, source=path), source=path)
+        made = files.write_new(path, format_rules(merged, as_json=as_json))
+        return merged if made else None
+    raw = read_bytes(path, limit_bytes=PEOPLE_FILE_BYTES)
+    try:
+        text = decoded(raw, path)
+        found = rules_from_tree(parse_tree(text, source=path), source=path)
+    except UsageError:
+        if _is_being_written(path, raw):
+            return None
+        raise
+    if before is not None:
+        _check_not_edited(path, selector, before, found.rules)
+    merged, new = _with_rule(path, text, found, rule, selector)
+    return merged if files.replace_unchanged(path, new, expected=raw) else None
+
+
+def _is_being_written(path: Path, raw: bytes) -> bool:
+    """Whether what was read is the half of what an editor writes just now."""
+    time.sleep(EDIT_SETTLES_S)
+    return read_bytes(path, limit_bytes=PEOPLE_FILE_BYTES) != raw
+
+
+def _check_not_edited(
+    path: Path, selector: str, before: Sequence[MeshRule], now: Sequence[MeshRule]
+) -> None:
+    """Makes sure that no rule is replaced that somebody has written by hand since `before`.
+
+    What another search writes has evidence of its own; a rule that is edited keeps the one it had.
+    """
+    old, new = _for_exactly(before, selector), _for_exactly(now, selector)
+    if new is None or new == old:
+        return
+    if new.evidence == NO_EVIDENCE or (old is not None and new.evidence == old.evidence):
+        raise RuleEdited(
+            f"the rule for {selector} in `{path}` was edited while the search ran, and stays",
+            hint="run the same command again to replace it, or choose another file with --rules",
+        )
+
+
+def _for_exactly(rules: Sequence[MeshRule], selector: str) -> MeshRule | None:
+    return next((rule for rule in rules if rule.match in _exact(selector)), None)
+
+
+def _with_rule(
+    path: Path, text: str, before: Rules, rule: MeshRule, selector: str
+) -> tuple[Rules, str]:
+    """What a file says with the rule merged into it, and its text.
+
+    Raises:
+      UsageError: the text cannot be merged into.
+    """
     rule = _in_file(rule, before)
     kept = list(before.rules)
     position = first_match(kept, selector)
@@ -238,17 +333,15 @@ def _merge(path: Path, rule: MeshRule, selector: str) -> Rules:
         del kept[replaced]
     kept.insert(position, rule)
     merged = replace(before, rules=tuple(kept))
-    if as_json:
-        replace_file(path, format_rules(merged, as_json=True))
-        return merged
-    text = _merged(text, before, rule, position, replaced)
-    if not _says(text, merged, path):
+    if path.suffix == ".json":
+        return merged, format_rules(merged, as_json=True)
+    new = _merged(text, before, rule, position, replaced)
+    if not _says(new, merged, path):
         raise UsageError(
             f"`{path}` is laid out in a way that a rule cannot be merged into",
             hint="write each rule as a `[[rule]]` table, or choose another file with --rules",
         )
-    replace_file(path, text)
-    return merged
+    return merged, new
 
 
 def _merged(text: str, before: Rules, rule: MeshRule, position: int, replaced: int) -> str:

@@ -1,4 +1,4 @@
-"""`MeshRule`, and which rule applies: `re.fullmatch`, the first that matches wins."""
+"""`MeshRule`, and which rule applies: the first whose match is the whole name wins."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from automesh import limits
 from automesh.errors import UsageError, WrongType, kind_of
 from automesh.mesh.axes import Plan
 from automesh.mesh.axis_types import as_axis_types, as_words
 from automesh.mesh.evidence import NO_EVIDENCE, Evidence
 from automesh.mesh.mapping import NO_MAPPING, LogicalMapping
 from automesh.mesh.names import as_names, check_names
+from automesh.mesh.rules.pattern import check_pattern, matches, nearest
 from automesh.mesh.settings import NO_SETTINGS, Settings, as_settings
 from automesh.mesh.shape import AnyShape, HybridMeshShape, MeshShape, as_shape
 
@@ -43,8 +45,8 @@ class MeshRule:
     Raises:
       WrongType: `match` is no string, the shape no sequence of integers, or the mapping or
         settings are none.
-      UsageError: `match` is not a regular expression, a size is not possible, or names or axis
-        types do not fit.
+      UsageError: `match` is not a regular expression, or none that can be matched in time; a size
+        is not possible; or names or axis types do not fit.
 
     Example:
       >>> MeshRule(match="tpu-v5p-.*", mesh_shape=(1, 8)).mesh_shape
@@ -95,13 +97,7 @@ class MeshRule:
         object.__setattr__(self, "knobs", as_settings(self.knobs, "knobs"))
         options = as_settings(self.compiler_options, "compiler options")
         object.__setattr__(self, "compiler_options", options)
-        try:
-            re.compile(self.match)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise UsageError(
-                f"the rule's match `{self.match}` is not a regular expression: {error}",
-                hint="a backslash before a special character makes it plain",
-            ) from None
+        check_pattern(self.match)
 
     def _read_axes(self) -> None:
         about = f"of the rule `{self.match}`"
@@ -191,10 +187,17 @@ def check_selector(selector: Any) -> str:
 
     Raises:
       WrongType: no string.
+      UsageError: it is longer than names are.
     """
     if not isinstance(selector, str):
         raise WrongType(
             f"a selector must be a string, got {kind_of(selector)}: {selector!r}",
+            hint="give the name of a target, for example `tpu-v5p-128`",
+        )
+    if len(selector) > limits.TARGET_CHARS:
+        raise UsageError(
+            f"a selector has {len(selector)} characters, and {limits.TARGET_CHARS} are the most: "
+            f"`{selector[:40]}...`",
             hint="give the name of a target, for example `tpu-v5p-128`",
         )
     return selector
@@ -202,20 +205,17 @@ def check_selector(selector: Any) -> str:
 
 def first_match(rules: Sequence[MeshRule], selector: str) -> int:
     """Index of the first rule that matches; the number of rules if none does."""
-    matching = (i for i, rule in enumerate(rules) if re.fullmatch(rule.match, selector))
+    matching = (i for i, rule in enumerate(rules) if matches(rule.match, selector))
     return next(matching, len(rules))
 
 
 def explain_match(rule: MeshRule, selector: str) -> str:
     """Whether a rule matches, and if not, how near it comes: one phrase."""
-    if re.fullmatch(rule.match, selector):
+    if matches(rule.match, selector):
         return "matches"
-    found = re.match(rule.match, selector)
-    if found and found[0]:
-        return f"matches only the beginning, `{found[0]}`"
-    found = re.search(rule.match, selector)
-    if found and found[0]:
-        return f"matches only a part, `{found[0]}`"
-    if re.fullmatch(rule.match, selector, re.IGNORECASE):
+    part, is_beginning = nearest(rule.match, selector)
+    if part:
+        return f"matches only {'the beginning' if is_beginning else 'a part'}, `{part}`"
+    if matches(rule.match, selector, ignore_case=True):
         return "matches only if upper and lower case are the same"
     return "does not match"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import jax
@@ -105,9 +105,9 @@ def _median(call: Callable[[], Any], repeats: int) -> float:
     jax.block_until_ready(call())
     seconds: list[float] = []
     for _ in range(repeats):
-        begun = time.perf_counter()
+        begun = perf_counter()
         jax.block_until_ready(call())
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(perf_counter() - begun)
     return statistics.median(seconds)
 
 

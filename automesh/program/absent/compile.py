@@ -5,8 +5,8 @@ What the compiler gave, its refusals for want of memory included, is kept in a s
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 import jax
 
@@ -192,7 +192,7 @@ def _blank(order: Order, verdict: OutOfMemory | None) -> Stored:
         module=b"",
         memory=None,
         counts=None,
-        compile_s=time.perf_counter() - order.began_s,
+        compile_s=perf_counter() - order.began_s,
         effort=order.effort,
         target=_in_words(order.one),
         label=order.plan,

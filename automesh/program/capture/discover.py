@@ -20,6 +20,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from automesh.errors import UsageError, did_you_mean
+from automesh.limits import SCRIPT_BYTES
 from automesh.program.capture.abstract_arrays import ValueNeeded, bytes_alive, seen, without_arrays
 from automesh.program.capture.build import on_attached
 from automesh.program.capture.frames import asking_line, describe_function, failing_line
@@ -36,6 +37,7 @@ from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.step_call import TracedCall, trace
 from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import Entry
+from automesh.reading import read_bytes
 
 _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
 # Calls with the same shapes that make a function a step, and that end the run in any case.
@@ -379,7 +381,7 @@ def _nothing(entry: Entry, run: _Watch, ended: Ended | None) -> UsageError:
 
 def _functions(path: Path) -> list[str]:
     """The functions at the top level of a script."""
-    body = ast.parse(path.read_bytes()).body
+    body = ast.parse(read_bytes(path, limit_bytes=SCRIPT_BYTES)).body
     return [one.name for one in body if isinstance(one, ast.FunctionDef)]
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import random
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from time import perf_counter
 from typing import Any
 
 import jax
@@ -260,10 +260,10 @@ class Program:
     def __call__(self, loops: int) -> float:
         number = jax.device_put(jnp.int32(loops), self.count)
         jax.block_until_ready((number, self.state))
-        begin = time.perf_counter()
+        begin = perf_counter()
         # Waited for at once: programs in flight starve each other on virtual CPU devices.
         jax.block_until_ready(self.compiled(number, self.state))
-        return time.perf_counter() - begin
+        return perf_counter() - begin
 
 
 def compile_work(work: Work) -> Program:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import gc
-import time
 import zlib
 from dataclasses import dataclass, replace
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 import jax
@@ -21,7 +21,11 @@ from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import LeafUpdate
 from automesh.program.script.contexts import entered
 from automesh.program.script.leaf_forms import difference, forms_of, repacked
+from automesh.texts.terminal import as_unicode
 
+# `perf_counter` and this are bound before any user code runs: what a script puts in their places
+# must not time its own step.
+_block_until_ready = jax.block_until_ready
 SAMPLED = 8192
 PROJECTIONS = 8
 _NARROW_UNIT = 0.25
@@ -153,7 +157,7 @@ def _update(old: Sampled, new: Sampled) -> LeafUpdate:
 
 def _signs(path: str, count: int) -> Floats:
     """Random signs, the same for an array of this path and size in every process."""
-    luck = np.random.Generator(np.random.PCG64(zlib.crc32(path.encode())))
+    luck = np.random.Generator(np.random.PCG64(zlib.crc32(as_unicode(path).encode())))
     return luck.choice(np.array([-1.0, 1.0]), size=(PROJECTIONS, count))
 
 
@@ -161,7 +165,7 @@ def _places(size: int, path: str) -> NDArray[np.int64]:
     """Which elements are read, as places in the flattened array."""
     if size <= SAMPLED:
         return np.arange(size)
-    luck = np.random.Generator(np.random.PCG64(zlib.crc32(path.encode()) + 1))
+    luck = np.random.Generator(np.random.PCG64(zlib.crc32(as_unicode(path).encode()) + 1))
     stretch = size / SAMPLED
     return ((np.arange(SAMPLED) + luck.random(SAMPLED)) * stretch).astype(np.int64)
 
@@ -213,7 +217,7 @@ def wait(outputs: Any, args: Any) -> None:
     `jax.block_until_ready` passes over a reference without waiting (jax 0.10.1 to 0.12.0.1).
     """
     written = [_buffer(leaf) for leaf in jax.tree.leaves(args) if is_ref(leaf)]
-    jax.block_until_ready((outputs, written))
+    _block_until_ready((outputs, written))
 
 
 def _buffer(reference: Any) -> Any:
@@ -264,7 +268,8 @@ def visit(
       sensitivity: run the first step from disturbed arguments, too: see `LeafUpdate`.
 
     Raises:
-      UsageError: `advance` returns something else than the step's arguments.
+      UsageError: `advance` returns something else than the step's arguments, or the clock stood
+        still while the step ran.
     """
     before = _peak_bytes(ready)
     try:
@@ -280,11 +285,11 @@ def visit(
                 updates = with_sensitivities(updates, disturbed)
             losses += [value for _ in range(loss_steps - 1) for value in loop.losses_of_step()]
             taken: list[float] = []
-            setup_s = time.perf_counter() - since_s
+            setup_s = perf_counter() - since_s
             if steps > 0 and samples > 0:
                 loop.warm_up(warmup_s)
-                setup_s = time.perf_counter() - since_s
-                taken = [loop.sample(steps) for _ in range(samples)]
+                setup_s = perf_counter() - since_s
+                taken = [_plausible(loop.sample(steps)) for _ in range(samples)]
             peak = _peak_bytes(ready)
     finally:
         # The next plan may need the whole memory; arrays hang in cycles of tracebacks and closures.
@@ -315,7 +320,7 @@ class _Loop:
         self._args, self._kwargs = state(ready)
         leaves = jax.tree.leaves((self._args, self._kwargs))
         self._masters = {position: duplicate(leaves[position]) for position in ready.lost}
-        jax.block_until_ready(leaves)
+        _block_until_ready(leaves)
         # XLA's CPU devices share one pool of threads, and a program that waits in a collective
         # keeps its thread: several steps in flight starve each other until XLA aborts after 40
         # seconds.
@@ -343,23 +348,23 @@ class _Loop:
 
     def warm_up(self, least_s: float) -> None:
         """Runs at least one step, and for at least so many seconds."""
-        end = time.perf_counter() + least_s
+        end = perf_counter() + least_s
         while True:
             self.sample(1)
-            if time.perf_counter() >= end:
+            if perf_counter() >= end:
                 return
 
     def sample(self, steps: int) -> float:
         """Seconds per step over chained steps, synchronized once, at the end."""
         if self._masters:
             return self._sample_apart(steps)
-        begin = time.perf_counter()
+        begin = perf_counter()
         for _ in range(steps):
             outputs = self._step()
             if self._one_at_a_time:
                 wait(outputs, self._args)
         wait(outputs, self._args)  # pyright: ignore[reportPossiblyUnboundVariable]
-        return (time.perf_counter() - begin) / steps
+        return (perf_counter() - begin) / steps
 
     def _sample_apart(self, steps: int) -> float:
         """Times each step alone: donated arguments that nothing replaces are made anew before
@@ -367,10 +372,10 @@ class _Loop:
         spent = 0.0
         for _ in range(steps):
             self._restore()
-            begin = time.perf_counter()
+            begin = perf_counter()
             outputs = self._call()
             wait(outputs, self._args)
-            spent += time.perf_counter() - begin
+            spent += perf_counter() - begin
             self._advance(outputs)
         return spent / steps
 
@@ -407,7 +412,17 @@ class _Loop:
             for position, master in self._masters.items():
                 leaves[position] = duplicate(master)
             self._args, self._kwargs = structure.unflatten(leaves)
-            jax.block_until_ready(leaves)
+            _block_until_ready(leaves)
+
+
+def _plausible(seconds: float) -> float:
+    """A time as a clock gives it: no step takes none at all."""
+    if not 0.0 < seconds < float("inf"):
+        raise UsageError(
+            f"the clock says that a step took {seconds:g} s",
+            hint="look for what replaces or stops `time.perf_counter` in this process",
+        )
+    return seconds
 
 
 def _checked(returned: Any, count: int, ready: Ready) -> tuple[Any, ...]:

@@ -17,6 +17,9 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from automesh import limits
+from automesh.reading import read_bytes
+
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']*)'")
 
 
@@ -77,7 +80,7 @@ def _readable(entry: Path) -> bool:
     if decompress is None:
         return False
     try:
-        decompress(entry.read_bytes())
+        decompress(read_bytes(entry, limit_bytes=limits.MODULE_BYTES))
     # Which exception depends on the compression library in use.
     except Exception:  # noqa: BLE001
         return False

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from automesh import limits, reading
 from automesh.errors import AutomeshError
+from automesh.files import write_whole
 
 # `#loc12 = loc("add"(#loc4))`, as MLIR prints it before and behind the operations.
 _DEFINITION = re.compile(r"(#loc\d*) = loc\((.*)\)")
@@ -117,12 +119,17 @@ def first_difference(one: Sequence[TextLine], other: Sequence[TextLine]) -> Diff
 def write_text(path: Path, lines: Sequence[TextLine]) -> None:
     """Writes a program to a file: of each line its place, a tabulator, its text."""
     text = "\n".join(f"{line.place}\t{line.text}" for line in lines)
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text, lasting=False)
 
 
 def read_text(path: Path) -> tuple[TextLine, ...]:
-    """Reads what `write_text` wrote."""
-    pairs = [line.partition("\t") for line in path.read_text(encoding="utf-8").split("\n")]
+    """Reads what `write_text` wrote.
+
+    Raises:
+      Unreadable: the file cannot be read.
+    """
+    text = reading.read_text(path, limit_bytes=limits.PROGRAM_TEXT_BYTES)
+    pairs = [line.partition("\t") for line in text.split("\n")]
     return tuple(TextLine(place=place, text=text) for place, _, text in pairs)
 
 

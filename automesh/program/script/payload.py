@@ -11,8 +11,11 @@ from typing import Any, cast
 
 import cloudpickle
 
-from automesh.errors import UsageError, kind_of
+from automesh import limits
+from automesh.errors import UsageError, kind_of, unwritable
+from automesh.files import write_whole
 from automesh.program.nouns import Entry
+from automesh.reading import Unreadable, read_bytes
 
 _DEVICE_BOUND = (
     "Mesh",
@@ -29,7 +32,8 @@ def pickle_entry(build: Callable[..., Any], path: Path, argv: tuple[str, ...] = 
     """Writes `build`, with the import path of this process, to `path`.
 
     Raises:
-      UsageError: `build` is not callable, or it captures something that cannot leave this process.
+      UsageError: `build` is not callable, it captures something that cannot leave this process, or
+        the file cannot be written.
     """
     if not callable(build):
         raise UsageError(
@@ -53,7 +57,11 @@ def pickle_entry(build: Callable[..., Any], path: Path, argv: tuple[str, ...] = 
             f"`{name}` cannot be sent to another process: {error}",
             hint="create what it captures inside the function, or put it into a script",
         ) from error
-    path.write_bytes(blob)
+    try:
+        write_whole(path, blob, lasting=False)
+    except OSError as error:
+        hint = "make room there, or set TMPDIR to another folder"
+        raise unwritable(path, error, hint=hint) from None
     return Entry(kind="pickle", location=str(path.resolve()), function=name, argv=argv)
 
 
@@ -64,11 +72,9 @@ def read_payload(path: Path) -> Callable[..., Any]:
       UsageError: the file is missing or cannot be unpickled here.
     """
     try:
-        blob = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"the pickled function `{path}` cannot be read: {error.strerror}"
-        ) from error
+        blob = read_bytes(path, limit_bytes=limits.PAYLOAD_BYTES)
+    except Unreadable as error:
+        raise UsageError(f"the pickled function {error.message}") from error
     try:
         path_entries, inner = cast("tuple[list[str], bytes]", pickle.loads(blob))
         sys.path[:] = [*path_entries, *(entry for entry in sys.path if entry not in path_entries)]

@@ -21,6 +21,8 @@ from types import FrameType
 from typing import Any
 
 from automesh.package import INSTALLED, PACKAGE
+from automesh.reading import Unreadable, open_regular
+from automesh.texts.terminal import is_unicode
 
 MOST_FILES = 512
 _SYSTEM = tuple(map(Path, ("/proc", "/sys", "/dev", "/etc", "/run", "/usr/lib", "/usr/share")))
@@ -36,17 +38,23 @@ Sources = tuple[tuple[str, str], ...]
 
 
 def hash_of_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, as hexadecimal digits."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """SHA-256 of a file's bytes, as hexadecimal digits.
+
+    Raises:
+      Unreadable: it is not there, or no regular file: a named pipe would wait for ever.
+    """
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_of_content(path: Path) -> str:
-    """Hash of what is in a file; of a very large one its size and time; empty if there is none."""
+    """Hash of what is in a file; of a very large one its size and time; empty if there is no such
+    file, or it is none that can be read."""
     try:
         status = path.stat()
         if status.st_size <= _HASHED_BYTES:
             return hash_of_file(path)
-    except OSError:
+    except (OSError, Unreadable):
         return ""
     return hashlib.sha256(f"{status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
 
@@ -55,7 +63,7 @@ def hash_of_sources(sources: Sources) -> str:
     """One hash for all of them: of their names and what is in them, not of where they are."""
     digest = hashlib.sha256()
     for path, inside in sources:
-        digest.update(Path(path).name.encode() + b"\0" + bytes.fromhex(inside))
+        digest.update(os.fsencode(Path(path).name) + b"\0" + bytes.fromhex(inside))
     return digest.hexdigest()[:32]
 
 
@@ -134,9 +142,10 @@ class Watch:
         known = {path for path, _ in code}
         paths: dict[str, None] = {}
         for name in (*self.opened,):
-            path = Path(name).resolve()
+            path = _resolved(name)
             if (
-                str(path) not in known
+                path is not None
+                and str(path) not in known
                 and name not in self.written
                 and path.suffix not in _COMPILED
                 and not path.is_dir()
@@ -157,9 +166,18 @@ class Watch:
         names = {name for name, times in self.asked.items() if times > least * (name in os.environ)}
         found = {name: os.environ.get(name) for name in sorted(names)}
         return tuple(
-            (name, "" if value is None else hashlib.sha256(value.encode()).hexdigest())
+            (name, "" if value is None else hashlib.sha256(os.fsencode(value)).hexdigest())
             for name, value in found.items()
         )
+
+
+def _resolved(name: str) -> Path | None:
+    """Where a name leads; None where it leads nowhere, and of what no study can be told of."""
+    try:
+        path = Path(name).resolve()
+    except (OSError, RuntimeError, ValueError):  # A link to itself; a NUL.
+        return None
+    return path if is_unicode(str(path)) else None
 
 
 _LOCK = threading.Lock()

@@ -18,15 +18,15 @@ This file runs in the Python of the user's command: nothing but `jax` and the st
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import json
 import math
 import os
 import sys
-import time
 import types
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,35 @@ LEAST_SAMPLES = 5
 PATIENCE_S = 30.0
 
 
-def start(jax: Any, *, folder: str, skip: int, steps: int, slow_s: float, few: int) -> None:
+@dataclass(frozen=True)
+class Kept:
+    """Functions as they were before the program could put others in their places.
+
+    Attributes:
+      clock: `time.perf_counter`.
+      encode: `json.dumps`.
+      leave: `os._exit`.
+    """
+
+    clock: Callable[[], float]
+    encode: Callable[[Any], str]
+    leave: Callable[[int], Any]
+
+
+def start(
+    jax: Any, *, kept: Kept, folder: str, skip: int, steps: int, slow_s: float, few: int
+) -> None:
     """Puts a timer between the program and `jax.jit`.
 
     Args:
+      kept: what the timer calls, whatever the program has made of it.
       folder: for the file.
       skip: first calls of the step that are not timed: they compile and warm up.
       steps: timed steps after which the process is ended.
       slow_s: after so many seconds of timed steps `few` samples are enough.
     """
     place = Path(folder) / f"{os.getpid()}.jsonl"
-    timer = Timer(jax, place, skip=max(skip, 1), steps=steps, slow_s=slow_s, few=few)
+    timer = Timer(jax, kept, place, skip=max(skip, 1), steps=steps, slow_s=slow_s, few=few)
     jit = jax.jit
 
     @functools.wraps(jit)
@@ -146,9 +164,10 @@ class Timer:
     """Finds the step among the jitted functions, and times it."""
 
     def __init__(
-        self, jax: Any, place: Path, *, skip: int, steps: int, slow_s: float, few: int
+        self, jax: Any, kept: Kept, place: Path, *, skip: int, steps: int, slow_s: float, few: int
     ) -> None:
         self._jax = jax
+        self._kept = kept
         self._place = place
         self._skip = skip
         self._steps = steps
@@ -180,13 +199,20 @@ class Timer:
         return outputs
 
     def write(self, **line: Any) -> None:
-        """Adds a line to the file, at once and whole."""
-        text = json.dumps(line) + "\n"
-        descriptor = os.open(self._place, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        """Adds a line to the file, at once and whole; where that fails, nothing more is timed."""
+        text = self._kept.encode(line) + "\n"
+        # A link in its place was put there by somebody else.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(self._place, flags, 0o666)
+            try:
+                os.write(descriptor, text.encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            # A full disk of ours must not end the program, which may write elsewhere.
+            self._is_over = True
+            sys.stderr.write(f"automesh: {self._place} cannot be written: {error.strerror}\n")
 
     def _guarded(self, do: Any, *args: Any) -> Any:
         """Does something that the program has not asked for: its failure must not be the
@@ -233,7 +259,7 @@ class Timer:
         watched.argument_bytes = given.bytes
         leaves = self._jax.tree_util.tree_leaves(outputs)
         self._step, self._samples, self._count = watched, [], 0
-        self._size, self._found_s = 1, time.perf_counter()
+        self._size, self._found_s = 1, self._kept.clock()
         self.write(
             kind="step",
             name=watched.name,
@@ -243,7 +269,7 @@ class Timer:
             devices=max([given.devices, *(_devices(leaf) for leaf in leaves)]),
         )
         self.write(kind="losses", values=watched.losses, dtypes=given.dtypes)
-        self._begun_s = time.perf_counter() if watched.calls >= self._skip else 0.0
+        self._begun_s = self._kept.clock() if watched.calls >= self._skip else 0.0
 
     def _time(self, watched: Watched, function: Any, args: Any, kwargs: Any) -> Any:
         outputs = function(*args, **kwargs)
@@ -256,7 +282,7 @@ class Timer:
         if is_warming or self._count >= self._size or self._one_at_a_time:
             self._wait(outputs, args)
         if is_warming and watched.calls >= self._skip:
-            self._begun_s = time.perf_counter()
+            self._begun_s = self._kept.clock()
         elif self._count >= self._size:
             self._guarded(self._end_sample)
         return outputs
@@ -282,7 +308,7 @@ class Timer:
         self._jax.block_until_ready((outputs, written))
 
     def _end_sample(self) -> None:
-        step_s = (time.perf_counter() - self._begun_s) / self._count
+        step_s = (self._kept.clock() - self._begun_s) / self._count
         taken, self._count = self._count, 0
         if taken == 1 and step_s < SAMPLE_S:
             # Too short to be timed alone: this was only to see how many it takes.
@@ -292,13 +318,13 @@ class Timer:
             self.write(kind="sample", seconds=step_s, steps=taken)
         if self._is_enough():
             self._finish()
-        self._begun_s = time.perf_counter()
+        self._begun_s = self._kept.clock()
 
     def _is_enough(self) -> bool:
         """Whether enough was timed, of what need not be taken for a smaller function's times."""
         assert self._step is not None
         is_large = 2 * self._step.argument_bytes >= self._largest_bytes
-        if not is_large and time.perf_counter() - self._found_s < PATIENCE_S:
+        if not is_large and self._kept.clock() - self._found_s < PATIENCE_S:
             return False
         count, steps = len(self._samples), sum(steps for _, steps in self._samples)
         spent_s = sum(step_s * steps for step_s, steps in self._samples)
@@ -309,9 +335,10 @@ class Timer:
         self._is_over = True
         self.write(kind="done")
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(Exception):  # It may be no stream any more.
+                stream.flush()
         # Not `sys.exit`: the program may catch that, and its threads would keep the process.
-        os._exit(0)
+        self._kept.leave(0)
 
 
 @dataclass(frozen=True)

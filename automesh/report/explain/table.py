@@ -27,7 +27,8 @@ from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled,
 from automesh.report.explain.nouns import Explained, Explanation
 from automesh.report.explain.words import verdict_sentence, why_sentence, window_sentence
 from automesh.report.predicted import exposed_s
-from automesh.report.words import clean, count, half_of
+from automesh.report.words import count, half_of
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count, format_percent, format_seconds
 
 _MOST = 10

@@ -10,7 +10,8 @@ from automesh.cost.windowed import THRESHOLDS
 from automesh.mesh.axes import PIPELINE
 from automesh.outcomes import Measured
 from automesh.report.explain.nouns import Explained, Explanation
-from automesh.report.words import clean, count
+from automesh.report.words import count
+from automesh.texts.terminal import clean
 from automesh.units import (
     format_bytes,
     format_count,

@@ -8,14 +8,13 @@ step and per device.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
-from automesh.errors import UsageError
+from automesh.errors import unwritable
+from automesh.files import write_whole
 from automesh.mesh.axes import MAPPING, Plan, Scalar
 from automesh.mesh.mapping import format_axes
 from automesh.outcomes import (
@@ -31,7 +30,7 @@ from automesh.report import words
 from automesh.report.estimates import Estimates
 from automesh.report.predicted import exposed_s
 from automesh.report.result import Candidate, SearchResult
-from automesh.report.words import clean
+from automesh.texts.terminal import clean, clean_lines
 
 Cell = Scalar | None
 
@@ -105,7 +104,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
       UsageError: the folder cannot be written.
     """
     write_text(
-        table.to_csv(index=False, lineterminator="\n"),
+        clean_lines(table.to_csv(index=False, lineterminator="\n")),
         path,
         hint="name a folder that you may write to with --results",
     )
@@ -122,24 +121,9 @@ def write_text(text: str, path: Path, *, hint: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_whole(path, text)
     except OSError as error:
-        raise _unwritable(path, error, hint) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise _unwritable(path, error, hint) from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
-def _unwritable(path: Path, error: OSError, hint: str) -> UsageError:
-    return UsageError(f"`{path}` cannot be written: {error.strerror}", hint=hint)
+        raise unwritable(path, error, hint=hint) from None
 
 
 def _series(name: str, cells: list[Cell]) -> pd.Series:
@@ -158,7 +142,7 @@ def _row(candidate: Candidate, rank: int, tokens_per_step: int) -> dict[str, Cel
         "verdict": standing.verdict,
         "is_baseline": candidate.is_baseline,
         "step_s": seconds,
-        "bound_by": words.clean(candidate.bound_by) or None,
+        "bound_by": clean(candidate.bound_by) or None,
         "peak_bytes": candidate.peak_bytes or None,
         "reason": words.reason(candidate) or None,
     }
@@ -199,7 +183,7 @@ def _compiled_cells(compiled: Compiled) -> dict[str, Cell]:
             collective.payload_bytes for collective in counts.collectives
         ),
         "collective_wire_bytes": sum(collective.wire_bytes for collective in counts.collectives),
-        "uncounted": words.clean("; ".join(counts.uncounted)) or None,
+        "uncounted": clean("; ".join(counts.uncounted)) or None,
         "compile_s": compiled.compile_s,
         "effort": compiled.effort,
         "fingerprint": compiled.fingerprint,
@@ -224,7 +208,7 @@ def _outcome_cells(candidate: Candidate) -> dict[str, Cell]:
                 "estimated_s": outcome.step_s,
                 "step_low_s": outcome.bracket_s[0],
                 "step_high_s": outcome.bracket_s[1],
-                "uncounted": words.clean("; ".join(outcome.uncounted)) or None,
+                "uncounted": clean("; ".join(outcome.uncounted)) or None,
             }
         case OutOfMemory() as outcome:
             return {

@@ -38,6 +38,7 @@ from automesh.outcomes import Compiled, Estimated, Outcome
 from automesh.report import words
 from automesh.report.predicted import exposed_s, replay_of
 from automesh.report.result import Candidate, Funnel, SearchResult, Standing, Verification
+from automesh.texts.storage_url import masked
 
 SCHEMA = 1
 
@@ -67,10 +68,10 @@ def to_json(result: SearchResult) -> dict[str, Any]:
         "details": list(result.details),
         "made_up": list(result.made_up),
         "tokens_per_step": result.tokens_per_step or None,
-        "study": words.hide_password(result.study),
+        "study": masked(result.study),
         "results_dir": result.results_dir,
         "rules_path": result.rules_path or None,
-        "command": words.hide_password(result.command),
+        "command": masked(result.command),
         "speeds": result.speeds or None,
         "certificate": result.certificate or None,
         "belief": result.belief or None,

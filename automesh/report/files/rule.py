@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,14 +57,20 @@ def config_of(result: SearchResult) -> MeshConfig:
     return Rules(axes=result.axes, rules=(rule_of(result),)).select(result.target)
 
 
-def save_rule(result: SearchResult, path: Path) -> Path:
+def save_rule(
+    result: SearchResult, path: Path, *, before: Sequence[MeshRule] | None = None
+) -> Path:
     """Merges the rule into a file and returns its path.
+
+    Args:
+      before: as in `merge_rule`.
 
     Raises:
       NoFeasibleMesh: as `rule_of`.
+      RuleEdited: as `merge_rule`.
       UsageError: the file is broken or cannot be written; it is left as it was.
     """
-    merge_rule(path, rule_of(result), selector=result.target)
+    merge_rule(path, rule_of(result), selector=result.target, before=before)
     return path
 
 

@@ -13,7 +13,7 @@ from automesh.hardware.calibration.points import CollectiveProbe, MatmulProbe, S
 from automesh.hardware.calibration.profile import FitError, Profile
 from automesh.report.columns import Column, figures_column
 from automesh.report.drawing import MIN_WIDTH, draw, glued, labelled, tabulated
-from automesh.report.words import clean
+from automesh.texts.terminal import clean
 from automesh.units import (
     format_bytes,
     format_count,

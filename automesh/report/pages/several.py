@@ -12,6 +12,7 @@ from automesh.report.columns import GLUE, Column, figures_column, fitting, text_
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, labelled, tabulated
 from automesh.report.files.json import to_json as result_to_json
 from automesh.report.result import Candidate, SearchResult
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_seconds
 
 SCHEMA = 1
@@ -97,16 +98,16 @@ def _title(several: Several) -> str:
 
 
 def _why(one: Sought) -> str:
-    hint = f" ({words.clean(one.hint)})" if one.hint else ""
-    return f"{words.clean(one.target)}: {words.clean(one.reason)}{hint}"
+    hint = f" ({clean(one.hint)})" if one.hint else ""
+    return f"{clean(one.target)}: {clean(one.reason)}{hint}"
 
 
 def _columns(searches: tuple[Sought, ...]) -> list[Column]:
     rows = [(search, _best(search)) for search in searches]
-    plans = [words.clean(str(best.plan)) if best else "-" for _, best in rows]
-    causes = [words.clean(best.bound_by, 24) if best else "" for _, best in rows]
+    plans = [clean(str(best.plan)) if best else "-" for _, best in rows]
+    causes = [clean(best.bound_by, 24) if best else "" for _, best in rows]
     return [
-        text_column("target", [words.clean(one.target) for one, _ in rows], most=12),
+        text_column("target", [clean(one.target) for one, _ in rows], most=12),
         text_column("plan", plans, most=16),
         figures_column("step time", [_time(best) for _, best in rows]),
         figures_column("memory", [_memory(best) for _, best in rows]),

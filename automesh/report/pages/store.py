@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from automesh.hlo.store import LIMIT_VARIABLE, Entry, ModuleStore
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_wait
 
 
@@ -44,7 +45,7 @@ def render_store(store: ModuleStore, *, width: int = 80) -> str:
     kept = by_target(store.entries())
     size = f"{format_bytes(store.size_bytes())} of {format_bytes(store.limit_bytes)}"
     heading = [
-        f"folder    {store.folder}",
+        f"folder    {clean(str(store.folder))}",
         f"size      {size}; ${LIMIT_VARIABLE} sets the limit",
         f"programs  {sum(one.programs for one in kept) or 'none'}",
     ]

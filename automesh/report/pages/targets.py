@@ -16,7 +16,8 @@ from automesh.hardware.catalogue import Listed, citations
 from automesh.hardware.compilers import Compiler, has_compiler
 from automesh.report.columns import Column, figures_column, fitting
 from automesh.report.drawing import MIN_WIDTH, draw, footnotes, glued, labelled, tabulated
-from automesh.report.words import clean, count
+from automesh.report.words import count
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count
 
 # What a narrow terminal does without, in this order.

@@ -14,7 +14,8 @@ from automesh.program.step_summary import Argument, StepSummary
 from automesh.report.columns import Column, figures_column, fitting, text_column, widths
 from automesh.report.drawing import MIN_WIDTH, draw, labelled, tabulated
 from automesh.report.script_check.nouns import CheckedScript, KnobUse
-from automesh.report.words import clean, count
+from automesh.report.words import count
+from automesh.texts.terminal import clean
 from automesh.units import format_bytes, format_count
 
 _MOST_ROWS = 20

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import MeshAxis, Plan, Scalar, parse_mesh
@@ -15,6 +17,8 @@ from automesh.mesh.mapping import (
 )
 from automesh.space.knob_types import type_name
 
+_AXIS = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*:")
+_OPEN_SIZE = re.compile(r":\s*-1(?![0-9])")
 _WORDS: dict[str, bool] = {"true": True, "false": False}
 
 
@@ -43,7 +47,7 @@ def parse_plan(
       UsageError: no mesh, an unknown axis, logical axis or knob, sizes that do not fit the devices,
         a value of another type.
     """
-    mesh, *settings = text.split()
+    mesh, *settings = text.split() or [""]
     axes = _parse_axes(text, mesh, names, num_devices=num_devices, num_granules=num_granules)
     values: dict[str, Scalar] = {name: knobs[name] for name in varied if name in knobs}
     logical = dict(mapping)
@@ -67,6 +71,34 @@ def parse_plan(
     return Plan(axes=axes, mapping=tuple(logical.items()), knobs=tuple(values.items()))
 
 
+def check_baseline(
+    text: str, *, names: Sequence[str] = (), devices: tuple[int, int] = (0, 0)
+) -> None:
+    """Refuses a baseline whose mesh is wrong by what is known before anything has run.
+
+    Args:
+      text: as for `parse_plan`; empty for none.
+      names: of all mesh axes; empty while they are not known.
+      devices: how many, and in how many granules; zeros while they are not known.
+
+    Raises:
+      UsageError: no mesh, an axis that there is not, sizes that do not fit the devices.
+    """
+    mesh = text.partition(" ")[0]
+    if not mesh:
+        return
+    num_devices, num_granules = devices
+    if not num_devices:
+        mesh = _OPEN_SIZE.sub(":1", mesh, count=1)  # Nothing says yet what it will be.
+    _parse_axes(
+        text,
+        mesh,
+        names or dict.fromkeys(_AXIS.findall(mesh)),
+        num_devices=num_devices or None,
+        num_granules=num_granules or 1,
+    )
+
+
 def _parse_logical(
     text: str, setting: str, known: Mapping[str, MappedAxes], names: Sequence[str]
 ) -> dict[str, MappedAxes]:
@@ -85,7 +117,7 @@ def _parse_logical(
 
 
 def _parse_axes(
-    text: str, mesh: str, names: Sequence[str], *, num_devices: int, num_granules: int
+    text: str, mesh: str, names: Iterable[str], *, num_devices: int | None, num_granules: int
 ) -> tuple[MeshAxis, ...]:
     if ":" not in mesh:
         raise UsageError(
@@ -93,7 +125,7 @@ def _parse_axes(
             hint="write for example `dp:8`, or `dp:8 remat=full` with a knob",
         )
     try:
-        return parse_mesh(mesh, names, num_devices=num_devices, num_granules=num_granules)
+        return parse_mesh(mesh, tuple(names), num_devices=num_devices, num_granules=num_granules)
     except UsageError as error:
         hint = error.hint or "give the mesh that the script uses today, for example `dp:-1`"
         raise UsageError(f"the baseline does not fit: {error.message}", hint=hint) from None
@@ -103,7 +135,10 @@ def _parse_value(name: str, text: str, default: Scalar) -> Scalar:
     try:
         if isinstance(default, bool):
             return _WORDS[text.lower()]
-        return type(default)(text)
+        value = type(default)(text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(text)
+        return value
     except (KeyError, ValueError):
         examples = ("false", "true") if isinstance(default, bool) else (str(default),)
         listed = " or ".join(f"`{name}={example}`" for example in examples)

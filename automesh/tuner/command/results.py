@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from automesh.errors import UsageError
 from automesh.hardware import chip_for
+from automesh.limits import MOST_COMMAND_CHARS
 from automesh.mesh.axes import Plan
 from automesh.outcomes import (
     Failed,
@@ -273,10 +275,17 @@ def assemble_command(study: Study, header: Header) -> SearchResult:
         notices=_notices(notebook, header, judged),
     )
     best = best_of(result)
-    if best is None:
-        return result
-    words = parse_template(header.template).for_plan(best.plan, run_dir="RUN_DIR")
-    return replace(result, best_command=shlex.join(words))
+    return result if best is None else replace(result, best_command=_command(header, best.plan))
+
+
+def _command(header: Header, plan: Plan) -> str:
+    """What runs a plan; empty if the template, which others may have written, is none for it."""
+    try:
+        words = parse_template(header.template).for_plan(plan, run_dir="RUN_DIR")
+    except (UsageError, KeyError):
+        return ""
+    text = shlex.join(words)
+    return text if text.isprintable() and len(text) <= MOST_COMMAND_CHARS else ""
 
 
 def _funnel(header: Header, outcomes: Mapping[Plan, Outcome]) -> Funnel:
@@ -309,6 +318,7 @@ def _notices(notebook: Notebook, header: Header, judged: Judged) -> tuple[str, .
             if stale
             else "",
             f"{count(outside, 'run')} of other search spaces kept, not ranked" if outside else "",
+            *notebook.study.skipped.notices(),
         )
         if notice
     )

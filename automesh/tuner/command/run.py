@@ -12,14 +12,18 @@ import re
 import selectors
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from automesh.errors import UsageError
-from automesh.jsonio import from_json, to_json
+from automesh import limits
+from automesh.errors import AutomeshError, UsageError, unwritable
+from automesh.files import write_whole
+from automesh.jsonio import read_json, to_json
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.package import PACKAGE
 from automesh.program.lower.memory_text import needed_and_limit
+from automesh.reading import Unreadable, read_bytes
 from automesh.tuner.command.step_times import (
     FEW,
     SLOW_S,
@@ -30,6 +34,7 @@ from automesh.tuner.command.step_times import (
     Mark,
     Printed,
     PrintedReader,
+    Reader,
     SeenStep,
     Source,
     Steps,
@@ -47,6 +52,7 @@ _LOOK_S = 0.1
 _PULSE_S = 2.0
 _KILL_LIMIT_S = 1.5  # The guardian needs milliseconds, its deputy half a second.
 _REASON_CHARS = 160
+_MEND = "mend it and run the same command again; what is finished is kept"
 _OUT_OF_MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|[Oo]ut of memory|OUT_OF_MEMORY|^MemoryError|std::bad_alloc", re.MULTILINE
 )
@@ -175,11 +181,33 @@ def run(
       on_steps: called with the steps seen so far, whenever they are more.
 
     Raises:
-      UsageError: the system lets no process be started.
+      UsageError: the folder of the run cannot be written, the system lets no process be started, or
+        the pattern of step times takes too long.
     """
-    reader, variables = _prepare(manner, place)
     try:
-        process = Guarded(
+        reader, variables = _prepare(manner, place)
+    except OSError as error:
+        raise unwritable(place.folder, error, hint=_MEND) from None
+    with closing(reader):
+        process = _start(manner, place, words, variables)
+        watch = _Watch(process=process, reader=reader, clock=clock, pulse=pulse, on_steps=on_steps)
+        late = False
+        try:
+            late = watch.until(clock() + manner.timeout_s)
+        finally:
+            ending = _end(process)
+        steps = reader.read()
+    if late and not steps.samples_s:
+        return TimedOut(stage="run", limit_s=manner.timeout_s, log_tail=log_tail(place.log))
+    # What was killed for its steps or for its time has no exit code of its own.
+    return _result(manner, place, steps, ending, was_stopped=late or steps.is_enough)
+
+
+def _start(
+    manner: Manner, place: Place, words: tuple[str, ...], variables: dict[str, str]
+) -> Guarded:
+    try:
+        return Guarded(
             [manner.program, *words[1:]],
             variables=variables,
             log=place.log,
@@ -189,27 +217,20 @@ def run(
     except OSError as error:
         raise UsageError(
             f"the command could not be started: {(error.strerror or str(error)).lower()}",
-            hint="mend it and run the same command again; what is finished is kept",
+            hint=_MEND,
         ) from None
-    watch = _Watch(process=process, reader=reader, clock=clock, pulse=pulse, on_steps=on_steps)
-    late = False
-    try:
-        late = watch.until(clock() + manner.timeout_s)
-    finally:
-        ending = _end(process)
-    steps = reader.read()
-    if late and not steps.samples_s:
-        return TimedOut(stage="run", limit_s=manner.timeout_s, log_tail=log_tail(place.log))
-    # What was killed for its steps or for its time has no exit code of its own.
-    return _result(manner, place, steps, ending, was_stopped=late or steps.is_enough)
 
 
 def recovered(manner: Manner, place: Place) -> RunResult | None:
     """What a run left that was over when the search was killed; None if it was not over."""
     if not place.folder.is_dir():
         return None
-    steps = _reader(manner, place, _read_mark(place)).read()
-    ending = read_ending(place.ending.read_bytes()) if place.ending.is_file() else None
+    mark = _read_mark(place)
+    if mark is None and isinstance(manner.source, JsonLines):
+        return None  # What in the file is of this run, nobody can tell.
+    with closing(_reader(manner, place, mark or Mark())) as reader:
+        steps = reader.read()
+    ending = _read_ending(place)
     if steps.is_enough:
         return _result(manner, place, steps, ending or Ending(code=None), was_stopped=True)
     return None if ending is None else _result(manner, place, steps, ending, was_stopped=False)
@@ -218,7 +239,7 @@ def recovered(manner: Manner, place: Place) -> RunResult | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Watch:
     process: Guarded
-    reader: JsonReader | PrintedReader | CaptureReader
+    reader: Reader
     clock: Callable[[], float]
     pulse: Callable[[], None]
     on_steps: Callable[[int], None]
@@ -258,16 +279,14 @@ def _end(process: Guarded) -> Ending:
     return process.bury()
 
 
-def _prepare(
-    manner: Manner, place: Place
-) -> tuple[JsonReader | PrintedReader | CaptureReader, dict[str, str]]:
+def _prepare(manner: Manner, place: Place) -> tuple[Reader, dict[str, str]]:
     place.clear()
     place.run_dir.mkdir(parents=True)
     place.steps.mkdir()
     mark = Mark()
     if isinstance(manner.source, JsonLines):
         mark = Mark.of(_json_file(manner.source, place))
-    place.mark.write_text(json.dumps(to_json(mark, Mark)))
+    write_whole(place.mark, json.dumps(to_json(mark, Mark)), lasting=False)
     variables = environment(os.environ, manner.surroundings)
     variables[RUN_VARIABLE] = place.name
     variables.setdefault(_CACHE_VARIABLE, str(manner.cache_dir))
@@ -285,7 +304,7 @@ def _prepare(
     return _reader(manner, place, mark), variables
 
 
-def _reader(manner: Manner, place: Place, mark: Mark) -> JsonReader | PrintedReader | CaptureReader:
+def _reader(manner: Manner, place: Place, mark: Mark) -> Reader:
     match manner.source:
         case Capture():
             return CaptureReader(place.steps)
@@ -300,13 +319,18 @@ def _json_file(source: JsonLines, place: Place) -> Path:
     return Path(source.file.replace(f"{{{RUN_DIR}}}", str(place.run_dir)))
 
 
-def _read_mark(place: Place) -> Mark:
-    if not place.mark.is_file():
-        return Mark()
+def _read_mark(place: Place) -> Mark | None:
     try:
-        return from_json(json.loads(place.mark.read_text()), Mark)
-    except ValueError:  # Torn by a power cut.
-        return Mark()
+        return read_json(read_bytes(place.mark, limit_bytes=limits.SMALL_RECORD_BYTES), Mark)
+    except AutomeshError:  # Never written, or torn by a power cut.
+        return None
+
+
+def _read_ending(place: Place) -> Ending | None:
+    try:
+        return read_ending(read_bytes(place.ending, limit_bytes=limits.SMALL_RECORD_BYTES))
+    except Unreadable:
+        return None
 
 
 def _result(

@@ -24,12 +24,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from automesh.errors import UsageError
-from automesh.jsonio import from_json, to_json
+from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, Failure, Measured, Outcome
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import failure_reason
+from automesh.texts.storage_url import masked_word
 from automesh.tuner.command.order import Order
 from automesh.tuner.command.results import (
     AGAIN,
@@ -188,7 +189,7 @@ class CommandStrategy(Strategy):
             raise LeaseLost
         place = self._place(trial, trial.attempts)
         words = self.request.command.template.for_plan(plan, run_dir=str(place.run_dir))
-        shown = shlex.join(words)
+        shown = shlex.join(map(masked_word, words))
         self.progress.now(f"{plan}: {shown}")
         began_s = self.clock()
         result = run(
@@ -249,11 +250,11 @@ class CommandStrategy(Strategy):
 
     def _look_at(self, plan: Plan, step: SeenStep) -> None:
         """Tells once what was timed, and whenever it is something else or on too few devices."""
-        known = self.notebook.noted(_STEP)
+        known: SeenStep | None = self.notebook.read(_STEP, SeenStep)
         if known is None:
             self.notebook.note(_STEP, to_json(step, SeenStep))
             self._tell(f"timed is {step}")
-        elif from_json(known, SeenStep).name != step.name:
+        elif known.name != step.name:
             self._tell(f"{plan}: timed is {step}, another function than for the first plan")
         if 0 < step.devices < plan.num_devices:
             self._tell(
@@ -327,8 +328,7 @@ class CommandStrategy(Strategy):
 
     def _open_race(self) -> OpenRace | None:
         """The race that an earlier search has not decided, if all of it is still legal."""
-        found = self.notebook.noted(_RACE)
-        race = None if found is None else from_json(found, OpenRace)
+        race: OpenRace | None = self.notebook.read(_RACE, OpenRace)
         if race is None or not set(race.finalists) <= set(self.plans):
             return None
         return race
@@ -345,7 +345,7 @@ class CommandStrategy(Strategy):
 
     def _races(self) -> list[OpenRace]:
         """All races that were begun, in order; what is not searched any more is left out."""
-        found: list[OpenRace] = from_json(self.notebook.noted(_RACES) or [], list[OpenRace])
+        found: list[OpenRace] = self.notebook.read(_RACES, list[OpenRace]) or []
         plans = set(self.plans)
         return [one for one in found if set(one.finalists) <= plans]
 

@@ -10,7 +10,7 @@ from automesh.mesh.axes import MeshAxis, Plan, usual_batch_axes
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.space import AxisRange, Constraint, Knob, SearchSpace
-from automesh.tuner.command.template import RUN_DIR, Part, Template
+from automesh.tuner.command.template import RUN_DIR, Part, Template, masked_template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,8 @@ def space_of(template: Template) -> CommandSpace:
     parts = _parts(template)
     if not parts:
         raise UsageError(
-            f"the command `{template}` names no mesh axis, so it is the same for every mesh",
+            f"the command `{masked_template(str(template))}` names no mesh axis, so it is the same "
+            "for every mesh",
             hint="put placeholders where the sizes stand: `--fsdp {fsdp} --tp {tp}`",
         )
     for name in parts:
@@ -114,7 +115,8 @@ def restricted(space: SearchSpace, template: Template) -> CommandSpace:
     names = tuple(name for name in space.names if name in parts)
     if not names:
         raise UsageError(
-            f"the command `{template}` names no axis of the search space `{space.name}`",
+            f"the command `{masked_template(str(template))}` names no axis of the search space "
+            f"`{space.name}`",
             hint=f"its axes are {', '.join(known)}: write for example {{{space.axes[0].name}}}",
         )
     _leave_out(space, "axis", [name for name in known if name not in parts], notices)

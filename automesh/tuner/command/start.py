@@ -22,20 +22,25 @@ from automesh.hardware import (
 )
 from automesh.mesh.axes import Plan
 from automesh.mesh.evidence import relevant_environment
+from automesh.mesh.rules.rule import MeshRule
 from automesh.outcomes import Failed, Failure
 from automesh.program.nouns import Attachment
+from automesh.program.script.sources import hash_of_file
+from automesh.reading import Unreadable, open_regular
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.legal import Enumeration
 from automesh.space.spec import read_space
-from automesh.tuner.choose.baseline import parse_plan
+from automesh.texts.storage_url import masked_word
+from automesh.tuner.choose.baseline import check_baseline, parse_plan
 from automesh.tuner.command.order import Order
 from automesh.tuner.command.run import Manner
 from automesh.tuner.command.search import CommandStrategy
 from automesh.tuner.command.space import CommandSpace, restricted, space_of
 from automesh.tuner.command.step_times import JsonLines
+from automesh.tuner.command.template import masked_template
 from automesh.tuner.paths import as_seen, check_places, make_folder
-from automesh.tuner.preparation import Aim, aim_of, study_folder
+from automesh.tuner.preparation import Aim, aim_of, known_devices, study_folder
 from automesh.tuner.request import SearchRequest, usual_top
 from automesh.tuner.strategies.search_run import SearchRun
 from automesh.tuner.study.metadata import Header, notebook_of, shown_location
@@ -44,6 +49,7 @@ from automesh.tuner.study.scope import Scope
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.tuner.worker_errors import refuse_to_blame
 from automesh.tuner.workers import ask, memory_share_bytes, one_worker, refuse_launcher
+from automesh.worker.executables import executables_folder
 from automesh.worker.messages import DevicesJob, Surroundings
 
 _SHOWN = 8  # commands that a dry run shows
@@ -57,6 +63,7 @@ class _Ready:
 
     Attributes:
       plans: the baseline, then the legal ones.
+      rules_before: the rules that the rules file had when the search began.
     """
 
     request: SearchRequest
@@ -71,6 +78,7 @@ class _Ready:
     plans: tuple[Plan, ...]
     source_hash: str
     versions: Pairs
+    rules_before: tuple[MeshRule, ...]
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -107,20 +115,22 @@ def search_command(
     )
     if request.dry_run:
         return _dry_run(ready)
-    check_places(request)
     make_folder(ready.folder)
     logs = make_folder(ready.folder / "logs")
     limit_bytes = request.memory_limit_bytes or memory_share_bytes(1)
     started_s = clock()
-    with open_study(
-        parse_storage(request.storage, ready.folder),
-        ready.name,
-        source_hash=ready.source_hash,
-        versions=ready.versions,
-        scope=Scope(
-            plans=frozenset(ready.plans), timeout_s=request.timeout_s, worker_bytes=limit_bytes
-        ),
-    ) as study:
+    with (
+        executables_folder(ready.folder, os.environ, progress.notice) as cache_dir,
+        open_study(
+            parse_storage(request.storage, ready.folder),
+            ready.name,
+            source_hash=ready.source_hash,
+            versions=ready.versions,
+            scope=Scope(
+                plans=frozenset(ready.plans), timeout_s=request.timeout_s, worker_bytes=limit_bytes
+            ),
+        ) as study,
+    ):
         header = _header(ready, study)
         notebook = notebook_of(study, header)
         strategy = CommandStrategy(
@@ -133,7 +143,7 @@ def search_command(
                 steps=request.command.steps,
                 timeout_s=request.timeout_s,
                 memory_limit_bytes=limit_bytes,
-                cache_dir=ready.folder / "cache",
+                cache_dir=cache_dir,
             ),
             plans=ready.plans,
             baseline=ready.baseline,
@@ -150,6 +160,7 @@ def search_command(
             notebook=notebook,
             rungs=(study.measure,),
             rules=request.rules,
+            rules_before=ready.rules_before,
             folder=ready.folder,
         ).run(strategy)
 
@@ -165,6 +176,11 @@ def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
     template = request.command.template
     command_space = (
         restricted(read_space(request.space), template) if request.space else space_of(template)
+    )
+    # A dry run leaves nothing behind.
+    rules_before = () if request.dry_run else check_places(request)
+    check_baseline(
+        request.baseline.strip(), names=command_space.space.names, devices=known_devices(target)
     )
     aim, selector = _aim(target, progress)
     enumeration = command_space.enumerate(
@@ -189,6 +205,7 @@ def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
         plans=tuple(dict.fromkeys([*baseline, *enumeration.legal])),
         source_hash=source_hash(request),
         versions=provenance(request, os.environ),
+        rules_before=rules_before,
     )
 
 
@@ -275,11 +292,11 @@ def _header(ready: _Ready, study: Study | None) -> Header:
         tokens_per_step=0,
         location=shown_location(study) if study else "",
         results_dir=as_seen(ready.folder) if study else "",
-        command=request.typed,
+        again=request.again and request.again.without("dry-run"),
         source_hash=ready.source_hash,
         versions=ready.versions,
         outside=tuple(str(plan) for plan in known if plan not in ready.plans),
-        template=str(request.command.template),
+        template=masked_template(str(request.command.template)),
     )
 
 
@@ -289,9 +306,8 @@ def _dry_run(ready: _Ready) -> SearchResult:
     seconds: dict[Plan, float | None] = {}
     while len(seconds) < _SHOWN and (plan := order.next(seconds)) is not None:
         seconds[plan] = 1.0
-    shown = [
-        f"would run: {shlex.join(template.for_plan(plan, run_dir='RUN_DIR'))}" for plan in seconds
-    ]
+    commands = [template.for_plan(plan, run_dir="RUN_DIR") for plan in seconds]
+    shown = [f"would run: {shlex.join(map(masked_word, words))}" for words in commands]
     more = len(ready.plans) - len(seconds)
     if more:
         shown.append(f"and {more} more, as far as the budget goes")
@@ -347,7 +363,7 @@ def source_hash(request: SearchRequest) -> str:
     """
     digest = hashlib.sha256()
     for path in _named_files(request):
-        digest.update(f"{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(f"{path}\0".encode() + bytes.fromhex(hash_of_file(path)))
     return digest.hexdigest()
 
 
@@ -393,9 +409,9 @@ def _versions(program: str) -> dict[str, str]:
 def _interpreter(program: str) -> str:
     """The Python in the first line of a script, such as pip installs; empty for anything else."""
     try:
-        with Path(program).open("rb") as file:
+        with open_regular(Path(program)) as file:
             first = file.readline(512)
-    except OSError:
+    except (OSError, Unreadable):
         return ""
     words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
     return words[0] if len(words) == 1 and _PYTHON.fullmatch(Path(words[0]).name) else ""

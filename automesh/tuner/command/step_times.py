@@ -11,13 +11,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, BinaryIO, Literal
 
-from automesh.errors import UsageError, did_you_mean
+from pydantic import Field
+
+from automesh import limits
+from automesh.errors import AutomeshError, UsageError, did_you_mean
+from automesh.jsonio import read_json
+from automesh.reading import Unreadable, check_regular, open_regular
+from automesh.tuner.command.line_matcher import LineMatcher
 from automesh.tuner.command.template import RUN_DIR
 from automesh.units import format_bytes
 
@@ -32,6 +39,7 @@ _KEYS = re.compile(
     r"time_per_step|s_per_step|ms_per_step|step_time_s|step_time_ms|steps_per_s|steps_per_sec|"
     r"steps_per_second)"
 )
+_MARK_BYTES = 64
 _LOSS_KEYS = ("loss", "train_loss", "total_loss")
 _RATE = re.compile(r"steps_per_s(ec|econd)?")
 _MILLISECONDS = re.compile(r"(.*_)?(ms|millis|milliseconds)(_per_step)?")
@@ -137,7 +145,7 @@ def parse_source(text: str) -> Source:
     if kind == "jsonl":
         return _json_lines(text, rest)
     if kind == "regex":
-        _compile(rest)
+        _check_pattern(rest)
         return Printed(pattern=rest)
     meant = did_you_mean(kind, ("capture", "jsonl", "regex"))
     raise UsageError(
@@ -169,10 +177,10 @@ def _json_lines(text: str, rest: str) -> JsonLines:
     return JsonLines(file=file, key=key)
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+def _check_pattern(pattern: str) -> None:
     try:
         found = re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+    except (re.error, RecursionError, OverflowError, ValueError) as error:
         raise UsageError(
             f"`{pattern}` is not a regular expression: {error}",
             hint="write for example `regex:step time ([0-9.]+)`",
@@ -193,7 +201,6 @@ def _compile(pattern: str) -> re.Pattern[str]:
             hint="write `([0-9.]+)` for seconds, or one named group: (?P<ms>...), "
             "(?P<s>...), (?P<steps_per_s>...); `(?:...)` groups without counting",
         )
-    return found
 
 
 class Tail:
@@ -214,16 +221,16 @@ class Tail:
         self._from_end = from_end
         self._rest = b""
 
-    def lines(self) -> list[str]:
-        """What has been added since the last call."""
+    def lines(self) -> Iterator[str]:
+        """What has been added since the last call; ask for all of it before the next one."""
         try:
-            with self._path.open("rb") as file:
-                return self._read(file)
-        except OSError:  # It is not there yet.
-            return []
+            with open_regular(self._path) as file:
+                yield from self._read(file)
+        except (OSError, Unreadable):  # It is not there yet.
+            return
 
-    def _read(self, file: Any) -> list[str]:
-        size = file.seek(0, 2)
+    def _read(self, file: BinaryIO) -> Iterator[str]:
+        size = file.seek(0, os.SEEK_END)
         if size < self._offset:
             self._offset, self._rest = size if self._from_end else 0, b""
         elif self._before:
@@ -232,29 +239,33 @@ class Tail:
                 self._offset = 0
         self._before = b""
         file.seek(self._offset)
-        data = self._rest + file.read()
-        self._offset = file.tell()
-        # Progress bars end their lines with a carriage return.
-        *whole, self._rest = re.split(rb"\r\n|\n|\r", data)
-        return [line.decode(errors="replace") for line in whole]
+        # No more than there was at the beginning: the command may write faster than this reads.
+        while chunk := file.read(min(max(size - self._offset, 0), limits.CHUNK_BYTES)):
+            self._offset += len(chunk)
+            # Progress bars end their lines with a carriage return.
+            *whole, self._rest = re.split(rb"\r\n|\n|\r", self._rest + chunk)
+            self._rest = self._rest[: limits.REPORT_LINE_BYTES]
+            for line in whole:
+                if len(line) < limits.REPORT_LINE_BYTES:
+                    yield line.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """How long a file was before a run, and the last of it."""
+    """How long a file was before a run, and the last of it, as hexadecimal digits."""
 
-    size: int = 0
-    last: str = ""
+    size: Annotated[int, Field(ge=0)] = 0
+    last: Annotated[str, Field(pattern="^([0-9a-f]{2})*$")] = ""
 
     @classmethod
     def of(cls, path: Path) -> Mark:
         """The mark of a file as it is now; one that does not exist is empty."""
         try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(max(size - 64, 0))
-                return cls(size=size, last=file.read().hex())
-        except OSError:
+            with open_regular(path) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - _MARK_BYTES, 0))
+                return cls(size=size, last=file.read(_MARK_BYTES).hex())
+        except (OSError, Unreadable):
             return cls()
 
 
@@ -275,12 +286,15 @@ class JsonReader:
             self._lines += bool(line.strip())
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict):
                 self._keys |= dict.fromkeys(str(key) for key in row)
                 self._note({str(key): value for key, value in row.items()})
         return self._reports.steps(problem=self._problem())
+
+    def close(self) -> None:
+        """Nothing is open between two reads."""
 
     def _note(self, row: dict[str, Any]) -> None:
         key = self._key
@@ -291,6 +305,10 @@ class JsonReader:
             self._reports.add(seconds_of(key, row[key]), _number(next(losses, None)))
 
     def _problem(self) -> tuple[str, str]:
+        try:
+            check_regular(self._path)
+        except Unreadable as error:
+            return error.message, "let the command write its step times to a regular file"
         if not self._path.exists():
             what = f"the command did not write `{self._path}`"
             return what, "check the path: it is relative to the working directory"
@@ -313,28 +331,31 @@ class PrintedReader:
 
     def __init__(self, log: Path, source: Printed, *, skip: int, steps: int) -> None:
         self._tail = Tail(log, from_end=True)
-        self._pattern = _compile(source.pattern)
+        self._pattern = source.pattern
+        self._matcher = LineMatcher(source.pattern)
         self._reports = _Reports(skip=skip, steps=steps)
 
     def read(self) -> Steps:
-        """What is known by now."""
-        for line in self._tail.lines():
-            match = self._pattern.search(line)
-            if match is not None:
-                self._note(match)
-        what = f"no line that the command printed matches `{self._pattern.pattern}`"
+        """What is known by now.
+
+        Raises:
+          UsageError: the pattern takes too long.
+        """
+        for named, unnamed in self._matcher.find(self._tail.lines()):
+            self._note(named, unnamed)
+        what = f"no line that the command printed matches `{self._pattern}`"
         if self._reports.bad:
-            what = f"`{self._pattern.pattern}` matches, but never with a number above zero"
+            what = f"`{self._pattern}` matches, but never with a number above zero"
         return self._reports.steps(problem=(what, ""))
 
-    def _note(self, match: re.Match[str]) -> None:
-        groups = match.groupdict()
-        loss = _number(groups.pop("loss", None))
-        name = next((name for name in _GROUPS if groups.get(name)), "s")
-        named = match.re.groupindex.values()
-        unnamed = [at for at in range(1, match.re.groups + 1) if at not in named]
-        text = groups.get(name) or (match[unnamed[0]] if unnamed else None)
-        self._reports.add(seconds_of(name, text), loss)
+    def close(self) -> None:
+        """Ends the process that looks for the pattern."""
+        self._matcher.close()
+
+    def _note(self, named: dict[str, str | None], unnamed: str | None) -> None:
+        loss = _number(named.pop("loss", None))
+        name = next((name for name in _GROUPS if named.get(name)), "s")
+        self._reports.add(seconds_of(name, named.get(name) or unnamed), loss)
 
 
 class CaptureReader:
@@ -351,9 +372,15 @@ class CaptureReader:
             tail = self._tails.setdefault(path, Tail(path))
             timer = self._timers.setdefault(path, _TimerLog())
             for line in tail.lines():
-                timer.note(json.loads(line))
+                timer.read(line)
         timers = sorted(self._timers.values(), key=lambda one: one.rank)
         return timers[-1].steps() if timers else Steps(problem=_NO_JAX)
+
+    def close(self) -> None:
+        """Nothing is open between two reads."""
+
+
+Reader = JsonReader | PrintedReader | CaptureReader
 
 
 _NO_JAX = (
@@ -368,6 +395,59 @@ _NO_STEP = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JaxLine:
+    kind: Literal["jax"]
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StepLine:
+    kind: Literal["step"]
+    name: str
+    file: str = ""
+    line: int = 0
+    argument_bytes: int = 0
+    devices: int = 0
+
+    def step(self) -> SeenStep:
+        return SeenStep(
+            name=self.name,
+            file=self.file,
+            line=self.line,
+            argument_bytes=self.argument_bytes,
+            devices=self.devices,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LossesLine:
+    kind: Literal["losses"]
+    values: tuple[float, ...]
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SampleLine:
+    kind: Literal["sample"]
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    steps: Annotated[int, Field(gt=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ErrorLine:
+    kind: Literal["error"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DoneLine:
+    kind: Literal["done"]
+
+
+_TimerLine = _JaxLine | _StepLine | _LossesLine | _SampleLine | _ErrorLine | _DoneLine
+
+
 class _TimerLog:
     """What one process has written."""
 
@@ -379,31 +459,41 @@ class _TimerLog:
         self._dtype = TEXT_DTYPE
         self._is_done = False
         self._error = ""
+        self._damage = ""
 
     @property
     def rank(self) -> tuple[bool, int]:
         """Larger for what is worth more."""
         return self._is_done, -1 if self._step is None else self._step.argument_bytes
 
-    def note(self, line: dict[str, Any]) -> None:
-        match line["kind"]:
-            case "step":
+    def read(self, text: str) -> None:
+        """Takes a line; one that no timer has written is left out, and the first of them named."""
+        try:
+            self._note(read_json(text, _TimerLine))
+        except AutomeshError as error:
+            self._damage = self._damage or error.message
+
+    def _note(self, line: _TimerLine) -> None:
+        match line:
+            case _StepLine():
                 self._samples_s, self._losses = [], ()
-                self._step = SeenStep(**{key: line[key] for key in line if key != "kind"})
-            case "losses":
-                self._losses, self._dtype = tuple(line["values"]), coarsest(line["dtypes"])
-            case "sample":
-                self._samples_s.append(float(line["seconds"]))
-                self._seen += int(line["steps"])
-            case "error":
-                self._error = line["text"]
-            case "done":
+                self._step = line.step()
+            case _LossesLine():
+                self._losses, self._dtype = line.values, coarsest(line.dtypes)
+            case _SampleLine():
+                self._samples_s.append(line.seconds)
+                self._seen += line.steps
+            case _ErrorLine():
+                self._error = line.text
+            case _DoneLine():
                 self._is_done = True
-            case _:
+            case _JaxLine():
                 return
 
     def steps(self) -> Steps:
         problem = (f"the timer failed: {self._error}", "") if self._error else _NO_STEP
+        if self._damage and not self._error:
+            problem = (f"a line that the timer wrote is damaged: {self._damage}", _NO_STEP[1])
         if self._step is not None and not self._error:
             problem = (f"{self._step} was called, but not often enough to be timed", _NO_STEP[1])
         return Steps(
@@ -458,10 +548,13 @@ def seconds_of(name: str, value: object) -> float | None:
     number = _number(value)
     if number is None or not 0 < number < math.inf:
         return None
-    last = _last(name)
+    last, seconds = _last(name), number
     if _RATE.fullmatch(last):
-        return 1 / number
-    return number / 1000 if _MILLISECONDS.fullmatch(last) else number
+        seconds = 1 / number
+    elif _MILLISECONDS.fullmatch(last):
+        seconds = number / 1000
+    # The smallest and the largest numbers have no inverse.
+    return seconds if 0 < seconds < math.inf else None
 
 
 def coarsest(dtypes: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from typing import Literal
 
 from automesh.errors import UsageError
 from automesh.mesh.axes import Plan, Scalar
+from automesh.texts.storage_url import masked, masked_word
 
 Part = Literal["", "ici", "dcn"]
 RUN_DIR = "run_dir"
@@ -111,7 +112,7 @@ def parse_template(text: str) -> Template:
         words = shlex.split(text)
     except ValueError as error:
         raise UsageError(
-            f"the command `{text}` cannot be split into words: {str(error).lower()}",
+            f"the command `{masked(text)}` cannot be split into words: {str(error).lower()}",
             hint="close the quote, or put a backslash before it",
         ) from None
     if not words:
@@ -194,7 +195,9 @@ def _word(text: str) -> Word:
         elif inside is not None:
             pieces.append(_placeholder(text, inside, before=text[: match.start()]))
         elif piece in ("{", "}"):
-            raise UsageError(f"`{text}` in the command has a single `{piece}`", hint=_BRACES)
+            raise UsageError(
+                f"`{masked_word(text)}` in the command has a single `{piece}`", hint=_BRACES
+            )
         else:
             add(piece)
     return tuple(pieces) or ("",)
@@ -218,6 +221,16 @@ def _placeholder(word: str, inside: str, *, before: str) -> Placeholder:
     return Placeholder(name=name, part=_PARTS[part or ""])
 
 
+def masked_template(text: str) -> str:
+    """A template as it may be kept and shown: the secrets of URLs in its words become `***`."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return masked(text)
+    shown = [masked_word(word) for word in words]
+    return text if shown == words else " ".join(map(_quoted_text, shown))
+
+
 def _quoted(word: Word) -> str:
     texts = (
         str(piece)
@@ -225,7 +238,10 @@ def _quoted(word: Word) -> str:
         else piece.replace("{", "{{").replace("}", "}}")
         for piece in word
     )
-    text = "".join(texts)
+    return _quoted_text("".join(texts))
+
+
+def _quoted_text(text: str) -> str:
     # Braces mean nothing to `shlex`, and a template without quotes around them is easier to read.
     bare = shlex.quote(text.replace("{", "").replace("}", "")) == text.replace("{", "").replace(
         "}", ""

@@ -96,7 +96,7 @@ def compile_job(preparation: Preparation, plan: Plan) -> CompileJob:
     return CompileJob(
         step=replace(preparation.step, absent=None),
         plan=plan,
-        cache_dir=str(preparation.cache_dir),
+        cache_dir=str(preparation.cache_dir or ""),
     )
 
 

@@ -27,6 +27,18 @@ from automesh.outcomes import (
 from automesh.tuner.compile.pipelines import replay_pipeline
 from automesh.units import format_bytes
 
+# What reading and playing raise if a module refers to what is not there: the store may be a folder
+# that others write to.
+_UNREADABLE = (
+    AutomeshError,
+    ArithmeticError,
+    AssertionError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
@@ -76,7 +88,7 @@ class Player:
         module = self._module(plan, compiled.stored)
         try:
             return self._play(plan, module, plan.axes)
-        except (AutomeshError, ValueError) as error:
+        except _UNREADABLE as error:
             return _unreadable(error)
 
     def _pipeline(
@@ -98,7 +110,7 @@ class Player:
                 lambda one: played[one.stored],
                 hardware=self.hardware,
             )
-        except (AutomeshError, ValueError) as error:
+        except _UNREADABLE as error:
             return _unreadable(error)
 
     def _module(self, plan: Plan, key: str) -> bytes:

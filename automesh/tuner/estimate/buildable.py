@@ -24,9 +24,9 @@ from automesh.mesh.axes import Call, MeshAxis, Plan
 from automesh.outcomes import Failed, RuledOut
 from automesh.program.nouns import BuildAnswer, Entry
 from automesh.report.progress import Progress
-from automesh.report.words import clean
 from automesh.space.conditions import Rule
 from automesh.space.mapping import SplitArray
+from automesh.texts.terminal import clean
 from automesh.tuner.estimate.propagator import POLL_S, JobPool
 from automesh.tuner.worker_errors import innermost_frame, raised_here
 from automesh.worker.messages import BuildJob

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from automesh import limits
 from automesh.errors import AutomeshError
-from automesh.jsonio import from_json, to_json, to_text
+from automesh.files import write_whole
+from automesh.jsonio import NotJson, read_json, to_json, to_text
 from automesh.program.nouns import Propagation
+from automesh.reading import Unreadable, read_bytes
+from automesh.skipped import Skipped
+from automesh.texts.storage_url import masked_word
 from automesh.worker.messages import PropagateJob
 
 TERMS = "terms"  # the folder inside a study's
@@ -40,19 +44,21 @@ class TermsCache:
       source_hash: of the script.
       versions: of everything whose change may change a program.
       others: folders of other searches, which are looked into as well.
+      skipped: files that were found damaged. What they held is made again.
     """
 
     folder: Path | None
     source_hash: str
     versions: tuple[tuple[str, str], ...]
     others: tuple[Path, ...] = ()
+    skipped: Skipped = field(default_factory=Skipped, compare=False)
 
     def find(self, job: PropagateJob) -> Propagation | None:
         """What was kept for a job; None if nothing was, or not in a form that is read here."""
         own = () if self.folder is None else (self.folder,)
         for folder in (*own, *self.others):
             for wanted in dict.fromkeys((job, _anywhere(job))):
-                kept = _read(folder / self._name(wanted))
+                kept = self._read(folder / self._name(wanted))
                 if kept is None:
                     continue
                 if folder != self.folder:  # So that the study explains itself.
@@ -63,7 +69,7 @@ class TermsCache:
     def all(self) -> tuple[Kept, ...]:
         """Everything that was kept for this script and these versions."""
         files = sorted(self.folder.glob("*.json")) if self.folder is not None else []
-        found = [kept for kept in map(_read, files) if kept is not None]
+        found = [kept for kept in map(self._read, files) if kept is not None]
         mine = (self.source_hash, self.versions)
         return tuple(kept for kept in found if (kept.source_hash, kept.versions) == mine)
 
@@ -81,16 +87,22 @@ class TermsCache:
         kept = Kept(
             source_hash=self.source_hash,
             versions=self.versions,
-            job=job,
+            job=_masked(job),
             propagation=propagation,
         )
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{path.name}.")
+        # Without waiting for the disk: there are hundreds, and what is lost is made again.
+        write_whole(path, to_text(kept, Kept), lasting=False)
+
+    def _read(self, path: Path) -> Kept | None:
+        if not os.path.lexists(path):
+            return None
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(to_text(kept, Kept))
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+            return read_json(read_bytes(path, limit_bytes=limits.TERMS_BYTES), Kept)
+        except (NotJson, Unreadable) as error:
+            self.skipped.note(f"`{path.parent.name}/{path.name}`", error)
+            return None
+        except AutomeshError:
+            return None  # A file of another version, which says other things.
 
     def _name(self, job: PropagateJob) -> str:
         mine = [_FORMAT, self.source_hash, self.versions, to_json(job, PropagateJob)]
@@ -103,9 +115,9 @@ def _anywhere(job: PropagateJob) -> PropagateJob:
     return replace(job, step=replace(job.step, absent=None))
 
 
-def _read(path: Path) -> Kept | None:
-    try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")), Kept)
-    except (OSError, ValueError, AutomeshError):
-        # A file of another version, or of a full disk: it is made again.
-        return None
+def _masked(job: PropagateJob) -> PropagateJob:
+    """The job without the secrets in the script's arguments: what they were is in its file's name,
+    which is a hash."""
+    entry = job.step.entry
+    argv = tuple(masked_word(word) for word in entry.argv)
+    return replace(job, step=replace(job.step, entry=replace(entry, argv=argv)))

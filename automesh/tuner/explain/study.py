@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from automesh import limits
 from automesh.cost.replay.trace import trace_json
-from automesh.errors import UsageError
+from automesh.errors import AutomeshError, UsageError
 from automesh.hardware import clusters_in, parse_target
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hardware.model import HardwareModel, hardware_model
@@ -17,11 +18,14 @@ from automesh.hlo.store import default_store
 from automesh.mesh.axes import MAPPING, Call, Plan, parse_mesh
 from automesh.mesh.mapping import parse_axes
 from automesh.outcomes import Compiled, Failed, Failure
+from automesh.reading import Unreadable, read_text
 from automesh.report.estimates import ESTIMATES
 from automesh.report.explain.nouns import Explanation
 from automesh.report.files.csv import write_text
 from automesh.report.progress import Progress
 from automesh.report.result import Candidate, SearchResult
+from automesh.report.search_command import text_of
+from automesh.skipped import Skipped
 from automesh.space.options import value_of
 from automesh.tuner.capture import space_for
 from automesh.tuner.compile.replay import Player
@@ -34,6 +38,7 @@ from automesh.tuner.study.identity import workload_name
 from automesh.tuner.study.metadata import Header, reading
 from automesh.tuner.workers import ask, layout_job, one_worker
 from automesh.worker.messages import Surroundings
+from automesh.worker.temporary import temporary_folder
 
 _LAYOUT_LIMIT_S = 120.0
 
@@ -52,6 +57,7 @@ def explain_study(
     """
     with reading(study, results=results, storage=storage) as (folder, opened, header):
         result = assemble(opened, header)
+        damage = opened.skipped.notices()
     if header.template:
         raise UsageError(
             f"the study in `{folder}` is of a command: its runs were timed, its programs not seen",
@@ -61,22 +67,33 @@ def explain_study(
         folder=folder / TERMS, source_hash=header.source_hash, versions=header.versions
     )
     kept = cache.all()
+    if not kept and cache.skipped.named:
+        raise UsageError(
+            f"the study in `{folder}` keeps no terms: {cache.skipped.notices()[0]}",
+            hint="run its search again, which makes them anew",
+        )
     if header.fabric is None or not kept:
         raise UsageError(
             f"the study in `{folder}` keeps no terms: nothing in it was estimated, or the script "
             "or automesh has changed since",
-            hint=f"run its search again: {header.command or 'automesh search SCRIPT'}",
+            hint=f"run its search again: {text_of(header.again) or 'automesh search SCRIPT'}",
         )
-    plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header)
+    plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header, cache.skipped)
+    if not plans:
+        said = "; ".join(cache.skipped.notices())
+        raise UsageError(
+            f"the study in `{folder}` names no plan{f': {said}' if said else ''}",
+            hint="run its search again: it writes its table of estimates anew",
+        )
     chosen, notices = _chosen(mesh, against, plans, header.device_count)
     ground = Ground(
         kept=kept,
         hardware=_hardware(
             header.fabric, chosen, platform=header.platform, device_kind=header.device_kind
         ),
-        command=header.command,
+        command=text_of(header.again),
     )
-    notices += _propagation_notes(chosen, kept)
+    notices += _propagation_notes(chosen, kept) + damage + cache.skipped.notices()
     if header.speeds and header.speeds != ground.hardware.speeds.origin:
         notices += (f"its search estimated by other speeds: {header.speeds}",)
     return _explanation(result, chosen, ground, notices)
@@ -102,13 +119,13 @@ def explain_script(
         return chosen
 
     with (
-        tempfile.TemporaryDirectory(prefix="automesh-explain-") as folder,
+        temporary_folder("explain") as folder,
         open_session(request, target, space, progress) as session,
     ):
         preparation = session.preparation
-        estimates = session.estimate(share=1.0, choose=choose, terms_folder=Path(folder))
+        estimates = session.estimate(share=1.0, choose=choose, terms_folder=folder)
         kept = TermsCache(
-            folder=Path(folder),
+            folder=folder,
             source_hash=preparation.source_hash,
             versions=preparation.provenance,
         ).all()
@@ -174,16 +191,46 @@ def _chosen(
 
 
 def _known_plans(
-    candidates: Iterable[Candidate], table: Path, kept: Sequence[Kept], header: Header
+    candidates: Iterable[Candidate],
+    table: Path,
+    kept: Sequence[Kept],
+    header: Header,
+    skipped: Skipped,
 ) -> tuple[Plan, ...]:
-    """All plans of a study, those with a trial first, then by their estimates."""
+    """All plans of a study, those with a trial first, then by their estimates.
+
+    Args:
+      skipped: takes the rows of the table that are damaged.
+    """
     plans = dict.fromkeys(candidate.plan for candidate in candidates)
     calls = {_as_text(call): call for call in map(_call_of, kept)}
-    if table.is_file():
-        with table.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                plans.setdefault(_plan_of(row, calls, header.axes))
+    for number, row in _rows_of(table, skipped):
+        try:
+            plans.setdefault(_plan_of(row, calls, header.axes))
+        except (AutomeshError, KeyError) as error:
+            skipped.note(f"row {number} of `{table.name}`", error)
     return tuple(plans)
+
+
+def _rows_of(table: Path, skipped: Skipped) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a table that have as many cells as its head, with their numbers from 1."""
+    if not os.path.lexists(table):
+        return
+    try:
+        text = read_text(table, limit_bytes=limits.ESTIMATES_BYTES)
+        rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+        head = next(rows, [])
+        if "mesh" not in head:
+            skipped.note(f"`{table.name}`", UsageError("it has no column `mesh`"))
+            return
+        for number, cells in enumerate(rows, start=1):
+            if len(cells) == len(head):
+                yield number, dict(zip(head, cells, strict=True))
+            elif cells:
+                error = UsageError(f"it has {len(cells)} cells, its head {len(head)}")
+                skipped.note(f"row {number} of `{table.name}`", error)
+    except (Unreadable, csv.Error) as error:
+        skipped.note(f"`{table.name}`", error)
 
 
 def _plan_of(

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from automesh.jsonio import from_json, to_json
+from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failure, Measured, Outcome
 from automesh.report.words import failure_reason
@@ -164,14 +164,11 @@ class MeasureRung:
     def _reload(self) -> None:
         self.search.study.measure.adopt_expired()
         machine = self.search.study.owner.machine
-        noted = self.search.notebook.noted("records")
-        records = Records() if noted is None else from_json(noted, Records)
+        records: Records = self.search.notebook.read("records", Records) or Records()
         self._records = records.of_machine(machine)
-        visits = self.search.notebook.noted("visits")
-        if visits is not None:
-            stored = from_json(visits, StoredVisits)
-            if stored.machine == machine:
-                self._take_over(stored)
+        stored: StoredVisits | None = self.search.notebook.read("visits", StoredVisits)
+        if stored is not None and stored.machine == machine:
+            self._take_over(stored)
         for trial in self.search.study.measure.trials():
             if trial.outcome is not None and self.search.notebook.is_current(trial):
                 self._done[trial.plan] = trial.outcome
@@ -352,7 +349,7 @@ class MeasureRung:
         inspection = self.search.preparation.inspection
         return Subject(
             step=self.search.preparation.step,
-            cache_dir=str(self.search.preparation.cache_dir),
+            cache_dir=str(self.search.preparation.cache_dir or ""),
             sources=(*inspection.sources, *inspection.reads.files),
         )
 

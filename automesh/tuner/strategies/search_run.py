@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from automesh.errors import UsageError
+from automesh.mesh.rules.file import RuleEdited
+from automesh.mesh.rules.rule import MeshRule
 from automesh.report.files.csv import dataframe, write_table
 from automesh.report.files.rule import has_rule, save_rule
 from automesh.report.result import SearchResult
@@ -63,6 +66,7 @@ class SearchRun:
     Attributes:
       rungs: those that the strategy fills; trials of dead processes are taken over.
       rules: file that the rule is merged into; empty to write none.
+      rules_before: what that file said when the search began.
       folder: of the study.
     """
 
@@ -71,13 +75,15 @@ class SearchRun:
     notebook: Notebook
     rungs: Sequence[Rung]
     rules: str
+    rules_before: tuple[MeshRule, ...]
     folder: Path
 
     def run(self, strategy: Strategy) -> SearchResult:
         """Runs a strategy to its end, or to Ctrl-C; gives what the study then holds.
 
         Raises:
-          UsageError: as `Strategy.climb`; what is measured until then is kept.
+          UsageError: as `Strategy.climb`, or the rule or the table cannot be written; what is
+            measured until then is kept.
         """
         for rung in self.rungs:
             rung.adopt_expired()
@@ -97,10 +103,13 @@ class SearchRun:
         footer = strategy.footer(result, ending, interrupted=interrupted)
         self.notebook.note_footer(footer)
         result = assemble(self.study, header)
-        if self.rules and not interrupted and has_rule(result):
-            self.notebook.note_footer(self._with_rule(strategy, result, footer))
-            result = assemble(self.study, header)
-        write_table(dataframe(result), self.folder / "trials.csv")
+        try:
+            if self.rules and not interrupted and has_rule(result):
+                self.notebook.note_footer(self._with_rule(strategy, result, footer))
+                result = assemble(self.study, header)
+        finally:
+            # Also without the rule: somebody may have broken its file while the search ran.
+            write_table(dataframe(result), self.folder / "trials.csv")
         return result
 
     def _with_rule(self, strategy: Strategy, result: SearchResult, footer: Footer) -> Footer:
@@ -108,4 +117,14 @@ class SearchRun:
         kept = strategy.keeps_rule(path)
         if kept:
             return replace(footer, stop_reason=f"{footer.stop_reason}; {kept}")
-        return replace(footer, rules_path=as_seen(save_rule(result, path)))
+        try:
+            written = save_rule(result, path, before=self.rules_before)
+        except RuleEdited as edited:
+            return replace(footer, stop_reason=f"{footer.stop_reason}; {edited.message}")
+        except UsageError as error:
+            raise UsageError(
+                error.message,
+                hint=f"what was found is kept, `automesh show {as_seen(self.folder)}` lists it: "
+                "mend the file, or name another with --rules, and run the same command again",
+            ) from None
+        return replace(footer, rules_path=as_seen(written))

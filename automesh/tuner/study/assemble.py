@@ -64,7 +64,7 @@ def assemble(study: Study, header: Header) -> SearchResult:
     return replace(
         with_ending(found, decision, footer),
         reference=notebook.reference(),
-        notices=(*header.notices, *_notices_of_stale(notebook)),
+        notices=(*header.notices, *_notices_of_stale(notebook), *study.skipped.notices()),
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sqlite3
 import time
+import traceback
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -16,18 +18,32 @@ import optuna
 import sqlalchemy as sa
 import sqlalchemy.exc as sa_errors
 from filelock import FileLock, Timeout
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages.journal import JournalFileOpenLock
 
-from automesh.errors import UsageError
+from automesh import limits
+from automesh.errors import AutomeshError, UsageError
+from automesh.reading import check_regular, open_regular
+from automesh.skipped import Skipped
+from automesh.texts.storage_url import PASSWORD, PASSWORD_FILE
 from automesh.tuner.study.lease import LeaseTable
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 from automesh.tuner.study.storage import Storage
+from automesh.tuner.study.stored.database import TolerantDatabase
+from automesh.tuner.study.stored.journal import TolerantJournal
 
-BUSY_S = 60.0  # how long a write waits for another process to end its own, which takes milliseconds
 CONNECT_S = 10
 _RECORD = b'{"op_code":'
 _HEADER = b"SQLite format 3\x00"
+_ODD = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _KEEP = "it is never overwritten: move it away to start over, or name another --storage"
 # What Optuna makes before its other tables: in a database without them there is no study.
 _FIRST_TABLES = ("studies", "version_info")
@@ -40,11 +56,16 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """An open storage: Optuna's studies and the leases beside them."""
+    """An open storage: Optuna's studies and the leases beside them.
+
+    Attributes:
+      skipped: records that were found damaged.
+    """
 
     optuna: BaseStorage
     leases: LeaseTable
     storage: Storage
+    skipped: Skipped
 
     def explained(self) -> AbstractContextManager[None]:
         """As the function `explained`, for this storage."""
@@ -82,20 +103,81 @@ def explained(storage: Storage) -> Generator[None]:
     try:
         yield
     except optuna.exceptions.StorageInternalError as error:
-        raise _failure(storage, error.__cause__ or error) from error
-    except (sa_errors.SQLAlchemyError, sqlite3.Error, OSError, Timeout) as error:
-        raise _failure(storage, error) from error
+        raise _failure(storage, error.__cause__ or error) from _shown_cause(storage, error)
+    except (sa_errors.SQLAlchemyError, sqlite3.Error, UnicodeError, OSError, Timeout) as error:
+        raise _failure(storage, error) from _shown_cause(storage, error)
+    except AutomeshError:
+        raise
+    except _ODD as error:
+        # What a library makes of a damaged storage; errors of our own are not the storage's.
+        if _is_raised_here(error):
+            raise
+        raise _failure(storage, error) from _shown_cause(storage, error)
     finally:
         optuna.logging.set_verbosity(verbosity)
 
 
+def _is_raised_here(error: BaseException) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__", "")).startswith("automesh.")
+
+
 def _failure(storage: Storage, error: BaseException) -> UsageError:
     cause = getattr(error, "orig", None) or error
-    reason = " ".join(str(cause).split()) or type(cause).__name__
+    if isinstance(cause, Timeout) or _is_busy(cause):
+        return _in_use(storage, limits.LOCK_S)
+    reason = _one_line(storage, cause) or type(cause).__name__
     return UsageError(
         f"the study's storage {storage.text} failed: {reason}",
         hint="what was finished is kept: mend it and run the same command again",
     )
+
+
+def _one_line(storage: Storage, error: object) -> str:
+    """What a database says, without what is secret."""
+    return " ".join(storage.masked(str(error)).split())
+
+
+def _shown_cause(storage: Storage, error: BaseException) -> BaseException | None:
+    """What a traceback of the Python API may show as the cause: nothing that has a secret."""
+    causes, one = list[BaseException](), error
+    while one not in causes:
+        causes.append(one)
+        one = one.__cause__ or one.__context__ or one
+    return error if all(storage.masked(str(each)) == str(each) for each in causes) else None
+
+
+def _is_busy(error: BaseException) -> bool:
+    """Whether SQLite has waited in vain for another process."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # Of an extended code the plain one.
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _in_use(storage: Storage, waited_s: float) -> UsageError:
+    return UsageError(
+        f"another process has kept the study's storage {storage.text} locked for {waited_s:.0f} s",
+        hint="end that process (`fuser FILE` names it), and run the same command again; what was "
+        "finished is kept",
+    )
+
+
+def check_storage(storage: Storage) -> None:
+    """Refuses, before a search has started any worker, a storage that it could not open at its end.
+
+    Raises:
+      UsageError: as `open_backend`, but makes no study and waits for no lock for long.
+    """
+    with explained(storage):
+        path = Path(storage.location)
+        match storage.kind:
+            case "sqlite":
+                _check_writable(path, storage)
+                _check_sqlite(path, storage)
+            case "server":
+                _check_server(storage, *_server(storage))
+            case "journal":
+                _check_writable(path, storage)
+                _check_journal(path, storage)
 
 
 # SQLite
@@ -107,21 +189,27 @@ def _open_sqlite(storage: Storage) -> Backend:
     _check_sqlite(path, storage)
 
     def connect() -> sqlite3.Connection:
-        connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout=limits.LOCK_S, check_same_thread=False)
         # With the write-ahead log, NORMAL loses nothing when a process is killed and never
         # damages the file; a power cut may undo the last trials, which are then tried again.
         # FULL would wait for the disk some ten times per trial.
         connection.execute("PRAGMA synchronous=NORMAL")
+        # Bytes that are not UTF-8 damage the one value that has them, not all read with it.
+        connection.text_factory = _text
         return connection
 
     # One process makes the tables, the others wait: Optuna does not expect two at once.
-    with FileLock(f"{path}.flock", timeout=BUSY_S, poll_interval=0.01):
+    with FileLock(f"{path}.flock", timeout=limits.LOCK_S, poll_interval=0.01):
         setup = connect()
         try:
             setup.execute("PRAGMA journal_mode=WAL")
         finally:
             setup.close()
         return _open_rdb(storage, f"sqlite:///{path}", {"creator": connect})
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
 
 
 def _check_writable(path: Path, storage: Storage) -> None:
@@ -142,6 +230,7 @@ def _check_writable(path: Path, storage: Storage) -> None:
             )
     if path.is_dir():
         raise UsageError(f"{storage.text} is a folder, not a file", hint="name a file in it")
+    check_regular(path)
 
 
 def _check_sqlite(path: Path, storage: Storage) -> None:
@@ -150,11 +239,14 @@ def _check_sqlite(path: Path, storage: Storage) -> None:
     with path.open("rb") as file:
         if file.read(len(_HEADER)) != _HEADER:
             raise UsageError(f"{storage.text} is not a SQLite database", hint=_KEEP)
-    connection = sqlite3.connect(path, timeout=BUSY_S)
+    connection = sqlite3.connect(path, timeout=limits.LOOK_S)
+    connection.text_factory = _text
     try:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # Names stand in its messages.
+        if _is_busy(error):
+            raise _in_use(storage, limits.LOOK_S) from error
         verdict, tables = str(error), set[str]()
     finally:
         connection.close()
@@ -169,19 +261,21 @@ def _check_sqlite(path: Path, storage: Storage) -> None:
 
 
 def _open_server(storage: Storage) -> Backend:
-    try:
-        url = sa.make_url(storage.location)
-    except (sa_errors.ArgumentError, ValueError) as error:
-        raise UsageError(
-            f"`{storage.text}` is not a database URL",
-            hint="write `postgresql+psycopg://user:password@host:5432/database`",
-        ) from error
-    arguments: dict[str, Any] = {}
+    url, options = _server(storage)
+    _check_server(storage, url, options)
+    return _open_rdb(storage, storage.server.bare, options)
+
+
+def _server(storage: Storage) -> tuple[sa.URL, dict[str, Any]]:
+    """The URL of a server without its secrets, and how it is connected to."""
+    if storage.server is None:
+        raise TypeError("a storage on a server has the URL of the server")
+    url = sa.make_url(storage.server.bare)
+    # Beside the URL, which SQLAlchemy and Optuna keep and quote.
+    arguments: dict[str, Any] = dict(storage.server.secrets)
     if "connect_timeout" not in url.query:
         arguments["connect_timeout"] = CONNECT_S
-    options = {"connect_args": arguments, "pool_pre_ping": True}
-    _check_server(storage, url, options)
-    return _open_rdb(storage, storage.location, options)
+    return url, {"connect_args": arguments, "pool_pre_ping": True}
 
 
 def _check_server(storage: Storage, url: sa.URL, options: dict[str, Any]) -> None:
@@ -190,18 +284,18 @@ def _check_server(storage: Storage, url: sa.URL, options: dict[str, Any]) -> Non
         engine = sa.create_engine(url, **options)
     except (ImportError, sa_errors.NoSuchModuleError) as error:
         raise UsageError(
-            f"the driver for {storage.text} is not installed: {error}",
+            f"the driver for {storage.text} is not installed: {_one_line(storage, error)}",
             hint=_DRIVERS[kind],
-        ) from error
+        ) from _shown_cause(storage, error)
     try:
         with engine.connect():
             pass
     except sa_errors.DBAPIError as error:
-        reason = " ".join(str(error.orig).split())
         raise UsageError(
-            f"{storage.text} cannot be reached: {reason}",
-            hint="check that the server runs, and the host, database, user and password in the URL",
-        ) from error
+            f"{storage.text} cannot be reached: {_one_line(storage, error.orig)}",
+            hint="check that the server runs, the host, database and user in the URL, and the "
+            f"password: in {PASSWORD}, {PASSWORD_FILE} or, for PostgreSQL, PGPASSFILE",
+        ) from _shown_cause(storage, error)
     finally:
         engine.dispose()
 
@@ -211,9 +305,14 @@ def _open_rdb(storage: Storage, url: str, options: dict[str, Any]) -> Backend:
     for attempt in range(1, attempts + 1):
         try:
             rdb = _new_rdb(url, options)
-            return Backend(optuna=rdb, leases=SqlLeases(rdb.engine), storage=storage)
+            return Backend(
+                optuna=rdb,
+                leases=SqlLeases(rdb.engine, rdb.skipped),
+                storage=storage,
+                skipped=rdb.skipped,
+            )
         except RuntimeError as error:
-            raise _schema_mismatch(storage, error) from error
+            raise _schema_mismatch(storage, error) from _shown_cause(storage, error)
         except (sa_errors.SQLAlchemyError, optuna.exceptions.StorageInternalError):
             # Two processes made the tables at the same moment: one of them failed.
             if attempt == attempts:
@@ -222,9 +321,10 @@ def _open_rdb(storage: Storage, url: str, options: dict[str, Any]) -> Backend:
     raise AssertionError("unreachable")
 
 
-def _new_rdb(url: str, options: dict[str, Any]) -> RDBStorage:
+def _new_rdb(url: str, options: dict[str, Any]) -> TolerantDatabase:
     """As the constructor; but one that raises has opened connections that nobody could close."""
-    rdb = RDBStorage.__new__(RDBStorage)
+    rdb = TolerantDatabase.__new__(TolerantDatabase)
+    rdb.skipped = Skipped()
     try:
         # Optuna fills `{SCHEMA_VERSION}` into the URL: other braces must be doubled.
         rdb.__init__(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
@@ -239,7 +339,7 @@ def _schema_mismatch(storage: Storage, error: RuntimeError) -> UsageError:
     if "storage upgrade" in str(error):
         return UsageError(
             f"{storage.text} was made by an older Optuna than the installed {optuna.__version__}",
-            hint=f"upgrade it: `optuna storage upgrade --storage {storage.text}`",
+            hint=f"upgrade it: `optuna storage upgrade --storage {shlex.quote(storage.text)}`",
         )
     return UsageError(
         f"{storage.text} was made by a newer Optuna than the installed {optuna.__version__}",
@@ -259,7 +359,7 @@ class FlockedJournal(JournalFileOpenLock):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = FileLock(f"{path}.flock", timeout=BUSY_S, poll_interval=0.002)
+        self._lock = FileLock(f"{path}.flock", timeout=limits.LOCK_S, poll_interval=0.002)
 
     def acquire(self) -> bool:
         self._lock.acquire()
@@ -294,28 +394,27 @@ def _open_journal(storage: Storage) -> Backend:
     path = Path(storage.location)
     _check_writable(path, storage)
     _check_journal(path, storage)
-    lock = FlockedJournal(path)
-    journal = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
-    leases = FileLeases(path.with_name(f"{path.name}.holds"))
-    return Backend(optuna=journal, leases=leases, storage=storage)
+    skipped = Skipped()
+    journal = TolerantJournal(path, FlockedJournal(path), skipped)
+    leases = FileLeases(path.with_name(f"{path.name}.holds"), skipped)
+    return Backend(optuna=journal, leases=leases, storage=storage, skipped=skipped)
 
 
 def _check_journal(path: Path, storage: Storage) -> None:
     """Refuses what is not a journal: its last line would be taken for torn and cut off."""
     if not path.exists():
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not _is_record(line):
-                what = "is not an Optuna journal" if number == 1 else f"is damaged at line {number}"
-                raise UsageError(f"{storage.text} {what}", hint=_KEEP)
+    with open_regular(path) as file:
+        first = file.readline(limits.JOURNAL_LINE_BYTES)
+    if first and not _is_record(first):
+        raise UsageError(f"{storage.text} is not an Optuna journal", hint=_KEEP)
 
 
 def _is_record(line: bytes) -> bool:
-    if not line.endswith(b"\n"):
-        return line[: len(_RECORD)] == _RECORD[: len(line)]
+    if line[: len(_RECORD)] == _RECORD[: len(line)]:
+        return True
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(record, dict) and "op_code" in record

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from automesh.hardware import Target
-from automesh.jsonio import from_json, to_json
+from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan
 from automesh.program.nouns import Inspection, Traced
 from automesh.program.script.sources import Sources
@@ -29,6 +28,7 @@ from automesh.tuner.study.study import Study
 from automesh.tuner.workers import memory_share_bytes, surroundings_of
 from automesh.worker.messages import TraceJob
 from automesh.worker.pool import Pool
+from automesh.worker.temporary import temporary_folder
 
 NOTE = "grounds"
 MOST_NOTED = 20
@@ -101,7 +101,7 @@ def settle(study: Study, now: Grounds, versions: Versions, lower: Lower | None) 
       lower: asked for plans with a known program, only if something changed; None if they cannot be
         lowered here as they were.
     """
-    noted = [from_json(one, Grounds) for one in study.noted(NOTE) or ()]
+    noted = _noted(study)
     same = next((one for one in reversed(noted) if one.identity == now.identity), None)
     if same is not None:
         _note(study, [*(one for one in noted if one != same), same])
@@ -176,6 +176,13 @@ def _programs(study: Study, source_hash: str, versions: Versions) -> list[tuple[
     return list(chosen.values())
 
 
+def _noted(study: Study) -> list[Grounds]:
+    """The grounds of former searches; those that are damaged are left out."""
+    rows: list[Any] = study.read_note(NOTE, study.noted(NOTE), list[Any]) or []
+    found = [study.read_note(NOTE, row, Grounds) for row in rows]
+    return [one for one in found if one is not None]
+
+
 def _note(study: Study, noted: Sequence[Grounds]) -> None:
     study.note(NOTE, [to_json(one, Grounds) for one in noted[-MOST_NOTED:]])
 
@@ -237,14 +244,14 @@ def settled(
 
     The study counts by it, too, from then on.
     """
-    with tempfile.TemporaryDirectory(prefix="automesh-lower-") as folder:
+    with temporary_folder("lower") as folder:
         lowering = _Lowering(
             request=request,
             target=target,
             preparation=preparation,
             study=study,
             progress=progress,
-            folder=Path(folder),
+            folder=folder,
             clock=clock,
             until_s=clock() + LOWER_SHARE * request.budget_s,
         )
@@ -295,11 +302,7 @@ class _Lowering:
                 memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(1),
                 on_wait=self.progress.tick,
             )
-        job = TraceJob(
-            step=self.preparation.step,
-            plan=plan,
-            text_file=str(self.folder / "program.txt"),
-        )
+        job = TraceJob(step=self.preparation.step, plan=plan)
         answer = self._pool.run(job, min(self.request.timeout_s, left_s))
         # A plan that cannot be lowered any more is another program.
         return answer.fingerprint if isinstance(answer, Traced) else ""

@@ -9,12 +9,16 @@ import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Protocol
 
 import psutil
 
 LEASE_S = 30.0
-"""A hold that was not renewed for this long, by the storage's clock, may be taken over."""
+"""A hold that was not renewed for this long may be taken over."""
+
+GRACE_S = 10.0
+"""Who first sees a hold that looks that old waits for so long whether it is renewed after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,8 @@ def _process_start(pid: int) -> str:
         return str(process.create_time())
     except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
         return ""
+    except (ValueError, OverflowError):  # No number that a process can have.
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +100,11 @@ class LeaseRow:
 
 class LeaseTable(Protocol):
     """A small shared table of leases; every change is one atomic compare-and-set."""
+
+    @property
+    def seen(self) -> Sightings:
+        """What this process has seen in it."""
+        ...
 
     def now(self) -> float:
         """Seconds by the clock that all who share the storage see: clocks of hosts may differ."""
@@ -116,15 +127,41 @@ class LeaseTable(Protocol):
     def close(self) -> None: ...
 
 
-def expired(row: LeaseRow, now_s: float) -> bool:
-    """Whether anyone may take it over: its process is dead, or was silent for `LEASE_S`."""
-    return is_dead(row.owner) or now_s - row.renewed_s > LEASE_S
+class Sightings:
+    """What this process has seen of holds, and since when they have not changed.
+
+    No clock but this process's own is trusted to end a hold, and of that only how fast it runs:
+    the storage's may be set forward, or back, while its owner is well. What the storage's clock
+    says makes the wait for an owner that fell silent before this process began a shorter one.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, Owner, float]] = {}
+
+    def expired(self, row: LeaseRow, now_s: float) -> bool:
+        """Whether anyone may take a hold over: its process is dead, or was silent for `LEASE_S`.
+
+        Args:
+          now_s: by the storage's clock.
+        """
+        if is_dead(row.owner):
+            return True
+        silent_s = self._unchanged_s(row)
+        looks_old = now_s - row.renewed_s > LEASE_S
+        return silent_s > (min(GRACE_S, LEASE_S) if looks_old else LEASE_S)
+
+    def _unchanged_s(self, row: LeaseRow) -> float:
+        version, owner, since_s = self._seen.get(row.key, (row.version, row.owner, 0.0))
+        if row.key not in self._seen or (version, owner) != (row.version, row.owner):
+            since_s = monotonic()
+            self._seen[row.key] = (row.version, row.owner, since_s)
+        return monotonic() - since_s
 
 
 def take(leases: LeaseTable, key: str, owner: Owner) -> bool:
     """Takes `key` if nobody has it or its owner is gone; True also if `owner` has it already."""
     row = leases.get(key)
-    if row is not None and row.owner != owner and not expired(row, leases.now()):
+    if row is not None and row.owner != owner and not leases.seen.expired(row, leases.now()):
         return False
     return leases.swap(key, row, owner)
 
@@ -169,7 +206,10 @@ class Lease:
     def holder(self) -> Owner | None:
         """Who has it, None if nobody or somebody who is gone."""
         row = self._leases.get(self._key)
-        return None if row is None or expired(row, self._leases.now()) else row.owner
+        return None if row is None or self._is_over(row) else row.owner
+
+    def _is_over(self, row: LeaseRow) -> bool:
+        return self._leases.seen.expired(row, self._leases.now())
 
     def release(self) -> None:
         release(self._leases, self._key, self._owner)

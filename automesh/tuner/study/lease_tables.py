@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import time
@@ -14,9 +15,13 @@ import sqlalchemy as sa
 import sqlalchemy.exc as sa_errors
 from filelock import FileLock
 
+from automesh import limits
 from automesh.errors import AutomeshError, UsageError
-from automesh.jsonio import from_json, to_json
-from automesh.tuner.study.lease import LeaseRow, Owner
+from automesh.files import write_whole
+from automesh.jsonio import from_json, read_json, to_json
+from automesh.reading import read_bytes
+from automesh.skipped import Skipped
+from automesh.tuner.study.lease import LeaseRow, Owner, Sightings
 
 _TABLE = sa.Table(
     "automesh_holds",
@@ -36,12 +41,14 @@ _CLOCKS = {
 class SqlLeases:
     """Leases in a table beside Optuna's; each change is one statement: nothing is ever locked."""
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, skipped: Skipped | None = None) -> None:
+        self._skipped = Skipped() if skipped is None else skipped
         # Single statements need no transaction, and SQLite must not keep a read snapshot open.
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         _TABLE.create(engine, checkfirst=True)
         clock = _CLOCKS.get(engine.dialect.name)
         self._clock = sa.text(clock) if clock else None
+        self.seen = Sightings()
 
     def now(self) -> float:
         # SQLite in WAL mode is shared within one host only: one clock.
@@ -49,17 +56,26 @@ class SqlLeases:
 
     def get(self, key: str) -> LeaseRow | None:
         rows = self._rows(sa.select(_TABLE).where(_TABLE.c.hold_key == key))
-        return _from_row(rows[0]) if rows else None
+        return self._read(rows[0]) if rows else None
 
     def under(self, prefix: str) -> dict[str, LeaseRow]:
         rows = self._rows(
             sa.select(_TABLE).where(_TABLE.c.hold_key.startswith(prefix, autoescape=True))
         )
-        return {row.hold_key: _from_row(row) for row in rows}
+        found = map(self._read, rows)
+        return {row.key: row for row in found if row is not None}
+
+    def _read(self, row: sa.Row[Any]) -> LeaseRow | None:
+        """The lease of a row; None if it is damaged: nobody, then, can renew it."""
+        try:
+            return _from_row(row)
+        except AutomeshError as error:
+            self._skipped.note(f"the hold `{row.hold_key}`", error)
+            return None
 
     def swap(self, key: str, old: LeaseRow | None, owner: Owner | None) -> bool:
         if old is None:
-            return owner is not None and self._insert(key, owner)
+            return owner is not None and (self._insert(key, owner) or self._replace(key, owner))
         unchanged = sa.and_(_TABLE.c.hold_key == key, _TABLE.c.version == old.version)
         unchanged = sa.and_(unchanged, _TABLE.c.owner == _owner_text(old.owner))
         if owner is None:
@@ -75,6 +91,19 @@ class SqlLeases:
         except sa_errors.IntegrityError:
             return False
         return True
+
+    def _replace(self, key: str, owner: Owner) -> bool:
+        """Takes a key whose row is damaged, and is still as it was when that was seen."""
+        rows = self._rows(sa.select(_TABLE).where(_TABLE.c.hold_key == key))
+        if not rows or self._read(rows[0]) is not None:
+            return False
+        same = sa.and_(_TABLE.c.hold_key == key, _TABLE.c.owner == rows[0].owner)
+        values = {
+            "owner": _owner_text(owner),
+            "renewed_s": self.now(),
+            "version": _first_version(),
+        }
+        return self._changed(sa.update(_TABLE).where(same).values(values)) == 1
 
     def renew(self, owner: Owner) -> None:
         values: dict[str, Any] = {"renewed_s": self.now(), "version": _TABLE.c.version + 1}
@@ -96,9 +125,11 @@ class SqlLeases:
 class FileLeases:
     """Leases in a JSON file, replaced whole under a lock that the kernel releases at death."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, skipped: Skipped | None = None) -> None:
         self._path = path
-        self._lock = FileLock(f"{path}.flock", timeout=60, poll_interval=0.002)
+        self._skipped = Skipped() if skipped is None else skipped
+        self.seen = Sightings()
+        self._lock = FileLock(f"{path}.flock", timeout=limits.LOCK_S, poll_interval=0.002)
         with self._lock:  # makes the lock's file, which is also the clock
             pass
 
@@ -140,25 +171,33 @@ class FileLeases:
         self._lock.release()
 
     def _read(self) -> dict[str, LeaseRow]:
-        if not self._path.exists():
+        if not os.path.lexists(self._path):
             return {}
-        text = self._path.read_bytes().strip(b"\0")
+        text = read_bytes(self._path, limit_bytes=limits.HOLDS_BYTES).strip(b"\0")
         if not text:  # a power cut may leave the name without the content
             return {}
         try:
-            leases: list[LeaseRow] = from_json(json.loads(text), list[LeaseRow])
-        except (ValueError, AutomeshError) as error:
+            rows: list[Any] = read_json(text, list[Any])
+        except AutomeshError as error:
             raise UsageError(
                 f"the file `{self._path}` is damaged",
                 hint="delete it while no search runs: it only says which process runs what",
             ) from error
-        return {row.key: row for row in leases}
+        found = [self._lease(number, row) for number, row in enumerate(rows, start=1)]
+        return {row.key: row for row in found if row is not None}
+
+    def _lease(self, number: int, row: Any) -> LeaseRow | None:
+        """A lease of the file; None if it is damaged: it is gone with the next change."""
+        try:
+            return _sound(from_json(row, LeaseRow))
+        except AutomeshError as error:
+            self._skipped.note(f"hold {number} of `{self._path.name}`", error)
+            return None
 
     def _write(self, leases: dict[str, LeaseRow]) -> None:
-        # No fsync: after a power cut no owner is alive, and a lost hold is a free one.
-        draft = self._path.with_name(f"{self._path.name}.new")
-        draft.write_text(json.dumps(to_json(list(leases.values()), list[LeaseRow])))
-        draft.replace(self._path)
+        # Not lasting: after a power cut no owner is alive, and a lost hold is a free one.
+        text = json.dumps(to_json(list(leases.values()), list[LeaseRow]))
+        write_whole(self._path, text, lasting=False)
 
 
 def _first_version() -> int:
@@ -171,9 +210,17 @@ def _owner_text(owner: Owner) -> str:
 
 
 def _from_row(row: Any) -> LeaseRow:
-    return LeaseRow(
-        key=row.hold_key,
-        owner=from_json(json.loads(row.owner), Owner),
-        renewed_s=float(row.renewed_s),
-        version=int(row.version),
-    )
+    """Reads a row; SQLite may keep a value of any type in it.
+
+    Raises:
+      AutomeshError: it is damaged.
+    """
+    said = {"key": row.hold_key, "renewed_s": row.renewed_s, "version": row.version}
+    owner: Owner = read_json(row.owner if isinstance(row.owner, str) else "", Owner)
+    return _sound(from_json({**said, "owner": to_json(owner, Owner)}, LeaseRow))
+
+
+def _sound(row: LeaseRow) -> LeaseRow:
+    if not math.isfinite(row.renewed_s):  # It would never end.
+        raise UsageError(f"it was renewed at {row.renewed_s} s")
+    return row

@@ -10,9 +10,13 @@ from typing import Any
 
 from automesh.errors import UsageError
 from automesh.hardware.fabric.fabric import Fabric
-from automesh.jsonio import from_json, to_json
+from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan, usual_batch_axes
+from automesh.reading import check_regular
 from automesh.report.estimates import Estimates
+from automesh.report.search_command import SearchCommand, read_text
+from automesh.texts.storage_url import masked, masked_url
+from automesh.tuner.command.template import masked_template
 from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.paths import as_seen, newest_study
@@ -42,6 +46,8 @@ class Header:
       device_memory: what a plan may use of a device's memory.
       axis_types: what the step was searched with, a word for each axis; empty: nobody noted them.
       batch_axes: axes that the rows of a batch are split over; None: nobody noted them.
+      again: the command that goes on with the search; None for a search from Python, and where a
+        former version has kept none that can be read.
       outside: plans, as text, that the study knows from other search spaces and that are not legal
         in this one.
       split: the axes of a script's mesh that are several in the search, in the words of `--split`.
@@ -64,7 +70,6 @@ class Header:
     tokens_per_step: int
     location: str
     results_dir: str
-    command: str
     source_hash: str
     versions: Pairs
     speeds: str = ""
@@ -79,6 +84,7 @@ class Header:
     batch_axes: tuple[str, ...] | None = None
     details: tuple[str, ...] = ()
     made_up: tuple[str, ...] = ()
+    again: SearchCommand | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +104,8 @@ class Notebook:
     """Typed notes of one study; those of an older script or other versions are not read.
 
     Attributes:
+      again: the command that goes on with the search; None for a search from Python, and where a
+        former version has kept none that can be read.
       outside: plans, as text, that are not told of, beside those out of the study's scope.
     """
 
@@ -123,22 +131,21 @@ class Notebook:
         self.note("footer", to_json(footer, Footer))
 
     def footer(self) -> Footer | None:
-        found = self.noted("footer")
-        return None if found is None else from_json(found, Footer)
+        return self.read("footer", Footer)
 
     def note_reference(self, name: str) -> None:
         self.note("reference", name)
 
     def reference(self) -> str:
-        return str(self.noted("reference") or "")
+        return self.read("reference", str) or ""
 
     def note_decision(self, decision: Decision) -> None:
         self.note("decision", to_json(decision, Decision))
 
     def decision(self) -> Decision | None:
         """What was decided; None if nothing was, or for a plan that is not searched any more."""
-        found = self.noted("decision")
-        decision = None if found is None else from_json(_upgraded(found), Decision)
+        found = _upgraded(self.noted("decision"))
+        decision: Decision | None = self.study.read_note("decision", found, Decision)
         if decision is None or not self.tells_of(decision.winner):
             return None
         return replace(
@@ -160,24 +167,31 @@ class Notebook:
 
     def noted(self, key: str) -> Any:
         """What `note` has kept under a key; None if nothing."""
-        found = self.study.noted(self._name(key)) or {}
+        found = self.study.noted(self._name(key))
+        if found is None:
+            return None
+        if not isinstance(found, dict):
+            self.study.skipped.note(f"the note `{key}`", UsageError("it is no JSON object"))
+            return None
         mine = (self.source_hash, dict(self.versions))
-        return (
-            found.get("value")
-            if (found.get("source_hash"), found.get("versions")) == mine
-            else None
-        )
+        said = (found.get("source_hash"), found.get("versions"))
+        return found.get("value") if said == mine else None
+
+    def read(self, key: str, kind: Any) -> Any:
+        """What `note` has kept under a key, as a value of `kind`; None if nothing, or damaged."""
+        return self.study.read_note(key, self.noted(key), kind)
 
 
-def _upgraded(found: dict[str, Any]) -> dict[str, Any]:
+def _upgraded(found: Any) -> Any:
     """A decision of a version that compared with the winner of a race, as one of now.
 
     Its comparisons are left out: they were made with another plan than the exported one.
     """
-    if "race" not in found:
+    if not isinstance(found, dict) or "race" not in found:
         return found
     race, kept = found["race"], {key: one for key, one in found.items() if key != "race"}
-    return {**kept, "comparisons": [], "sentence": race["sentence"]}
+    sentence = race.get("sentence") if isinstance(race, dict) else None
+    return {**kept, "comparisons": [], "sentence": sentence}
 
 
 def notebook_of(study: Study, header: Header) -> Notebook:
@@ -196,14 +210,34 @@ def batch_axes_of(header: Header) -> tuple[str, ...]:
 
 
 def read_header(study: Study) -> Header | None:
-    """The header that the last search left in a study; None if none got that far."""
+    """The header that the last search left in a study; None if none got that far, or it is
+    damaged."""
     found = study.noted("header")
-    if found is None:
-        return None
-    if "room" in found:  # Its name in studies of former versions.
+    if isinstance(found, dict) and "room" in found:  # Its name in studies of former versions.
         found = {**found, "device_memory": found["room"]}
         del found["room"]
-    return from_json(found, Header)
+    header = study.read_note("header", _with_parts(found), Header)
+    return None if header is None else _without_secrets(header)
+
+
+def _with_parts(found: Any) -> Any:
+    """A header of a version that kept its command as a text: only the parts of it that are known
+    ones are read."""
+    if not isinstance(found, dict) or "command" not in found:
+        return found
+    kept = {key: one for key, one in found.items() if key != "command"}
+    command = read_text(str(found["command"]))
+    return {**kept, "again": None if command is None else to_json(command, SearchCommand)}
+
+
+def _without_secrets(header: Header) -> Header:
+    """The header as it may be shown: former versions have masked only simple passwords."""
+    return replace(
+        header,
+        location=masked_url(header.location),
+        template=masked_template(header.template),
+        notices=tuple(masked(notice) for notice in header.notices),
+    )
 
 
 # What a search notes at its start, and how it says that its time is over.
@@ -241,7 +275,7 @@ def header_of(
         tokens_per_step=inspection.tokens_per_step,
         location=shown_location(study),
         results_dir=as_seen(preparation.folder),
-        command=request.typed,
+        again=request.again,
         source_hash=preparation.source_hash,
         versions=preparation.provenance,
         speeds=estimates.origin,
@@ -282,6 +316,12 @@ def spent(budget_s: float) -> str:
 # Opening a study that is there, to read it.
 
 
+def _holds_something(path: Path) -> bool:
+    """Whether a file is there, and not empty: to open an empty one would make a storage of it."""
+    check_regular(path)
+    return path.is_file() and path.stat().st_size > 0
+
+
 @contextmanager
 def reading(
     study: Path | None, *, results: Path, storage: str
@@ -296,13 +336,19 @@ def reading(
     """
     folder = newest_study(results, storage) if study is None else study
     place = parse_storage(storage, folder)
-    if place.kind != "server" and not Path(place.location).is_file():
+    if place.kind != "server" and not _holds_something(Path(place.location)):
         raise UsageError(
             f"there is no study in `{folder}`",
             hint="give the folder of a study, as `search` printed it, or its --storage",
         )
     with open_study(place, folder.resolve().name, create=False) as opened:
         header = read_header(opened)
+        damage = opened.skipped.named.get("the note `header`")
+        if header is None and damage:
+            raise UsageError(
+                f"the header of the study in `{folder}` is damaged: {damage}",
+                hint="run its search again: its trials are kept, and the header is written anew",
+            )
         if header is None:
             raise UsageError(
                 f"the study in `{folder}` holds nothing yet", hint="run its search first"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from pydantic import Field
 
-from automesh.jsonio import from_json, to_json
+from automesh.errors import AutomeshError
+from automesh.jsonio import from_json, read_json, to_json
 from automesh.mesh.axes import MAPPING, Plan, Scalar
 from automesh.mesh.mapping import format_axes
 from automesh.outcomes import (
@@ -31,6 +34,8 @@ Choices = dict[str, list[Scalar | None]]
 """Parameter -> its values in the order in which they were first seen; trials store the index."""
 
 ROUND = "round."
+_NUMBER = re.compile("[0-9]{1,9}")
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LOG_TAIL_CHARS = 20_000  # MySQL keeps at most 64 kB in one attribute
 _STATES: dict[TrialState, State] = {
     TrialState.WAITING: "waiting",
@@ -98,36 +103,80 @@ def new_trial(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attributes:
+    """The attributes of a trial that are read; those that are JSON within JSON as text."""
+
+    plan_json: str
+    source_hash: str
+    versions: dict[str, str]
+    outcome: str | None = None
+    owner: Owner | None = None
+    attempts: int = 0
+    fingerprint: str = ""
+    estimated: str | None = None
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    samples_s: Annotated[tuple[_Seconds, ...], Field(min_length=1)]
+    machine: str
+
+
+_NAMES = frozenset(field.name for field in fields(_Attributes))
+
+
 def read_trial(rung: RungName, frozen: FrozenTrial) -> Trial:
-    """Reads what `new_trial` and the rung have stored."""
-    attributes = frozen.user_attrs
+    """Reads what `new_trial` and the rung have stored.
+
+    Raises:
+      AutomeshError: the trial is damaged: somebody else has written it, or a disk lost a part.
+    """
+    stored: dict[str, Any] = frozen.user_attrs
+    named = {name: value for name, value in stored.items() if name in _NAMES}
+    found: _Attributes = from_json(named, _Attributes)
     outcome: Outcome | None = None
     # An outcome is stored just before the state: until then the trial is not finished.
-    if frozen.state.is_finished() and "outcome" in attributes:
-        outcome = from_json(json.loads(attributes["outcome"]), Outcome)
+    if frozen.state.is_finished() and found.outcome is not None:
+        outcome = read_outcome(found.outcome)
     return Trial(
         rung=rung,
         number=frozen.number,
         storage_id=frozen._trial_id,  # pyright: ignore[reportPrivateUsage]
-        plan=from_json(json.loads(attributes["plan_json"]), Plan),
+        plan=read_json(found.plan_json, Plan),
         state=_STATES[frozen.state],
         outcome=outcome,
-        owner=from_json(attributes["owner"], Owner) if "owner" in attributes else None,
-        attempts=attributes.get("attempts", 0),
-        fingerprint=attributes.get("fingerprint", ""),
-        source_hash=attributes["source_hash"],
-        versions=tuple(attributes["versions"].items()),
-        rounds=_rounds(attributes),
-        estimated=from_json(json.loads(attributes["estimated"]), Estimated)
-        if "estimated" in attributes
-        else None,
-        run=attributes.get("run", ""),
+        owner=found.owner,
+        attempts=found.attempts,
+        fingerprint=found.fingerprint,
+        source_hash=found.source_hash,
+        versions=tuple(found.versions.items()),
+        rounds=_rounds(stored),
+        estimated=None if found.estimated is None else read_json(found.estimated, Estimated),
+        run=found.run,
     )
+
+
+def read_outcome(text: str) -> Outcome:
+    """Reads the attribute `outcome`.
+
+    Raises:
+      AutomeshError: it is damaged.
+    """
+    outcome: Outcome = read_json(text, Outcome)
+    try:
+        final_state(outcome)
+    except ValueError as error:
+        raise AutomeshError(str(error)) from None
+    return outcome
 
 
 def is_ours(frozen: FrozenTrial) -> bool:
     """False for a trial that somebody added to the study with Optuna's own tools."""
-    return "plan_json" in frozen.user_attrs and "versions" in frozen.user_attrs
+    # A damaged journal may hold anything here.
+    stored: Any = frozen.user_attrs
+    return isinstance(stored, dict) and "plan_json" in stored and "versions" in stored
 
 
 def outcome_attributes(outcome: Outcome) -> dict[str, Any]:
@@ -181,14 +230,14 @@ def round_attribute(measured: Round) -> tuple[str, Any]:
 
 def _rounds(attributes: Mapping[str, Any]) -> tuple[Round, ...]:
     stored = sorted((key, value) for key, value in attributes.items() if key.startswith(ROUND))
-    return tuple(
-        Round(
-            number=int(key.removeprefix(ROUND)),
-            samples_s=tuple(value["samples_s"]),
-            machine=value["machine"],
-        )
-        for key, value in stored
-    )
+    rounds: list[Round] = []
+    for key, value in stored:
+        number = key.removeprefix(ROUND)
+        if not _NUMBER.fullmatch(number):
+            raise AutomeshError(f"`{key}` is no round")
+        one: _Round = from_json(value, _Round)
+        rounds.append(Round(number=int(number), samples_s=one.samples_s, machine=one.machine))
+    return tuple(rounds)
 
 
 def _settings(plan: Plan) -> dict[str, Scalar]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from automesh.report.result import Candidate, Funnel, SearchResult
+from automesh.report.search_command import text_of
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.study.metadata import Footer, Header, batch_axes_of
 
@@ -33,7 +34,7 @@ def result_of(header: Header, candidates: Sequence[Candidate], funnel: Funnel) -
         study=header.location,
         results_dir=header.results_dir,
         rules_path="",
-        command=header.command,
+        command=text_of(header.again),
         made="",
         versions=header.versions,
         speeds=header.speeds,

@@ -3,7 +3,6 @@ trace depend on something else than its arguments?"""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from automesh.program.lower.program_text import first_difference, read_text
 from automesh.program.nouns import StepRef, Traced
 from automesh.program.script.sources import Sources, edited_files
 from automesh.worker.messages import TraceJob
+from automesh.worker.temporary import temporary_folder
 
 CURE = (
     "let the step depend on the arguments of `build` alone: no time, no random number and no order "
@@ -64,9 +64,9 @@ def explain_programs(
 
     What the process has ready that did the last job is lost: nothing should be left to measure.
     """
-    with tempfile.TemporaryDirectory(prefix="automesh-trace-") as folder:
+    with temporary_folder("trace") as folder:
         files = {
-            plan: [Path(folder) / f"{number}-{process}.txt" for process in range(2)]
+            plan: [folder / f"{number}-{process}.txt" for process in range(2)]
             for number, plan in enumerate(plans)
         }
         for process in range(2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +12,12 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from automesh.errors import UsageError
+from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import from_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Outcome
 from automesh.tuner.study.backend import Backend
-from automesh.tuner.study.lease import Lease, Owner, expired, release, take
+from automesh.tuner.study.lease import Lease, Owner, release, take
 from automesh.tuner.study.optuna_records import (
     Choices,
     extended,
@@ -27,6 +26,7 @@ from automesh.tuner.study.optuna_records import (
     new_trial,
     outcome_attributes,
     owner_attributes,
+    read_outcome,
     read_trial,
     round_attribute,
 )
@@ -81,10 +81,10 @@ class Rung:
         self._check_schema()
 
     def trials(self) -> list[Trial]:
-        """All trials, stale ones too, in the order of their numbers."""
+        """All trials, stale ones too, in the order of their numbers; without damaged ones."""
         with self._backend.explained():
             frozen = self.optuna_study.get_trials(deepcopy=False)
-            return [self._trial(one) for one in frozen if is_ours(one)]
+            return [trial for trial in map(self._readable, frozen) if trial is not None]
 
     def enqueue(
         self,
@@ -169,7 +169,7 @@ class Rung:
             running = self._storage.get_all_trials(
                 self._study_id, deepcopy=False, states=(TrialState.RUNNING,)
             )
-            waiting = [self._requeue(one) for one in running if is_ours(one)]
+            waiting = [self._requeue(one) for one in running if self._readable(one) is not None]
         return [one for one in waiting if one is not None]
 
     def report(self, trial: Trial, number: int, samples_s: Sequence[float]) -> bool:
@@ -241,14 +241,15 @@ class Rung:
         storage_id = _id(frozen)
         # Read again under the hold: whoever had it before may have finished the trial.
         frozen = self._storage.get_trial(storage_id)
-        if frozen.state != TrialState.WAITING:
+        read = self._readable(frozen)
+        if read is None or frozen.state != TrialState.WAITING:
             if storage_id not in self._claimed:
                 release(leases, key, self._owner)
             return None
         attributes = owner_attributes(frozen, self._owner)
         self._store(storage_id, attributes, TrialState.RUNNING, None)
         trial = replace(
-            self._trial(frozen),
+            read,
             state="running",
             owner=self._owner,
             attempts=attributes["attempts"],
@@ -259,21 +260,28 @@ class Rung:
     def _requeue(self, frozen: FrozenTrial) -> Trial | None:
         key, leases = self._key(frozen.number), self._backend.leases
         row = leases.get(key)
-        if row is not None and (row.owner == self._owner or not expired(row, leases.now())):
+        if row is not None and (
+            row.owner == self._owner or not leases.seen.expired(row, leases.now())
+        ):
             return None
         if not leases.swap(key, row, self._owner):
             return None
         storage_id = _id(frozen)
         frozen = self._storage.get_trial(storage_id)
         stored = frozen.user_attrs.get("outcome")
-        if frozen.state == TrialState.RUNNING and stored is not None:
-            outcome: Outcome = from_json(json.loads(stored), Outcome)
+        try:
+            outcome = None if stored is None else read_outcome(stored)
+        except AutomeshError as error:
+            # It is run again: what it came to is overwritten then.
+            self._backend.skipped.note(f"the outcome of {self._name_of(frozen)}", error)
+            outcome = None
+        if frozen.state == TrialState.RUNNING and outcome is not None:
             self._store(storage_id, {}, *final_state(outcome))
         elif frozen.state == TrialState.RUNNING:
             self._storage.set_trial_state_values(storage_id, TrialState.WAITING)
         release(leases, key, self._owner)
-        trial = self._trial(self._storage.get_trial(storage_id))
-        return trial if trial.is_waiting else None
+        trial = self._readable(self._storage.get_trial(storage_id))
+        return trial if trial is not None and trial.is_waiting else None
 
     def _store(
         self,
@@ -291,33 +299,61 @@ class Rung:
         waiting = self._storage.get_all_trials(
             self._study_id, deepcopy=False, states=(TrialState.WAITING,)
         )
-        leases, now_s = self._backend.leases.under(self._prefix), self._backend.leases.now()
-        taken = {key for key, row in leases.items() if not expired(row, now_s)}
+        leases, seen = self._backend.leases, self._backend.leases.seen
+        held, now_s = leases.under(self._prefix), leases.now()
+        taken = {key for key, row in held.items() if not seen.expired(row, now_s)}
         self._queue = deque(
             one
             for one in waiting
-            if is_ours(one)
-            and self._matches(trial := self._trial(one))
+            if (trial := self._readable(one)) is not None
+            and self._matches(trial)
             and self._scope.covers(trial.plan)
             and self._key(one.number) not in taken
         )
 
     def _grown_choices(self, plans: Sequence[Plan]) -> Choices:
-        known: Choices = self.optuna_study.user_attrs.get("choices", {})
+        known = self._known_choices()
         grown = extended(known, plans)
         if grown != known:
             self.optuna_study.set_user_attr("choices", grown)
         return grown
 
+    def _known_choices(self) -> Choices:
+        stored = self.optuna_study.user_attrs.get("choices", {})
+        try:
+            return from_json(stored, Choices)
+        except AutomeshError as error:
+            # Nobody reads a trial's plan from them: they are for Optuna's own tools.
+            self._backend.skipped.note("the note `choices`", error)
+            return {}
+
     def _check_schema(self) -> None:
         schema = self.optuna_study.user_attrs.get("automesh_schema")
         if schema is None:
             self.optuna_study.set_user_attr("automesh_schema", SCHEMA)
+        elif type(schema) is not int:
+            raise UsageError(
+                f"the study in {self._backend.storage.text} is damaged: its schema is {schema!r}",
+                hint="start another study with --new",
+            )
         elif schema > SCHEMA:
             raise UsageError(
                 f"the study in {self._backend.storage.text} was made by a newer automesh",
                 hint="install that version, or start another study with --new",
             )
+
+    def _readable(self, frozen: FrozenTrial) -> Trial | None:
+        """The trial; None if it is not ours, or damaged: then its plan is tried again."""
+        if not is_ours(frozen):
+            return None
+        try:
+            return self._trial(frozen)
+        except AutomeshError as error:
+            self._backend.skipped.note(self._name_of(frozen), error)
+            return None
+
+    def _name_of(self, frozen: FrozenTrial) -> str:
+        return f"trial {frozen.number} of `{self.name}`"
 
     def _trial(self, frozen: FrozenTrial) -> Trial:
         known = self._read.get(_id(frozen))

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from automesh.errors import UsageError
+from automesh.errors import AutomeshError, UsageError
+from automesh.jsonio import from_json
 from automesh.tuner.study.lease import Lease, Owner, this_owner
 from automesh.tuner.study.scope import EVERYTHING, Scope
 from automesh.tuner.study.storage import Storage, parse_storage
@@ -43,7 +44,7 @@ def open_study(
       UsageError: the storage cannot be used, a newer automesh made the study, or there is none.
     """
     # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
-    from automesh.tuner.study.backend import explained, open_backend
+    from automesh.tuner.study.backend import open_backend
     from automesh.tuner.study.rung import Rung
 
     backend = open_backend(storage)
@@ -63,7 +64,7 @@ def open_study(
         )
 
     try:
-        with explained(storage):
+        with backend.explained():
             if not create:
                 _check_exists(backend, name)
             compiles, measures = open_rung("compile"), open_rung("measure")
@@ -83,7 +84,7 @@ def open_study(
 
 
 def _check_exists(backend: Backend, name: str) -> None:
-    names = {study.study_name.rpartition("/")[0] for study in backend.optuna.get_all_studies()}
+    names = {str(study.study_name).rpartition("/")[0] for study in backend.optuna.get_all_studies()}
     if name not in names:
         there = ", ".join(f"`{one}`" for one in sorted(names - {""})) or "none"
         raise UsageError(
@@ -103,6 +104,7 @@ class Study:
       scope: what the search may try.
       compile: the rung of compiled plans.
       measure: the rung of measured plans.
+      skipped: trials, notes and holds that were found damaged, and left out.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Study:
         self.scope = scope
         self.compile = compiles
         self.measure = measures
+        self.skipped = backend.skipped
         self._backend = backend
         self._lease = lease
         self._open_screen = open_screen
@@ -168,10 +171,26 @@ class Study:
             self.compile.optuna_study.set_user_attr(f"automesh.{key}", json.dumps(value))
 
     def noted(self, key: str) -> Any:
-        """What was last noted under `key`; None if nothing was."""
+        """What was last noted under `key`; None if nothing was, or it is damaged."""
         with self._backend.explained():
             text = self.compile.optuna_study.user_attrs.get(f"automesh.{key}")
-        return None if text is None else json.loads(text)
+        if text is None:
+            return None
+        try:
+            return json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
+            self.skipped.note(f"the note `{key}`", error)
+            return None
+
+    def read_note(self, key: str, found: Any, kind: Any) -> Any:
+        """What was found under `key` as a value of `kind`; None if it is damaged, or None."""
+        if found is None:
+            return None
+        try:
+            return from_json(found, kind)
+        except AutomeshError as error:
+            self.skipped.note(f"the note `{key}`", error)
+            return None
 
     def close(self) -> None:
         """Gives everything back that is not finished, for the next search to go on with."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import AbsentDevices
@@ -33,7 +33,7 @@ def compile_ahead(
       UsageError: `build` puts arrays on devices that are not there.
       Exception: whatever the user's code raises.
     """
-    begin = time.perf_counter()
+    begin = perf_counter()
     stages.enter("start")
     devices = devices_of(one)
     with (
@@ -50,9 +50,9 @@ def compile_ahead(
         # A stage is compiled for as many slices as it spans.
         program, part = (lower(built), one) if step is None else lower_for_absent(built, step, one)
         fingerprint = program.fingerprint(job.plan.compiler_options)
-        begun = time.perf_counter()
+        begun = perf_counter()
         reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
-        waited = time.perf_counter() - begun
+        waited = perf_counter() - begun
         if not reply["go"]:
             return Lowered(fingerprint=fingerprint)
         stages.enter("compile")
@@ -77,7 +77,7 @@ def _obtained(program: StepProgram, order: Order, fingerprint: str) -> CompileAn
             fingerprint=fingerprint,
             memory=worst_memory(pipeline),
             counts=busiest_counts(pipeline),
-            compile_s=time.perf_counter() - order.began_s,
+            compile_s=perf_counter() - order.began_s,
             effort=order.at_known_effort().effort,
             pipeline=pipeline,
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import jax
@@ -197,6 +197,7 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         seen=tuple(sorted(trials.seen.items())),
         mapping=logical,
         made_up=made_up_arguments(workload),
+        notices=script.notices,
     )
 
 
@@ -307,7 +308,7 @@ def _argument_bytes(program: StepProgram) -> int:
 def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Lowered:
     if job.step.absent is not None:
         return compile_ahead(job, job.step.absent, _MEMORY.scripts, stages, emit)
-    begin = time.perf_counter()
+    begin = perf_counter()
     compilation_cache.use(job.cache_dir)
     script = _MEMORY.scripts.load(job.step.entry, stages)
     stages.enter("build")
@@ -315,9 +316,9 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
     stages.enter("lower")
     program = lower_any(built)
     fingerprint = program.fingerprint(job.plan.compiler_options)
-    begun = time.perf_counter()
+    begun = perf_counter()
     reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
-    waited = time.perf_counter() - begun
+    waited = perf_counter() - begun
     if not reply["go"]:
         return Lowered(fingerprint=fingerprint)
     stages.enter("compile")
@@ -328,7 +329,7 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
             fingerprint=fingerprint,
             memory=worst_memory(pipeline),
             counts=busiest_counts(pipeline),
-            compile_s=time.perf_counter() - begin - waited,
+            compile_s=perf_counter() - begin - waited,
             pipeline=pipeline,
         )
     _, compiled = compile_program(program, job.plan.compiler_options)
@@ -340,7 +341,7 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
             list(job.plan.sizes.items()),
             [axis.dcn for axis in job.plan.axes],
         ),
-        compile_s=time.perf_counter() - begin - waited,
+        compile_s=perf_counter() - begin - waited,
     )
 
 
@@ -371,7 +372,8 @@ def _trace(job: TraceJob, stages: Stages) -> Traced:
         built = build_plan(job, job.plan, script)
         stages.enter("lower")
         program = lower_any(built, platforms=_platforms(job.step.absent))
-        write_text(Path(job.text_file), program.lines())
+        if job.text_file:
+            write_text(Path(job.text_file), program.lines())
     return Traced(fingerprint=program.fingerprint(job.plan.compiler_options))
 
 
@@ -393,7 +395,7 @@ def _platform(built: Built) -> str:
 
 
 def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
-    since_s = time.perf_counter()
+    since_s = perf_counter()
     compilation_cache.use(job.cache_dir)
     if job.step.entry.capture is not None and job.step.entry.capture.without_arrays:
         capture = replace(job.step.entry.capture, without_arrays=False)

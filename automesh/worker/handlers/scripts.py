@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from automesh.errors import UsageError
 from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed
@@ -32,6 +33,7 @@ from automesh.program.script.build import Built, build_on, check_facts, read_fac
 from automesh.program.script.load import load_entry
 from automesh.program.script.signature import Signature, check_knobs, check_mapping, read_signature
 from automesh.worker.blame import OutcomeError
+from automesh.worker.handlers.device_count import check_device_count, hold_device_count
 from automesh.worker.messages import (
     BuildJob,
     CompileJob,
@@ -53,6 +55,7 @@ class Script:
       absent: the devices that it was told of, if they are not here.
       asked: what it asked about them while it was loaded, in words.
       modules: names of the user's modules that came with it.
+      notices: what the user should know of it.
     """
 
     build: Callable[..., Any]
@@ -60,6 +63,7 @@ class Script:
     absent: AbsentDevices | None
     asked: tuple[str, ...]
     modules: tuple[str, ...]
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -92,9 +96,10 @@ class Scripts:
             if known.absent == one:
                 return known
             _forget(self.loaded.pop(entry))
-        before = set(sys.modules)
+        before, said = set(sys.modules), list[str]()
         try:
             build = load_entry(entry)
+            said += hold_device_count()
         except Exception as error:
             if _NO_BACKEND in str(error):  # The script was only the first to ask for the devices.
                 start_jax(stages)
@@ -103,8 +108,14 @@ class Scripts:
         signature = read_signature(build)
         # Not before: a script may configure jax, which must be done before the devices are there.
         start_jax(stages)
+        try:
+            check_device_count()
+        except UsageError:
+            stages.enter("load")  # The script's fault, not jax's.
+            raise
         self.loaded[entry] = script = Script(
             build=build,
+            notices=tuple(said),
             signature=signature,
             absent=one,
             asked=answers.asked if answers is not None else (),

@@ -395,7 +395,7 @@ def test_a_broken_file_is_named_explained_and_left_alone(tmp_path, text, said):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match="cannot be read: no such file or directory"):
         read_rules(tmp_path / "none.toml")
-    with pytest.raises(UsageError, match="cannot be read: is a directory"):
+    with pytest.raises(UsageError, match="cannot be read: it is a folder, not a file"):
         read_rules(tmp_path)
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b"# \xe9")
@@ -469,7 +469,9 @@ def test_a_killed_writer_tears_nothing_and_blocks_nobody(tmp_path):
         writer = start_writer(path, f"life{life}", 10_000)
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
-        time.sleep(chance.uniform(0, 0.25))
+        if life == 0:  # However busy the machine is, one rule is reported.
+            done.append(writer.stdout.readline().strip())
+        time.sleep(chance.uniform(0, 0.5))
         os.kill(writer.pid, signal.SIGKILL)
         done += writer.communicate(timeout=60)[0].split()
         found = [one.match for one in read_rules(path).rules]
@@ -482,5 +484,5 @@ def test_a_killed_writer_tears_nothing_and_blocks_nobody(tmp_path):
     merge_rule(path, last, selector="last")
     assert time.monotonic() - start < 20
     assert path.read_text().startswith("# keep me\n")
-    leftovers = {file.name for file in tmp_path.iterdir()}
-    assert leftovers <= {"r.toml", ".r.toml.lock", ".r.toml.tmp"}
+    # What the killed ones had begun is removed by the next who holds the lock.
+    assert {file.name for file in tmp_path.iterdir()} == {"r.toml", ".r.toml.lock"}

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from automesh.errors import UsageError
+from automesh.program.execute import timed_loop
 from automesh.program.execute.timed_loop import wait
 
 
@@ -41,3 +43,10 @@ def test_outputs_are_waited_for() -> None:
     x = jax.jit(lambda x: x @ x @ x)(jnp.ones((1000, 1000)))
     wait((x, 1.0), [])
     assert x.is_ready()
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_time_that_no_clock_gives_is_no_sample(seconds: float) -> None:
+    with pytest.raises(UsageError, match="the clock says that a step took"):
+        timed_loop._plausible(seconds)
+    assert timed_loop._plausible(1e-6) == 1e-6

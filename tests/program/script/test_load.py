@@ -229,7 +229,7 @@ def test_torn_pickle_is_told(tmp_path):
     (tmp_path / "b.pkl").write_bytes(b"\x80\x05torn")
     with pytest.raises(UsageError, match="cannot be loaded: UnpicklingError"):
         load_entry(Entry(kind="pickle", location=str(tmp_path / "b.pkl")))
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
+    with pytest.raises(UsageError, match="cannot be read: no such file"):
         load_entry(Entry(kind="pickle", location=str(tmp_path / "absent.pkl")))
 
 

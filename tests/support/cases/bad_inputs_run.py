@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -37,13 +37,16 @@ class Ran:
     stderr: str
 
 
-def run(command: str, folder: Path, variables: Mapping[str, str] | None = None) -> Ran:
+def run(
+    command: str | Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
+) -> Ran:
     """Runs `automesh COMMAND` in `folder`, in this process."""
+    words = shlex.split(command) if isinstance(command, str) else list(command)
     out, err = io.StringIO(), io.StringIO()
     environment = {k: v for k, v in os.environ.items() if k not in _TEST_VARIABLES}
     with (
         mock.patch.dict(os.environ, {**environment, **(variables or {})}, clear=True),
-        mock.patch.object(sys, "argv", ["automesh", *shlex.split(command)]),
+        mock.patch.object(sys, "argv", ["automesh", *words]),
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

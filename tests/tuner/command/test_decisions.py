@@ -14,6 +14,7 @@ import pytest
 from automesh.outcomes import Failed, Measured
 from automesh.report.progress import Silent
 from automesh.report.result import SearchResult
+from automesh.report.search_command import SearchCommand
 from automesh.report.words import best_of
 from automesh.tuner.command import search as search_module
 from automesh.tuner.command.run import Manner, Place, Ran, RunResult
@@ -77,7 +78,7 @@ class Scene:
     def request(self, budget_s: float, baseline: str, top: int) -> SearchRequest:
         return SearchRequest(
             subject=read_command("python {fsdp} {tp}"),
-            typed="again",
+            again=SearchCommand(options=(("command", "python {fsdp} {tp}"),)),
             target="cpu:8",
             space="",
             budget_s=budget_s,

@@ -90,6 +90,28 @@ def test_losses_are_those_that_the_program_computes_without_it(tmp_path: Path) -
     assert result.losses == pytest.approx(losses, rel=1e-6)
 
 
+def test_a_program_that_replaces_what_the_timer_calls_is_timed(tmp_path: Path) -> None:
+    """Before, a clock that stands still made steps of no time, and the run was never ended."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, os, runpy, sys, time\n"
+        "class Deaf:\n"
+        "    def write(self, text): return len(text)\n"
+        "    def flush(self): raise OSError('no')\n"
+        "time.perf_counter = time.time = lambda: 7.0\n"
+        "json.dumps = lambda *args, **settings: 'null'\n"
+        "os._exit = lambda code: None\n"
+        "sys.stdout = Deaf()\n"
+        f"sys.argv = [{SCRIPT!r}, '--fsdp', '4']\n"
+        f"runpy.run_path({SCRIPT!r}, run_name='__main__')\n"
+    )
+    result = capture(tmp_path, str(program))
+    assert isinstance(result, Ran), result
+    assert all(1e-7 < one < 30 for one in result.samples_s)
+    assert len(result.losses) == 3
+    assert living() == []
+
+
 def test_without_a_jitted_step_it_says_so(tmp_path: Path) -> None:
     result = capture(tmp_path, "-c", "import jax; jax.jit(lambda x: x + 1)(1.0)")
     assert isinstance(result, Unseen)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from automesh import limits
 from automesh.errors import UsageError
 from automesh.tuner.command.step_times import (
     Capture,
@@ -121,10 +124,10 @@ def test_lines_come_whole_and_once(
         found += tail.lines()
     # A pair of ends that was cut in the middle makes an empty line more.
     assert [line for line in found if line] == [line for line in lines if line]
-    assert tail.lines() == []
+    assert list(tail.lines()) == []
 
 
-@IN_A_FOLDER
+@settings(IN_A_FOLDER, max_examples=25)  # Each starts a process that looks for the pattern.
 @given(st.lists(SECONDS, max_size=8), st.integers(0, 3), st.integers(1, 5))
 def test_times_are_read_alike_from_both(
     tmp_path: Path, seconds: list[float], skip: int, steps: int
@@ -237,3 +240,44 @@ def test_of_several_timers_the_largest_step_counts(tmp_path: Path) -> None:
     write(4, jax, {"kind": "error", "text": "TypeError: x"}, step | {"argument_bytes": 99999})
     (tmp_path / "2.jsonl").unlink()
     assert CaptureReader(tmp_path).read().problem[0] == "the timer failed: TypeError: x"
+
+
+def test_lines_that_no_timer_has_written_are_left_out(tmp_path: Path) -> None:
+    step = '{"kind": "step", "name": "step", "file": "t.py", "line": 3}\n'
+    sample = '{"kind": "sample", "seconds": 0.5, "steps": 2}\n'
+    path = tmp_path / "1.jsonl"
+    bad = ["{\n", "[]\n", '{"kind": "sample"}\n', '{"kind": "sample", "seconds": -1, "steps": 1}\n']
+    bad += ['{"kind": "step", "nam": 1}\n', "[" * 100_000 + "\n", '{"kind": 7}\n', "\n"]
+    path.write_text("".join(bad) + step + sample + '{"kind": "done"}\n')
+    steps = CaptureReader(tmp_path).read()
+    assert (steps.samples_s, steps.seen, steps.is_enough) == ((0.5,), 2, True)
+    path.write_text("".join(bad))
+    what, _ = CaptureReader(tmp_path).read().problem
+    assert what.startswith("a line that the timer wrote is damaged: ")
+
+
+def test_a_file_of_steps_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    os.mkfifo(path)
+    assert Mark.of(path) == Mark()
+    what, hint = JsonReader(path, JsonLines(file=str(path)), Mark(), skip=0, steps=1).read().problem
+    assert what == f"`{path}` cannot be read: it is a named pipe, not a file"
+    assert "regular file" in hint
+
+
+def test_lines_without_an_end_do_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    long = limits.REPORT_LINE_BYTES + 5
+    path.write_bytes(b"a\n" + b"x" * long + b"\nb\n" + b"y" * long)
+    tail = Tail(path)
+    assert list(tail.lines()) == ["a", "b"]
+    with path.open("ab") as file:
+        file.write(b"y" * long + b"\nc\n")
+    assert list(tail.lines()) == ["c"]
+
+
+@pytest.mark.parametrize("text", ["5e-324", "1e-320", "1e308", "9" * 400])
+def test_a_figure_without_an_inverse_is_no_step_time(text: str) -> None:
+    for name in ("s", "step_ms", "steps_per_s"):
+        found = seconds_of(name, text)
+        assert found is None or 0 < found < math.inf

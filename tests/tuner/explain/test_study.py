@@ -15,6 +15,7 @@ from automesh.mesh.axes import Plan
 from automesh.program.nouns import Entry, Propagation, StepRef
 from automesh.report.estimates import Estimates
 from automesh.report.files.csv import estimates_frame, write_table
+from automesh.report.search_command import SearchCommand
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.tuner.study.metadata import Header, Notebook
 from automesh.tuner.study.study import open_study, parse_storage
@@ -46,7 +47,7 @@ def header(folder: Path, **changes: object) -> Header:
         "tokens_per_step": 0,
         "location": str(folder / "study.db"),
         "results_dir": str(folder),
-        "command": COMMAND,
+        "again": SearchCommand(script="train.py"),
         "source_hash": "abc",
         "versions": VERSIONS,
         "fabric": samples.fabric(),

@@ -141,7 +141,7 @@ def test_a_damaged_file_of_holds(tmp_path: Path) -> None:
     holds = path.with_name("a.journal.holds")
     holds.write_bytes(b"")
     opened(storage).close()
-    for content in (b"[{]", b'[{"key": 1}]'):
+    for content in (b"[{]", b"{}", b"[" * 100_000, b"\xff\xfe"):
         holds.write_bytes(content)
         study = opened(storage)
         with pytest.raises(UsageError, match="is damaged") as caught:
@@ -150,6 +150,24 @@ def test_a_damaged_file_of_holds(tmp_path: Path) -> None:
         assert holds.read_bytes() == content
         with pytest.raises(UsageError):
             study.close()
+
+
+def test_a_damaged_hold_does_not_block_the_others(tmp_path: Path) -> None:
+    path = journal_file(tmp_path)
+    storage = parse_storage(str(path), tmp_path)
+    holds = path.with_name("a.journal.holds")
+    with opened(storage) as first:
+        assert first.lead()
+        rows = json.loads(holds.read_bytes())
+        holds.write_text(json.dumps([{"key": 1}, *rows, "nothing"]))
+        with opened(storage) as second:
+            assert not second.lead()
+            assert list(second.skipped.named) == [
+                "hold 1 of `a.journal.holds`",
+                "hold 3 of `a.journal.holds`",
+            ]
+        assert first.heartbeat()
+        assert json.loads(holds.read_bytes())[0]["key"] == rows[0]["key"]
 
 
 def test_a_torn_tail_is_cut_at_every_byte(tmp_path: Path) -> None:
@@ -249,8 +267,8 @@ def test_a_driver_that_is_missing(
 
 
 def test_a_bad_port(tmp_path: Path) -> None:
-    error = refusal(parse_storage("postgresql://host:port/db", tmp_path))
-    assert "is not a database URL" in error.message
+    with pytest.raises(UsageError, match="is not a database URL"):
+        parse_storage("postgresql://host:port/db", tmp_path)
 
 
 @pytest.mark.parametrize("kind", BACKENDS, indirect=True)

@@ -169,6 +169,7 @@ def test_a_heartbeat_keeps_lease_and_claims(
         clock = [1000.0]
         for each in (study, other):
             later.setattr(type(each._backend.leases), "now", lambda _: clock[0])
+        later.setattr(lease, "monotonic", lambda: clock[0])
         assert other.heartbeat()
         clock[0] += lease.LEASE_S - 1
         assert other.heartbeat()
@@ -176,6 +177,8 @@ def test_a_heartbeat_keeps_lease_and_claims(
         assert not study.lead()
         assert study.compile.adopt_expired() == []
         clock[0] += 2
+        assert not study.lead(), "its silence was not seen for long enough"
+        clock[0] += lease.GRACE_S
         assert study.lead()
         assert [one.number for one in study.compile.adopt_expired()] == [0]
 

@@ -1,0 +1,321 @@
+"""Files that automesh writes: whole or not at all, and never through what somebody else has put in
+their place.
+
+What is to be written goes into a draft first: a file of its own in the same folder, under a name
+that nobody can know before, which must not exist and is no link. When the draft is on the disk it
+takes its place in one step. Whatever fails until then, the old file is whole, and the draft is
+removed; a draft that a killed process left behind is removed later, by whoever writes into its
+folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import stat
+import time
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import FileLock, Timeout
+
+from automesh.limits import ABANDONED_DRAFT_S, EDIT_SETTLES_S
+from automesh.reading import Unreadable, read_bytes
+
+_NAMED = 40  # characters of a file's name in that of its draft: a name has at most 255 bytes
+_END = re.compile(r"[0-9a-f]{16}\.draft")
+_DRAFT = re.compile(r"\..*\." + _END.pattern, re.DOTALL)
+_AT_FDCWD = -100  # linux/fcntl.h
+_RENAME_EXCHANGE = 2  # linux/fs.h
+# The kernel or the file system cannot exchange two files in one step.
+_CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+
+
+def write_whole(
+    path: Path, content: str | bytes, *, lasting: bool = True, alone: bool = False
+) -> None:
+    """Makes a file, or replaces it in one step: a reader sees the old one or the new, never a part.
+
+    A file that is there keeps its permissions and, where that is allowed, its group; a new one gets
+    what the umask leaves. A link is replaced, what it points to is left alone.
+
+    Args:
+      content: text is written as UTF-8, line ends as they are.
+      lasting: on the disk when this returns, so that it also outlives a power cut.
+      alone: the caller holds a lock that everyone holds who writes this file: its other drafts were
+        left behind.
+
+    Raises:
+      OSError: it cannot be written, or something that is no file is in its place; names `path`. The
+        old file is as it was, and nothing is left behind.
+    """
+    with _naming(path):
+        draft = _drafted(path, _as_bytes(content), lasting=lasting, alone=alone)
+        try:
+            draft.replace(path)
+        except BaseException:
+            _remove(draft)
+            raise
+        if lasting:
+            _sync_folder(path.parent)
+
+
+def write_new(path: Path, content: str | bytes) -> bool:
+    """Makes a file unless there is one; the caller holds its lock. As `write_whole`.
+
+    Returns:
+      Whether it was made: False if there is one already.
+
+    Raises:
+      OSError: as `write_whole`.
+    """
+    with _naming(path):
+        draft = _drafted(path, _as_bytes(content), lasting=True, alone=True)
+        try:
+            # Unlike a renaming, a second name for the draft replaces nothing.
+            path.hardlink_to(draft)
+        except FileExistsError:
+            return False
+        except OSError:  # Some file systems give no second names.
+            if os.path.lexists(path):
+                return False
+            draft.replace(path)
+        finally:
+            _remove(draft)
+        _sync_folder(path.parent)
+        return True
+
+
+def replace_unchanged(path: Path, content: str | bytes, *, expected: str | bytes) -> bool:
+    """Replaces a file in one step, but only one that still holds `expected`.
+
+    Also what an editor writes at this very moment is kept: where the system can exchange two files
+    in one step (Linux), the old file is looked at after it was replaced, and put back if it is not
+    what was expected. Elsewhere it is looked at right before. The caller holds the lock of the
+    file, as with `alone` of `write_whole`.
+
+    Returns:
+      Whether it was replaced.
+
+    Raises:
+      OSError: as `write_whole`; or it is not there any more.
+    """
+    ours, theirs = _as_bytes(content), _as_bytes(expected)
+    with _naming(path):
+        draft = _drafted(path, ours, lasting=True, alone=True)
+        try:
+            if not _exchange(draft, path):
+                path.lstat()  # An exchange refuses what is not there, too.
+                if not _holds(path, theirs):
+                    return False
+                draft.replace(path)
+            elif not _stays(draft, theirs):
+                _put_back(draft, path, ours)
+                return False
+        finally:
+            _remove(draft)
+        _sync_folder(path.parent)
+        return True
+
+
+def lock_beside(path: Path, *, timeout_s: float) -> FileLock:
+    """The lock that everyone holds who changes a file in several steps.
+
+    The kernel releases it when its holder is killed. It is a file of its own, which stays.
+
+    Args:
+      timeout_s: how long to wait for another holder; `filelock.Timeout` is raised after it.
+    """
+    return FileLock(str(path.with_name(f".{path.name}.lock")), timeout=timeout_s)
+
+
+def check_place(path: Path) -> None:
+    """Finds out whether a file can be written, and its lock be had: writes a draft of it that is
+    removed at once, and takes the lock if there is one that nobody has.
+
+    Raises:
+      OSError: names the file, or what is in the place of its lock.
+    """
+    with _naming(path):
+        _remove(_drafted(path, b"", lasting=False, alone=False))
+    lock = lock_beside(path, timeout_s=0)
+    if os.path.lexists(lock.lock_file):  # Otherwise the draft has shown that it can be made.
+        with _naming(Path(lock.lock_file)), suppress(Timeout), lock:
+            pass
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Opens a file to write at its end, and makes it if there is none.
+
+    Raises:
+      OSError: it cannot be opened, or is a link or no file, which somebody else may have put there.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with _naming(path):
+        descriptor = os.open(path, flags, 0o666)
+        file = os.fdopen(descriptor, "r+b", buffering=0)
+        try:
+            _check_kind(os.fstat(descriptor).st_mode)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+
+def drafts_in(folder: Path) -> Iterator[Path]:
+    """All drafts in a folder, those that are being written included."""
+    with suppress(FileNotFoundError):
+        yield from (path for path in folder.iterdir() if _DRAFT.fullmatch(path.name))
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Lets what the system refuses say which file it was about: a write does not say it, and the
+    name of a draft means nothing to anyone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror or os.strerror(error.errno), str(path)) from error
+
+
+def _as_bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _drafted(path: Path, content: bytes, *, lasting: bool, alone: bool) -> Path:
+    """Writes a draft of a file, with the permissions that the file shall have."""
+    there = _status(path)
+    if alone:
+        _remove_drafts_of(path)
+    _collect_drafts(path.parent.absolute())
+    draft = path.with_name(f"{_beginning(path)}{os.urandom(8).hex()}.draft")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    # The system takes the umask off: this process need not know it.
+    descriptor = os.open(draft, flags, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if there is not None:
+                _be_like(descriptor, there)
+            file.write(content)
+            file.flush()
+            if lasting:
+                os.fsync(descriptor)
+    except BaseException:
+        _remove(draft)
+        raise
+    return draft
+
+
+def _beginning(path: Path) -> str:
+    """What the names of all drafts of a file begin with."""
+    if len(path.name) <= _NAMED:
+        return f".{path.name}."
+    return f".{path.name[:_NAMED]}-{zlib.crc32(os.fsencode(path.name)):08x}."
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """The file that is there; None for a link, which is replaced, and if there is none.
+
+    Raises:
+      OSError: what is there, or what a link points to, is no file: neither a folder nor
+        `/dev/null` is replaced.
+    """
+    try:
+        _check_kind(path.stat().st_mode)
+    except FileNotFoundError:  # Not there, or a link to what is not.
+        return None
+    there = path.lstat()
+    return None if stat.S_ISLNK(there.st_mode) else there
+
+
+def _check_kind(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def _be_like(descriptor: int, there: os.stat_result) -> None:
+    if os.fstat(descriptor).st_gid != there.st_gid:
+        with suppress(OSError):  # Only into a group of one's own.
+            os.fchown(descriptor, -1, there.st_gid)
+    os.fchmod(descriptor, there.st_mode & 0o777)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Brings a change of names to the disk, as far as the system can."""
+    # The file is in its place: some systems cannot say whether the folder is on the disk, too.
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _remove(draft: Path) -> None:
+    # What has failed is told, not that the draft cannot be removed either.
+    with suppress(OSError):
+        draft.unlink()
+
+
+def _remove_drafts_of(path: Path) -> None:
+    beginning = _beginning(path)
+    for draft in drafts_in(path.parent):
+        if draft.name.startswith(beginning) and _END.fullmatch(draft.name[len(beginning) :]):
+            _remove(draft)
+
+
+@cache
+def _collect_drafts(folder: Path) -> None:
+    """Removes what killed processes have left in a folder; once in a process: it may be large."""
+    with suppress(OSError):
+        for draft in drafts_in(folder):
+            with suppress(OSError):
+                if time.time() - draft.lstat().st_mtime > ABANDONED_DRAFT_S:
+                    draft.unlink()
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Lets two files change places in one step; False if that cannot be done here."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _CANNOT_EXCHANGE:
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _stays(path: Path, expected: bytes) -> bool:
+    """Whether a file holds what is expected, and nobody who had opened it before writes into it."""
+    if not _holds(path, expected):
+        return False
+    time.sleep(EDIT_SETTLES_S)
+    return _holds(path, expected)
+
+
+def _put_back(draft: Path, path: Path, ours: bytes) -> None:
+    """Gives the place back to what was in it; who has written there since then goes before that."""
+    _exchange(draft, path)
+    if not _holds(draft, ours):
+        _exchange(draft, path)
+
+
+def _holds(path: Path, expected: bytes) -> bool:
+    """Whether there is a file with these bytes: something else may have taken its place."""
+    try:
+        return read_bytes(path, limit_bytes=len(expected)) == expected
+    except Unreadable:
+        return False

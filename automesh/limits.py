@@ -1,0 +1,159 @@
+"""What bounds automesh: sizes, depths, counts and times, in one table.
+
+Whatever another process, another person or another machine may have written is read within these
+bounds. Each constant says what it bounds, why it is as large as it is, and what a user sees beyond
+it.
+"""
+
+from __future__ import annotations
+
+MOST_PASSWORD_BYTES = 4096
+"""Of a file that holds a password: far more than servers take. A larger file is not one, and is
+refused."""
+
+MOST_COMMAND_CHARS = 8192
+"""Of a command that is shown as the way to go on with a search: a study that others write may hold
+any text. A longer one is not shown."""
+
+MESSAGE_CHARS = 2_000
+"""Characters of an error's message. The longest that automesh writes itself, a list of all chips,
+has a few hundred; what it quotes may have millions. Beyond it the middle is left out."""
+
+HINT_LINE_CHARS = 2_000
+"""Characters of one line of an error's hint, which may quote what a script printed."""
+
+TARGET_CHARS = 200
+"""Characters of a target's name, and of the name that a rule is selected for. Names of slices and
+machines have 40; a longer one is refused, and no number in it is read."""
+
+LONGEST_S = 366 * 86_400.0
+"""Seconds of a budget or a time limit: a year. What a system can wait for has an end, too."""
+
+MOST_BYTES = 2**60
+"""Bytes of a size that is given as a limit: an exbibyte, a million times what a machine has."""
+
+# Reading what others may have written. A file beyond its bound is refused or skipped, with a
+# sentence that names both.
+
+PEOPLE_FILE_BYTES = 4 * 2**20
+"""Rules, search spaces, clusters, calibrations: what people write and merge. Ten thousand rules
+take 4 MiB, and a parser of TOML in Python takes seconds for that; larger is some other file."""
+
+NESTING = 64
+"""Tables and lists within each other in such a file. Ours nest five deep; parsers and all that
+walks through the values recur once per level, and Python's stack ends near a thousand."""
+
+LARGEST_INTEGER = 2**63 - 1
+"""Whole numbers in such a file and in a search space, in size: what 64 bits hold with a sign, as in
+TOML's own rules, JSON's readers, databases and compiler options. Python would take one of a million
+digits, and then not print it. A larger one is refused."""
+
+SCRIPT_BYTES = 16 * 2**20
+"""Bytes of a script. The largest that people write have some hundred KiB; a larger one is data, and
+is refused before a worker reads it."""
+
+TERMS_BYTES = 2**28
+"""One propagation in a study's folder `terms`: the largest seen has 9 MB. A larger file is left
+out, and made again."""
+
+HOLDS_BYTES = 16 * 2**20
+"""The file that says which process runs what, beside a journal: 300 bytes a process, so fifty
+thousand of them."""
+
+JOURNAL_LINE_BYTES = 64 * 2**20
+"""One record of a journal. Our largest, a note of all first visits, has some megabytes; a line
+without an end must not fill the memory."""
+
+STORED_HEADER_BYTES = 2**20
+"""What stands before a compiled program in the store: under 10 kB for a pipeline of many stages."""
+
+MODULE_BYTES = 2**31
+"""A compiled program, unpacked: protobuf itself has no larger message. A packed file of a few
+kilobytes could otherwise unpack to more than the memory."""
+
+GROUP_DEVICES = 2**18
+"""Devices in the groups of one collective of a compiled program: four times the largest mesh on
+record. Groups are written as a formula of a few bytes, and unfolded into a list."""
+
+ESTIMATES_BYTES = 2**28
+"""The table `estimates.csv` of a study: 200 bytes a plan, so a million plans. A larger one is left
+out."""
+
+PROGRAM_TEXT_BYTES = 2**30
+"""The text of a traced program in a temporary folder: the largest seen has 60 MB."""
+
+PAYLOAD_BYTES = 2**32
+"""A pickled `build` with all that it captures: arrays of a few gigabytes may be among it."""
+
+SMALL_RECORD_BYTES = 2**16
+"""What a guardian or a search notes of one run in a file of its own: under 200 bytes."""
+
+CHUNK_BYTES = 2**20
+"""What is read at once of a file that a command writes to, so that gigabytes of it are never in
+memory together."""
+
+REPORT_LINE_BYTES = 2**20
+"""One line of a command's output or of its JSON lines; of a longer one nothing is read."""
+
+NAMED_DAMAGES = 5
+"""Damaged records that are named one by one in a result; of the others only the number is told."""
+
+# Writing files, and keeping what was compiled.
+
+ABANDONED_DRAFT_S = 3600.0
+"""Age of a draft (a file that is written, but not in its place yet) from which on it counts as left
+behind by a process that was killed: writing takes seconds. The next process that writes into its
+folder removes it."""
+
+EDIT_SETTLES_S = 0.1
+"""How long a rules file that was replaced is watched for an editor that still writes into it, which
+takes an editor milliseconds. An edit that comes later is one to the new file."""
+
+EDITED_MEANWHILE = 20
+"""How often a rule is merged anew because somebody else wrote the rules file in between. People
+save a few times a minute; beyond this it is a program that does not end, and the user is told."""
+
+EXECUTABLES_BYTES = 4 * 2**30
+"""What the executables of all studies of an account may take. Those of one study are some MiB on a
+CPU and some GiB on an accelerator. Beyond it, those of the study that was searched least recently
+are removed; a search that needs them compiles again."""
+
+EXECUTABLES_IN_USE_S = 24 * 3600.0
+"""Executables of a study whose search began less than this ago stay: it may still be running."""
+
+# Patterns, and what they are matched with.
+
+PATTERN_CHARS = 2000
+"""Of a rule's `match`: room for some hundred names. A longer one is refused."""
+
+MATCH_BITS = 18
+"""Ways in which Python's engine may try to match a name, as a power of two: at most a tenth of a
+second. A pattern with more goes to an engine that does not try, or is refused."""
+
+LINE_CHARS = 20_000
+"""Of a line that a command prints, what `--step-time regex:` looks at: progress bars and dumped
+configs are shorter. What follows is passed over."""
+
+MATCHING_LINES = 1000
+"""That are matched at once: those that are new, if a command does not print without a pause."""
+
+MATCHING_S = 5.0
+"""Of a processor, for the pattern of `--step-time regex:` on so many lines: milliseconds as a rule.
+A pattern that takes longer ends the search."""
+
+ANSWER_S = 60.0
+"""For the process that matches, on a machine that is busy with other things. As above."""
+
+# Locks of others.
+
+LOCK_S = 30.0
+"""For the lock of a study's storage or a profile, which is held for milliseconds, or for a second
+where tables are made: only a process that is stopped keeps it for longer. Then it is said to be in
+use."""
+
+RULES_LOCK_S = 60.0
+"""For the lock of a rules file. Many searches may end at once, and each holds it while it watches
+for somebody who edits, and while the disk writes. As above."""
+
+LOOK_S = 5.0
+"""For the lock of a storage that is only looked at before a search. As above."""

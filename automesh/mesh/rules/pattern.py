@@ -1,0 +1,154 @@
+"""The regular expressions of rules, matched in bounded time whatever they say.
+
+Python's engine tries one way to match after the other, and some patterns (`(a+)+b`) have more ways
+than there are seconds. So it gets only those that have few by what is written in them. All others
+go to the engine of the Rust language, which pydantic brings: its time grows with the length of the
+name, not with the ways. What that engine does not know (to look ahead or behind, to refer back) is
+refused when the rule is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated
+
+from automesh import limits
+from automesh.errors import UsageError
+
+# Escapes, comments, the beginnings of groups, sets of characters: what is no choice by itself.
+_TOKEN = re.compile(
+    r"(?P<escape>\\.)|(?P<comment>\(\?#[^)]*\))|(?P<open>\((?:\?[^)]?)?)"
+    r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<once>[?|])|(?P<repeat>[*+{])|(?P<other>.)",
+    re.DOTALL,
+)
+_CHARACTER_BITS = (limits.TARGET_CHARS + 1).bit_length()
+# What both engines read, but not alike: repeats that give nothing back (`a*+`), sets in sets.
+_NO_WAY_BACK = re.compile(r"[*+?}]\+")
+# Where spaces and comments may stand between a group and what repeats it.
+_SPACED = re.compile(r"\(\?[A-Za-z-]*x")
+_SET_IN_SET = re.compile(r"\[|&&|--|~~")
+
+
+def check_pattern(pattern: str) -> None:
+    """Makes sure that a rule's match is a regular expression, and one that can be matched in time.
+
+    Raises:
+      UsageError: it is not.
+    """
+    if len(pattern) > limits.PATTERN_CHARS:
+        raise UsageError(
+            f"a rule's match has {len(pattern)} characters, and {limits.PATTERN_CHARS} are the most"
+            f": `{pattern[:40]}...`",
+            hint="write a rule for each kind of target",
+        )
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError, ValueError) as error:
+        raise UsageError(
+            f"the rule's match `{pattern}` is not a regular expression: {error}",
+            hint="a backslash before a special character makes it plain",
+        ) from None
+    _matcher(pattern, ignore_case=False)
+
+
+def matches(pattern: str, selector: str, *, ignore_case: bool = False) -> bool:
+    """Whether a pattern matches the whole of a name.
+
+    Raises:
+      UsageError: as `check_pattern`.
+    """
+    return _matcher(pattern, ignore_case=ignore_case)(selector)
+
+
+def nearest(pattern: str, selector: str) -> tuple[str, bool]:
+    """The part of a name that a pattern matches, if it does not match the whole.
+
+    Returns:
+      The part, empty if there is none; and whether it is the beginning.
+    """
+    if has_few_choices(pattern):
+        found = re.match(pattern, selector)
+        if found and found[0]:
+            return found[0], True
+        found = re.search(pattern, selector)
+        return (found[0], False) if found and found[0] else ("", False)
+    does_match, length = _matcher(pattern, ignore_case=False), len(selector)
+    for start in range(length):
+        for end in range(length, start, -1):
+            if does_match(selector[start:end]):
+                return selector[start:end], start == 0
+    return "", False
+
+
+def has_few_choices(pattern: str) -> bool:
+    """Whether Python's engine has so few ways to match a name that it may try them all.
+
+    An alternative and an optional part double the ways; what repeats a character or a set has one
+    for each length. Of a group that repeats they cannot be told from the text.
+    """
+    if _SPACED.search(pattern):
+        return False
+    bits, before = 0, ""
+    for token in _TOKEN.finditer(pattern):
+        kind = token.lastgroup
+        if kind == "comment":
+            continue
+        if kind == "repeat" and before == ")":
+            return False
+        bits += _CHARACTER_BITS if kind == "repeat" else kind == "once"
+        before = token[0] if kind == "other" else ""
+    return bits <= limits.MATCH_BITS
+
+
+@lru_cache(maxsize=256)
+def _matcher(pattern: str, *, ignore_case: bool) -> Callable[[str], bool]:
+    if has_few_choices(pattern):
+        compiled = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+        return lambda selector: compiled.fullmatch(selector) is not None
+    return _linear(pattern, ignore_case=ignore_case)
+
+
+def _linear(pattern: str, *, ignore_case: bool) -> Callable[[str], bool]:
+    """A matcher of the other engine."""
+    # Here: a config without such rules must not wait for pydantic.
+    from pydantic import StringConstraints, TypeAdapter, ValidationError
+    from pydantic_core import SchemaError
+
+    if _is_read_differently(pattern):
+        raise _too_many_choices(pattern)
+    known = "".join(one[0] for one in _TOKEN.finditer(pattern) if one.lastgroup != "comment")
+    whole = rf"{'(?i)' if ignore_case else ''}\A(?:{known})\z"
+    try:
+        adapter = TypeAdapter(Annotated[str, StringConstraints(pattern=whole)])
+    except SchemaError:
+        raise _too_many_choices(pattern) from None
+
+    def does_match(selector: str) -> bool:
+        try:
+            adapter.validate_python(selector)
+        except ValidationError:
+            return False
+        return True
+
+    return does_match
+
+
+def _is_read_differently(pattern: str) -> bool:
+    tokens = list(_TOKEN.finditer(pattern))
+    plain = "".join("." if one["set"] or one["escape"] else one[0] for one in tokens)
+    return (
+        _NO_WAY_BACK.search(plain) is not None
+        or any(one["escape"] in (r"\<", r"\>") for one in tokens)
+        or any(_SET_IN_SET.search(one["set"][1:-1]) for one in tokens if one["set"])
+        or _SPACED.search(pattern) is not None
+    )
+
+
+def _too_many_choices(pattern: str) -> UsageError:
+    return UsageError(
+        f"the rule's match `{pattern}` may take longer to match than anybody waits",
+        hint="repeat characters or sets, as in `[a-z]*`, not groups; or do without looking ahead "
+        "or behind and referring back",
+    )

@@ -1,0 +1,124 @@
+"""The command that goes on with a search: composed from parts that are checked, never from a text
+that a study holds.
+
+Whoever writes a storage may put anything into it. Of a command only the parts are kept: the script,
+the options of `automesh search` by their names, and the script's own arguments. What is shown
+begins with `automesh search`, every part is quoted for a shell, and no part has a secret.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from automesh.limits import MOST_COMMAND_CHARS
+from automesh.texts.storage_url import typeable
+
+VALUED = frozenset(
+    (
+        *("command", "step-time", "skip-steps", "timed-steps", "target", "hardware", "space"),
+        *("step", "split", "budget", "top", "baseline", "rules", "results", "storage", "workers"),
+        *("timeout", "worker-memory", "reserve-hbm", "xla"),
+    )
+)
+"""The options of `automesh search` that take a value."""
+FLAGS = frozenset(("dry-run", "verbose", "json", "new"))
+"""Those that take none."""
+_SHORT = {"-v": "verbose"}
+_PROGRAM = ("automesh", "search")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchCommand:
+    """The parts of `automesh search SCRIPT --option VALUE ... -- ARGS`.
+
+    Attributes:
+      script: what is searched; empty where `--command` says so.
+      options: names without their dashes, in the order in which they were typed, and values; a flag
+        has an empty one.
+      args: the script's own.
+    """
+
+    script: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    args: tuple[str, ...] = ()
+
+    def without(self, name: str) -> SearchCommand:
+        """The command without one of its options."""
+        return SearchCommand(
+            script=self.script,
+            options=tuple(option for option in self.options if option[0] != name),
+            args=self.args,
+        )
+
+
+def read_words(words: Sequence[str]) -> SearchCommand | None:
+    """Reads what stands behind `automesh search`; what would begin anew is left out.
+
+    Returns:
+      None if there is an option that `automesh search` does not have. No part has a secret.
+    """
+    script, options, args = "", list[tuple[str, str]](), list[str]()
+    rest = list(typeable(words))
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            args += rest
+            break
+        if not word.startswith("-") or word == "-":
+            script, args = (script, [*args, word]) if script else (word, args)
+            continue
+        name, mark, value = word.partition("=")
+        name = _SHORT.get(name) or name.removeprefix("--")
+        if name in VALUED and (mark or rest):
+            options.append((name, value if mark else rest.pop(0)))
+        elif name in FLAGS and not mark:
+            options.append((name, ""))
+        else:
+            return None
+    command = SearchCommand(script=script, options=tuple(options), args=tuple(args))
+    return command.without("new")
+
+
+def read_text(text: str) -> SearchCommand | None:
+    """Reads a command that a former version kept as a text; None if it has not written it so.
+
+    It wrote each word in quotes where a shell would do something with it: a text that has anything
+    for a shell to do is somebody else's.
+    """
+    if len(text) > MOST_COMMAND_CHARS:
+        return None
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return None
+    is_ours = tuple(words[:2]) == _PROGRAM and shlex.join(words) == text
+    return read_words(words[2:]) if is_ours else None
+
+
+def text_of(command: SearchCommand | None) -> str:
+    """The command as one types it.
+
+    Returns:
+      Empty if there is none, or a part is not what automesh itself would have kept: an option that
+      there is not, a script that would be taken for an option, a control character, too long.
+    """
+    if command is None or not _is_plausible(command):
+        return ""
+    words = [*_PROGRAM, *([command.script] if command.script else [])]
+    for name, value in command.options:
+        if name in FLAGS:
+            words.append(f"--{name}")
+        else:
+            # Behind a space a value with a dash would be taken for the next option.
+            words += [f"--{name}={value}"] if value.startswith("-") else [f"--{name}", value]
+    words += ["--", *command.args] if command.args else []
+    text = shlex.join(typeable(words))
+    return text if len(text) <= MOST_COMMAND_CHARS and text.isprintable() else ""
+
+
+def _is_plausible(command: SearchCommand) -> bool:
+    if command.script.startswith("-"):
+        return False
+    return all(name in VALUED or (name in FLAGS and not value) for name, value in command.options)

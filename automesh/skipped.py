@@ -1,0 +1,57 @@
+"""Records that others may have damaged: left out, and named so that anybody may be shown it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from automesh import limits
+from automesh.errors import AutomeshError
+from automesh.texts.storage_url import masked
+from automesh.texts.terminal import clean
+
+_SAID_CHARS = 200  # of what is wrong with one
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Records that were left out because they are damaged: one must not block the others.
+
+    Attributes:
+      named: what each is, in a few words, with what is wrong with it.
+    """
+
+    named: dict[str, str] = field(default_factory=dict[str, str])
+
+    def note(self, what: str, error: BaseException) -> None:
+        """Remembers a record once.
+
+        Args:
+          what: the record, such as `trial 7 of measure`.
+          error: why it cannot be read.
+        """
+        self.named.setdefault(_shown(what), reason_of(error))
+
+    def notices(self) -> tuple[str, ...]:
+        """A sentence for each of the first few, and one for the others."""
+        said = [
+            f"{what} is damaged and left out: {reason}"
+            for what, reason in list(self.named.items())[: limits.NAMED_DAMAGES]
+        ]
+        more = len(self.named) - len(said)
+        if more:
+            is_one = more == 1
+            said.append(f"{more} more {'record is' if is_one else 'records are'} damaged as well")
+        return tuple(said)
+
+
+def reason_of(error: BaseException) -> str:
+    """An error as part of a sentence: one line, a short one, and safe to be shown to anybody."""
+    text = _shown(error.message if isinstance(error, AutomeshError) else str(error))
+    if not isinstance(error, AutomeshError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= _SAID_CHARS else f"{text[: _SAID_CHARS - 3]}..."
+
+
+def _shown(text: str) -> str:
+    """What a damaged record says may hold anything, a password of its writer's among it."""
+    return clean(masked(text))

@@ -1,0 +1,1 @@
+"""Texts that people and others give: what is refused, what is secret, what a terminal may show."""

@@ -1,0 +1,120 @@
+"""A database in which damaged trials and notes are left out, and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from typing import Any
+
+import sqlalchemy as sa
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
+from optuna.study._frozen import FrozenStudy
+from optuna.trial import FrozenTrial, TrialState
+
+from automesh.skipped import Skipped
+
+# What Optuna, SQLAlchemy and `json` raise if a row does not say what was written. That the database
+# as a whole cannot be read is a `StorageInternalError`, which is none of these.
+_DAMAGE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+_STUDIES = sa.table("studies", sa.column("study_id"), sa.column("study_name"))
+_NOTES = sa.table(
+    "study_user_attributes", sa.column("study_id"), sa.column("key"), sa.column("value_json")
+)
+_TRIALS = sa.table("trials", sa.column("trial_id"), sa.column("study_id"))
+
+
+class TolerantDatabase(RDBStorage):
+    """Optuna's storage in a database.
+
+    Optuna reads all trials of a study at once, so that one row which it cannot read hides all
+    others; then this reads them one by one.
+
+    Attributes:
+      skipped: takes the rows that are damaged.
+    """
+
+    skipped: Skipped
+
+    def get_all_studies(self) -> list[FrozenStudy]:
+        """All studies with the notes of theirs that can be read."""
+        return [
+            FrozenStudy(
+                study_name=str(name),
+                direction=StudyDirection.MINIMIZE,  # As all of ours.
+                user_attrs=self.get_study_user_attrs(number),
+                system_attrs={},
+                study_id=number,
+            )
+            for number, name in self._rows(sa.select(_STUDIES).order_by(_STUDIES.c.study_id))
+        ]
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        """The notes of a study that can be read."""
+        query = sa.select(_NOTES.c.key, _NOTES.c.value_json).where(_NOTES.c.study_id == study_id)
+        found: dict[str, Any] = {}
+        for key, text in self._rows(query):
+            try:
+                found[key] = json.loads(text)
+            except _DAMAGE as error:
+                self.skipped.note(f"the note `{key}`", error)
+        return found
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """A trial.
+
+        Raises:
+          ValueError: its number is none.
+        """
+        found = super().get_trial(trial_id)
+        _check(found)
+        return found
+
+    def _get_trials(
+        self,
+        study_id: int,
+        states: Container[TrialState] | None,
+        included_trial_ids: set[int],
+        trial_id_greater_than: int,
+    ) -> list[FrozenTrial]:
+        try:
+            found = super()._get_trials(study_id, states, included_trial_ids, trial_id_greater_than)
+            for one in found:
+                _check(one)
+            return found
+        except _DAMAGE:
+            return self._one_by_one(study_id, states, included_trial_ids, trial_id_greater_than)
+
+    def _one_by_one(
+        self, study_id: int, states: Container[TrialState] | None, included: set[int], above: int
+    ) -> list[FrozenTrial]:
+        query = sa.select(_TRIALS.c.trial_id).where(_TRIALS.c.study_id == study_id)
+        found: list[FrozenTrial] = []
+        for (number,) in self._rows(query.order_by(_TRIALS.c.trial_id)):
+            if number <= above and number not in included:
+                continue
+            try:
+                trial = self.get_trial(number)
+            except _DAMAGE as error:
+                self.skipped.note(f"row {number} of `trials`", error)
+                continue
+            if states is None or trial.state in states:
+                found.append(trial)
+        return found
+
+    def _rows(self, query: sa.Executable) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(query))
+
+
+def _check(trial: FrozenTrial) -> None:
+    if type(trial.number) is not int:
+        raise ValueError(f"its number is {trial.number!r}")

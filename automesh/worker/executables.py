@@ -1,0 +1,141 @@
+"""Where jax keeps what it compiled for devices that are here: native code, which a worker will run.
+
+So only a folder that nobody but this account can write into: whoever could put a file there would
+run code as this account. Results may be shared; this folder is not among them.
+"""
+
+from __future__ import annotations
+
+import grp
+import hashlib
+import os
+import pwd
+import shutil
+import stat
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from automesh.hlo.store import FOLDER_VARIABLE, cache_root
+from automesh.limits import EXECUTABLES_BYTES, EXECUTABLES_IN_USE_S
+from automesh.worker.temporary import temporary_folder
+
+_FOLDER = "executables"
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+@contextmanager
+def executables_folder(
+    study: Path, environ: Mapping[str, str], notice: Callable[[str], object]
+) -> Generator[Path]:
+    """The folder for the executables of a study: in `$AUTOMESH_CACHE`, else in the user's cache.
+
+    Where others may write into that, it is a temporary one, and the user is told why.
+
+    Args:
+      study: the study's folder; another one has other executables.
+      notice: told in a sentence why nothing is kept.
+
+    Raises:
+      UsageError: no temporary folder can be made.
+    """
+    root = cache_root(environ) / _FOLDER
+    digest = hashlib.sha256(os.fsencode(study.absolute())).hexdigest()[:8]
+    mine = root / f"{study.name}-{digest}"
+    refused = _made(root) or why_others_may_write(root) or _made(mine)
+    if refused:
+        notice(
+            f"executables are not kept in `{root}`: {refused} (make a folder private, or name "
+            f"another one in {FOLDER_VARIABLE}, for the next search to start from them)"
+        )
+        with temporary_folder(_FOLDER) as folder:
+            yield folder
+        return
+    with suppress(OSError):  # What cannot be removed now is removed by another search.
+        os.utime(mine)
+        _make_room(root)
+    yield mine
+
+
+def why_others_may_write(folder: Path) -> str:
+    """Why another account may put files into a folder, in words; empty if none may.
+
+    Looks at the folder, at all that it lies in, and at where links among these lead: who may write
+    into one of them may put another folder in the place of this one.
+    """
+    real = Path(os.path.realpath(folder))
+    try:
+        for place in dict.fromkeys([folder, *folder.parents, real, *real.parents]):
+            reason = _exposed(place, is_last=place in (folder, real))
+            if reason:
+                return reason
+    except OSError as error:
+        return f"`{error.filename}` cannot be looked at: {(error.strerror or '').lower()}"
+    return ""
+
+
+def _exposed(place: Path, *, is_last: bool) -> str:
+    status, me = place.stat(), os.geteuid()
+    if status.st_uid != me and (is_last or status.st_uid != 0):
+        return f"`{place}` belongs to another account"
+    # In a folder like /tmp others can neither remove nor rename what is not theirs.
+    is_sticky = bool(status.st_mode & stat.S_ISVTX) and not is_last
+    if is_sticky or not status.st_mode & _BY_OTHERS:
+        return ""
+    if status.st_mode & stat.S_IWOTH or not _is_group_of_one(status.st_gid):
+        return f"other accounts may write into `{place}`"
+    return ""
+
+
+def _is_group_of_one(group: int) -> bool:
+    """Whether a group is the one that a system makes for each account, with the same name."""
+    try:
+        me, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return me.pw_gid == group and entry.gr_name == me.pw_name and not {*entry.gr_mem} - {me.pw_name}
+
+
+def _made(folder: Path) -> str:
+    """Makes a folder for this account alone; why that fails, in words."""
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        return (error.strerror or type(error).__name__).lower()
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What a study has left: how much, and when its last search began."""
+
+    folder: Path
+    size_bytes: int
+    used_s: float
+
+
+def _make_room(root: Path) -> None:
+    """Removes what was used least recently, until the rest is no larger than it may be."""
+    kept = sorted(map(_kept, _folders(root)), key=lambda one: one.used_s)
+    newest_s = kept[-1].used_s if kept else 0.0  # That of this search: the clock of the disk.
+    taken = sum(one.size_bytes for one in kept)
+    for one in kept:
+        if taken <= EXECUTABLES_BYTES or newest_s - one.used_s < EXECUTABLES_IN_USE_S:
+            return
+        shutil.rmtree(one.folder, ignore_errors=True)
+        taken -= one.size_bytes
+
+
+def _folders(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+
+
+def _kept(folder: Path) -> _Kept:
+    sizes: list[int] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # Another search of the same study repairs it.
+                sizes.append(entry.stat(follow_symlinks=False).st_size)
+    return _Kept(folder=folder, size_bytes=sum(sizes), used_s=folder.stat().st_mtime)

@@ -1,0 +1,70 @@
+"""How many virtual CPU devices a worker has: as many as its target, whatever the script says (jax).
+
+A script may have a line like `jax.config.update("jax_num_cpu_devices", 8)` for runs of its own. The
+meshes of a search for `cpu:4` must not come to have eight devices by it, nor a rule for `cpu-4`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+
+from automesh.errors import UsageError
+from automesh.program.absent.device_queries import attached
+from automesh.program.notes import note
+from automesh.worker.environment import CPU_DEVICES, without_device_count
+
+_OPTION = "jax_num_cpu_devices"
+# Read before any user code runs; empty where the devices are those that jax finds.
+_WANTED = os.environ.get(CPU_DEVICES, "")
+
+
+def wanted_devices() -> int:
+    """How many virtual CPU devices this worker was started for; 0 if the number is jax's own."""
+    return int(_WANTED) if _WANTED.isdecimal() else 0
+
+
+def hold_device_count() -> tuple[str, ...]:
+    """Takes back what the script has set, if jax has not started on it.
+
+    Returns:
+      What the user should know; empty if the script has set nothing.
+    """
+    wanted = wanted_devices()
+    if not wanted:
+        return ()
+    said: list[str] = []
+    flags = os.environ.get("XLA_FLAGS", "")
+    if (others := without_device_count(flags)) != " ".join(flags.split()):
+        os.environ["XLA_FLAGS"] = others
+        said.append("--xla_force_host_platform_device_count in XLA_FLAGS")
+    config: Any = jax.config
+    asked = config.jax_num_cpu_devices
+    if asked != wanted:
+        try:
+            config.update(_OPTION, wanted)
+        except RuntimeError:  # jax has started: `check_device_count` counts.
+            return ()
+        said.append(f"`{_OPTION}` to {asked}")
+    if not said:
+        return ()
+    notice = f"the script sets {' and '.join(said)}; the target's {wanted} devices are searched"
+    note(notice)
+    return (notice,)
+
+
+def check_device_count() -> None:
+    """Makes sure that jax has started with the devices of the target.
+
+    Raises:
+      UsageError: the script has started it with others.
+    """
+    wanted, found = wanted_devices(), len(attached())
+    if wanted and found != wanted:
+        raise UsageError(
+            f"the script has started jax with {found} devices, but the target has {wanted}",
+            hint=f"remove what sets `{_OPTION}` or the platform from the script, or search what it "
+            f"asks for: `--target cpu:{found}`",
+        )

@@ -1,0 +1,117 @@
+"""Temporary folders of a search: removed at its end, and after a kill by the next search.
+
+A folder holds a mark, which its process keeps locked while it lives. The kernel releases the lock
+at the death of the process, however it dies: a folder of ours whose mark nobody holds is left over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from automesh.errors import UsageError
+
+_MARK = ".automesh-temporary"
+_NAME = re.compile(r"automesh-[a-z]+-[a-z0-9_]{8}")  # as `mkdtemp` ends a name
+_HINT = "make room there, or set TMPDIR to another folder"
+
+
+@contextmanager
+def temporary_folder(purpose: str) -> Generator[Path]:
+    """A folder that only this account can enter, until the body ends.
+
+    Args:
+      purpose: a word of its name, in small letters.
+
+    Raises:
+      UsageError: it cannot be made.
+    """
+    folder, mark = _made(purpose)
+    try:
+        yield folder
+    finally:
+        _remove(folder, mark)
+
+
+def folder_until_exit(purpose: str) -> Path:
+    """As `temporary_folder`, until this process ends."""
+    folder, mark = _made(purpose)
+    process = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == process:  # And not a child that was forked from it.
+            _remove(folder, mark)
+
+    atexit.register(remove)
+    return folder
+
+
+def _made(purpose: str) -> tuple[Path, int]:
+    """A new folder, and the descriptor of its mark."""
+    try:
+        parent = Path(tempfile.gettempdir())
+        _collect(parent)
+        folder = Path(tempfile.mkdtemp(prefix=f"automesh-{purpose}-", dir=parent))
+    except OSError as error:
+        raise _refused(error) from None
+    try:
+        return folder, _marked(folder)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise _refused(error) from None
+
+
+def _refused(error: OSError) -> UsageError:
+    name = f" `{error.filename}`" if isinstance(error.filename, str) else ""
+    reason = (error.strerror or str(error)).lower()
+    return UsageError(f"the temporary folder{name} cannot be made: {reason}", hint=_HINT)
+
+
+def _marked(folder: Path) -> int:
+    # Under its name only once it is locked: until then nobody takes the folder for left over.
+    draft, flags = folder / f"{_MARK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(draft, flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.rename(folder / _MARK)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove(folder: Path, mark: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(mark)
+
+
+@cache
+def _collect(parent: Path) -> None:
+    """Removes what processes of this account have left over; once in a process."""
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if _NAME.fullmatch(entry.name):
+                with suppress(OSError):
+                    _remove_if_left(Path(entry.path))
+
+
+def _remove_if_left(folder: Path) -> None:
+    status = folder.lstat()
+    is_ours = status.st_uid == os.geteuid() and status.st_mode & 0o777 == 0o700
+    if not stat.S_ISDIR(status.st_mode) or not is_ours:
+        return
+    mark = os.open(folder / _MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Refused while its process lives.
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(mark)
