@@ -1,8 +1,9 @@
-"""Searches killed with SIGKILL at random moments, each resumed by the same command.
+"""Searches killed at random moments by several signals, each resumed by the same command.
 
-A tiny step over `dp` and `tp` on four virtual CPU devices, six plans. At random moments the search
-itself, one of its workers or one of their guardians is killed; the same command then goes on, until
-a search ends by itself and another begins. After every end the study is read from outside. The last
+A tiny step over `dp` and `tp` on four virtual CPU devices, six plans. At random moments one of
+`BLOWS` falls: SIGKILL, SIGTERM or SIGHUP to the search itself, SIGKILL or SIGTERM to a worker,
+SIGKILL to a guardian, or SIGKILL to two processes at once. The same command then goes on, until a
+search ends by itself and another begins. After every end the study is read from outside. The last
 line on stdout is JSON; progress goes to stderr.
 """
 
@@ -13,6 +14,7 @@ import dataclasses
 import json
 import random
 import shutil
+import signal
 import sqlite3
 import sys
 import tempfile
@@ -67,11 +69,43 @@ DEVICES = 4
 BUDGET = "45s"
 KILLS_PER_STUDY = 5  # More would all come near its end: what is done stays done.
 PHASES = ("", "enumerate", "estimate", "compile", "measure", "confirm")
-VICTIMS = {"search": 6, "worker": 3, "guardian": 2}
 ORPHAN_LIMIT_S = 2.0
+SIGTERM_EXIT = 128 + signal.SIGTERM  # The search has heard it, and said how to go on.
 STALE_S = 10.0  # To open a study takes a second or two; to wait for the dead would take 30 s.
 WAIT_S = 600.0
 Row = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blow:
+    """One way to be killed.
+
+    Attributes:
+      victims: who gets the signal, all of them at once; guardian and deputy are one pair.
+      weight: how often it falls, in proportion to the others.
+    """
+
+    victims: tuple[str, ...]
+    signal: signal.Signals = signal.SIGKILL
+    weight: int
+
+    @property
+    def name(self) -> str:
+        return f"{' and '.join(self.victims)} {self.signal.name}"
+
+
+BLOWS = (
+    Blow(victims=("search",), weight=5),
+    Blow(victims=("search",), signal=signal.SIGTERM, weight=2),
+    Blow(victims=("search",), signal=signal.SIGHUP, weight=2),
+    Blow(victims=("worker",), weight=2),
+    Blow(victims=("worker",), signal=signal.SIGTERM, weight=1),
+    Blow(victims=("guardian",), weight=2),
+    Blow(victims=("worker", "guardian"), weight=2),
+    Blow(victims=("guardian", "deputy"), weight=2),
+    Blow(victims=("search", "guardian"), weight=2),
+)
+AT_THE_START = tuple(blow for blow in BLOWS if blow.victims == ("search",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,40 +244,69 @@ class StudyOfKills:
             end_s = time.monotonic() + self.luck.uniform(0.0, 4.0)
             while time.monotonic() < end_s and not search.has_ended:
                 time.sleep(0.01)
-            (kind,) = self.luck.choices(list(VICTIMS), list(VICTIMS.values()))
-            if search.said_at_s("compile") is None:
-                kind = "search"  # Without the inspection there is nothing that could go on.
+            # Without the inspection there is nothing that could go on after a kill of a worker.
+            blows = BLOWS if search.said_at_s("compile") is not None else AT_THE_START
+            (blow,) = self.luck.choices(blows, [one.weight for one in blows])
             if search.has_ended:
                 break
-            if self._kill(search, kind) == "search":
-                return None
+            if self._strike(search, blow):
+                return self._end_of_killed(search, blow)
         return search.finish(WAIT_S)
 
-    def _kill(self, search: SearchProcess, kind: str) -> str:
-        """Kills the search, or a process of that kind if there is one; who it was."""
-        helpers = [process for process in search.helpers() if role(process) == kind]
-        if kind == "search" or not helpers:
-            search.kill()
-            victim = "search"
-        else:
-            self._kill_helper(self.luck.choice(helpers))
-            victim = kind
+    def _strike(self, search: SearchProcess, blow: Blow) -> bool:
+        """Sends the signals; True if the search itself got one.
+
+        Nothing happens, and nothing is counted, while there is no worker to be struck.
+        """
+        struck = {"search": psutil.Process(search.pid)} if "search" in blow.victims else {}
+        if set(blow.victims) - {"search"}:
+            family = self._family(search)
+            if family is None:
+                return False
+            struck |= {victim: family[victim] for victim in blow.victims if victim != "search"}
+        below = self._below(struck)
+        for process in struck.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(blow.signal)
         self.report.kills += 1
-        self.report.killed[victim] += 1
+        self.report.killed[blow.name] += 1
         last = search.said[-1][1] if search.said else "start"
         self.report.phases[last.split()[0]] += 1
-        self._say(f"kill {self.report.kills}: the {victim}, after: {last[:60]}")
-        return victim
+        self._say(f"kill {self.report.kills}: {blow.name}, after: {last[:60]}")
+        if "search" in struck:
+            return True
+        _, left = psutil.wait_procs(below, timeout=ORPHAN_LIMIT_S)
+        left = [one for one in left if one.is_running() and one.status() != "zombie"]
+        self.report.orphans += len(left)
+        if left:
+            self._fault(f"left after {blow.name}: {left}")
+        return False
 
-    def _kill_helper(self, helper: psutil.Process) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            below = [*helper.children(recursive=True), helper]
-            helper.kill()
-            _, left = psutil.wait_procs(below, timeout=ORPHAN_LIMIT_S)
-            left = [one for one in left if one.is_running() and one.status() != "zombie"]
-            self.report.orphans += len(left)
-            if left:
-                self._fault(f"left after the kill of {helper}: {left}")
+    def _family(self, search: SearchProcess) -> dict[str, psutil.Process] | None:
+        """A worker with its guardian and deputy; None while there is no whole one."""
+        for worker in self.luck.sample(helpers := search.helpers(), len(helpers)):
+            if role(worker) != "worker":
+                continue
+            with contextlib.suppress(psutil.Error):
+                guardian = worker.parent()
+                deputy = guardian.parent() if guardian else None
+                if guardian and deputy and {role(guardian), role(deputy)} == {"guardian"}:
+                    return {"worker": worker, "guardian": guardian, "deputy": deputy}
+        return None
+
+    def _below(self, struck: dict[str, psutil.Process]) -> list[psutil.Process]:
+        found: set[psutil.Process] = set()
+        for victim, process in struck.items():
+            if victim != "search":
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found |= {process, *process.children(recursive=True)}
+        return list(found)
+
+    def _end_of_killed(self, search: SearchProcess, blow: Blow) -> int | None:
+        """Waits for the end: None if the signal was the reason, else the exit code."""
+        code = search.finish(WAIT_S)
+        heard = blow.signal == signal.SIGTERM and code == SIGTERM_EXIT
+        return None if heard or code == -blow.signal else code
 
     def _note_start(self, search: SearchProcess, *, first: bool) -> None:
         counted_s, opened_s = search.said_at_s("enumerate"), search.said_at_s("compile")

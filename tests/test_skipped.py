@@ -54,7 +54,7 @@ def test_a_damaged_record_does_not_reach_the_terminal_as_it_is() -> None:
     skipped = Skipped()
     skipped.note("the hold `\x1b]0;owned\x07a\u202eb`", KeyError("\x9b2J\n\x1b[31m\udce9"))
     (said,) = skipped.notices()
-    assert said == "the hold `ab` is damaged and left out: KeyError: '\\x9b2J\\n\\x1b[31m\\udce9'"
+    assert said == "the hold `a b` is damaged and left out: KeyError: '\\x9b2J\\n\\x1b[31m\\udce9'"
     skipped = Skipped()
     skipped.note("row 1", ValueError("\x9b2Jred\n\x1b[31m\udce9"))
     assert skipped.notices() == ("row 1 is damaged and left out: ValueError: red \\xe9",)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from automesh.errors import AutomeshError
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.package import PACKAGE
+from automesh.texts.terminal import as_unicode
 
 # How job code in a worker says that it ended in a failure which is an outcome, not a crash.
 
@@ -107,7 +108,7 @@ def user_traceback(error: BaseException) -> str:
     """The end of the traceback, without the frames of automesh and of the import machinery."""
     report = traceback.TracebackException.from_exception(error, compact=True)
     _drop_our_frames(report)
-    lines = _written("".join(report.format())[-_SAID_CHARS:]).rstrip().splitlines()
+    lines = as_unicode("".join(report.format())[-_SAID_CHARS:]).rstrip().splitlines()
     return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARS:]
 
 
@@ -145,7 +146,7 @@ def _sentence(error: BaseException) -> str:
 def _said(error: BaseException) -> str:
     """The beginning of an exception's message."""
     try:
-        return _written(str(error)[:_SAID_CHARS])
+        return as_unicode(str(error)[:_SAID_CHARS])
     except BaseException:  # noqa: BLE001 - the user's __str__ may do anything, `sys.exit()` too
         return "(its message cannot be printed)"
 
@@ -154,14 +155,9 @@ def _argument(error: SystemExit) -> str:
     if error.code is None:
         return ""
     try:
-        return _shortened(_written(repr(error.code)))
+        return _shortened(as_unicode(repr(error.code)))
     except BaseException:  # noqa: BLE001 - as above, for the user's __repr__
         return f"{type(error.code).__name__}(...)"
-
-
-def _written(text: str) -> str:
-    """Text that can be sent and stored: halves of a pair of surrogates are spelled out."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _shortened(text: str) -> str:

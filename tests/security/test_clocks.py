@@ -20,6 +20,7 @@ from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 HOUR_S = 3600.0
 # What may read the time of day: to be shown or noted, or compared with that of files.
 _SHOWN = {
+    "files.py": "when a draft was written, by the file system",
     "hlo/store.py": "when a draft was written, by the file system",
     "program/execute/calibrate.py": "when a profile was made",
     "program/surroundings.py": "when a library was installed",
@@ -27,6 +28,7 @@ _SHOWN = {
     "tuner/dry_run.py": "when a result was made",
     "tuner/measure/decision.py": "when a result was made",
     "tuner/strategies/absent.py": "when a result was made",
+    "tuner/study/stored/journal.py": "when the trial began that stands for a damaged one",
     "tuner/study/lease_tables.py": "how old a hold looks, which alone ends none",
 }
 _OF_THE_DAY = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}

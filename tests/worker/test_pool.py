@@ -352,6 +352,7 @@ def test_the_environment_is_explicit() -> None:
         "PYTHONPATH": ROOT,
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "8",
+        "AUTOMESH_CPU_DEVICES": "8",
         "XLA_FLAGS": "--xla_dump_to=x",
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from automesh.errors import UsageError, did_you_mean, kind_of
@@ -67,7 +67,7 @@ def _load_script(entry: Entry) -> ModuleType:
         or not path.stem.isidentifier()
     )
     name = f"_automesh_{path.stem}" if taken else path.stem
-    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    loader = _FromItsText(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None:
         raise UsageError(f"`{entry.location}` cannot be read as a Python file")
@@ -79,6 +79,17 @@ def _load_script(entry: Entry) -> ModuleType:
         del sys.modules[name]
         raise _import_error(entry.location, error) from error
     return module
+
+
+class _FromItsText(importlib.machinery.SourceFileLoader):
+    """Runs the text of a script, never compiled code that lies in `__pycache__` beside it.
+
+    A set that is a constant of the code comes out of such a file in another order than out of the
+    text: the first process would trace another program than all later ones.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _load_module(entry: Entry) -> ModuleType:

@@ -25,7 +25,7 @@ from automesh import limits
 from automesh.errors import AutomeshError, UsageError
 from automesh.reading import check_regular, open_regular
 from automesh.skipped import Skipped
-from automesh.texts.storage_url import PASSWORD, PASSWORD_FILE
+from automesh.texts.storage_url import PASSWORD, PASSWORD_FILE, StorageUrl
 from automesh.tuner.study.lease import LeaseTable
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 from automesh.tuner.study.storage import Storage
@@ -263,19 +263,24 @@ def _check_sqlite(path: Path, storage: Storage) -> None:
 def _open_server(storage: Storage) -> Backend:
     url, options = _server(storage)
     _check_server(storage, url, options)
-    return _open_rdb(storage, storage.server.bare, options)
+    return _open_rdb(storage, _address(storage).bare, options)
 
 
 def _server(storage: Storage) -> tuple[sa.URL, dict[str, Any]]:
     """The URL of a server without its secrets, and how it is connected to."""
-    if storage.server is None:
-        raise TypeError("a storage on a server has the URL of the server")
-    url = sa.make_url(storage.server.bare)
+    address = _address(storage)
+    url = sa.make_url(address.bare)
     # Beside the URL, which SQLAlchemy and Optuna keep and quote.
-    arguments: dict[str, Any] = dict(storage.server.secrets)
+    arguments: dict[str, Any] = dict(address.secrets)
     if "connect_timeout" not in url.query:
         arguments["connect_timeout"] = CONNECT_S
     return url, {"connect_args": arguments, "pool_pre_ping": True}
+
+
+def _address(storage: Storage) -> StorageUrl:
+    if storage.server is None:
+        raise TypeError("a storage on a server has the URL of the server")
+    return storage.server
 
 
 def _check_server(storage: Storage, url: sa.URL, options: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """From what the user typed to a build function, and what a user is told when there is none."""
 
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
@@ -240,3 +241,18 @@ def test_loading_does_not_import_jax():
         "sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_script_is_what_its_text_says_whatever_lies_in_its_cache(own_process, monkeypatch):
+    """Before, a set among its constants had one order in the first process, another in all later
+    ones, and `__pycache__` beside it was written, and run."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = written(own_process, "def build(mesh): return 'planted'")
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    planted = py_compile.compile(str(path), invalidation_mode=unchecked)
+    path.write_text("def build(mesh): return 'the text'")
+    assert load_entry(script(path))(None) == "the text"
+    del sys.modules["train"]
+    Path(planted).unlink()
+    assert load_entry(script(path))(None) == "the text"
+    assert list(Path(planted).parent.iterdir()) == []

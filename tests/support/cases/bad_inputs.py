@@ -304,6 +304,34 @@ QUICK: dict[str, BadInput] = {
     "calibrate-out-newer": BadInput(
         command="calibrate --out p.json", files={"p.json": '{"schema": 99}'}
     ),
+    "baseline-no-mesh": based("fast"),
+    "baseline-unknown-axis": based("dq:4"),
+    "baseline-wrong-product": based("dp:3"),
+    "baseline-two-inferred": based("dp:-1,tp:-1"),
+    "baseline-not-divisible": based("dp:3,tp:-1"),
+    "baseline-zero": based("dp:0"),
+    "baseline-axis-twice": based("dp:2,dp:2"),
+    "baseline-over-dcn": based("dcn.dp:2,tp:2"),
+    "study-of-another-program": BadInput(
+        command=f"{SEARCH} --storage old.db",
+        files={"train.py": GOOD, "old.db": foreign_database()},
+    ),
+    "study-not-a-database": BadInput(
+        command=f"{SEARCH} --storage old.db",
+        files={"train.py": GOOD, "old.db": "these are notes"},
+    ),
+    "study-corrupt": BadInput(
+        command=f"{SEARCH} --storage old.db",
+        files={"train.py": GOOD, "old.db": b"SQLite format 3\x00" + b"\xff" * 9000},
+    ),
+    "journal-is-a-log": BadInput(
+        command=f"{SEARCH} --storage train.log",
+        files={"train.py": GOOD, "train.log": "step 1 loss 3.2\nstep 2 loss 3.1\n"},
+    ),
+    "postgres-unreachable": BadInput(
+        command=f"{SEARCH} --storage postgresql://me:secret@127.0.0.1:1/db",
+        files={"train.py": GOOD},
+    ),
 }
 
 WORKLOAD = """\
@@ -362,14 +390,6 @@ INSPECTED: dict[str, BadInput] = {
     "no-such-platform": BadInput(
         command="search train.py", files={"train.py": GOOD}, variables={"JAX_PLATFORMS": "nonsense"}
     ),
-    "baseline-no-mesh": based("fast"),
-    "baseline-unknown-axis": based("dq:4"),
-    "baseline-wrong-product": based("dp:3"),
-    "baseline-two-inferred": based("dp:-1,tp:-1"),
-    "baseline-not-divisible": based("dp:3,tp:-1"),
-    "baseline-zero": based("dp:0"),
-    "baseline-axis-twice": based("dp:2,dp:2"),
-    "baseline-over-dcn": based("dcn.dp:2,tp:2"),
     "baseline-unknown-knob": based("dp:4 remta=full"),
     "baseline-knob-without-value": based("dp:4 remat"),
     "baseline-knob-type": based("dp:4 width=wide"),
@@ -381,26 +401,6 @@ INSPECTED: dict[str, BadInput] = {
     "space-impossible": fitted("[axes]\ndp = { max = 2 }\ntp = { size = 1 }\n", code=1),
     "space-impossible-constraint": fitted(
         GOOD_SPACE + "[constraints]\n'dp*tp' = { divides = 6 }\n", code=1
-    ),
-    "study-of-another-program": BadInput(
-        command=f"{SEARCH} --storage old.db",
-        files={"train.py": GOOD, "old.db": foreign_database()},
-    ),
-    "study-not-a-database": BadInput(
-        command=f"{SEARCH} --storage old.db",
-        files={"train.py": GOOD, "old.db": "these are notes"},
-    ),
-    "study-corrupt": BadInput(
-        command=f"{SEARCH} --storage old.db",
-        files={"train.py": GOOD, "old.db": b"SQLite format 3\x00" + b"\xff" * 9000},
-    ),
-    "journal-is-a-log": BadInput(
-        command=f"{SEARCH} --storage train.log",
-        files={"train.py": GOOD, "train.log": "step 1 loss 3.2\nstep 2 loss 3.1\n"},
-    ),
-    "postgres-unreachable": BadInput(
-        command=f"{SEARCH} --storage postgresql://me:secret@127.0.0.1:1/db",
-        files={"train.py": GOOD},
     ),
 }
 

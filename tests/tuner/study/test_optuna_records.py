@@ -33,7 +33,7 @@ FOLDER = Path("/results/lm-cpu-8-1234")
         ("journal:a", "journal", "{here}/a"),
         ("/nfs/a.journal", "journal", "/nfs/a.journal"),
         ("a.log", "journal", "{here}/a.log"),
-        ("postgresql+psycopg://u:p@h/d", "server", "postgresql+psycopg://u:p@h/d"),
+        ("postgresql+psycopg://u:p@h/d", "server", "postgresql+psycopg://u:***@h/d"),
         ("postgresql+psycopg2://u@h/d", "server", "postgresql+psycopg2://u@h/d"),
         ("postgresql://u@h/d", "server", "postgresql+psycopg://u@h/d"),
         ("postgres://u@h/d", "server", "postgresql+psycopg://u@h/d"),
