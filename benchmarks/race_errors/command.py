@@ -151,6 +151,7 @@ def race(
         calibrations,
         rules=RULES,
         deadline_s=time.monotonic() + 600.0,
+        first_round_s=time.monotonic() + 600.0,
         clock=time.monotonic,
         on_round=lambda *_: None,
         on_failure=fail,

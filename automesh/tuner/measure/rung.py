@@ -383,6 +383,7 @@ class MeasureRung:
             self._calibrations,
             rules=self.rules,
             deadline_s=max(self._race_end_s(entrants), self._one_round_s(entrants)),
+            first_round_s=max(self._race_deadline_s(entrants), self._one_round_s(entrants)),
             clock=self.search.clock,
             on_round=lambda plan, number, value_s: self._on_round(race, plan, number, value_s),
             on_failure=self._finish,

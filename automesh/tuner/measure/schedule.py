@@ -194,7 +194,7 @@ class Course:
 
     Attributes:
       deadline_s: when to stop, on `clock`.
-      visit_s: seconds that the last visit to each plan took.
+      visit_s: seconds that the next visit to each plan should take.
     """
 
     pool: VisitPool
@@ -232,7 +232,8 @@ class Course:
             return None
         if not isinstance(answer, VisitAnswer):
             return answer
-        self.visit_s[plan] = self.clock() - started_s
+        # Of one whose worker had to be started again, only a part is expected the next time.
+        self.visit_s[plan] = min(self.clock() - started_s, _PATIENCE * self.visit_s[plan])
         if answer.fingerprint != calibration.first.fingerprint:
             return other_program(self.subject.sources)
         return statistics.median(answer.samples_s)
@@ -297,6 +298,7 @@ def run_race(
     *,
     rules: VisitRules,
     deadline_s: float,
+    first_round_s: float,
     clock: Callable[[], float],
     on_round: Callable[[Plan, int, float], None],
     on_failure: Callable[[Plan, Failure], None],
@@ -304,11 +306,14 @@ def run_race(
     """Runs a race to its end, or until `deadline_s`.
 
     A round begins only if there is time for all of it. A finalist whose visit fails leaves.
+    Without a round that all have run there is no winner, and all that was measured is for nothing:
+    the first may take longer, for a worker that dies in it takes seconds to start again.
 
     Args:
       race: new, or built from stored rounds.
       calibrations: of all survivors of `race`.
       deadline_s: when to stop, on `clock`.
+      first_round_s: when to stop as long as no round is complete.
       clock: monotonic seconds.
       on_round: called with plan, round index and seconds per step after each visit, to be stored.
       on_failure: called when a finalist leaves.
@@ -319,6 +324,7 @@ def run_race(
     round_begun = -1
     while (upcoming := race.next_visit()) is not None:
         plan = upcoming.finalist
+        course.deadline_s = deadline_s if race.rounds_completed else max(first_round_s, deadline_s)
         begins = upcoming.round_index > round_begun
         if not course.has_time_for(race.survivors if begins else (plan,)):
             break

@@ -132,6 +132,7 @@ def race_of(
     calibrations: dict[Plan, Calibration],
     *,
     deadline_s: float = 1e9,
+    first_round_s: float = 0.0,
     on_round: Callable[[Plan, int, float], None] = lambda plan, index, value_s: None,
 ) -> RaceReport:
     return run_race(
@@ -141,6 +142,7 @@ def race_of(
         calibrations,
         rules=RULES,
         deadline_s=deadline_s,
+        first_round_s=first_round_s,
         clock=pool.clock,
         on_round=on_round,
         on_failure=lambda plan, failure: None,
@@ -320,6 +322,41 @@ def test_a_visit_that_hangs_at_the_deadline_is_not_the_finalists_fault() -> None
     assert report.failures == ()
     assert pool.now_s <= deadline_s + 1e-6
     assert race.survivors == (A, B)
+
+
+@pytest.mark.parametrize(("first_round_s", "winners"), [(0.0, 0), (60.0, 1)])
+def test_a_worker_that_dies_in_the_first_round_costs_time_and_not_the_race(
+    first_round_s: float, winners: int
+) -> None:
+    """Before, its start used up the time that short visits let a round expect."""
+    pool = FakePool(step_s={A: 0.01, B: 0.01, C: 0.01}, compile_s=4.0)
+    calibrations = calibrated(pool, A, B, C)
+    pool.script = {(one, pool.visits_to(one)): CRASH for one in (A, B, C)}
+    report = race_of(
+        pool,
+        Race((A, B, C), rules=RaceRules(), seed=0),
+        calibrations,
+        deadline_s=pool.now_s + 1.5,
+        first_round_s=pool.now_s + first_round_s,
+    )
+    assert report.ended == "deadline"
+    assert report.failures == ()
+    assert verdicts(report).count("winner") == winners
+    assert [len(one.rounds_s) for one in report.standings] == [winners] * 3 or not winners
+
+
+def test_a_visit_that_was_slow_for_once_says_little_of_the_next() -> None:
+    pool = FakePool(step_s={A: 0.01, B: 0.01}, compile_s=4.0)
+    calibrations = calibrated(pool, A, B)
+    pool.script = {(A, pool.visits_to(A)): CRASH}
+    report = race_of(
+        pool,
+        Race((A, B), rules=RaceRules(), seed=0),
+        calibrations,
+        deadline_s=pool.now_s + 14.0,
+    )
+    # Both are set up anew, in 8 s; what is left is enough for many rounds.
+    assert all(len(one.rounds_s) > 4 for one in report.standings)
 
 
 def test_a_visit_that_hangs_with_time_to_spare_is() -> None:
