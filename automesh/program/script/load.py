@@ -88,7 +88,7 @@ class _FromItsText(importlib.machinery.SourceFileLoader):
     text: the first process would trace another program than all later ones.
     """
 
-    def get_code(self, fullname: str) -> CodeType:
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - as the loader has it
         return self.source_to_code(self.get_data(self.path), self.path)
 
 

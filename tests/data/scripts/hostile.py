@@ -647,9 +647,7 @@ def overwrites_itself():
 
 
 def removes_its_log():
-    with open(f"/proc/{os.getppid()}/cmdline") as file:
-        (log,) = (one for one in file.read().split("\0") if one.endswith(".log"))
-    os.remove(log)
+    os.remove(os.readlink(f"/proc/{os.getppid()}/fd/1"))  # of the guardian
     raise ValueError("the log is gone")
 
 
