@@ -38,7 +38,9 @@ def check(name: str, found: dict[str, float]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "devices"), [("rnn", "4"), ("unet", "2")])
+@pytest.mark.parametrize(
+    ("name", "devices"), [pytest.param("rnn", "4", marks=pytest.mark.long), ("unet", "2")]
+)
 def test_products_and_halos_are_those_of_xla(name: str, devices: str) -> None:
     """Weights that are split over the axis of the batch were taken for products in parts, whose
     results are reduced (118 % too many bytes), and halos for nothing (98 % too few)."""

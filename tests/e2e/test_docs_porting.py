@@ -62,14 +62,8 @@ def test_a_script_of_the_guide_is_searched_to_a_rule_that_it_can_use(
     assert used.returncode == 0, used.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "source",
-    [
-        pytest.param(one, marks=[] if one.startswith("jsonl") else [pytest.mark.long])
-        for one in SOURCES
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("source", SOURCES)
 def test_the_command_of_the_guide_is_searched_to_a_rule(source: str, tmp_path: Path) -> None:
     (words,) = COMMANDS
     (tmp_path / "flags_train.py").write_text(FILES["flags_train.py"])

@@ -65,7 +65,7 @@ def test_an_installed_copy_finds_its_spaces_and_searches(installed: Path, tmp_pa
     where = run(installed, tmp_path, "-c", "import automesh; print(automesh.__file__)")
     assert Path(where.stdout.strip()).is_relative_to(installed), where.stderr
     (tmp_path / "train.py").write_text(SCRIPT)
-    arguments = ("train.py", "--target", "cpu:4", "--budget", "1m", "--top", "1")
+    arguments = ("train.py", "--target", "cpu:4", "--budget", "35s", "--top", "1")
     done = run(installed, tmp_path, "-m", "automesh", "search", *arguments)
     assert done.returncode == 0, done.stderr
     assert 'match = "cpu-4"' in (tmp_path / "mesh_rules.toml").read_text()

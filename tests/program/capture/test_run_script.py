@@ -32,7 +32,7 @@ FOUND = {
     "trainer_class.py": ("replica:2,shard:2", "train_step", 2, ["replica", "shard"]),
     "lm1b/main.py": ("data:1,fsdp:4,tensor:1", "train_step", 17, ["data", "fsdp"]),
 }
-IN_MINUTES = ("haliax_loop.py", "lm1b/main.py")
+IN_CI = ("decorated_step.py", "flax_mnist.py", "trainer_class.py")
 
 
 def environment() -> dict[str, str]:
@@ -67,7 +67,7 @@ def captured(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(name, marks=pytest.mark.long) if name in IN_MINUTES else name for name in FOUND],
+    [name if name in IN_CI else pytest.param(name, marks=pytest.mark.long) for name in FOUND],
 )
 def test_the_step_of_a_script_gives_the_same_losses_on_every_mesh(script: str) -> None:
     mesh, step, carried, batch_axes = FOUND[script]
