@@ -150,6 +150,18 @@ def check_place(path: Path) -> None:
             pass
 
 
+def is_foreign_link(path: Path) -> bool:
+    """Whether a link may lead to where nobody who decides here wants to write: another account than
+    ours, root or the owner of the folder has made it.
+
+    Raises:
+      OSError: the folder cannot be looked at.
+    """
+    if not path.is_symlink():
+        return False
+    return path.lstat().st_uid not in (os.geteuid(), 0, path.parent.stat().st_uid)
+
+
 def open_log(path: Path) -> BinaryIO:
     """Opens a file to write at its end, and makes it if there is none.
 

@@ -126,9 +126,10 @@ EXECUTABLES_IN_USE_S = 24 * 3600.0
 PATTERN_CHARS = 2000
 """Of a rule's `match`: room for some hundred names. A longer one is refused."""
 
-MATCH_BITS = 18
-"""Ways in which Python's engine may try to match a name, as a power of two: at most a tenth of a
-second. A pattern with more goes to an engine that does not try, or is refused."""
+MATCH_BITS = 21
+"""Ways in which Python's engine may try to match a name, as a power of two: three repeats in a name
+of 200 characters, which is at most some tenths of a second. A pattern with more goes to an engine
+that does not try, or is refused."""
 
 LINE_CHARS = 20_000
 """Of a line that a command prints, what `--step-time regex:` looks at: progress bars and dumped

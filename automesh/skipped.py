@@ -44,6 +44,11 @@ class Skipped:
         return tuple(said)
 
 
+def name_of_note(key: str) -> str:
+    """What a note of a study is called in `Skipped.named`, with or without our mark before it."""
+    return f"the note `{key.removeprefix('automesh.')}`"
+
+
 def reason_of(error: BaseException) -> str:
     """An error as part of a sentence: one line, a short one, and safe to be shown to anybody."""
     text = _shown(error.message if isinstance(error, AutomeshError) else str(error))

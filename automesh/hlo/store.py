@@ -335,11 +335,16 @@ def _unpacked(packed: bytes) -> bytes:
       ValueError: it is torn, or unpacks to more than a module can have.
       OSError, zlib.error: it is no packed module.
     """
+    # In pieces: a single large read reserves its whole length at once.
+    pieces: list[bytes] = []
+    left_bytes = limits.MODULE_BYTES
     with gzip.open(io.BytesIO(packed)) as file:
-        module = file.read(limits.MODULE_BYTES)
-        if file.read(1):
-            raise ValueError("a module that is too large")
-    return module
+        while piece := file.read(limits.CHUNK_BYTES):
+            left_bytes -= len(piece)
+            if left_bytes < 0:
+                raise ValueError("a module that is too large")
+            pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _read_header(path: Path) -> _Header:

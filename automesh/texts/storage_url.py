@@ -18,12 +18,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from automesh.errors import UsageError
 from automesh.limits import MOST_PASSWORD_BYTES
 from automesh.reading import Unreadable, open_regular
+from automesh.texts.user_text import user_path
 
 MASK = "***"
 PASSWORD = "AUTOMESH_STORAGE_PASSWORD"
@@ -35,13 +35,15 @@ OWN_VARIABLES = (PASSWORD, PASSWORD_FILE)
 
 _HINT = "write `postgresql+psycopg://user@host:5432/database`, and the password into " + PASSWORD
 _ESCAPES = "in users and passwords write `@` as `%40`, `?` as `%3F`, `/` as `%2F` and `%` as `%25`"
-_SCHEME = r"(?<![\w+.-])[A-Za-z][\w+.-]{0,40}://"
+_SCHEME = r"[A-Za-z][\w+.-]{0,40}://"
 _USER = re.compile(r"(?P<user>[^:/]*):(?P<password>[^@]*)@")
+_SERVER = re.compile(r"postgres|mysql|mariadb")
+_LEFT_OF_PASSWORD = re.compile(r"@|%40", re.IGNORECASE)
 _PORT_AND_QUERY = re.compile(r"\d{1,5}(?:/[^?@]*)?\?")
 # Of any driver: `password`, `passwd`, `sslpassword`, `ssl_key_password`, `scram_client_key`, ...;
 # but `passfile` names a file.
 _SECRET_KEY = re.compile(
-    r"pass(?!file|ive)|pwd|secret|token|credential|api_?key|scram_\w+_key", re.IGNORECASE
+    r"pass(?!file|ive)|pwd|secret|token(?!s|iz)|credential|api_?key|scram_\w+_key", re.IGNORECASE
 )
 # As libpq has it, in texts of its errors and in what people write: `host=db password=secret`.
 _SETTING = re.compile(
@@ -55,7 +57,7 @@ _SETTING = re.compile(
 _IN_TEXT = re.compile(
     rf"""(?P<quote>['"`])(?P<before>[\w.-]{{1,99}}=)?"""
     rf"""(?P<quoted>{_SCHEME}(?:(?!(?P=quote))[^\n])*)(?P=quote)"""
-    rf"|(?P<at>{_SCHEME}\S*@[^\s'\"`]*)"
+    rf"|(?P<at>{_SCHEME}\S{{0,1000}}@[^\s'\"`]*)"
     rf"|(?P<spaced>{_SCHEME}[^\s/:@]*:(?!\d+(?:[/?\s]|$))[^\n]{{1,200}}@[^\s'\"`]*)"
     rf"|(?P<plain>{_SCHEME}[^\s'\"`]*)",
 )
@@ -146,8 +148,11 @@ def with_password(url: StorageUrl, environ: Mapping[str, str]) -> StorageUrl:
 
 def _password_in(name: str) -> str:
     """The first line of a file that its owner alone may read."""
-    path = Path(name).expanduser()
     hint = f"{PASSWORD_FILE} names a file with the password in its first line; `chmod 600` it"
+    try:
+        path = user_path(name)
+    except UsageError as error:
+        raise UsageError(f"{PASSWORD_FILE}: {error.message}", hint=hint) from None
     try:
         with open_regular(path) as file:
             found = os.fstat(file.fileno())
@@ -255,8 +260,10 @@ def bare_url(url: str) -> str:
 
 
 def secrets_among(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Values that are secret in a command line and in the environment, for `masked`."""
-    found = [environ.get(name, "") for name in (PASSWORD, "PGPASSWORD")]
+    """Values that are secret in a command line, and in the environment if a server is named in it,
+    for `masked`: a password may be a common word, and then stands in many texts by itself."""
+    names_server = any("://" in word for word in words)
+    found = [environ.get(name, "") for name in (PASSWORD, "PGPASSWORD")] if names_server else []
     for word in words:
         _, mark, rest = word.partition("://")
         parts = _split(f"url{mark}{rest}") if mark else None
@@ -373,6 +380,11 @@ def _split(url: str) -> _Parts | None:
         user, _, place = rest.partition("@")
     place, mark, query = place.partition("?")
     if password is not None and ("?" in password or "@" in place):
+        return None
+    # No host and no database has these: they are what is left of a password that was mistyped.
+    if _SERVER.match(scheme) and (
+        _LEFT_OF_PASSWORD.search(place) or "%3a" in user.lower() or _SETTING.search(place)
+    ):
         return None
     return _Parts(
         scheme=scheme, user=user, password=password, place=place, query=query if mark else None

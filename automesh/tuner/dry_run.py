@@ -18,7 +18,7 @@ from automesh.report.result import SearchResult
 from automesh.report.words import count
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.ranking import WIDE, estimated_candidates, hardly_fits
-from automesh.tuner.paths import check_places, make_folder
+from automesh.tuner.paths import check_places, make_study_folder
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import BUILD_SHARE, open_session
@@ -41,7 +41,7 @@ def estimate_only(
     check_places(request)
     with open_session(request, target, space, progress) as session:
         preparation = session.preparation
-        make_folder(preparation.folder)
+        make_study_folder(preparation.folder)
         with open_study(
             parse_storage(request.storage, preparation.folder),
             preparation.name,

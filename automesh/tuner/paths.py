@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from automesh.errors import UsageError
+from automesh.files import is_foreign_link
 from automesh.mesh.rules.file import check_mergeable
 from automesh.mesh.rules.rule import MeshRule
 from automesh.reading import kind_of_file
@@ -14,6 +16,10 @@ from automesh.tuner.study.storage import parse_storage
 
 if TYPE_CHECKING:
     from automesh.tuner.request import SearchRequest
+
+
+# What a study writes into its folder under names that everybody can know before.
+_PLACES = ("study.db", "study.db-wal", "study.db-shm", "study.db-journal", "logs", "terms")
 
 
 def check_places(request: SearchRequest) -> tuple[MeshRule, ...]:
@@ -57,6 +63,21 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
+def make_study_folder(folder: Path) -> None:
+    """Makes the folder of a study unless it exists.
+
+    Raises:
+      UsageError: as `make_folder`; or somebody has put a link where the study would write.
+    """
+    for place in (folder, *(folder / name for name in _PLACES)):
+        if is_foreign_link(place):
+            raise UsageError(
+                f"`{place}` is a link that another account made, which could lead anywhere",
+                hint="remove the link, or choose another folder with --results",
+            )
+    make_folder(folder)
+
+
 def newest_study(results: Path, storage: str) -> Path:
     """The folder of the study that changed last.
 
@@ -65,13 +86,16 @@ def newest_study(results: Path, storage: str) -> Path:
     """
     # With a storage of its own a study has no database in its folder.
     marker = "logs" if storage else "study.db"
-    studies = [path.parent for path in results.glob(f"*/{marker}")]
+    studies: dict[Path, float] = {}
+    for path in results.glob(f"*/{marker}"):
+        with suppress(OSError):  # A link that leads nowhere hides no study beside it.
+            studies[path.parent] = path.stat().st_mtime
     if not studies:
         raise UsageError(
             f"there is no study under `{results}`",
             hint="run `automesh search SCRIPT` first, or give the study's folder",
         )
-    return max(studies, key=lambda folder: (folder / marker).stat().st_mtime)
+    return max(studies, key=studies.__getitem__)
 
 
 def as_seen(path: Path | str) -> str:

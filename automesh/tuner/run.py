@@ -19,7 +19,7 @@ from automesh.report.result import SearchResult
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.prior_rule import promised_plans
 from automesh.tuner.context import SearchContext
-from automesh.tuner.paths import check_places, make_folder
+from automesh.tuner.paths import check_places, make_study_folder
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.session import BUILD_SHARE, open_session
@@ -65,7 +65,7 @@ def run_search(
             preparation = replace(preparation, promised=promised)
             for notice in notices:
                 progress.notice(notice)
-        make_folder(preparation.folder)
+        make_study_folder(preparation.folder)
         with open_study(
             parse_storage(request.storage, preparation.folder),
             preparation.name,

@@ -12,7 +12,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A job that waits or runs; what `Pool.submit` was given, with its ticket."""
+    """A job that waits or runs; what `Pool.submit` was given, with its ticket.
+
+    Attributes:
+      lost_starts: workers that somebody has killed before they had begun with it.
+    """
 
     ticket: int
     job: Job
@@ -58,6 +62,7 @@ class Task:
     on_event: OnEvent | None
     fresh: bool
     affinity: Hashable = None
+    lost_starts: int = 0
 
 
 START_LIMIT_S = 120.0  # Importing jax takes seconds, on a busy machine or a network disk many.
@@ -66,6 +71,7 @@ _CLOSE_LIMIT_S = 1.0
 # The end of a process is seen on the channel first, and by its guardian milliseconds later; on a
 # machine that is very busy, seconds. A process that lives on for longer has lost its channel.
 _SEVERED_S = 10.0
+_LOST_STARTS = 3  # More of them are no accident: then the start itself is to blame.
 _KEPT_LOGS = 64  # 4 MB each at most.
 _PULSE_S = 0.5  # Between two calls of `on_wait`, at most.
 
@@ -446,10 +452,15 @@ class Pool:
         task = worker.task
         if task is None:
             return
-        if worker.verdict is None and worker.served and worker.stage == "start":
-            # It died of an earlier job, for instance of a thread that this had left running.
-            self._queue.appendleft(task)
-            return
+        if worker.verdict is None and worker.stage == "start":
+            if worker.served:
+                # It died of an earlier job, for instance of a thread that this had left running.
+                self._queue.appendleft(task)
+                return
+            if ending.by_stranger and task.lost_starts < _LOST_STARTS:
+                # Killed before it had begun: neither the job nor the machine is to blame.
+                self._queue.appendleft(replace(task, lost_starts=task.lost_starts + 1))
+                return
         verdict = worker.verdict or ending.outcome(
             stage=worker.stage, memory_limit_bytes=self._memory_limit_bytes
         )

@@ -7,6 +7,7 @@ at the death of the process, however it dies: a folder of ours whose mark nobody
 from __future__ import annotations
 
 import atexit
+import errno
 import fcntl
 import os
 import re
@@ -76,6 +77,10 @@ def _refused(error: OSError) -> UsageError:
     return UsageError(f"the temporary folder{name} cannot be made: {reason}", hint=_HINT)
 
 
+# A file system without locks. Then nobody can tell that the folder is left over: it has no mark.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+
+
 def _marked(folder: Path) -> int:
     # Under its name only once it is locked: until then nobody takes the folder for left over.
     draft, flags = folder / f"{_MARK}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -83,6 +88,10 @@ def _marked(folder: Path) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         draft.rename(folder / _MARK)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(descriptor)
+            raise
     except BaseException:
         os.close(descriptor)
         raise

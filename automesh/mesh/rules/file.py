@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -254,8 +253,7 @@ def _real(path: Path) -> Path:
         if not seen.is_symlink():
             # Links among the folders lead where the user has named.
             return seen.parent.resolve() / seen.name
-        ours = (os.geteuid(), 0, seen.parent.stat().st_uid)
-        if seen.lstat().st_uid not in ours:
+        if files.is_foreign_link(seen):
             raise UsageError(
                 f"`{seen}` is a link that another account made, which could lead anywhere",
                 hint="remove the link, or name the file itself with --rules",

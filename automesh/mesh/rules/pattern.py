@@ -9,6 +9,7 @@ refused when the rule is made.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -23,7 +24,6 @@ _TOKEN = re.compile(
     r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<once>[?|])|(?P<repeat>[*+{])|(?P<other>.)",
     re.DOTALL,
 )
-_CHARACTER_BITS = (limits.TARGET_CHARS + 1).bit_length()
 # What both engines read, but not alike: repeats that give nothing back (`a*+`), sets in sets.
 _NO_WAY_BACK = re.compile(r"[*+?}]\+")
 # Where spaces and comments may stand between a group and what repeats it.
@@ -85,21 +85,25 @@ def nearest(pattern: str, selector: str) -> tuple[str, bool]:
 def has_few_choices(pattern: str) -> bool:
     """Whether Python's engine has so few ways to match a name that it may try them all.
 
-    An alternative and an optional part double the ways; what repeats a character or a set has one
-    for each length. Of a group that repeats they cannot be told from the text.
+    An alternative and an optional part double the ways; what repeats characters or sets has as many
+    as there are ways to share the name among all repeats. Of a group that repeats they cannot be
+    told from the text.
     """
     if _SPACED.search(pattern):
         return False
-    bits, before = 0, ""
+    choices, repeats, before = 0, 0, ""
     for token in _TOKEN.finditer(pattern):
         kind = token.lastgroup
         if kind == "comment":
             continue
         if kind == "repeat" and before == ")":
             return False
-        bits += _CHARACTER_BITS if kind == "repeat" else kind == "once"
+        repeats += kind == "repeat"
+        choices += kind == "once"
         before = token[0] if kind == "other" else ""
-    return bits <= limits.MATCH_BITS
+    return (
+        math.log2(math.comb(limits.TARGET_CHARS + repeats, repeats)) + choices <= limits.MATCH_BITS
+    )
 
 
 @lru_cache(maxsize=256)
@@ -118,7 +122,8 @@ def _linear(pattern: str, *, ignore_case: bool) -> Callable[[str], bool]:
 
     if _is_read_differently(pattern):
         raise _too_many_choices(pattern)
-    known = "".join(one[0] for one in _TOKEN.finditer(pattern) if one.lastgroup != "comment")
+    tokens = [one[0] for one in _TOKEN.finditer(pattern) if one.lastgroup != "comment"]
+    known = "".join(r"\z" if one == r"\Z" else one for one in tokens)  # Rust's name for the end.
     whole = rf"{'(?i)' if ignore_case else ''}\A(?:{known})\z"
     try:
         adapter = TypeAdapter(Annotated[str, StringConstraints(pattern=whole)])

@@ -11,6 +11,7 @@ from pathlib import Path
 from automesh import limits, reading
 from automesh.errors import AutomeshError
 from automesh.files import write_whole
+from automesh.texts.terminal import as_unicode
 
 # `#loc12 = loc("add"(#loc4))`, as MLIR prints it before and behind the operations.
 _DEFINITION = re.compile(r"(#loc\d*) = loc\((.*)\)")
@@ -119,7 +120,7 @@ def first_difference(one: Sequence[TextLine], other: Sequence[TextLine]) -> Diff
 def write_text(path: Path, lines: Sequence[TextLine]) -> None:
     """Writes a program to a file: of each line its place, a tabulator, its text."""
     text = "\n".join(f"{line.place}\t{line.text}" for line in lines)
-    write_whole(path, text, lasting=False)
+    write_whole(path, as_unicode(text), lasting=False)
 
 
 def read_text(path: Path) -> tuple[TextLine, ...]:

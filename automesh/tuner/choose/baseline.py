@@ -84,9 +84,10 @@ def check_baseline(
     Raises:
       UsageError: no mesh, an axis that there is not, sizes that do not fit the devices.
     """
-    mesh = text.partition(" ")[0]
-    if not mesh:
+    words = text.split()
+    if not words:
         return
+    mesh = words[0]
     num_devices, num_granules = devices
     if not num_devices:
         mesh = _OPEN_SIZE.sub(":1", mesh, count=1)  # Nothing says yet what it will be.

@@ -155,7 +155,12 @@ class CommandStrategy(Strategy):
 
     def _recover(self) -> None:
         """Takes over what runs have left that were over when an earlier search was killed."""
+        # Again: those of another host were first seen at the start, and are free only now.
+        self.study.measure.adopt_expired()
+        held: set[str] = set()
         for trial in self.study.measure.trials():
+            if trial.is_open and not trial.is_waiting:
+                held |= {self._place(trial, one).name for one in range(1, trial.attempts + 1)}
             is_begun = trial.is_waiting and trial.attempts > 0 and bool(trial.run)
             if not is_begun or not self.notebook.is_current(trial):
                 continue
@@ -172,7 +177,9 @@ class CommandStrategy(Strategy):
             for attempt in attempts:
                 self._place(claimed, attempt).clear()
         for folder in self.logs.glob("run-*"):
-            if folder.is_dir():  # Its run was stored, and the search killed before it was cleared.
+            if (
+                folder.is_dir() and folder.name not in held
+            ):  # Its run was stored, and the search killed before it was cleared.
                 Place(logs=self.logs, name=folder.name).clear()
 
     def _run(self, plan: Plan, label: str) -> Outcome:

@@ -39,7 +39,7 @@ from automesh.tuner.command.search import CommandStrategy
 from automesh.tuner.command.space import CommandSpace, restricted, space_of
 from automesh.tuner.command.step_times import JsonLines
 from automesh.tuner.command.template import masked_template
-from automesh.tuner.paths import as_seen, check_places, make_folder
+from automesh.tuner.paths import as_seen, check_places, make_folder, make_study_folder
 from automesh.tuner.preparation import Aim, aim_of, known_devices, study_folder
 from automesh.tuner.request import SearchRequest, usual_top
 from automesh.tuner.strategies.search_run import SearchRun
@@ -115,7 +115,7 @@ def search_command(
     )
     if request.dry_run:
         return _dry_run(ready)
-    make_folder(ready.folder)
+    make_study_folder(ready.folder)
     logs = make_folder(ready.folder / "logs")
     limit_bytes = request.memory_limit_bytes or memory_share_bytes(1)
     started_s = clock()

@@ -85,7 +85,8 @@ class SearchRun:
           UsageError: as `Strategy.climb`, or the rule or the table cannot be written; what is
             measured until then is kept.
         """
-        for rung in self.rungs:
+        # The measured ones too: a hold of a dead host ends some time after it was first seen.
+        for rung in (*self.rungs, self.study.measure):
             rung.adopt_expired()
         self.notebook.note_header(self.header)
         interrupted, ending = False, ""

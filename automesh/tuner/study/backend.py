@@ -67,6 +67,12 @@ class Backend:
     storage: Storage
     skipped: Skipped
 
+    def study_names(self) -> list[str]:
+        """Of all of Optuna's studies in it."""
+        if isinstance(self.optuna, TolerantDatabase):  # The notes of all studies are not read.
+            return self.optuna.study_names()
+        return [str(study.study_name) for study in self.optuna.get_all_studies()]
+
     def explained(self) -> AbstractContextManager[None]:
         """As the function `explained`, for this storage."""
         return explained(self.storage)
@@ -172,7 +178,7 @@ def check_storage(storage: Storage) -> None:
         match storage.kind:
             case "sqlite":
                 _check_writable(path, storage)
-                _check_sqlite(path, storage)
+                _check_sqlite(path, storage, limits.LOOK_S)
             case "server":
                 _check_server(storage, *_server(storage))
             case "journal":
@@ -186,7 +192,7 @@ def check_storage(storage: Storage) -> None:
 def _open_sqlite(storage: Storage) -> Backend:
     path = Path(storage.location)
     _check_writable(path, storage)
-    _check_sqlite(path, storage)
+    _check_sqlite(path, storage, limits.LOCK_S)
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=limits.LOCK_S, check_same_thread=False)
@@ -233,26 +239,34 @@ def _check_writable(path: Path, storage: Storage) -> None:
     check_regular(path)
 
 
-def _check_sqlite(path: Path, storage: Storage) -> None:
+def _check_sqlite(path: Path, storage: Storage, wait_s: float) -> None:
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb") as file:
         if file.read(len(_HEADER)) != _HEADER:
             raise UsageError(f"{storage.text} is not a SQLite database", hint=_KEEP)
-    connection = sqlite3.connect(path, timeout=limits.LOOK_S)
+    connection = sqlite3.connect(path, timeout=wait_s)
     connection.text_factory = _text
     try:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+        made = dict(connection.execute("SELECT name, type FROM sqlite_master"))
+        tables = set(made)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # Names stand in its messages.
         if _is_busy(error):
-            raise _in_use(storage, limits.LOOK_S) from error
-        verdict, tables = str(error), set[str]()
+            raise _in_use(storage, wait_s) from error
+        verdict, made, tables = str(error), dict[str, str](), set[str]()
     finally:
         connection.close()
     if verdict != "ok":
         reason = " ".join(verdict.split())
         raise UsageError(f"the database {storage.text} is damaged: {reason}", hint=_KEEP)
+    # Neither Optuna nor we make any: to read one would be to run what somebody else has written.
+    run = [name for name, kind in made.items() if kind in ("view", "trigger")]
+    if run:
+        raise UsageError(
+            f"{storage.text} has the {made[run[0]]} `{run[0]}`, which is none of a study's",
+            hint=_KEEP,
+        )
     if tables and tables.isdisjoint(_FIRST_TABLES):
         raise UsageError(f"{storage.text} is a database of another program", hint=_KEEP)
 

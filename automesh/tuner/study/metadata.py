@@ -15,6 +15,7 @@ from automesh.mesh.axes import Plan, usual_batch_axes
 from automesh.reading import check_regular
 from automesh.report.estimates import Estimates
 from automesh.report.search_command import SearchCommand, read_text
+from automesh.skipped import name_of_note
 from automesh.texts.storage_url import masked, masked_url
 from automesh.tuner.command.template import masked_template
 from automesh.tuner.compile.memory_limit import NO_LIMIT, DeviceMemory
@@ -104,8 +105,6 @@ class Notebook:
     """Typed notes of one study; those of an older script or other versions are not read.
 
     Attributes:
-      again: the command that goes on with the search; None for a search from Python, and where a
-        former version has kept none that can be read.
       outside: plans, as text, that are not told of, beside those out of the study's scope.
     """
 
@@ -171,7 +170,7 @@ class Notebook:
         if found is None:
             return None
         if not isinstance(found, dict):
-            self.study.skipped.note(f"the note `{key}`", UsageError("it is no JSON object"))
+            self.study.skipped.note(name_of_note(key), UsageError("it is no JSON object"))
             return None
         mine = (self.source_hash, dict(self.versions))
         said = (found.get("source_hash"), found.get("versions"))
@@ -343,7 +342,8 @@ def reading(
         )
     with open_study(place, folder.resolve().name, create=False) as opened:
         header = read_header(opened)
-        damage = opened.skipped.named.get("the note `header`")
+        named = opened.skipped.named
+        damage = named.get(name_of_note("header")) or next(iter(named), "")
         if header is None and damage:
             raise UsageError(
                 f"the header of the study in `{folder}` is damaged: {damage}",

@@ -16,6 +16,7 @@ from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import from_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Estimated, Outcome
+from automesh.skipped import name_of_note
 from automesh.tuner.study.backend import Backend
 from automesh.tuner.study.lease import Lease, Owner, release, take
 from automesh.tuner.study.optuna_records import (
@@ -324,7 +325,7 @@ class Rung:
             return from_json(stored, Choices)
         except AutomeshError as error:
             # Nobody reads a trial's plan from them: they are for Optuna's own tools.
-            self._backend.skipped.note("the note `choices`", error)
+            self._backend.skipped.note(name_of_note("choices"), error)
             return {}
 
     def _check_schema(self) -> None:

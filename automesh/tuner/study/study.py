@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import from_json
+from automesh.skipped import name_of_note
 from automesh.tuner.study.lease import Lease, Owner, this_owner
 from automesh.tuner.study.scope import EVERYTHING, Scope
 from automesh.tuner.study.storage import Storage, parse_storage
@@ -84,7 +85,7 @@ def open_study(
 
 
 def _check_exists(backend: Backend, name: str) -> None:
-    names = {str(study.study_name).rpartition("/")[0] for study in backend.optuna.get_all_studies()}
+    names = {one.rpartition("/")[0] for one in backend.study_names()}
     if name not in names:
         there = ", ".join(f"`{one}`" for one in sorted(names - {""})) or "none"
         raise UsageError(
@@ -179,7 +180,7 @@ class Study:
         try:
             return json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
-            self.skipped.note(f"the note `{key}`", error)
+            self.skipped.note(name_of_note(key), error)
             return None
 
     def read_note(self, key: str, found: Any, kind: Any) -> Any:
@@ -189,7 +190,7 @@ class Study:
         try:
             return from_json(found, kind)
         except AutomeshError as error:
-            self.skipped.note(f"the note `{key}`", error)
+            self.skipped.note(name_of_note(key), error)
             return None
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from automesh.skipped import Skipped
+from automesh.skipped import Skipped, name_of_note
 
 # What Optuna, SQLAlchemy and `json` raise if a row does not say what was written. That the database
 # as a whole cannot be read is a `StorageInternalError`, which is none of these.
@@ -57,15 +57,22 @@ class TolerantDatabase(RDBStorage):
             for number, name in self._rows(sa.select(_STUDIES).order_by(_STUDIES.c.study_id))
         ]
 
+    def study_names(self) -> list[str]:
+        """Of all studies, whose notes and trials are not looked at."""
+        return [str(name) for (name,) in self._rows(sa.select(_STUDIES.c.study_name))]
+
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         """The notes of a study that can be read."""
         query = sa.select(_NOTES.c.key, _NOTES.c.value_json).where(_NOTES.c.study_id == study_id)
         found: dict[str, Any] = {}
         for key, text in self._rows(query):
+            if type(key) is not str:
+                self.skipped.note(f"the note of the name {key!r}", ValueError("it is no text"))
+                continue
             try:
                 found[key] = json.loads(text)
             except _DAMAGE as error:
-                self.skipped.note(f"the note `{key}`", error)
+                self.skipped.note(name_of_note(key), error)
         return found
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
@@ -118,3 +125,6 @@ class TolerantDatabase(RDBStorage):
 def _check(trial: FrozenTrial) -> None:
     if type(trial.number) is not int:
         raise ValueError(f"its number is {trial.number!r}")
+    for key in (*trial.user_attrs, *trial.system_attrs, *trial.params):
+        if type(key) is not str:
+            raise ValueError(f"the name of an attribute is {key!r}")

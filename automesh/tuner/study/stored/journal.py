@@ -88,7 +88,9 @@ class TolerantFile(JournalFileBackend):
           UsageError: as `TolerantJournal`.
         """
         with open_regular(self._path) as file:
-            number = max(one for one in self._offsets if one <= log_number_from)
+            number = log_number_from
+            if number not in self._offsets:  # There may be very many: looked through rarely.
+                number = max(one for one in self._offsets if one <= log_number_from)
             file.seek(self._offsets[number])
             while True:
                 line = file.readline(limits.JOURNAL_LINE_BYTES)
