@@ -38,7 +38,7 @@ _ESCAPES = "in users and passwords write `@` as `%40`, `?` as `%3F`, `/` as `%2F
 _SCHEME = r"[A-Za-z][\w+.-]{0,40}://"
 _USER = re.compile(r"(?P<user>[^:/]*):(?P<password>[^@]*)@")
 _SERVER = re.compile(r"postgres|mysql|mariadb")
-_LEFT_OF_PASSWORD = re.compile(r"@|%40", re.IGNORECASE)
+_LEFT_OF_PASSWORD = re.compile(r"[:/].*@|%40", re.IGNORECASE)
 _PORT_AND_QUERY = re.compile(r"\d{1,5}(?:/[^?@]*)?\?")
 # Of any driver: `password`, `passwd`, `sslpassword`, `ssl_key_password`, `scram_client_key`, ...;
 # but `passfile` names a file.

@@ -457,7 +457,8 @@ class Pool:
                 # It died of an earlier job, for instance of a thread that this had left running.
                 self._queue.appendleft(task)
                 return
-            if ending.by_stranger and task.lost_starts < _LOST_STARTS:
+            is_accident = ending.by_stranger and not worker.dying
+            if is_accident and task.lost_starts < _LOST_STARTS:
                 # Killed before it had begun: neither the job nor the machine is to blame.
                 self._queue.appendleft(replace(task, lost_starts=task.lost_starts + 1))
                 return

@@ -224,7 +224,19 @@ def test_a_short_password_is_not_every_letter_of_a_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["a://", "a://b:c ", "'a://", "x", "password='", "a.", "://", "a://b:c@d/ "]
+    "unit",
+    [
+        "a://",
+        "a://b:c ",
+        "'a://",
+        "a://'",
+        "a://\"'",
+        "x",
+        "password='",
+        "a.",
+        "://",
+        "a://b:c@d/ ",
+    ],
 )
 def test_long_texts_take_no_time(unit: str) -> None:
     text = unit * (200_000 // len(unit))
@@ -263,6 +275,55 @@ def test_secrets_of_a_command_line_are_known() -> None:
     words = ["automesh", "--budget", "postgresql://me:kes%20trel@h/db", "--a=x://b/?password=f+n"]
     found = secrets_among(words, {PASSWORD: "falcon", "PGPASSWORD": "merlin", "HOME": "/root"})
     assert found == ("falcon", "merlin", "kes trel", "kes%20trel", "f n")
+
+
+def test_a_password_of_the_environment_is_hidden_where_a_server_is_named() -> None:
+    """It may be a common word: before, `automesh` became `***` in every error of every command."""
+    words = ["automesh", "search", "train.py"]
+    assert secrets_among(words, {"PGPASSWORD": "automesh", PASSWORD: "search"}) == ()
+    found = secrets_among([*words, "--storage=postgresql://h/db"], {"PGPASSWORD": "automesh"})
+    assert found == ("automesh",)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "-dpostgresql://me:kestrel@h/db",
+        "_url_postgresql://me:kestrel@h/db",
+        "1postgresql://me:kestrel@h/db",
+        "\xe9xpostgresql://me:kestrel@h/db",
+        "x" * 60 + "postgresql://me:kestrel@h/db",
+    ],
+)
+def test_a_url_is_one_whatever_stands_before_it(word: str) -> None:
+    """Before, a short option with its value (`-dURL`) was kept and shown as it is."""
+    assert "kestrel" not in masked_word(word)
+    assert "kestrel" not in masked(f"see {word} there")
+    assert "kestrel" not in " ".join(typeable(["search", "a.py", "--", word]))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "://me:kestrel%40host/db",
+        "://corp/me:kestrel@localhost/db",
+        ":///me:kestrel@host/db",
+        "://me%3Akestrel@host/db",
+        "://host/db#password=kestrel",
+        "://host/db;password=kestrel",
+    ],
+)
+def test_a_password_in_an_odd_place_is_refused_and_hidden(rest: str) -> None:
+    """Before, the error for a mistyped storage showed it."""
+    with pytest.raises(UsageError, match="it cannot be told where the password ends") as error:
+        read_url(HOST + rest)
+    assert "kestrel" not in f"{error.value.message} {error.value.hint}"
+    assert "kestrel" not in masked(f"{HOST}{rest} cannot be reached")
+
+
+@pytest.mark.parametrize("text", ["gs://b/x?tokenizer=gpt2", "s3://b/x?max_tokens=512"])
+def test_words_of_training_are_no_secrets(text: str) -> None:
+    assert masked(text) == masked_word(text) == text
 
 
 # Where the password comes from.
@@ -327,13 +388,18 @@ def test_a_password_file_that_is_refused(
     assert PASSWORD_FILE in caught.value.hint
 
 
+def test_a_password_file_of_nobody_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match=f"{PASSWORD_FILE}: .*nobody_at_all"):
+        with_password(url_of(), {PASSWORD_FILE: "~nobody_at_all/x"})
+
+
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     pipe, link = tmp_path / "pipe", tmp_path / "link"
     os.mkfifo(pipe, 0o600)
     link.symlink_to(link)
     for path, message in (
         (pipe, "is a named pipe, not a file"),
-        (link, "cannot be read: too many levels"),
+        (link, "is a symbolic link that leads to itself"),
         (tmp_path / "none", "cannot be read: no such file"),
         (tmp_path, "is a folder, not a file"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import mmap
 import subprocess
@@ -119,6 +120,32 @@ def test_among_idle_workers_a_job_gets_the_one_of_its_affinity(make_pool: MakePo
     assert processes("b", "a") == first
     assert processes("a", "b") == first
     assert processes("b") == {"b": first["b"]}
+
+
+@pytest.mark.parametrize(("kills", "ends_well"), [(2, True), (9, False)])
+def test_a_worker_that_is_killed_before_it_has_begun_is_no_failure(
+    make_pool: MakePool, kills: int, ends_well: bool
+) -> None:
+    """Before, one kill while a worker started ended the whole search."""
+    pool = make_pool()
+    killed: set[int] = set()
+    pool.submit(job("answer", "after all"), 30)
+    end_s, finished = time.monotonic() + 60.0, pool.wait(0)
+    while not finished and time.monotonic() < end_s:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                is_worker = "automesh.worker.child" in process.cmdline()
+                if is_worker and process.pid not in killed and len(killed) < kills:
+                    process.kill()
+                    killed.add(process.pid)
+        finished = pool.wait(0.01)
+    result = finished[0].result
+    if ends_well:
+        assert answer_of(result).fingerprint == "after all"
+        assert len(killed) == kills
+    else:
+        assert "while starting" in failure_of(result).reason
+        assert len(killed) == 4
 
 
 def test_waiting_for_nothing_returns_at_once(make_pool: MakePool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import stat
@@ -140,3 +142,16 @@ def test_no_place_for_it_is_one_sentence(parent: Path, monkeypatch: pytest.Monke
             make()
         assert "TMPDIR" in caught.value.hint
         assert "\n" not in caught.value.message
+
+
+def test_a_file_system_without_locks_will_do(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, every search was refused there. Without a mark nobody takes the folder for left."""
+
+    def refuse(_: int, __: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with temporary_folder("session") as folder:
+        assert folder.is_dir()
+        assert not (folder / MARK).exists()
+    assert list(parent.iterdir()) == []

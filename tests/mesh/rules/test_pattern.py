@@ -78,6 +78,9 @@ def test_what_only_a_backtracking_engine_knows_is_refused_if_it_may_not_end(
         ("(?:tpu|gpu)-.*(?<!-4)", "gpu-h100-8"),
         ("gpu-(p5.48xlarge|p4d.24xlarge)-(64|128|256|512|1024)", "gpu-p5.48xlarge-256"),
         ("a*+b", "aab"),
+        # Of three repeats: refused before, since each counted as if it were tried by itself.
+        ("(?!.*lite)tpu-.*-[0-9]+", "tpu-v5p-128"),
+        (r"(?P<chip>\w+)-\w+-\w+\Z", "gpu-h100-8"),
     ],
 )
 def test_what_was_written_before_still_matches(pattern: str, selector: str) -> None:
@@ -116,6 +119,19 @@ def test_both_engines_mean_the_same(pattern: str, selector: str) -> None:
     if part:
         assert expected.search(selector) is not None
         assert selector.startswith(part) or not is_beginning
+
+
+@pytest.mark.parametrize("pattern", [".*.*.*x", "[^y]*[^z]*.*(a|b)", "(?=.*.*.*x)"])
+def test_three_repeats_take_no_second_in_the_longest_name(pattern: str) -> None:
+    begun = time.process_time()
+    assert has_few_choices(pattern) or not pattern.endswith("x")
+    assert not matches(pattern, "w" * limits.TARGET_CHARS)
+    assert time.process_time() - begun < 2.0
+
+
+def test_the_end_of_a_name_has_one_meaning_in_both_engines() -> None:
+    assert not has_few_choices(r"(tpu|-|v5p)+\Z")
+    assert matches(r"(tpu|-|v5p)+\Z", "tpu-v5p")
 
 
 def test_how_near_a_pattern_comes_is_told_whichever_engine_matches() -> None:

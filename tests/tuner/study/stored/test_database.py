@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from automesh.errors import UsageError
 from automesh.tuner.study.storage import Storage, parse_storage
-from automesh.tuner.study.study import Study
+from automesh.tuner.study.study import Study, open_study
 from tests.support.postgres import new_database
 from tests.support.samples.storage_cases import compiled, opened, plans
 
@@ -82,6 +82,8 @@ def attribute(key: str, value: str) -> str:
         "UPDATE trial_values SET value_type = 'SO_SO' WHERE trial_id = 2",
         "UPDATE trial_user_attributes SET value_json = CAST(x'22ff22' AS TEXT) "
         "WHERE trial_id = 2 AND key = 'plan_json'",
+        "UPDATE trial_user_attributes SET key = NULL WHERE trial_id = 2 AND key = 'plan_json'",
+        "UPDATE trial_user_attributes SET key = x'ff' WHERE trial_id = 2 AND key = 'versions'",
     ],
 )  # fmt: skip
 def test_one_damaged_trial_does_not_block_the_others(storage: Storage, damage: str) -> None:
@@ -128,9 +130,43 @@ def test_a_damaged_note_is_left_out(storage: Storage) -> None:
     with opened(storage) as study:
         assert study.noted("footer") is None
         assert study.noted("header") == {"b": 2}
-        assert list(study.skipped.named) == ["the note `automesh.footer`"]
+        assert list(study.skipped.named) == ["the note `footer`"]
         study.note("footer", {"a": 3})
         assert study.noted("footer") == {"a": 3}
+
+
+def test_a_note_without_a_name_is_left_out(storage: Storage) -> None:
+    execute(storage, "UPDATE study_user_attributes SET key = x'ff' WHERE key = 'automesh.footer'")
+    with opened(storage) as study:
+        assert study.noted("header") == {"b": 2}
+        assert list(study.skipped.named) == ["the note of the name b'\\xff'"]
+
+
+def test_what_is_damaged_in_another_study_is_not_told_of_this_one(storage: Storage) -> None:
+    with open_study(storage, "other") as study:
+        study.note("header", {"c": 1})
+    execute(
+        storage,
+        "UPDATE study_user_attributes SET value_json = '{' WHERE key = 'automesh.header' "
+        "AND study_id = (SELECT study_id FROM studies WHERE study_name = 'other/compile')",
+    )
+    with open_study(storage, "lm-cpu-8-1234", create=False) as study:
+        assert study.noted("header") == {"b": 2}
+        assert study.skipped.named == {}
+
+
+@pytest.mark.parametrize("kind", ["view", "trigger"])
+def test_what_would_run_when_it_is_read_is_refused(storage: Storage, kind: str) -> None:
+    """Before, a view without an end in place of a table kept whoever read it for ever."""
+    execute(
+        storage,
+        "CREATE VIEW odd AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
+        "SELECT x FROM c"
+        if kind == "view"
+        else "CREATE TRIGGER odd AFTER INSERT ON trials BEGIN DELETE FROM studies; END",
+    )
+    with pytest.raises(UsageError, match=f"has the {kind} `odd`, which is none of a study's"):
+        opened(storage)
 
 
 @pytest.mark.parametrize("choices", ["[]", "7", '{"knob.microbatches": "x"}', "{"])
@@ -262,6 +298,6 @@ def test_damage_on_a_server_is_left_out_and_named(shared: Storage) -> None:
         assert trial.plan == second.plan
         assert set(study.skipped.named) == {
             "the hold `lm-cpu-8-1234/lease`",
-            "the note `automesh.footer`",
+            "the note `footer`",
             f"row {first.storage_id} of `trials`",
         }
