@@ -8,14 +8,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from automesh.package import PACKAGE
+from automesh.tuner.strategies.search_run import SearchRun
 from automesh.tuner.study import lease
 from automesh.tuner.study.lease import Lease, LeaseTable, take, this_owner
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
+from automesh.tuner.study.study import Study, Trial, parse_storage
+from tests.support.samples.storage_cases import opened, plans
 
 HOUR_S = 3600.0
 # What may read the time of day: to be shown or noted, or compared with that of files.
@@ -126,3 +131,53 @@ def test_no_limit_and_no_budget_is_kept_by_the_time_of_day() -> None:
             if is_of_the_day:
                 found.add(str(path.relative_to(PACKAGE)))
     assert found <= set(_SHOWN)
+
+
+class Reached(Exception):
+    """Whatever a search does afterwards is not looked at."""
+
+
+class Measures:
+    """A strategy that comes to measuring some time after the search began."""
+
+    def __init__(self, study: Study, clocks: Clocks, after_s: float) -> None:
+        self.study, self.clocks, self.after_s = study, clocks, after_s
+        self.begun: Trial | None = None
+
+    def climb(self) -> str:
+        self.clocks.run(self.after_s)
+        assert self.study.lead()
+        self.begun = self.study.measure.begin(plans(1)[0])
+        raise Reached
+
+
+def test_what_a_host_held_that_is_gone_is_free_once_the_search_comes_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, its hold was first seen when the plan was measured, and the outcome was lost."""
+    clocks = Clocks()
+    monkeypatch.setattr(lease, "monotonic", lambda: clocks.own_s)
+    monkeypatch.setattr(SqlLeases, "now", lambda _: clocks.storage_s)
+    storage = parse_storage("", tmp_path / "lm-cpu-8-1234")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(lease, "_machine", lambda: "another")
+        theirs = opened(storage)
+        assert theirs.lead()
+        assert theirs.measure.begin(plans(1)[0]) is not None
+    clocks.run(HOUR_S)
+    with opened(storage) as study:
+        strategy: Any = Measures(study, clocks, after_s=11.0)
+        silent: Any = SimpleNamespace(note_header=lambda _: None)
+        search = SearchRun(
+            study=study,
+            header=silent,
+            notebook=silent,
+            rungs=(study.compile,),
+            rules="",
+            rules_before=(),
+            folder=tmp_path,
+        )
+        assert not study.lead()
+        with pytest.raises(Reached):
+            search.run(strategy)
+        assert strategy.begun is not None
