@@ -9,6 +9,17 @@ from automesh.errors import AutomeshError
 from automesh.texts.storage_url import masked
 from automesh.texts.terminal import clean
 
+DAMAGE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What Optuna, SQLAlchemy, `json` and readers of other formats raise if a record does not say what
+was written. That a storage as a whole cannot be read is none of these."""
 _SAID_CHARS = 200  # of what is wrong with one
 
 

@@ -24,7 +24,7 @@ from optuna.storages.journal import JournalFileOpenLock
 from automesh import limits
 from automesh.errors import AutomeshError, UsageError
 from automesh.reading import check_regular, open_regular
-from automesh.skipped import Skipped
+from automesh.skipped import DAMAGE, Skipped
 from automesh.texts.storage_url import PASSWORD, PASSWORD_FILE, StorageUrl
 from automesh.tuner.study.lease import LeaseTable
 from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
@@ -35,15 +35,6 @@ from automesh.tuner.study.stored.journal import TolerantJournal
 CONNECT_S = 10
 _RECORD = b'{"op_code":'
 _HEADER = b"SQLite format 3\x00"
-_ODD = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 _KEEP = "it is never overwritten: move it away to start over, or name another --storage"
 # What Optuna makes before its other tables: in a database without them there is no study.
 _FIRST_TABLES = ("studies", "version_info")
@@ -114,7 +105,7 @@ def explained(storage: Storage) -> Generator[None]:
         raise _failure(storage, error) from _shown_cause(storage, error)
     except AutomeshError:
         raise
-    except _ODD as error:
+    except DAMAGE as error:
         # What a library makes of a damaged storage; errors of our own are not the storage's.
         if _is_raised_here(error):
             raise

@@ -12,19 +12,8 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from automesh.skipped import Skipped, name_of_note
+from automesh.skipped import DAMAGE, Skipped, name_of_note
 
-# What Optuna, SQLAlchemy and `json` raise if a row does not say what was written. That the database
-# as a whole cannot be read is a `StorageInternalError`, which is none of these.
-_DAMAGE = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 _STUDIES = sa.table("studies", sa.column("study_id"), sa.column("study_name"))
 _NOTES = sa.table(
     "study_user_attributes", sa.column("study_id"), sa.column("key"), sa.column("value_json")
@@ -71,7 +60,7 @@ class TolerantDatabase(RDBStorage):
                 continue
             try:
                 found[key] = json.loads(text)
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 self.skipped.note(name_of_note(key), error)
         return found
 
@@ -97,7 +86,7 @@ class TolerantDatabase(RDBStorage):
             for one in found:
                 _check(one)
             return found
-        except _DAMAGE:
+        except DAMAGE:
             return self._one_by_one(study_id, states, included_trial_ids, trial_id_greater_than)
 
     def _one_by_one(
@@ -110,7 +99,7 @@ class TolerantDatabase(RDBStorage):
                 continue
             try:
                 trial = self.get_trial(number)
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 self.skipped.note(f"row {number} of `trials`", error)
                 continue
             if states is None or trial.state in states:
