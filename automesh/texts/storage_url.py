@@ -379,7 +379,7 @@ def _split(url: str) -> _Parts | None:
     elif not rest.startswith("/") and re.match(r"[^:/@?]*@", rest):
         user, _, place = rest.partition("@")
     place, mark, query = place.partition("?")
-    if password is not None and ("?" in password or "@" in place):
+    if password is not None and any(("?" in password, "@" in place, "@" in query)):
         return None
     # No host and no database has these: they are what is left of a password that was mistyped.
     if _SERVER.match(scheme) and (

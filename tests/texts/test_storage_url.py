@@ -198,6 +198,7 @@ def test_any_password_is_read_as_sqlalchemy_writes_it(password: str, host: str) 
         assert text.startswith("FATAL: ") and text.endswith(" for user me")
 
 
+@example("@?")
 @given(PASSWORDS)
 def test_a_password_as_it_is_never_passes(password: str) -> None:
     """Whatever people type: read, or refused; shown in no case."""
