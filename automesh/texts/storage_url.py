@@ -216,7 +216,9 @@ def masked_url(url: str) -> str:
     if not mark:
         return url
     parts = _split(url)
-    return f"{scheme}://{MASK}" if parts is None else parts.masked
+    if parts is None:
+        return f"{scheme}://{MASK}"
+    return parts.masked if parts.password or parts.secret_pairs else url
 
 
 def has_secret(word: str) -> bool:

@@ -213,6 +213,8 @@ def test_a_password_as_it_is_never_passes(password: str) -> None:
         assert "kestrel" not in text and "falcon" not in text
 
 
+@example("@@")
+@example("@: @")
 @given(st.text(st.sampled_from("a:/@?=&'\" \n*%h"), max_size=60))
 def test_masking_changes_nothing_the_second_time(text: str) -> None:
     once = masked(f"db://{text}")
