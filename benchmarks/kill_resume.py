@@ -81,7 +81,8 @@ class Blow:
     """One way to be killed.
 
     Attributes:
-      victims: who gets the signal, all of them at once; guardian and deputy are one pair.
+      victims: who gets the signal, all at once: the search, or one worker, the guardian that is its
+        parent, the deputy that is the guardian's.
       weight: how often it falls, in proportion to the others.
     """
 

@@ -177,9 +177,8 @@ class CommandStrategy(Strategy):
             for attempt in attempts:
                 self._place(claimed, attempt).clear()
         for folder in self.logs.glob("run-*"):
-            if (
-                folder.is_dir() and folder.name not in held
-            ):  # Its run was stored, and the search killed before it was cleared.
+            # Its run was stored, and the search killed before it was cleared.
+            if folder.is_dir() and folder.name not in held:
                 Place(logs=self.logs, name=folder.name).clear()
 
     def _run(self, plan: Plan, label: str) -> Outcome:

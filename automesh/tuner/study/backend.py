@@ -252,12 +252,11 @@ def _check_sqlite(path: Path, storage: Storage, wait_s: float) -> None:
         reason = " ".join(verdict.split())
         raise UsageError(f"the database {storage.text} is damaged: {reason}", hint=_KEEP)
     # Neither Optuna nor we make any: to read one would be to run what somebody else has written.
-    run = [name for name, kind in made.items() if kind in ("view", "trigger")]
-    if run:
-        raise UsageError(
-            f"{storage.text} has the {made[run[0]]} `{run[0]}`, which is none of a study's",
-            hint=_KEEP,
-        )
+    for name, kind in made.items():
+        if kind in ("view", "trigger"):
+            raise UsageError(
+                f"{storage.text} has the {kind} `{name}`, which is none of a study's", hint=_KEEP
+            )
     if tables and tables.isdisjoint(_FIRST_TABLES):
         raise UsageError(f"{storage.text} is a database of another program", hint=_KEEP)
 
