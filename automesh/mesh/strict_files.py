@@ -9,7 +9,7 @@ import types
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -66,15 +66,21 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _sentence(errors: Sequence[Any], tree: Any, kind: Any) -> str:
-    # A misspelt key is the likely reason for one that is missing.
-    error = min(errors, key=lambda one: one["type"] not in _UNKNOWN)
+    # A misspelt key is the likely reason for one that is missing. Of a union, a key that one type
+    # lacks may be one of another.
+    def is_unlikely(one: Any) -> bool:
+        path = _real_path(one["loc"], tree)[0]
+        return one["type"] not in _UNKNOWN or path[-1] in _keys_at(kind, path[:-1])
+
+    error = min(errors, key=is_unlikely)
     path, value = _real_path(error["loc"], tree)
     match error["type"]:
         case "missing":
             return f"`{_dotted((*path, error['loc'][-1]))}` is missing"
         case unknown if unknown in _UNKNOWN:
             known = _keys_at(kind, path[:-1])
-            hint = did_you_mean(str(path[-1]), known) or f"; known are {', '.join(known)}"
+            others = f"; known are {', '.join(known)}" if known else ""
+            hint = did_you_mean(str(path[-1]), known) or others
             return f"`{_dotted(path)}` is not a known key{hint}"
         case "too_short":
             return f"`{_dotted(path)}` must not be empty"
@@ -97,30 +103,47 @@ def _expectation(errors: Sequence[Any]) -> str:
 
 
 def _real_path(location: Sequence[str | int], tree: Any) -> tuple[tuple[str | int, ...], Any]:
-    """The part of pydantic's location that exists in the data: tags of unions follow it."""
+    """The parts of pydantic's location that exist in the data; tags of unions do not."""
     path: list[str | int] = []
     for part in location:
         try:
             tree = tree[part]
         except (KeyError, IndexError, TypeError):
-            break
+            continue
         path.append(part)
     return tuple(path), tree
 
 
 def _keys_at(kind: Any, path: Sequence[str | int]) -> list[str]:
-    """The fields of the dataclass that a path leads to."""
+    """The fields of the dataclass, or of each of a union, that a path leads to."""
+    kinds = _alternatives(kind)
     for part in path:
-        kind = _not_none(kind)
-        is_table = dataclasses.is_dataclass(kind)
-        kind = get_type_hints(kind)[str(part)] if is_table else get_args(kind)[-1]
-    return [field.name for field in dataclasses.fields(_not_none(kind))]
+        kinds = [inner for outer in kinds for inner in _inside(outer, part)]
+    tables = [table for table in kinds if dataclasses.is_dataclass(table)]
+    return list(dict.fromkeys(one.name for table in tables for one in dataclasses.fields(table)))
 
 
-def _not_none(kind: Any) -> Any:
-    if get_origin(kind) is types.UnionType:
-        return next(option for option in get_args(kind) if option is not types.NoneType)
-    return kind
+def _inside(kind: Any, part: str | int) -> list[Any]:
+    """The types that a key of a table, or an index of an array, may have."""
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        return _alternatives(hints[str(part)]) if part in hints else []
+    arguments = get_args(kind)
+    if not arguments:
+        return []
+    if get_origin(kind) is tuple and isinstance(part, int):
+        is_fixed = arguments[-1] is not Ellipsis
+        return _alternatives(arguments[min(part, len(arguments) - 1) if is_fixed else 0])
+    return _alternatives(arguments[-1])
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    """The types of a union, or the type itself; what `Annotated` says beside it is left out."""
+    if get_origin(kind) is Annotated:
+        return _alternatives(get_args(kind)[0])
+    if get_origin(kind) in (types.UnionType, Union):
+        return [one for option in get_args(kind) for one in _alternatives(option)]
+    return [kind]
 
 
 def _dotted(path: Sequence[str | int]) -> str:
