@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from automesh import limits
 from automesh.errors import UsageError
 from automesh.hlo.store import ModuleStore, Stored, default_store, key_of
 from automesh.outcomes import Collective, Counts, Memory, OutOfMemory
@@ -111,6 +113,26 @@ def test_a_damaged_file_is_not_there(
     assert store.find(key("a")) in (None, KEPT)
     store.keep(key("a"), KEPT)
     assert store.find(key("a")) == KEPT
+
+
+def test_a_small_file_that_unpacks_to_much_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, its whole length was reserved, and more than the limit of a module came out."""
+    monkeypatch.setattr(limits, "MODULE_BYTES", 8 * limits.CHUNK_BYTES)
+    store = ModuleStore(tmp_path)
+    most = replace(KEPT, module=bytes(limits.MODULE_BYTES))
+    store.keep(key("a"), most)
+    store.keep(key("b"), replace(KEPT, module=bytes(64 * limits.CHUNK_BYTES)))
+    assert (tmp_path / f"{key('b')}.module").stat().st_size < limits.CHUNK_BYTES
+    assert store.find(key("a")) == most
+    tracemalloc.start()
+    try:
+        assert store.find(key("b")) is None
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2 * limits.MODULE_BYTES
 
 
 def test_a_file_under_a_wrong_name_is_not_there(tmp_path: Path) -> None:

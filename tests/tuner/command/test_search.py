@@ -18,6 +18,7 @@ from automesh.outcomes import Failed, Measured, OutOfMemory, TimedOut
 from automesh.tuner.command.search import CommandStrategy
 from automesh.tuner.command.start import source_hash
 from automesh.tuner.request import SearchOptions, read_request
+from automesh.tuner.study import lease
 from automesh.tuner.study.rung import Rung
 from automesh.tuner.study.study import open_study, parse_storage
 from tests.support.cases import bad_inputs_run
@@ -358,3 +359,36 @@ def test_a_run_that_was_over_when_its_search_died_is_not_repeated(
     else:
         assert isinstance(found.outcome, Measured)
         assert place.runs() == Counter({"8x1": 1 + 5})
+
+
+def test_what_a_run_of_another_host_has_written_is_left_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, all folders of runs were cleared, those of a host that still holds its run too."""
+
+    class Killed(BaseException):
+        """What nobody catches."""
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rung, "finish", die)
+        patch.setattr(Rung, "give_all_back", lambda *_: None)
+        with pytest.raises(Killed):
+            place.search(baseline="fsdp:8")
+    folder = place.study / "logs" / "run-0000"
+    before = sorted(path.name for path in folder.iterdir())
+    assert before
+    with monkeypatch.context() as patch:
+        # As from another host, of which nobody here can know that it is gone.
+        patch.setattr(Rung, "adopt_expired", lambda *_: [])
+        patch.setattr(CommandStrategy, "_explore", die)
+        with pytest.raises(Killed):
+            place.search(baseline="fsdp:8")
+    assert sorted(path.name for path in folder.iterdir()) == before
+    monkeypatch.setattr(CommandStrategy, "_explore", lambda *_: None)
+    monkeypatch.setattr(lease, "is_dead", lambda _: True)
+    place.search(baseline="fsdp:8")
+    assert place.runs() == Counter({"8x1": 1 + 5})
+    assert not folder.exists()

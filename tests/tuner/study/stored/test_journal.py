@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 
 from automesh.errors import UsageError
 from automesh.tuner.study.storage import Storage, parse_storage
+from automesh.tuner.study.stored import journal
+from automesh.tuner.study.stored.journal import TolerantFile
 from automesh.tuner.study.study import Study
 from tests.support.samples.storage_cases import compiled, opened, plans
 
@@ -191,3 +195,39 @@ def test_a_colleague_goes_on_while_records_are_damaged(storage: Storage) -> None
         assert second.compile.finish(trial, compiled(0.4)) == "stored"
         assert seconds(first) == [0.1, 0.2, 0.3, 0.4, None]
         assert len(first.skipped.named) == len(second.skipped.named) == 1
+
+
+def test_what_was_read_of_a_journal_is_not_read_again(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, each reading began at the first line, and a long study took minutes."""
+    read: list[int] = []
+    record = TolerantFile._record  # pyright: ignore[reportPrivateUsage]
+
+    def counted(file: TolerantFile, line: bytes, number: int) -> Record:
+        read.append(number)
+        return record(file, line, number)
+
+    class Counted(io.BufferedReader):
+        lines = 0
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            Counted.lines += 1
+            return super().readline(size)
+
+    def open_counted(path: Path) -> io.BufferedReader:
+        return Counted(io.FileIO(path))
+
+    monkeypatch.setattr(TolerantFile, "_record", counted)
+    monkeypatch.setattr(journal, "open_regular", open_counted)
+    with opened(storage) as study:
+        first = len(lines_of(storage))
+        assert study.lead()
+        assert len(study.compile.enqueue(plans(5))) == 2
+        for _ in range(50):
+            assert len(study.compile.trials()) == 5
+    last = len(lines_of(storage))
+    assert first < last
+    # Each once, for the study and for the list of all studies' names; and ends of the file.
+    assert max(Counter(read).values()) <= 2
+    assert Counted.lines < 2 * last + 200
