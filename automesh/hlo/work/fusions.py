@@ -10,6 +10,7 @@ from automesh.hlo.nouns import Computation, Instruction, Module
 from automesh.hlo.schedule.nouns import Matmul
 from automesh.hlo.work.flops import flops_of, matmul_of
 from automesh.hlo.work.fusion_traffic import users_of
+from automesh.hlo.work.uncounted import unpriced_arithmetic
 
 _MOVES = frozenset({"bitcast", "copy", "reshape", "transpose", "convert", "get-tuple-element"})
 
@@ -27,12 +28,14 @@ class Contents:
     """The work inside one fusion, fusions in it included.
 
     Attributes:
+      uncounted: what has no price in it, in words; see `unpriced_arithmetic`.
       starts, finishes: it begins, or ends, an asynchronous collective of a TPU.
     """
 
     matmuls: tuple[Matmul, ...]
     flops: int
     collectives: tuple[Held, ...]
+    uncounted: tuple[str, ...]
     starts: bool
     finishes: bool
 
@@ -43,6 +46,7 @@ def contents_of(module: Module, fusion: Instruction) -> Contents:
     flops = 0
     collectives: list[Held] = []
     targets: set[str] = set()
+    uncounted: set[str] = set()
     for body, instruction in _instructions(module, fusion):
         product = matmul_of(body, instruction)
         if product is not None:
@@ -52,10 +56,12 @@ def contents_of(module: Module, fusion: Instruction) -> Contents:
             collectives.append(Held(body, instruction))
         elif instruction.opcode == "custom-call":
             targets.add(instruction.target)
+        uncounted.add(unpriced_arithmetic(instruction.opcode, instruction.target))
     return Contents(
         matmuls=tuple(matmuls),
         flops=flops,
         collectives=tuple(collectives),
+        uncounted=tuple(sorted(uncounted - {""})),
         starts=ASYNC_START in targets,
         finishes=ASYNC_DONE in targets,
     )

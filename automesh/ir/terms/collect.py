@@ -16,6 +16,7 @@ from automesh.cost.terms import (
     flops,
     value_of,
 )
+from automesh.hlo.work.uncounted import unpriced_arithmetic
 from automesh.ir.fusion import Fusion, fuse, settled
 from automesh.ir.graph import Block, Graph, Operation, multiplied
 from automesh.ir.kernel_cost import cost_of, matmuls_of, moved
@@ -35,7 +36,6 @@ _PLAIN_TARGETS = frozenset(
         "LayoutConstraint", "CreateBuffer", "Pin", "Unpin", "mhlo.topk", "topk",
     )
 )  # fmt: skip
-_OTHER_MATH = frozenset(("fft", "triangular_solve", "cholesky"))
 
 
 def uncounted_in(operation: Operation) -> list[Uncounted]:
@@ -53,12 +53,11 @@ def uncounted_in(operation: Operation) -> list[Uncounted]:
         )
     elif name == "custom_call":
         found += _custom_call(operation)
-    elif name in _OTHER_MATH:
-        found.append(
-            Uncounted(what=f"FLOPs of {name}", why="only its bytes are counted", source=source)
-        )
     elif why := why_unpriced(name):
         found.append(Uncounted(what=name, why=why, source=source))
+    if arithmetic := unpriced_arithmetic(name, operation.attributes.get("target", "")):
+        why = "only its bytes are counted"
+        found.append(Uncounted(what=arithmetic, why=why, source=source))
     if operation.attributes.get("exact") is False:
         found.append(
             Uncounted(

@@ -1,0 +1,31 @@
+"""Operations that compute more than a pass over their bytes, and whose arithmetic has no price.
+
+A kernel's time is what its bytes and its matrix products take. Elementwise arithmetic hides behind
+the bytes on every chip of the table (docs/accuracy.md); that of the operations here need not: a
+sort passes over its operand many times, a generator of random bits runs tens of operations per
+element, and a window is read once for each of its elements. They are named instead.
+"""
+
+from __future__ import annotations
+
+_OPCODES = frozenset(
+    (
+        "cholesky", "fft", "reduce-window", "rng", "rng-bit-generator", "select-and-scatter",
+        "sort", "topk", "triangular-solve",
+    )
+)  # fmt: skip
+# What else they are called: JAX's and XLA's names, and the targets of custom calls.
+_ALIASES = {"top-k": "topk", "TopK": "topk", "PartialReduce": "topk", "ApproxTopK": "topk",
+            "mhlo.topk": "topk"}  # fmt: skip
+
+
+def unpriced_arithmetic(operation: str, target: str = "") -> str:
+    """What has no price in an operation, in words; empty if its bytes and products are all.
+
+    Args:
+      operation: name in HLO or StableHLO.
+      target: of a custom call.
+    """
+    name = target if operation in ("custom-call", "custom_call") else operation.replace("_", "-")
+    opcode = _ALIASES.get(name, name)
+    return f"arithmetic of `{opcode}`" if opcode in _OPCODES else ""
