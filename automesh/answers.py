@@ -32,10 +32,12 @@ class Result:
     Attributes:
       found: the full record: every candidate with its evidence, the funnel, notices.
       storage: the --storage of its search; empty for the study's own folder.
+      folder: of the study; None for the one that `found` names, as seen from where it was made.
     """
 
     found: SearchResult
     storage: str = field(default="", repr=False)  # it may hold a password
+    folder: Path | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -98,7 +100,7 @@ class Result:
         """
         from automesh.tuner.page.collect import write_report
 
-        folder = Path(self.found.results_dir)
+        folder = self.folder or Path(self.found.results_dir)
         out = user_path(path) if str(path) else None
         return write_report(folder, out, results=folder.parent, storage=self.storage)
 

@@ -259,11 +259,13 @@ def show(
       >>> show(results=folder).best == best
       True
     """
+    from automesh.tuner.paths import newest_study
     from automesh.tuner.run import read_result
 
-    found = user_path(study) if study is not None else None
-    shown = read_result(found, results=user_path(results), storage=storage)
-    return Result(found=shown, storage=storage)
+    where = user_path(results)
+    folder = user_path(study) if study is not None else newest_study(where, storage)
+    shown = read_result(folder, results=where, storage=storage)
+    return Result(found=shown, storage=storage, folder=folder)
 
 
 def write_report(

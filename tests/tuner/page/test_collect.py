@@ -57,6 +57,20 @@ def test_the_result_writes_the_same_page(study: Path, tmp_path: Path) -> None:
     assert "no rule" in shown._repr_html_()
 
 
+def test_a_study_that_was_shown_is_found_from_anywhere(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its header names the folder as it was seen from where the search ran.
+    moved = study.rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="there is no study"):
+        api.write_report(study)
+    monkeypatch.chdir(tmp_path)
+    name = study.name
+    moved.rename(tmp_path / name)
+    shown = api.show(Path(name))
+    assert shown.report() == Path(name) / "report.html"
+
+
 def test_what_cannot_be_read_or_written_is_said(study: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no study"):
         api.write_report(tmp_path / "none")

@@ -430,7 +430,12 @@ function memorySection(page) {
       const time = Format.timeUnit(one.step_s);
       const most = Math.max(...one.held.map((each) => each.bytes), 1);
       const memory = Format.memoryUnit(most);
-      const data = one.held.map((each) => ({ rank: `rank ${each.rank}`, at: each.at_s / time.scale, value: each.bytes / memory.scale, text: Format.bytes(each.bytes), atText: Format.seconds(each.at_s) }));
+      // What is freed and taken at the same moment is one change.
+      const moments = one.held.filter((each, place) => {
+        const next = one.held[place + 1];
+        return !next || next.rank !== each.rank || next.at_s !== each.at_s;
+      });
+      const data = moments.map((each) => ({ rank: `rank ${each.rank}`, at: each.at_s / time.scale, value: each.bytes / memory.scale, text: Format.bytes(each.bytes), atText: Format.seconds(each.at_s) }));
       const worst = one.held.reduce((a, b) => (b.bytes > a.bytes ? b : a));
       holder.replaceChildren(
         takeaway(`Rank ${worst.rank} holds most: ${Format.bytes(worst.bytes)} of activations on one device, first at ${Format.seconds(worst.at_s)} of the step.`),

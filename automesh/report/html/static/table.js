@@ -5,7 +5,7 @@ const TABLE_COLUMNS = [
   { key: "plan", head: "plan", text: true },
   { key: "evidence", head: "evidence", text: true },
   { key: "step_s", head: "step time", right: true },
-  { key: "ratio", head: "against the exported plan", right: true },
+  { key: "ratio", head: "vs exported", right: true },
   { key: "peak_bytes", head: "memory per device", right: true },
   { key: "bound_by", head: "bound by", text: true },
   { key: "reason", head: "remark", text: true },
@@ -13,7 +13,7 @@ const TABLE_COLUMNS = [
 
 function interval(row) {
   if (!row.low_s || !row.high_s) return "";
-  const what = row.evidence === "measured" ? "" : "bracket ";
+  const what = ["compiled", "estimated"].includes(row.evidence) ? "bracket " : "";
   return `${what}${Format.seconds(row.low_s)} to ${Format.seconds(row.high_s)}`;
 }
 
@@ -21,7 +21,7 @@ function ratioCell(row, exportedWord) {
   if (row.ratio === null || row.ratio === undefined) return [""];
   const said = row.versus && !/^[+-]?\d/.test(row.versus) ? row.versus : Format.change(row.ratio);
   const first = ["new", "kept", "best"].includes(row.verdict) && row.rank ? exportedWord : said;
-  const more = row.ratio_low ? `${Format.factor(row.ratio_low)} to ${Format.factor(row.ratio_high)}` : "";
+  const more = row.ratio_low && first === said ? `${Format.factor(row.ratio_low)} to ${Format.factor(row.ratio_high)}` : "";
   const ratio = first === said && /^[+-]/.test(said) ? "" : row.verdict && first !== exportedWord ? Format.change(row.ratio) : "";
   return [first, ratio, more];
 }
