@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from automesh.errors import NoFeasibleMesh
 from automesh.mesh.config import MeshConfig
 from automesh.report.result import SearchResult
+from automesh.texts.user_text import user_path
 from automesh.tuner.request import usual_top
 
 if TYPE_CHECKING:
@@ -30,9 +31,13 @@ class Result:
 
     Attributes:
       found: the full record: every candidate with its evidence, the funnel, notices.
+      storage: the --storage of its search; empty for the study's own folder.
+      folder: of the study; None for the one that `found` names, as seen from where it was made.
     """
 
     found: SearchResult
+    storage: str = field(default="", repr=False)  # it may hold a password
+    folder: Path | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -84,6 +89,27 @@ class Result:
 
         return to_json(self.found)
 
+    def report(self, path: str | Path = "") -> Path:
+        """Writes the study as one HTML page that needs no network, and returns its path.
+
+        Args:
+          path: the file; by default `report.html` in the study's folder.
+
+        Raises:
+          UsageError: the study is not there any more, or the file cannot be written.
+        """
+        from automesh.tuner.page.collect import write_report
+
+        folder = self.folder or Path(self.found.results_dir)
+        out = user_path(path) if str(path) else None
+        return write_report(folder, out, results=folder.parent, storage=self.storage)
+
+    def _repr_html_(self) -> str:
+        """The answer, the best plans and the rule for a notebook; without scripts."""
+        from automesh.report.html.notebook import summary_html
+
+        return summary_html(self.found, top=usual_top(is_ahead=self.found.is_ahead))
+
     def save_rules(self, path: str | Path = "mesh_rules.toml") -> Path:
         """Merges the winner's rule into a rule file, keeping everything else that is in it.
 
@@ -113,9 +139,11 @@ class Results:
 
     Attributes:
       found: the full record.
+      storage: the --storage of the searches; empty for folders of their own.
     """
 
     found: Several
+    storage: str = field(default="", repr=False)
 
     @property
     def interrupted(self) -> bool:
@@ -133,7 +161,7 @@ class Results:
             raise KeyError(target)
         if one.result is None:
             raise NoFeasibleMesh(f"{target}: {one.reason}", hint=one.hint)
-        return Result(found=one.result)
+        return Result(found=one.result, storage=self.storage)
 
     def require_all(self) -> None:
         """Does nothing if every target has its rule.

@@ -39,6 +39,7 @@ __all__ = [
     "search",
     "show",
     "targets",
+    "write_report",
     "write_trace",
 ]
 
@@ -142,7 +143,7 @@ def run(request: SearchRequest, progress: Progress) -> Result:
     from automesh.tuner.start import start
 
     with interrupts_at_rest():
-        return Result(found=start(request, progress))
+        return Result(found=start(request, progress), storage=request.storage)
 
 
 def run_all(
@@ -153,7 +154,8 @@ def run_all(
     from automesh.tuner.several_targets import start_all
 
     with interrupts_at_rest():
-        return Results(found=start_all(request, targets, open_progress))
+        found = start_all(request, targets, open_progress)
+        return Results(found=found, storage=request.storage)
 
 
 def check_script(
@@ -257,10 +259,44 @@ def show(
       >>> show(results=folder).best == best
       True
     """
+    from automesh.tuner.paths import newest_study
     from automesh.tuner.run import read_result
 
-    found = user_path(study) if study is not None else None
-    return Result(found=read_result(found, results=user_path(results), storage=storage))
+    where = user_path(results)
+    folder = user_path(study) if study is not None else newest_study(where, storage)
+    shown = read_result(folder, results=where, storage=storage)
+    return Result(found=shown, storage=storage, folder=folder)
+
+
+def write_report(
+    study: Path | None = None,
+    out: Path | None = None,
+    *,
+    results: Path = Path("results"),
+    storage: str = "",
+) -> Path:
+    """Writes a study as one HTML page that needs no network.
+
+    Args:
+      study: its folder; by default the one that changed last under `results`.
+      out: the file; by default `report.html` in the study's folder.
+      results: folder of studies.
+      storage: the --storage of the search that made the study, if it had one.
+
+    Returns:
+      Where the page is.
+
+    Raises:
+      UsageError: there is no such study, it cannot be read, or the file cannot be written.
+    """
+    from automesh.tuner.page import collect
+
+    return collect.write_report(
+        user_path(study) if study is not None else None,
+        user_path(out) if out is not None else None,
+        results=user_path(results),
+        storage=storage,
+    )
 
 
 def calibrate(

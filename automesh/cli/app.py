@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from automesh.cli import calibrate, check_script, doctor, explain, search, show, targets
+from automesh.cli import calibrate, check_script, doctor, explain, report, search, show, targets
 from automesh.cli.guard import guarded, prepare_streams
 
 HELP = """Finds the fastest device mesh for a JAX training step, and proves it.
@@ -56,6 +56,7 @@ app.command(
     context_settings=_WITH_ARGS,
 )(check_script.check_script)
 app.command("show", help=show.HELP, short_help="Show what a study has found so far.")(show.show)
+app.command("report", help=report.HELP, short_help="Write a study as one HTML page.")(report.report)
 app.command("targets", help=targets.HELP, short_help="List what can be searched for, with facts.")(
     targets.targets
 )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from automesh.cli.guard import interrupted, typed
 from automesh.cli.options import ScriptArgs, Verbose, print_result, with_notice
 from automesh.report.search_command import read_words
+
+if TYPE_CHECKING:
+    from automesh.answers import Result
 
 HELP = """Search for the fastest mesh for the step that SCRIPT builds, and write it to
 mesh_rules.toml.
@@ -241,6 +245,10 @@ def search(
     ] = False,
     verbose: Verbose = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Write the study as an HTML page, too: see `report`."),
+    ] = False,
     new: Annotated[
         bool, typer.Option("--new", help="Start another study instead of resuming.")
     ] = False,
@@ -278,6 +286,9 @@ def search(
     if len(targets) > 1:
         found = api.run_all(request, targets, api.progress_on_stderr)
         print_result(found, as_json=as_json, top=top or 0, verbose=verbose)
+        for each in found.found.searches if report else ():
+            if each.result is not None:
+                _write_report(found[each.target])
         if found.interrupted:
             raise interrupted()
         found.require_all()
@@ -285,10 +296,17 @@ def search(
     with api.progress_on_stderr() as progress:
         result = api.run(request, progress)
     print_result(result, as_json=as_json, top=top or 0, verbose=verbose)
+    if report:
+        _write_report(result)
     if result.interrupted:
         raise interrupted()
     if not dry_run:
         result.require_best()
+
+
+def _write_report(result: Result) -> None:
+    """Stdout has the table, or JSON: where the page is goes to stderr."""
+    sys.stderr.write(f"report: {result.report()}\n")
 
 
 def _spelled(option: str) -> str:

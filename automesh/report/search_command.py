@@ -23,7 +23,7 @@ VALUED = frozenset(
     )
 )
 """The options of `automesh search` that take a value."""
-FLAGS = frozenset(("dry-run", "verbose", "json", "new"))
+FLAGS = frozenset(("dry-run", "verbose", "json", "report", "new"))
 """Those that take none."""
 _SHORT = {"-v": "verbose"}
 _PROGRAM = ("automesh", "search")

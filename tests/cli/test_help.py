@@ -22,6 +22,7 @@ HELPS = {
     "help_check_script": "check-script --help",
     "help_show": "show --help",
     "help_explain": "explain --help",
+    "help_report": "report --help",
     "help_targets": "targets --help",
     "help_calibrate": "calibrate --help",
     "help_doctor": "doctor --help",

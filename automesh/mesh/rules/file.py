@@ -161,6 +161,12 @@ def read_rules(path: Path | str) -> Rules:
     return rules_from_tree(parse_tree(read_text(path), source=path), source=path)
 
 
+def rules_of(rule: MeshRule) -> Rules:
+    """What a new file says that gets a rule: its axes are those of the file."""
+    empty = Rules(axes=rule.axes, batch_axes=rule.batch_axes or ())
+    return replace(empty, rules=(_in_file(rule, empty),))
+
+
 def format_rules(rules: Rules, *, as_json: bool = False) -> str:
     """The text of a new rules file, which is read back as an equal value."""
     if as_json:
@@ -269,8 +275,7 @@ def _merge(
     as_json = path.suffix == ".json"
     check_regular(path)
     if not path.exists():
-        empty = Rules(axes=rule.axes, batch_axes=rule.batch_axes or ())
-        merged = replace(empty, rules=(_in_file(rule, empty),))
+        merged = rules_of(rule)
         made = files.write_new(path, format_rules(merged, as_json=as_json))
         return merged if made else None
     raw = read_bytes(path, limit_bytes=PEOPLE_FILE_BYTES)

@@ -50,14 +50,15 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
         "study": explanation.study or None,
         "notices": list(explanation.notices),
         "why": verdict_sentence(explanation) if against else why_sentence(one),
-        "one": _explained(one),
-        "against": _explained(against) if against else None,
+        "one": explained_to_json(one),
+        "against": explained_to_json(against) if against else None,
         "changes": _changes(one, against) if against else None,
     }
     return finite(data)
 
 
-def _explained(one: Explained) -> dict[str, Any]:
+def explained_to_json(one: Explained) -> dict[str, Any]:
+    """One side of an explanation; see the module."""
     total = one.estimated.step_s
     return {
         "plan": str(one.plan),

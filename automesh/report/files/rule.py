@@ -10,7 +10,7 @@ from automesh.errors import NoFeasibleMesh
 from automesh.hardware import chip_for
 from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, Evidence, RunnerUp
-from automesh.mesh.rules.file import merge_rule
+from automesh.mesh.rules.file import format_rules, merge_rule, rules_of
 from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.outcomes import Compiled, Measured, OutOfMemory, Replayed
 from automesh.platforms import COMPILED_ABSENT
@@ -40,6 +40,15 @@ def rule_of(result: SearchResult) -> MeshRule:
         axis_types=result.axis_types,
         batch_axes=result.batch_axes,
     )
+
+
+def rule_text(result: SearchResult) -> str:
+    """The rule as the text of a new rule file.
+
+    Raises:
+      NoFeasibleMesh: as `rule_of`.
+    """
+    return format_rules(rules_of(rule_of(result)))
 
 
 def has_rule(result: SearchResult) -> bool:

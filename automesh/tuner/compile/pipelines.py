@@ -12,9 +12,11 @@ from automesh.cost.pipeline.step import (
     STAYS,
     Move,
     PipelineCost,
+    PipelineWork,
     Spent,
     price_pipeline,
     spent_of,
+    stage_costs,
 )
 from automesh.cost.pipeline.timeline import draw_pipeline
 from automesh.cost.pipeline.transfers import moves
@@ -24,10 +26,28 @@ from automesh.hardware import Chip
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, CompiledPipeline, Replayed, StageProgram
+from automesh.pipeline.simulate import Simulated, simulate
 
 
 def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip) -> Compiled:
     """The outcome with a time from what its programs do; see `automesh.cost.roofline`."""
+    cost = price_pipeline(schedule_of(pipeline), _predicted_work(pipeline, chip))
+    return replace(
+        compiled, step_s=cost.step_s, pipeline=replace(pipeline, bubble=max(cost.bubble, 0.0))
+    )
+
+
+def predicted_timeline(pipeline: CompiledPipeline, chip: Chip) -> tuple[Timeline, Simulated]:
+    """When each rank does what, by what its programs do: of a pipeline that was not replayed.
+
+    Returns:
+      What happens in a step, and its simulation, which also says what each rank holds.
+    """
+    schedule, work = schedule_of(pipeline), _predicted_work(pipeline, chip)
+    return draw_pipeline(schedule, work), simulate(schedule, stage_costs(work))
+
+
+def _predicted_work(pipeline: CompiledPipeline, chip: Chip) -> PipelineWork:
     schedule = schedule_of(pipeline)
 
     def sent(payload_bytes: int, target: int, stage: int) -> Move:
@@ -37,7 +57,7 @@ def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip)
         return Move(seconds=seconds, cause=f"network {pipeline.axis}")
 
     on, back = (neighbours(schedule, forward=forward) for forward in (True, False))
-    work = work_of(
+    return work_of(
         pipeline,
         {
             (program.stage, program.action): _predicted(program, chip)
@@ -50,10 +70,6 @@ def predict_pipeline(compiled: Compiled, pipeline: CompiledPipeline, chip: Chip)
             sent(stage.previous_bytes, back[place], place)
             for place, stage in enumerate(pipeline.stages)
         ],
-    )
-    cost = price_pipeline(schedule, work)
-    return replace(
-        compiled, step_s=cost.step_s, pipeline=replace(pipeline, bubble=max(cost.bubble, 0.0))
     )
 
 

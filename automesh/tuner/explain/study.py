@@ -78,7 +78,7 @@ def explain_study(
             "or automesh has changed since",
             hint=f"run its search again: {text_of(header.again) or 'automesh search SCRIPT'}",
         )
-    plans = _known_plans(result.candidates, folder / ESTIMATES, kept, header, cache.skipped)
+    plans = known_plans(result.candidates, folder / ESTIMATES, kept, header, cache.skipped)
     if not plans:
         said = "; ".join(cache.skipped.notices())
         raise UsageError(
@@ -88,7 +88,7 @@ def explain_study(
     chosen, notices = _chosen(mesh, against, plans, header.device_count)
     ground = Ground(
         kept=kept,
-        hardware=_hardware(
+        hardware=hardware_for(
             header.fabric, chosen, platform=header.platform, device_kind=header.device_kind
         ),
         command=text_of(header.again),
@@ -137,7 +137,7 @@ def explain_script(
     aim = preparation.aim
     ground = Ground(
         kept=kept,
-        hardware=_hardware(fabric, chosen, platform=aim.platform, device_kind=aim.device_kind),
+        hardware=hardware_for(fabric, chosen, platform=aim.platform, device_kind=aim.device_kind),
         command="",
     )
     sides = [explained(plan, ground, None) for plan in chosen]
@@ -190,7 +190,7 @@ def _chosen(
     return chosen, tuple(notice for _, notice in found if notice)
 
 
-def _known_plans(
+def known_plans(
     candidates: Iterable[Candidate],
     table: Path,
     kept: Sequence[Kept],
@@ -204,7 +204,7 @@ def _known_plans(
     """
     plans = dict.fromkeys(candidate.plan for candidate in candidates)
     calls = {_as_text(call): call for call in map(_call_of, kept)}
-    for number, row in _rows_of(table, skipped):
+    for number, row in estimate_rows(table, skipped):
         try:
             plans.setdefault(_plan_of(row, calls, header.axes))
         except (AutomeshError, KeyError) as error:
@@ -212,7 +212,7 @@ def _known_plans(
     return tuple(plans)
 
 
-def _rows_of(table: Path, skipped: Skipped) -> Iterator[tuple[int, dict[str, str]]]:
+def estimate_rows(table: Path, skipped: Skipped) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a table that have as many cells as its head, with their numbers from 1."""
     if not os.path.lexists(table):
         return
@@ -276,7 +276,7 @@ def _propagation_notes(plans: Sequence[Plan], kept: Sequence[Kept]) -> tuple[str
     return tuple(dict.fromkeys(notes))
 
 
-def _hardware(
+def hardware_for(
     fabric: Fabric, plans: Sequence[Plan], *, platform: str, device_kind: str
 ) -> HardwareModel:
     """The devices, with where the axes of the plans lie on them."""
@@ -326,7 +326,7 @@ def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: s
             "search SCRIPT --target v5e:4x4`",
         )
     plan, _ = find_plan(mesh, list(compiled), num_devices=header.device_count)
-    hardware = _hardware(
+    hardware = hardware_for(
         header.fabric, [plan], platform=header.platform, device_kind=header.device_kind
     )
     played = Player(store=default_store(os.environ), hardware=hardware).play(plan, compiled[plan])

@@ -234,6 +234,11 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--storage": STORAGES,
         "--top": ("0", *INTEGERS),
     },
+    "report": {
+        "--out": (NUL, BYTE),
+        "--results": (NUL, BYTE, HUGE, LONG, "pipe", "loop", "device", "note", "missing"),
+        "--storage": STORAGES,
+    },
     "targets": {"--hardware": READ},
     "calibrate": {"--target": TARGETS, "--out": OUTPUTS, "--budget": DURATIONS},
     "explain": {
@@ -253,6 +258,7 @@ _BASES: Mapping[str, tuple[str, ...]] = {
     "command": ("search", "--target", "cpu:4", "--command", "python train.py {tp}"),
     "check-script": ("check-script", "train.py", "--target", "cpu:4"),
     "show": ("show", "results-are-here"),
+    "report": ("report", "results-are-here"),
     "targets": ("targets", "v5p"),
     "calibrate": ("calibrate", "--target", "cpu:2"),
     "explain": ("explain", "train.py", "dp:4"),
@@ -283,8 +289,8 @@ def options() -> Iterator[Hostile]:
     for family, by_option in WRONG.items():
         for option, texts in by_option.items():
             words = _without(_BASES[family], option)
-            if (family, option) == ("show", "--results"):
-                words = ("show",)
+            if family in ("show", "report") and option == "--results":
+                words = (family,)
             for text in texts:
                 yield Hostile(
                     name=f"{family} {option} {ascii(text)[1:25]}",
@@ -306,6 +312,7 @@ def arguments() -> Iterator[Hostile]:
             yield row(f"{command} SCRIPT", words, text, shown(text))
     for text in STUDIES:
         yield row("show", ("show", "--", text), text, "'STUDY'")
+        yield row("report", ("report", "--", text), text, "'STUDY'")
         yield row("explain", ("explain", "--", text, "dp:4"), text)
     for text in PATTERNS:
         yield row("targets", ("targets", "--", text), text)
