@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -14,6 +14,7 @@ from automesh.errors import UsageError
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
 from automesh.platforms import COMPILED_ABSENT
+from automesh.reading import read_text
 from automesh.texts.user_text import check_text, user_path
 from automesh.tuner.command.timed_command import TimedCommand
 from automesh.tuner.request import SearchOptions, SearchRequest, read_request
@@ -29,6 +30,8 @@ __all__ = [
     "calibrate",
     "check_script",
     "explain",
+    "export",
+    "import_rules",
     "is_colourful",
     "is_study",
     "load",
@@ -382,6 +385,120 @@ def load(path: str | Path = "mesh_rules.toml") -> Rules:
       {'dp': 2, 'tp': 4}
     """
     return read_rules(path)
+
+
+def export(
+    rules: str | Path = "mesh_rules.toml",
+    *,
+    to: str,
+    select: str = "",
+    batch: int = 0,
+    axes: Mapping[str, str] | None = None,
+    remat: Mapping[str, str] | None = None,
+    knobs: Mapping[str, str] | None = None,
+    leave_out: Sequence[str] = (),
+) -> str:
+    """A rule in the words of another framework, as the text of its configuration.
+
+    Args:
+      rules: a rules file.
+      to: maxtext, axlearn, levanter, easydel, tunix, loadax or json.
+      select: name of the target whose rule is written, and which sizes that are left open are
+        inferred from; may be left out if the file has one rule, or the framework takes several.
+      batch: rows of one update of the optimizer over all devices, where no knob of the rule says it
+        and the framework wants it.
+      axes: axes of the rule -> those of the framework, where they are called otherwise.
+      remat: values of the knob `remat` -> the framework's.
+      knobs: other knobs -> keys of the framework that take their values.
+      leave_out: knobs, `mapping`, `axis_types` or `compiler_options` that shall not be written.
+
+    Raises:
+      UsageError: no such file, rule or framework, or the framework cannot say the rule.
+
+    Example:
+      >>> import tempfile
+      >>> path = Path(tempfile.mkdtemp()) / "mesh_rules.toml"
+      >>> _ = path.write_text('''
+      ... schema = 1
+      ... axes = ["dp", "tp"]
+      ... [[rule]]
+      ... match = "tpu-v5p-32"
+      ... ici = { dp = 2, tp = 8 }
+      ... ''')
+      >>> "ici_tensor_parallelism: 8" in export(path, to="maxtext")
+      True
+    """
+    from automesh.report.export.frameworks import export_rules, granules_of
+    from automesh.report.export.nouns import Words
+
+    words = Words(
+        axes=axes or {},
+        remat=remat or {},
+        knobs=knobs or {},
+        leave_out=tuple(leave_out),
+        global_batch=batch,
+    )
+    granules = granules_of(select) if select else None
+    return export_rules(read_rules(rules), to, select=select, words=words, granules=granules)
+
+
+def import_rules(
+    path: str | Path,
+    *,
+    framework: str,
+    target: str = "",
+    match: str = "",
+    axes: Mapping[str, str] | None = None,
+    remat: Mapping[str, str] | None = None,
+    notes: list[str] | None = None,
+) -> Rules:
+    """Reads another framework's configuration as rules; Python in it is read, not run.
+
+    Args:
+      path: its file: YAML or a command with `key=value` for MaxText, YAML for Levanter and Tunix,
+        Python for AXLearn, EasyDeL and Loadax, JSON for json.
+      framework: maxtext, axlearn, levanter, easydel, tunix, loadax or json.
+      target: devices that sizes left open are inferred for; of a list of rules, the one for these
+        devices alone is read.
+      match: pattern of the rule, where the file names no target; by default that of `target`, else
+        any.
+      axes: axes of the rule -> those of the framework, where they are called otherwise.
+      remat: values of the knob `remat` -> the framework's.
+      notes: gets a phrase for all that was not taken over.
+
+    Raises:
+      UsageError: no such file or framework, or the file does not spell out a mesh.
+
+    Example:
+      >>> import tempfile
+      >>> path = Path(tempfile.mkdtemp()) / "run.sh"
+      >>> _ = path.write_text("python -m train ici_fsdp_parallelism=8 dcn_data_parallelism=1")
+      >>> rules = import_rules(path, framework="maxtext", target="cpu:8")
+      >>> rules.select("cpu-8").mesh_shape.ici_mesh_shape[rules.axes.index("fsdp")]
+      8
+    """
+    from automesh.report.export import frameworks
+    from automesh.report.export.nouns import Words
+
+    granules = None
+    if target:
+        granules = frameworks.granules_of(check_text(target))
+        if granules is None:
+            raise UsageError(
+                f"`{target}` names no devices whose number is known",
+                hint="name them as in `automesh targets`, or as `cpu:8`",
+            )
+    found = frameworks.import_rules(
+        read_text(user_path(path)),
+        framework,
+        match=match,
+        words=Words(axes=axes or {}, remat=remat or {}),
+        granules=granules,
+        source=user_path(path),
+    )
+    if notes is not None:
+        notes += found.notes
+    return found.rules
 
 
 def progress_on_stderr() -> Progress:

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from automesh.cli import calibrate, check_script, doctor, explain, report, search, show, targets
+from automesh.cli import (
+    calibrate,
+    check_script,
+    doctor,
+    explain,
+    export,
+    report,
+    search,
+    show,
+    targets,
+)
 from automesh.cli.guard import guarded, prepare_streams
 
 HELP = """Finds the fastest device mesh for a JAX training step, and proves it.
@@ -66,6 +76,12 @@ app.command(
 app.command("explain", help=explain.HELP, short_help="Explain where the time of a mesh goes.")(
     explain.explain
 )
+app.command(
+    "export", help=export.EXPORT_HELP, short_help="Write a rule as a configuration of MaxText, ..."
+)(export.export)
+app.command(
+    "import", help=export.IMPORT_HELP, short_help="Read the mesh of another framework as a rule."
+)(export.import_)
 app.command("doctor", help=doctor.HELP, short_help="Check versions, devices and known problems.")(
     doctor.doctor
 )

@@ -188,8 +188,8 @@ def search(
         str,
         typer.Option(
             metavar="MESH",
-            help="The mesh that the script uses today, to compare with: dp:8, or "
-            "'fsdp:-1 remat=full'.",
+            help="The mesh that the script uses today, to compare with: dp:8, "
+            "'fsdp:-1 remat=full', or maxtext:FILE (see `import --help`).",
         ),
     ] = "",
     rules: Annotated[

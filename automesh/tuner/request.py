@@ -8,6 +8,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -19,6 +20,7 @@ from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
 from automesh.program.script.payload import pickle_entry
 from automesh.reading import Unreadable, kind_of_file, read_bytes
+from automesh.report.export.baseline import read_baseline
 from automesh.report.search_command import SearchCommand
 from automesh.space.curated import CURATED
 from automesh.space.options import knobs_of, parse_options
@@ -208,7 +210,11 @@ def read_request(
         space=str(space) or ("auto" if isinstance(subject, Entry) else ""),
         budget_s=read("budget", parse_duration, options.get("budget", "10m")),
         top=top or 0,
-        baseline=options.get("baseline", ""),
+        baseline=read(
+            "baseline",
+            partial(read_baseline, target=targets[0] if len(targets) == 1 else ""),
+            options.get("baseline", ""),
+        ),
         rules=_rules(subject, options.get("rules")),
         results=user_path(options.get("results", "results")).absolute(),
         storage=options.get("storage", ""),

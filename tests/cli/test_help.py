@@ -25,6 +25,8 @@ HELPS = {
     "help_report": "report --help",
     "help_targets": "targets --help",
     "help_calibrate": "calibrate --help",
+    "help_export": "export --help",
+    "help_import": "import --help",
     "help_doctor": "doctor --help",
 }
 FIGURE = re.compile(r"[0-9.]+(?= (?:us|ms|s|B|KiB|MiB|%))")

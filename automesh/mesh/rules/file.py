@@ -28,7 +28,7 @@ from automesh.texts.user_text import user_path
 
 # The text of a TOML file: made anew, or with one rule put in and all comments kept.
 
-_TITLE = "Written by `automesh search`. `match` is a regular expression for the whole name of a\n"
+_TITLE = "Written by `{by}`. `match` is a regular expression for the whole name of a\n"
 _TITLE_2 = "# target; the first rule that matches wins.\n"
 # Strings and comments are tokens too, so that a `[[rule]]` inside one is passed over.
 _TOKEN = re.compile(
@@ -42,14 +42,14 @@ _TOKEN = re.compile(
 )
 
 
-def new_text(rules: Rules) -> str:
-    """The text of a new file."""
+def new_text(rules: Rules, *, by: str = "automesh search") -> str:
+    """The text of a new file; `by` is the command that writes it."""
     tree = tree_of_rules(rules)
     document = tomlkit.document()
     for key in ("schema", "axes", "batch_axes"):
         document.add(key, tomlkit.item(tree[key]))
     blocks = [_new_block(rule, rules.axes_of(rule)) for rule in rules.rules]
-    return "\n".join([f"# {_TITLE}{_TITLE_2}{document.as_string()}", *blocks])
+    return "\n".join([f"# {_TITLE.format(by=by)}{_TITLE_2}{document.as_string()}", *blocks])
 
 
 def merged_text(
@@ -167,11 +167,11 @@ def rules_of(rule: MeshRule) -> Rules:
     return replace(empty, rules=(_in_file(rule, empty),))
 
 
-def format_rules(rules: Rules, *, as_json: bool = False) -> str:
-    """The text of a new rules file, which is read back as an equal value."""
+def format_rules(rules: Rules, *, as_json: bool = False, by: str = "automesh search") -> str:
+    """The text of a new rules file by the command `by`, which is read back as an equal value."""
     if as_json:
         return json.dumps(tree_of_rules(rules), indent=2, ensure_ascii=False) + "\n"
-    return new_text(rules)
+    return new_text(rules, by=by)
 
 
 class RuleEdited(UsageError):

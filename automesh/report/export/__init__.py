@@ -1,0 +1,1 @@
+"""A mesh rule in the words of the frameworks that people train with, written and read."""

@@ -1,0 +1,39 @@
+"""`--baseline maxtext:FILE`: the mesh of another framework's configuration, as a mesh in text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.reading import read_text
+from automesh.report.export.frameworks import NAMES, granules_of, import_rules
+from automesh.report.export.translate import mesh_text
+from automesh.texts.user_text import user_path
+
+
+def read_baseline(text: str, *, target: str = "") -> str:
+    """A baseline as it is, or the mesh of the file if it is `FRAMEWORK:FILE`.
+
+    The mesh alone: what the framework says of remat or the batch is none of a script's knobs.
+
+    Args:
+      target: its devices, from which open sizes are inferred if their number is known.
+
+    Raises:
+      UsageError: the file cannot be read, or does not say one mesh.
+
+    >>> read_baseline("fsdp:8 remat=full")
+    'fsdp:8 remat=full'
+    """
+    name, colon, path = text.strip().partition(":")
+    if not colon or name not in NAMES or path.strip().lstrip("-").split(",")[0].isdigit():
+        return text
+    granules = granules_of(target) if target else None
+    source: Path = user_path(path)
+    rules = import_rules(read_text(source), name, granules=granules, source=source).rules
+    if len(rules.rules) != 1:
+        raise UsageError(
+            f"`{source}` has {len(rules.rules)} rules, and a baseline is one mesh",
+            hint="name one with `automesh import --target NAME --baseline`",
+        )
+    return mesh_text(rules.rules[0], rules.axes_of(rules.rules[0]))

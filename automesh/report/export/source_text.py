@@ -1,0 +1,166 @@
+"""Reads what configures a framework: YAML, `key=value` words, and Python, never executed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import yaml
+
+from automesh.errors import UsageError
+from automesh.mesh.axes import Scalar
+from automesh.reading import Malformed
+
+_WORD = re.compile(
+    r"""(?:^|[\s"'])(?:--)?([A-Za-z_][A-Za-z0-9_.]*)=("[^"\n]*"|'[^'\n]*'|[^\s"';\\]+)"""
+)
+
+
+def yaml_tree(text: str) -> Mapping[str, Any]:
+    """The mapping that a YAML text holds; empty if it holds something else.
+
+    Raises:
+      Malformed: it is no YAML, with the line.
+    """
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise Malformed(f"the file is not YAML: {error.problem}{line}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise Malformed(f"the file is not YAML: {error}") from None
+    return cast("Mapping[str, Any]", tree) if isinstance(tree, Mapping) else {}
+
+
+def key_values(text: str) -> dict[str, str]:
+    """`key=value` words, as on a command line or in a shell script; the last of a key counts.
+
+    >>> key_values("python -m train base.yml a_b=8 c='x y'  # d=1")
+    {'a_b': '8', 'c': 'x y'}
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        words = re.split(r"(?:^|\s)#", line, maxsplit=1)[0]
+        for match in _WORD.finditer(words):
+            found[match[1]] = match[2].strip("\"'")
+    return found
+
+
+def as_size(value: object, what: str) -> int:
+    """A size of a mesh: at least 1, or -1.
+
+    Raises:
+      UsageError: something else.
+
+    >>> as_size("8", "ici_fsdp_parallelism"), as_size(-1, "data")
+    (8, -1)
+    """
+    number = as_count(value)
+    if number is None or (number < 1 and number != -1):
+        raise UsageError(f"`{what}` is {value!r}, and must be a whole number above 0, or -1")
+    return number
+
+
+def as_count(value: object) -> int | None:
+    """A whole number, as it is or as text; None if it is none."""
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,12}", value.strip()):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def as_scalar(value: object) -> Scalar | None:
+    """A boolean, number or text; None if it is something else."""
+    return value if isinstance(value, (bool, int, float, str)) else None
+
+
+def python_tree(text: str) -> ast.Module:
+    """The syntax tree of a Python text, which is read and never run.
+
+    Raises:
+      Malformed: it is no Python, with the line.
+    """
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise Malformed(f"the file is not Python: {error.msg}, line {error.lineno}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise Malformed(f"the file is not Python: {error}") from None
+
+
+def values_named(tree: ast.AST, name: str) -> Iterator[ast.expr]:
+    """What `name` is set to: by an assignment, as a keyword, or as a key of a dict."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                if any(_is_called(target, name) for target in targets):
+                    yield value
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                if _is_called(target, name):
+                    yield value
+            case ast.keyword(arg=arg, value=value) if arg == name:
+                yield value
+            case ast.Dict(keys=keys, values=values):
+                for key, value in zip(keys, values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == name:
+                        yield value
+            case _:
+                pass
+
+
+def _is_called(target: ast.expr, name: str) -> bool:
+    if isinstance(target, ast.Attribute):
+        return target.attr == name
+    return isinstance(target, ast.Name) and target.id == name
+
+
+def literal(node: ast.expr) -> object:
+    """The value of a literal; None if it is none, as it is for the literal None.
+
+    >>> literal(ast.parse("(1, -1)", mode="eval").body)
+    (1, -1)
+    """
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def python_literal(value: object) -> str:
+    """A value as Python, with double quotes; a text can hold nothing that ends it.
+
+    >>> python_literal(("data",)), python_literal((1, None)), python_literal('a"b')
+    ('("data",)', '(1, None)', '"a\\\\"b"')
+    """
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, tuple):
+        parts = [python_literal(part) for part in cast("tuple[object, ...]", value)]
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    return repr(value)
+
+
+def as_sizes(value: object, what: str) -> tuple[int, ...]:
+    """Sizes of axes in order.
+
+    Raises:
+      UsageError: it is no sequence of sizes.
+    """
+    if isinstance(value, (list, tuple)):
+        return tuple(as_size(size, what) for size in cast("Sequence[object]", value))
+    raise UsageError(f"`{what}` is {value!r}, and must be a sequence of sizes")
+
+
+def as_strings(value: object, what: str) -> tuple[str, ...]:
+    """Names of axes in order.
+
+    Raises:
+      UsageError: it is no sequence of texts.
+    """
+    if isinstance(value, (list, tuple)):
+        names = cast("Sequence[object]", value)
+        if all(isinstance(name, str) for name in names):
+            return tuple(cast("Sequence[str]", names))
+    raise UsageError(f"`{what}` is {value!r}, and must be a sequence of names")

@@ -1,0 +1,116 @@
+"""Random rules survive each framework's words, and mean there what they mean here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from automesh.errors import UsageError
+from automesh.mesh.config import Rules
+from automesh.report.export.frameworks import (
+    FRAMEWORKS,
+    NAMES,
+    export_rules,
+    granules_of,
+    import_rules,
+)
+from automesh.report.export.nouns import AxisSize, Setting, Words
+from automesh.report.export.translate import rule_of, setting_of
+from tests.support.cases.exports import AXES, READERS, REMAT, rules_for, sizes_of, used
+from tests.support.paths import DATA
+
+MESHES = json.loads((DATA / "expert_meshes.json").read_text())["meshes"]
+# automesh's names of what expert presets call otherwise.
+CONTEXT = Words(axes={"cp": "context"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=300, deadline=None, database=None)
+@given(data=st.data())
+def test_a_rule_comes_back_and_means_the_same(name: str, data: st.DataObject) -> None:
+    rules = data.draw(rules_for(name))
+    text = export_rules(rules, name)
+    found = import_rules(text, name, match=rules.rules[0].match).rules
+    (before,), (after,) = rules.rules, found.rules
+    assert sizes_of(found) == sizes_of(rules)
+    assert after.match == before.match
+    assert set(found.batch_axes) <= set(rules.batch_axes)
+    expected = dict(before.knobs)
+    if name == "axlearn":
+        expected.pop("batch", None)  # It is said outside of `mesh_rules`, in a comment.
+    if name == "levanter" and expected.get("microbatches") == 1:
+        del expected["microbatches"]  # The whole batch at once is its default.
+    assert dict(after.knobs) == expected
+    if name in READERS:
+        _documented(name, text, rules)
+
+
+def _documented(name: str, text: str, rules: Rules) -> None:
+    """The framework's schema, as it is documented, makes the same of the text."""
+    knobs: dict[str, Any] = dict(rules.rules[0].knobs)
+    read = READERS[name](text)
+    theirs = AXES[name]
+    assert used(read.sizes) == {theirs[axis]: size for axis, size in sizes_of(rules).items()}
+    if "remat" in knobs:
+        assert read.remat == REMAT[name][knobs["remat"]]
+    if "microbatches" in knobs:
+        assert read.accumulation == knobs["microbatches"]
+    if "batch" in knobs and name != "axlearn":
+        assert read.global_batch == knobs["batch"]
+
+
+def _setting(mesh: dict[str, Any]) -> Setting:
+    framework = FRAMEWORKS[mesh["framework"]]
+    names = dict(framework.names)
+    ici, dcn = mesh.get("flat", mesh.get("ici")), mesh.get("dcn", {})
+    sizes = {names[axis]: (ici.get(axis, 1), dcn.get(axis, 1)) for axis in {*ici, *dcn}}
+    axes = (AxisSize(name=n, ici=sizes.get(n, (1, 1))[0], dcn=sizes.get(n, (1, 1))[1])
+            for n in framework.axes)  # fmt: skip
+    return Setting(
+        match="tpu-v5p-128", axes=tuple(axes), flat="flat" in mesh, remat=mesh.get("remat")
+    )
+
+
+def _id(mesh: dict[str, Any]) -> str:
+    sizes = mesh.get("flat") or {"ici": mesh.get("ici"), "dcn": mesh.get("dcn")}
+    return f"{mesh['framework']}-{json.dumps(sizes)}-{mesh.get('remat', '')}"
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=_id)
+def test_a_published_mesh_comes_back_as_itself(mesh: dict[str, Any]) -> None:
+    framework = FRAMEWORKS[mesh["framework"]]
+    setting = _setting(mesh)
+    text = framework.write((setting,))
+    (read,) = framework.read(text)
+    if mesh["framework"] == "easydel" and "flat" not in mesh:
+        # What eformer makes of (1, 4, 1, 2, 1) and (1, 2, 1, 1, 1) has the sizes of both.
+        assert 'sharding_axis_dims": (1, 8, 1, 2, 1)' in text
+    assert (read.used, read.flat, read.remat) == (setting.used, setting.flat, setting.remat)
+    # By way of a rules file, too: a flat mesh then says where its granules lie.
+    words = CONTEXT if "cp" in mesh.get("ici", {}) else Words()
+    if setting.flat and setting.used[0].ici != -1 and -1 in [axis.ici for axis in setting.axes]:
+        # How much of its first axis lies between granules depends on their number.
+        with pytest.raises(UsageError, match="lies between slices or nodes"):
+            rule_of(read, framework, words)
+        text = text.replace("tpu-v5p-128", "tpu-v5p-.*")
+        four = import_rules(text, "axlearn", granules=granules_of("tpu-v5p-256-4")).rules
+        assert sizes_of(four)["ep"] == (4, 4)
+        return
+    rule = rule_of(read, framework, words)
+    rules = Rules(axes=rule.axes, batch_axes=rule.batch_axes or (), rules=(rule,))
+    again = setting_of(rules, rules.rules[0], framework, words)
+    assert again.remat == setting.remat
+    if not setting.flat:
+        assert again.used == setting.used
+        assert framework.read(framework.write((again,)))[0].used == setting.used
+    else:
+        assert [axis.ici for axis in again.axes] == [axis.ici for axis in setting.axes]
+
+
+def test_all_published_meshes_are_there() -> None:
+    assert sum(mesh["presets"] for mesh in MESHES) == 240
+    assert {mesh["framework"] for mesh in MESHES} == {"maxtext", "axlearn", "levanter", "easydel"}
