@@ -34,7 +34,7 @@ with the reason and what to do.
 
 \b
 Examples:
-  automesh export --to maxtext --select tpu-v5p-128 --batch 1024 --out mesh.yml
+  automesh export --to maxtext --select tpu-v5p-128 --batch 512 --out mesh.yml
   automesh export mesh_rules.toml --to axlearn
   automesh export --to tunix --axis dp=data --remat dots=block
 """
