@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from automesh.cli import calibrate, check_script, doctor, explain, search, show, targets
+from automesh.cli import agent, calibrate, check_script, doctor, explain, search, show, targets
 from automesh.cli.guard import guarded, prepare_streams
 
 HELP = """Finds the fastest device mesh for a JAX training step, and proves it.
@@ -65,6 +65,9 @@ app.command(
 app.command("explain", help=explain.HELP, short_help="Explain where the time of a mesh goes.")(
     explain.explain
 )
+app.command(
+    "agent", help=agent.HELP, short_help="Serve a search on another host with this one's devices."
+)(agent.agent)
 app.command("doctor", help=doctor.HELP, short_help="Check versions, devices and known problems.")(
     doctor.doctor
 )
