@@ -88,8 +88,9 @@ def search(
         `regex:PATTERN`.
       skip_steps: of a command: first steps that do not count; by default 2.
       timed_steps: of a command: steps that are timed in each run; by default 10.
-      target: `local` (the attached devices), `cpu:N` (virtual), or devices that are not here, such
-        as `tpu-v5p-128` or `gpu-h100-64`; a list of them gives `Results`, with one rule each.
+      target: `local` (the attached devices), `cpu:N` (virtual), `cpu:N*P` (P processes of N virtual
+        ones, with DCN between them), or devices that are not here, such as `tpu-v5p-128` or
+        `gpu-h100-64`; a list of them gives `Results`, with one rule each.
       hardware: TOML file with clusters of your own, each a target by its name.
       space: a shipped search space (`auto`, `dense_lm`, `moe_lm`, `long_context`) or a TOML file;
         by default `auto`, of a command the axes that it names.
@@ -113,6 +114,10 @@ def search(
         to the compiler.
       dry_run: rank the meshes by estimate, or say what a command would be, and stop.
       new: start another study instead of resuming.
+      launch: what starts the agents of a search on several hosts: `local`, all of them on this one;
+        see docs/clusters.md.
+      hosts: each with an agent; by default one for each process of the target.
+      listen: address of this host that agents dial, such as `10.0.0.1:8600`.
       progress: where to report to; by default nowhere.
 
     Raises:

@@ -27,7 +27,7 @@ from automesh.outcomes import Failed
 from automesh.package import installed_version
 from automesh.program.nouns import Attachment
 from automesh.report.pages.store import render_store, store_to_json
-from automesh.tuner.workers import one_worker, surroundings_of
+from automesh.tuner.workers import one_worker, refuse_gang, surroundings_of
 from automesh.units import format_bytes
 from automesh.worker.messages import DevicesJob
 
@@ -60,6 +60,7 @@ def examine(target: str) -> tuple[Finding, ...]:
     """
     wanted = parse_target(target, os.environ)
     check_present(wanted)
+    refuse_gang(wanted, "a check of this machine")
     findings = [_python(), *_packages(), *_processes(os.environ), _memory()]
     with one_worker(surroundings_of(wanted)) as pool:
         answer = pool.run(DevicesJob(), _LIMIT_S)

@@ -280,6 +280,7 @@ class OutOfMemory:
     Attributes:
       reserve_bytes: of `limit_bytes`, kept free for what lives beside the program.
       is_host: the memory is this machine's, of which a worker may take no more than `limit_bytes`.
+      where: of a gang, the process that it befell: `rank 3 on host-b`; else empty.
     """
 
     stage: str
@@ -288,6 +289,7 @@ class OutOfMemory:
     detail: str
     reserve_bytes: int = 0
     is_host: bool = False
+    where: str = ""
     kind: Literal["out_of_memory"] = "out_of_memory"
 
 
@@ -300,22 +302,25 @@ class Failed:
       reason: one sentence for the table.
       log_tail: the last lines of the worker's output or of the traceback.
       hint: what to do about it, if the failure itself says so.
+      where: as in `OutOfMemory`; empty as well if all processes of a gang failed alike.
     """
 
     stage: str
     reason: str
     log_tail: str = ""
     hint: str = ""
+    where: str = ""
     kind: Literal["failed"] = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOut:
-    """Stopped after `limit_s` seconds."""
+    """Stopped after `limit_s` seconds; `where` is as in `OutOfMemory`."""
 
     stage: str
     limit_s: float
     log_tail: str = ""
+    where: str = ""
     kind: Literal["timed_out"] = "timed_out"
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from automesh.cli import (
+    agent,
     calibrate,
     check_script,
     doctor,
@@ -82,6 +83,9 @@ app.command(
 app.command(
     "import", help=export.IMPORT_HELP, short_help="Read the mesh of another framework as a rule."
 )(export.import_)
+app.command(
+    "agent", help=agent.HELP, short_help="Serve a search on another host with this one's devices."
+)(agent.agent)
 app.command("doctor", help=doctor.HELP, short_help="Check versions, devices and known problems.")(
     doctor.doctor
 )

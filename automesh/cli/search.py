@@ -76,6 +76,13 @@ A search space (my_space.toml) says what may vary:
   [knobs]
   remat = ["none", "full"]          # keywords of build
 
+Several hosts (docs/clusters.md): --target 'cpu:4*2' tries it here, with two agents. In a
+cluster, give all hosts the same token (automesh agent --help), and run
+
+\b
+  automesh search train.py --hosts 2 --listen 10.0.0.1:8600   on one of them
+  automesh agent 10.0.0.1:8600                                on each of them
+
 Others can read a command: the password of --storage does not belong into it. The first of
 these counts:
 
@@ -109,7 +116,15 @@ TIMED_STEPS_OPTION = """Of a --command: steps that are timed in each run, which 
 default 10."""
 
 TARGET_OPTION = """Devices: local (the attached ones, by default), cpu:N (N virtual ones), or some
-that are not here: tpu-v5p-128, v5e:4x8, gpu-h100-64. Give it again for several: one rule each."""
+that are not here: tpu-v5p-128, v5e:4x8, gpu-h100-64; cpu:N*P are P processes of N virtual ones,
+with DCN between them. Give it again for several: one rule each."""
+
+LAUNCH_OPTION = """What starts the agents of a search on several hosts: local, all of them on this
+host, to try it. Without it, and with --listen, start `automesh agent` on each host."""
+
+HOSTS_OPTION = """Hosts, each with an agent; by default one for each process of the target."""
+
+LISTEN_OPTION = """Address of this host that agents dial, with or without a port: 10.0.0.1:8600."""
 
 TOP_OPTION = """Meshes in one race (by default 8, of a --command 4), or to compile for devices that
 are not here (10); and rows to print."""
@@ -249,6 +264,15 @@ def search(
         bool,
         typer.Option("--report", help="Write the study as an HTML page, too: see `report`."),
     ] = False,
+    launch: Annotated[
+        str, typer.Option(metavar="NAME", help=LAUNCH_OPTION, show_default=False)
+    ] = "",
+    hosts: Annotated[
+        int, typer.Option(metavar="N", min=0, help=HOSTS_OPTION, show_default=False)
+    ] = 0,
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help=LISTEN_OPTION, show_default=False)
+    ] = "",
     new: Annotated[
         bool, typer.Option("--new", help="Start another study instead of resuming.")
     ] = False,
@@ -279,6 +303,9 @@ def search(
         xla=xla or [],
         dry_run=dry_run,
         new=new,
+        launch=launch,
+        hosts=hosts,
+        listen=listen,
     )
     request = api.read_request(
         script, options, targets=targets, again=read_words(typed()[2:]), spelled=_spelled

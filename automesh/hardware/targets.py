@@ -18,10 +18,12 @@ from automesh.hardware.slices import read_slice
 from automesh.limits import TARGET_CHARS
 
 MAX_CPU_DEVICES = 4096
-_CPU = re.compile(r"cpu:([0-9]+)")
+MAX_CPU_PROCESSES = 256
+_CPU = re.compile(r"cpu:([0-9]+)(?:\*([0-9]+))?")
 _EXAMPLES = ("local", "cpu:8", "tpu-v5p-128", "v5e:4x8", "gpu-h100-64")
 _UNDERSTOOD = (
-    "`local` (the attached devices), `cpu:N` (N virtual CPU devices), or a name like "
+    "`local` (the attached devices), `cpu:N` (N virtual CPU devices), `cpu:N*P` (P processes of N "
+    "each), or a name like "
     "`tpu-v5p-128`, `v5e:4x8` or `gpu-h100-64`; `automesh targets` lists them"
 )
 
@@ -33,6 +35,8 @@ class Described(Protocol):
     def platform(self) -> str: ...
     @property
     def kind(self) -> str: ...
+    @property
+    def process_index(self) -> int: ...
     @property
     def slice_index(self) -> int: ...
 
@@ -46,7 +50,9 @@ class Target:
       selector: name that a rule is written for; empty for `local` until the devices are inspected
         (see `local_selector`).
       platforms: value of JAX_PLATFORMS for the workers, never empty.
-      cpu_devices: virtual CPU devices; 0 leaves jax's own number.
+      cpu_devices: virtual CPU devices of a process; 0 leaves jax's own number.
+      processes: of one jax program, that have the devices together: more than 1 are a gang, see
+        `automesh.launch`.
       absent: the devices that the name means, if they are not here: the workers run on as many
         virtual CPU devices in their place, but on no more than MAX_CPU_DEVICES.
       notices: what the user should know, one sentence each.
@@ -57,6 +63,7 @@ class Target:
     selector: str
     platforms: str
     cpu_devices: int = 0
+    processes: int = 1
     absent: Absent | None = None
     notices: tuple[str, ...] = ()
     figures: str = ""
@@ -78,14 +85,8 @@ def parse_target(name: str, environ: Mapping[str, str], clusters: Clusters | Non
     if len(text) > TARGET_CHARS:
         raise UsageError(f"`{name}` is too long for a target", hint=f"use {_UNDERSTOOD}")
     match = _CPU.fullmatch(text)
-    if match and 1 <= int(match[1]) <= MAX_CPU_DEVICES:
-        count = int(match[1])
-        return Target(name=name, selector=f"cpu-{count}", platforms="cpu", cpu_devices=count)
     if match:
-        raise UsageError(
-            f"target `{name}` asks for {match[1]} devices; 1 to {MAX_CPU_DEVICES} are possible",
-            hint="write for example `cpu:8`",
-        )
+        return _virtual(name, int(match[1]), int(match[2] or 1))
     if text.startswith("cpu"):
         raise UsageError(
             f"target `{name}` does not say how many virtual devices",
@@ -104,6 +105,28 @@ def parse_target(name: str, environ: Mapping[str, str], clusters: Clusters | Non
             figures=own[1].figures if own else "",
         )
     raise _unknown(name, clusters)
+
+
+def _virtual(name: str, count: int, processes: int) -> Target:
+    if not 1 <= count * processes <= MAX_CPU_DEVICES:
+        each = f" in each of {processes} processes" if processes != 1 else ""
+        asked = f"{count} devices{each}"
+        raise UsageError(
+            f"target `{name}` asks for {asked}; 1 to {MAX_CPU_DEVICES} are possible",
+            hint="write for example `cpu:8`, or `cpu:4*2` for two processes of four",
+        )
+    if processes > MAX_CPU_PROCESSES:
+        raise UsageError(
+            f"target `{name}` asks for {processes} processes; {MAX_CPU_PROCESSES} are the most",
+            hint="write for example `cpu:4*2` for two processes of four devices",
+        )
+    return Target(
+        name=name,
+        selector=local_selector("cpu", "cpu", count * processes, processes),
+        platforms="cpu",
+        cpu_devices=count,
+        processes=processes,
+    )
 
 
 def _unknown(name: str, clusters: Clusters | None) -> UsageError:
@@ -141,12 +164,15 @@ def local_selector(platform: str, device_kind: str, count: int, num_slices: int 
     Args:
       device_kind: as jax reports it.
       count: all devices, of all slices.
+      num_slices: of a TPU; of virtual CPU devices, the processes that have them.
 
-    >>> local_selector("cpu", "cpu", 8), local_selector("tpu", "TPU v5 lite", 512, 2)
-    ('cpu-8', 'tpu-v5litepod-256-2')
+    >>> local_selector("cpu", "cpu", 8), local_selector("cpu", "cpu", 8, 2)
+    ('cpu-8', 'cpu-4-2')
+    >>> local_selector("tpu", "TPU v5 lite", 512, 2)
+    'tpu-v5litepod-256-2'
     """
     if platform == "cpu":
-        return f"cpu-{count}"
+        return f"cpu-{count // num_slices}-{num_slices}" if num_slices > 1 else f"cpu-{count}"
     chip = chip_for(device_kind, platform)
     slug = _slug(device_kind) if chip.rough else chip.slug
     if platform != "tpu":
@@ -161,7 +187,8 @@ def selector_of(devices: Sequence[Described]) -> str:
     Args:
       devices: of all its processes; slices are told apart by their indices.
     """
-    slices = len({device.slice_index for device in devices})
+    of_cpus = devices[0].platform == "cpu"
+    slices = len({one.process_index if of_cpus else one.slice_index for one in devices})
     return local_selector(devices[0].platform, devices[0].kind, len(devices), slices)
 
 

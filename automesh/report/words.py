@@ -166,7 +166,12 @@ def reason(candidate: Candidate) -> str:
 
 
 def failure_reason(failure: Failure) -> str:
-    """Why something was not done, in one line."""
+    """Why something was not done, in one line; of a gang, on which host."""
+    reason = _reason(failure)
+    return f"{clean(failure.where)}: {reason}" if failure.where else reason
+
+
+def _reason(failure: Failure) -> str:
     match failure:
         case OutOfMemory():
             return _out_of_memory(failure)

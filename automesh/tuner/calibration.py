@@ -33,6 +33,7 @@ from automesh.tuner.workers import (
     ask,
     layout_job,
     one_worker,
+    refuse_gang,
     refuse_launcher,
     refuse_several_processes,
     surroundings_of,
@@ -119,6 +120,7 @@ def run_calibration(
 
 def _target(name: str) -> Target:
     target = parse_target(name, os.environ)
+    refuse_gang(target, "a calibration")
     if target.absent is not None:
         raise UsageError(
             f"target `{name}` names devices that are not here, and only attached ones can be "

@@ -21,7 +21,7 @@ from automesh.space.spec import read_space
 from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
 from automesh.tuner.worker_errors import inspection_error
-from automesh.tuner.workers import ask, one_worker, surroundings_of
+from automesh.tuner.workers import ask, one_worker, refuse_gang, surroundings_of
 from automesh.units import format_bytes
 from automesh.worker.messages import DiscoverJob
 
@@ -87,6 +87,7 @@ def _with_splits(found: Discovery, splits: tuple[AxisSplit, ...]) -> Discovery:
 
 
 def _discovered(request: SearchRequest, target: Target, progress: Progress) -> Discovery:
+    refuse_gang(target, "a script without `build`")
     name = Path(request.entry.location).name
     progress.now(f"{name} has no function `build`: running it up to its training step")
     job = DiscoverJob(step=step_ref(request.entry, target), wanted=request.step)

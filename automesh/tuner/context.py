@@ -18,6 +18,7 @@ from automesh.tuner.study.study import Study
 from automesh.tuner.workers import memory_share_bytes
 from automesh.worker.messages import Surroundings
 from automesh.worker.pool import Pool
+from automesh.worker.process import Process, StartWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class SearchContext:
 
     Attributes:
       workers: compiles side by side.
+      start_worker: starts the workers that have the target's own devices.
       started_s: when the budget began, on `clock`.
     """
 
@@ -38,6 +40,7 @@ class SearchContext:
     workers: int
     started_s: float
     clock: Callable[[], float]
+    start_worker: StartWorker = Process
 
     @property
     def end_s(self) -> float:
@@ -57,4 +60,5 @@ class SearchContext:
             log_dir=self.preparation.folder / "logs",
             memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(size),
             on_wait=self.progress.tick,
+            start=self.start_worker,
         )

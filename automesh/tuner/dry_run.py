@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from automesh.hardware import Target
+from automesh.launch.cluster import workers_of
 from automesh.report.estimates import ESTIMATES, Estimates
 from automesh.report.files.csv import estimates_frame, write_table
 from automesh.report.progress import Progress
@@ -39,7 +40,10 @@ def estimate_only(
       NoFeasibleMesh: no plan is legal.
     """
     check_places(request)
-    with open_session(request, target, space, progress) as session:
+    with (
+        workers_of(request, target, progress) as start_worker,
+        open_session(request, target, space, progress, start_worker=start_worker) as session,
+    ):
         preparation = session.preparation
         make_study_folder(preparation.folder)
         with open_study(
@@ -49,7 +53,7 @@ def estimate_only(
             versions=preparation.provenance,
         ) as study:
             session = session.counting(
-                settled(request, target, preparation, study, progress, time.monotonic)
+                settled(request, target, preparation, study, progress, time.monotonic, start_worker)
             )
             preparation = session.preparation
             estimates = session.estimate(share=1.0, pulse=study.heartbeat)

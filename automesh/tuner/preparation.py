@@ -168,9 +168,10 @@ def inspect(
     answer = answer_to(pool, ticket, job, Inspection)
     if isinstance(answer, Failure):
         raise inspection_error(answer, request.entry, space)
-    refuse_several_processes(
-        answer.process_count, "a search", hint="run the search on one host, without a launcher"
-    )
+    if target.processes == 1:
+        refuse_several_processes(
+            answer.process_count, "a search", hint="run the search on one host, without a launcher"
+        )
     return with_knobs(pool, job, answer, space, progress, timeout_s=request.timeout_s)
 
 
@@ -255,7 +256,8 @@ def known_devices(target: Target) -> tuple[int, int]:
     which a worker has to look at."""
     if target.absent is not None:
         return target.absent.num_devices, target.absent.fabric.num_granules
-    return (target.cpu_devices, 1) if target.cpu_devices else (0, 0)
+    each, processes = target.cpu_devices, target.processes
+    return (each * processes, processes) if each else (0, 0)
 
 
 def aim_of(target: Target, found: Inspection | Attachment) -> Aim:

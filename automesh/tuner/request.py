@@ -14,6 +14,7 @@ from typing import Any, TypedDict, TypeVar
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.hardware.reserve import parse_reserve
+from automesh.launch.cluster import ALONE, Cluster
 from automesh.limits import SCRIPT_BYTES
 from automesh.mesh.axes import Scalar
 from automesh.program.capture.nouns import AxisSplit, parse_splits
@@ -72,12 +73,16 @@ class SearchOptions(TypedDict, total=False):
     xla: Mapping[str, Scalar | Sequence[Scalar]] | Sequence[str] | None
     dry_run: bool
     new: bool
+    launch: str
+    hosts: int
+    listen: str
 
 
 _PATHS = ("hardware", "rules", "results")
 # Options that only one of the two kinds of search has.
 _OF_COMMANDS = ("step_time", "skip_steps", "timed_steps")
-_OF_BUILDS = ("args", "hardware", "workers", "reserve_hbm", "xla", "step", "split")
+_OF_BUILDS = ("args", "hardware", "workers", "reserve_hbm", "xla", "step", "split", "launch")
+_OF_BUILDS += ("hosts", "listen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +116,7 @@ class SearchRequest:
         like it.
       splits: of such a script, axes of its mesh that are to be several.
       notices: what the user should know of the script.
+      cluster: on which hosts it runs.
       shared_terms: folders of other searches for the same script, whose terms may do here as well.
 
     Raises:
@@ -139,6 +145,7 @@ class SearchRequest:
     step: str = ""
     splits: tuple[AxisSplit, ...] = ()
     notices: tuple[str, ...] = ()
+    cluster: Cluster = ALONE
     shared_terms: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
@@ -229,6 +236,11 @@ def read_request(
         curated=not isinstance(xla, Mapping) and CURATED in xla,
         step=options.get("step", ""),
         splits=parse_splits(options.get("split", ())),
+        cluster=Cluster(
+            launch=options.get("launch", ""),
+            hosts=options.get("hosts", 0),
+            listen=options.get("listen", ""),
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from automesh.hardware import Target
 from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.launch.cluster import workers_of
 from automesh.program.nouns import Attachment
 from automesh.report.estimates import ESTIMATES
 from automesh.report.files.csv import estimates_frame, write_table
@@ -51,12 +52,18 @@ def run_search(
       UsageError: bad input.
       NoFeasibleMesh: no plan is legal, or jax can lay out none of them.
     """
-    started_s = clock()
     rules_before = check_places(request)
     # Before anything costs time: without its compiler, a search for absent devices ends in nothing.
     found = ready_for(request, target, progress) if target.absent else None
-    with ExitStack() as stack, ExitStack() as workers:
-        session = workers.enter_context(open_session(request, target, space, progress, clock=clock))
+    with (
+        workers_of(request, target, progress) as start_worker,
+        ExitStack() as stack,
+        ExitStack() as workers,
+    ):
+        started_s = clock()  # Hosts that are waited for cost no budget.
+        session = workers.enter_context(
+            open_session(request, target, space, progress, clock=clock, start_worker=start_worker)
+        )
         preparation = session.preparation
         if found is not None:
             preparation = preparation.with_memory(_limit_bytes(target, found))
@@ -74,7 +81,7 @@ def run_search(
             scope=_scope_of(request, target, preparation),
         ) as study:
             session = session.counting(
-                settled(request, target, session.preparation, study, progress, clock)
+                settled(request, target, session.preparation, study, progress, clock, start_worker)
             )
             preparation = replace(preparation, source_hash=session.preparation.source_hash)
             estimates = session.estimate(share=ESTIMATE_SHARE, pulse=study.heartbeat)
@@ -104,6 +111,7 @@ def run_search(
                 workers=min(count_workers(target, request.workers), len(preparation.plans)),
                 started_s=started_s,
                 clock=clock,
+                start_worker=start_worker,
             )
             strategy = strategy_for(context, target)
             write_table(estimates_frame(estimates), preparation.folder / ESTIMATES)

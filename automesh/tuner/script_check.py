@@ -38,6 +38,7 @@ from automesh.tuner.worker_errors import inspection_error
 from automesh.tuner.workers import (
     ask,
     memory_share_bytes,
+    refuse_gang,
     refuse_several_processes,
     surroundings_of,
 )
@@ -73,7 +74,7 @@ def check_script(
     Raises:
       UsageError: bad arguments, or a script that cannot be loaded.
     """
-    request, target, space = read_aim(request, progress)
+    request, target, space = read_aim(request, progress, check=_check_at_once)
     with _Check.on(target, request, space, progress) as check:
         inspected = check.inspect()
         if not _is_single(inspected, target):
@@ -84,6 +85,10 @@ def check_script(
             "this machine has a single device: looked at on 8 virtual ones, --target cpu:8"
         )
         return check.look(check.inspect(), script=script, command=command(_VIRTUAL))
+
+
+def _check_at_once(_: SearchRequest, target: Target) -> None:
+    refuse_gang(target, "a look at a script")
 
 
 def _is_single(inspected: Inspection | Failure, target: Target) -> bool:

@@ -43,6 +43,7 @@ from automesh.tuner.workers import (
 )
 from automesh.worker.messages import BuildJob, LayoutJob, Surroundings
 from automesh.worker.pool import Pool
+from automesh.worker.process import Process, StartWorker
 from automesh.worker.temporary import temporary_folder
 
 # Of the budget: what is listed is built, and a search compiles what it has built.
@@ -56,6 +57,7 @@ class Session:
 
     Attributes:
       pool: serves the target's virtual devices on the CPU.
+      start_worker: starts the workers that have the target's own devices.
     """
 
     request: SearchRequest
@@ -66,6 +68,7 @@ class Session:
     pool: Pool
     workers: int
     clock: Callable[[], float]
+    start_worker: StartWorker = Process
 
     def counting(self, preparation: Preparation) -> Session:
         """The same session with a preparation of which more is known."""
@@ -169,20 +172,25 @@ def open_session(
     progress: Progress,
     *,
     clock: Callable[[], float] = time.monotonic,
+    start_worker: StartWorker = Process,
 ) -> Generator[Session]:
     """Inspects the script and the devices, and enumerates the plans.
+
+    Args:
+      start_worker: starts the workers that have the target's own devices.
 
     Raises:
       UsageError: the script, the space or the baseline cannot be used.
       NoFeasibleMesh: no plan is legal.
     """
     surroundings = surroundings_of(target)
-    shared = surroundings.platforms == "cpu"  # The workers that propagate can inspect, too.
+    # The workers that propagate can inspect, too.
+    shared = surroundings.platforms == "cpu" and target.processes == 1
     workers = count_workers(target, request.workers) if shared else count_lowering()
     with ExitStack() as stack:
         logs = stack.enter_context(temporary_folder("session"))
 
-        def open_pool(size: int, around: Surroundings) -> Pool:
+        def open_pool(size: int, around: Surroundings, start: StartWorker = Process) -> Pool:
             limit = request.memory_limit_bytes or memory_share_bytes(size)
             pool = Pool(
                 size=size,
@@ -190,10 +198,11 @@ def open_session(
                 log_dir=logs,
                 memory_limit_bytes=limit,
                 on_wait=progress.tick,
+                start=start,
             )
             return stack.enter_context(pool)
 
-        pool = open_pool(workers if shared else 1, surroundings)
+        pool = open_pool(workers if shared else 1, surroundings, start_worker)
         inspection = inspect(
             pool, request, target, space, progress, warm_up=workers - 1 if shared else 0
         )
@@ -218,6 +227,7 @@ def open_session(
             pool=pool,
             workers=min(workers, len(preparation.plans)),
             clock=clock,
+            start_worker=start_worker,
         )
 
 

@@ -14,6 +14,7 @@ from automesh.hardware import (
     parse_target,
 )
 from automesh.hardware.reserve import default_reserve
+from automesh.launch.cluster import spread
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.curated import CURATED, curated_for
@@ -72,6 +73,12 @@ def read_aim(
     """
     refuse_launcher("a search", hint="run the search on one host, without the launcher")
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
+    target = spread(target, request.cluster)
+    if request.cluster.listen and target.processes > 1 and request.entry.kind == "pickle":
+        raise UsageError(
+            "a function lies in a file of this host, which agents on other hosts cannot read",
+            hint="put it into a script under the same path on all hosts, and search that",
+        )
     if target.absent is not None and not request.reserve:
         default_reserve(target.absent.platform, os.environ)  # Before a worker is waited for.
     options = _options(request, target)

@@ -56,7 +56,8 @@ def inspection_error(answer: Failure, entry: Entry, space: SearchSpace | None = 
             missing = _missing_axis(answer, space) if space is not None else ""
             if space is not None and missing:
                 return _without_axis(missing, answer, entry, space)
-            return UsageError(answer.reason, hint=_hint(answer, entry))
+            where = f"{answer.where}: " if answer.where else ""
+            return UsageError(where + answer.reason, hint=_hint(answer, entry))
 
 
 def raised_here(failed: Failed, entry: Entry) -> str:
@@ -119,7 +120,8 @@ def machine_error(failure: Failure) -> UsageError:
     hint = "mend it and run the same command again; what is finished is kept"
     match failure:
         case Failed():
-            return UsageError(failure.reason, hint=failure.hint or hint)
+            where = f"{failure.where}: " if failure.where else ""
+            return UsageError(where + failure.reason, hint=failure.hint or hint)
         case TimedOut():
             waited = format_wait(failure.limit_s)
             return UsageError(f"a worker did not start within {waited}", hint=hint)

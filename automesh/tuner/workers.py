@@ -47,7 +47,9 @@ def count_workers(target: Target, wanted: int) -> int:
     Args:
       wanted: by the user, see `bounded_workers`; 0 for as many as fit.
     """
-    return 1 if target.platforms != "cpu" else wanted or count_lowering()
+    if target.platforms != "cpu" or target.processes > 1:
+        return 1
+    return wanted or count_lowering()
 
 
 def count_lowering() -> int:
@@ -77,6 +79,8 @@ def bounded_workers(target: Target, wanted: int, *, memory_limit_bytes: int = 0)
     ]
     if target.platforms != "cpu":
         limits.append((1, "an attached accelerator serves one"))
+    if target.processes > 1:
+        limits.append((1, "its processes run one program at a time"))
     count, why = min(limits, key=lambda one: one[0])
     return (wanted, "") if wanted <= count else (count, fewer_workers(wanted, count, why))
 
@@ -100,6 +104,22 @@ def refuse_launcher(what: str, *, hint: str) -> None:
         raise UsageError(
             f"this is one of several processes ({several}), but {what} runs in a single one",
             hint=hint,
+        )
+
+
+def refuse_gang(target: Target, what: str) -> None:
+    """Makes sure that the devices of a target are those of one process.
+
+    Args:
+      what: runs in one process: `a calibration`.
+
+    Raises:
+      UsageError: they are those of several.
+    """
+    if target.processes > 1:
+        raise UsageError(
+            f"target `{target.name}` is of {target.processes} processes, and {what} runs in one",
+            hint=f"use `cpu:{target.cpu_devices * target.processes}`, or `automesh search`",
         )
 
 

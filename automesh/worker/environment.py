@@ -9,10 +9,16 @@ from automesh.hardware.absent import AbsentDevices
 from automesh.platforms import platform_named
 from automesh.texts.storage_url import OWN_VARIABLES
 from automesh.worker.messages import Surroundings
+from automesh.worker.place import PLACE
 
 # Without it the order of a set of strings changes from process to process, and with it the program
 # of a step that goes through one: what a plan compiles to could not be compared with what runs.
 _HASH_SEED = "0"
+TOKEN = "AUTOMESH_TOKEN"
+"""The environment variable with what a search and its agents know each other by."""
+TOKEN_FILE = "AUTOMESH_TOKEN_FILE"
+"""The environment variable that names a file of mode 0600 with the token."""
+TOKEN_VARIABLES = (TOKEN, TOKEN_FILE)
 CPU_DEVICES = "AUTOMESH_CPU_DEVICES"
 """Variable of a worker: how many virtual devices its target has; absent if jax is to say it."""
 _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count(=\S*)?")
@@ -45,8 +51,11 @@ def environment(base: Mapping[str, str], surroundings: Surroundings) -> dict[str
       surroundings: what the worker shall find.
     """
     variables = {"TF_CPP_MIN_LOG_LEVEL": "2", **base, **dict(surroundings.variables)}
-    for name in OWN_VARIABLES:  # The password of the storage, which only the parent opens.
+    # The password of the storage and the token of a gang's search: user code has no use for them.
+    for name in (*OWN_VARIABLES, *TOKEN_VARIABLES):
         variables.pop(name, None)
+    if PLACE not in dict(surroundings.variables):
+        variables.pop(PLACE, None)
     variables["PYTHONHASHSEED"] = hash_seed(variables)
     variables["PYTHONUNBUFFERED"] = "1"  # What was printed before a crash must be in the log.
     variables["JAX_PLATFORMS"] = surroundings.platforms

@@ -58,6 +58,21 @@ def executables_folder(
     yield mine
 
 
+def executables_here(name: str, environ: Mapping[str, str]) -> Path | None:
+    """On another host than the search's: the folder for the executables of a study.
+
+    Args:
+      name: of the folder on the search's host.
+
+    Returns:
+      None where others may write into it: then nothing is kept.
+    """
+    root = cache_root(environ) / _FOLDER
+    mine = root / Path(name).name
+    refused = _made(root) or why_others_may_write(root) or _made(mine)
+    return None if refused else mine
+
+
 def why_others_may_write(folder: Path) -> str:
     """Why another account may put files into a folder, in words; empty if none may.
 

@@ -21,7 +21,7 @@ from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.worker import protocol
 from automesh.worker.activity import OnWait, doing_all
 from automesh.worker.messages import Job, Surroundings
-from automesh.worker.process import Process, clear_logs
+from automesh.worker.process import Process, Running, StartWorker, clear_logs
 from automesh.worker.protocol import Answer
 from automesh.worker.wire import Message, WireError
 
@@ -93,7 +93,7 @@ class _Worker:
       dying: True once it was told to end.
     """
 
-    process: Process
+    process: Running
     generation: int
     task: Task | None = None
     stage: str = "start"
@@ -120,6 +120,7 @@ class Pool:
       memory_limit_bytes: for each worker together with the processes that it starts.
       handler: module with a function `handle(job, emit)` that does the jobs in the worker.
       on_wait: called inside `wait` and `run`, twice a second or more, with what the workers do.
+      start: starts a worker: by default a process on this machine; `automesh.launch` has gangs.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Pool:
         memory_limit_bytes: int,
         handler: str = "automesh.worker.handlers.jobs",
         on_wait: OnWait | None = None,
+        start: StartWorker = Process,
     ) -> None:
         if size < 1 or memory_limit_bytes < 1:
             raise ValueError("a pool needs a size and a memory limit of at least 1")
@@ -142,6 +144,7 @@ class Pool:
         self._memory_limit_bytes = memory_limit_bytes
         self._handler = handler
         self._on_wait = on_wait
+        self._start_worker = start
         self._selector = selectors.DefaultSelector()
         self._tickets = itertools.count(1)
         self._log_numbers = itertools.count(1)
@@ -309,7 +312,7 @@ class Pool:
 
     def _start(self) -> _Worker:
         log = self._log_dir / f"worker-{os.getpid()}-{next(self._log_numbers):04}.log"
-        process = Process(
+        process = self._start_worker(
             surroundings=self._surroundings,
             log=log,
             memory_limit_bytes=self._memory_limit_bytes,

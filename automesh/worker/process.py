@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from automesh.errors import AutomeshError
 from automesh.files import open_log
@@ -24,7 +25,7 @@ from automesh.worker import blame, protocol
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
 from automesh.worker.protocol import Answer
-from automesh.worker.wire import ParentEnd
+from automesh.worker.wire import Message, ParentEnd
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 _TAIL_BYTES = 2**16
@@ -71,6 +72,56 @@ class Ending:
         if self.code == protocol.CHANNEL_LOST:
             return Failed(stage=stage, reason=protocol.NO_CHANNEL)
         return Failed(stage=stage, reason=blame.ended(self.code, stage))
+
+
+class Waitable(Protocol):
+    """What a selector can wait for."""
+
+    def fileno(self) -> int: ...
+
+
+class Channel(Waitable, Protocol):
+    """The parent's side of a conversation with a worker; see `automesh.worker.wire.ParentEnd`."""
+
+    ended: bool
+
+    @property
+    def has_unsent(self) -> bool: ...
+    def send(self, message: Message) -> None: ...
+    def flush(self) -> None: ...
+    def receive(self) -> list[Message]: ...
+
+
+class Running(Protocol):
+    """A worker as its pool sees it: a process, or a gang of processes that act as one.
+
+    Attributes:
+      log: file for its output; a gang has one for each of its ranks beside it.
+    """
+
+    log: Path
+
+    @property
+    def leash(self) -> Waitable: ...
+    @property
+    def channel(self) -> Channel: ...
+    def kill(self) -> None: ...
+    def kill_deputy(self) -> None: ...
+    def has_ended(self) -> bool: ...
+    def bury(self) -> Ending: ...
+    def with_log(self, result: Answer | Failure) -> Answer | Failure: ...
+
+
+class StartWorker(Protocol):
+    """Starts a worker; the arguments are those of `Process`.
+
+    Raises:
+      OSError: it cannot be started.
+    """
+
+    def __call__(
+        self, *, surroundings: Surroundings, log: Path, memory_limit_bytes: int, handler: str
+    ) -> Running: ...
 
 
 class Guarded:
@@ -124,6 +175,11 @@ class Guarded:
             self.leash.close()
             raise
         self.leash.setblocking(False)
+
+    @property
+    def deputy_pid(self) -> int:
+        """Of the process whose descendants are all that was started."""
+        return self._deputy.pid
 
     def kill(self) -> None:
         """Asks the guardian to kill everything; the leash ends when that is done."""

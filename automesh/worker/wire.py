@@ -58,12 +58,18 @@ class Decoder:
         return messages
 
 
-def _message(body: bytes) -> Message:
+def decode_json(body: bytes) -> Message | None:
+    """The JSON object in some bytes; None if they are something else."""
     try:
         message = _decode(body.decode())
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"not JSON: {body[:80]!r}") from error
-    if not isinstance(message, dict):
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _message(body: bytes) -> Message:
+    message = decode_json(body)
+    if message is None:
         raise WireError(f"not a JSON object: {body[:80]!r}")
     return message
 

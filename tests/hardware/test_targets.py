@@ -30,6 +30,18 @@ def test_virtual_devices():
     assert (target.selector, target.platforms, target.cpu_devices) == ("cpu-8", "cpu", 8)
 
 
+def test_processes_of_virtual_devices_are_granules():
+    target = parse_target("cpu:4*2", {})
+    assert (target.selector, target.cpu_devices, target.processes) == ("cpu-4-2", 4, 2)
+    assert parse_target("cpu:4*1", {}).selector == "cpu-4"
+    here = [
+        Device(id=n, platform="cpu", kind="cpu", process_index=n // 4, slice_index=0, coords=())
+        for n in range(8)
+    ]
+    assert selector_of(here) == target.selector
+    assert selector_of(here[:4]) == "cpu-4"
+
+
 def test_local_follows_the_environment():
     target = parse_target("local", {"JAX_PLATFORMS": "cuda,cpu"})
     assert (target.selector, target.platforms, target.cpu_devices) == ("", "cuda,cpu", 0)
@@ -87,6 +99,8 @@ def test_local_is_what_is_plugged_in_and_usable(monkeypatch, files, packages, pl
     [
         ("cpu:0", "target `cpu:0` asks for 0 devices; 1 to 4096 are possible"),
         ("cpu:5000", "target `cpu:5000` asks for 5000 devices"),
+        ("cpu:4*0", "target `cpu:4*0` asks for 4 devices in each of 0 processes"),
+        ("cpu:1*300", "target `cpu:1*300` asks for 300 processes; 256 are the most"),
         ("cpu:banana", "target `cpu:banana` does not say how many virtual devices"),
         ("cpu", "does not say how many virtual devices"),
         ("cpu-8", "does not say how many virtual devices"),
@@ -307,7 +321,8 @@ def test_nothing_here_imports_jax():
 @pytest.mark.parametrize(
     ("platform", "kind", "slices", "each", "expected"),
     [
-        ("cpu", "cpu", 1, 8, "cpu-8"),
+        ("cpu", "cpu", 1, 4, "cpu-4"),
+        ("cpu", "cpu", 1, 8, "cpu-4-2"),  # of two processes
         ("tpu", "TPU v5 lite", 1, 16, "tpu-v5litepod-16"),
         ("tpu", "TPU v5 lite", 4, 256, "tpu-v5litepod-256-4"),
         ("tpu", "TPU v5", 2, 64, "tpu-v5p-128-2"),

@@ -165,6 +165,11 @@ def attached() -> list[Any]:
     return jax.devices() if _STATE.answers is None else _STATE.real["devices"]()
 
 
+def own() -> list[Any]:
+    """Of the devices that are here, those of this process: all, but in a gang of processes."""
+    return [one for one in attached() if one.process_index == jax.process_index()]
+
+
 def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
     # Some of jax's functions are caches written in C++, which have no name of their own.
     signature, name = inspect.signature(original), _OLD_NAMES.get(asked, asked)

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.errors import UsageError, kind_of
+from automesh.program.distributed import gathered
 from automesh.program.execute.prepare import Ready, conform, duplicate, state
+from automesh.program.execute.team import Team
 from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import LeafUpdate
 from automesh.program.script.contexts import entered
@@ -194,7 +196,22 @@ def _elements(array: Any, path: str) -> tuple[Floats, float]:
             apart = max(apart, float(np.max(np.nan_to_num(gaps))))
         values[inside] = np.where(known, values[inside], read)
         is_read |= inside
-    return values, apart
+    return (values, apart) if array.is_fully_addressable else _elements_of_all(values, apart)
+
+
+def _elements_of_all(values: Floats, apart: float) -> tuple[Floats, float]:
+    """The same elements as all processes have read them, each of its own devices.
+
+    Args:
+      values: NaN where this process has none.
+    """
+    rows = gathered(np.append(values, apart))
+    known, aparts = rows[:, :-1], rows[:, -1]
+    # Of each element the copy of the first process that has one: the same in all of them.
+    first = np.argmax(~np.isnan(known), axis=0)
+    chosen = np.take_along_axis(known, first[None], axis=0)[0]
+    gaps = np.abs(known - chosen)
+    return chosen, float(max(aparts.max(), np.nanmax(gaps, initial=0.0)))
 
 
 def _read(data: Any, index: tuple[NDArray[np.int64], ...]) -> Floats:
@@ -254,6 +271,7 @@ def visit(
     warmup_s: float,
     since_s: float,
     started: Any,
+    team: Team,
     sensitivity: bool = False,
 ) -> Visit:
     """Runs the step from its initial state; frees all of its arrays before it returns.
@@ -265,6 +283,7 @@ def visit(
       warmup_s: run for at least this long before the first sample.
       since_s: when the visit began, by `time.perf_counter`.
       started: called without arguments once the state is there.
+      team: the processes that run the step.
       sensitivity: run the first step from disturbed arguments, too: see `LeafUpdate`.
 
     Raises:
@@ -276,6 +295,8 @@ def visit(
         with entered(ready.ambient, ready.workload.context):
             disturbed = _disturbed_updates(ready) if sensitivity and loss_steps else ()
             loop = _Loop(ready)
+            # Whoever is early would wait for the others in a collective of the step.
+            team.gather("state")
             started()
             losses: list[float] = []
             updates: tuple[LeafUpdate, ...] = ()
@@ -287,9 +308,11 @@ def visit(
             taken: list[float] = []
             setup_s = perf_counter() - since_s
             if steps > 0 and samples > 0:
-                loop.warm_up(warmup_s)
+                team.warm_up(loop.sample, warmup_s)
                 setup_s = perf_counter() - since_s
-                taken = [_plausible(loop.sample(steps)) for _ in range(samples)]
+                for _ in range(samples):
+                    team.align()
+                    taken.append(_plausible(loop.sample(steps)))
             peak = _peak_bytes(ready)
     finally:
         # The next plan may need the whole memory; arrays hang in cycles of tracebacks and closures.
@@ -345,14 +368,6 @@ class _Loop:
         """Runs one step and reads its scalar floats."""
         outputs = self._ready.told(self._step())
         return [float(leaf) for leaf in jax.tree.leaves(outputs) if _is_loss(leaf)]
-
-    def warm_up(self, least_s: float) -> None:
-        """Runs at least one step, and for at least so many seconds."""
-        end = perf_counter() + least_s
-        while True:
-            self.sample(1)
-            if perf_counter() >= end:
-                return
 
     def sample(self, steps: int) -> float:
         """Seconds per step over chained steps, synchronized once, at the end."""
@@ -453,5 +468,5 @@ def _is_loss(leaf: Any) -> bool:
 def _peak_bytes(ready: Ready) -> int:
     """The highest mark of any local device of the mesh since the process began; 0 if none is
     kept."""
-    marks = [device.memory_stats() or {} for device in ready.mesh.devices.flat]
+    marks = [device.memory_stats() or {} for device in ready.mesh.local_devices]
     return max((int(mark.get("peak_bytes_in_use", 0)) for mark in marks), default=0)

@@ -48,7 +48,7 @@ from automesh.tuner.study.results import nothing_tried, result_of
 from automesh.tuner.study.scope import Scope
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.tuner.worker_errors import refuse_to_blame
-from automesh.tuner.workers import ask, memory_share_bytes, one_worker, refuse_launcher
+from automesh.tuner.workers import ask, memory_share_bytes, one_worker, refuse_gang, refuse_launcher
 from automesh.worker.executables import executables_folder
 from automesh.worker.messages import DevicesJob, Surroundings
 
@@ -173,6 +173,7 @@ def _prepare(request: SearchRequest, progress: Progress) -> _Ready:
             "run",
             hint="search `local` or `cpu:N`; devices that are not here need a script with `build`",
         )
+    refuse_gang(target, "a command")
     template = request.command.template
     command_space = (
         restricted(read_space(request.space), template) if request.space else space_of(template)

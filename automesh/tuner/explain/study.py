@@ -15,6 +15,7 @@ from automesh.hardware import clusters_in, parse_target
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hardware.model import HardwareModel, hardware_model
 from automesh.hlo.store import default_store
+from automesh.launch.cluster import workers_of
 from automesh.mesh.axes import MAPPING, Call, Plan, parse_mesh
 from automesh.mesh.mapping import parse_axes
 from automesh.outcomes import Compiled, Failed, Failure
@@ -120,7 +121,8 @@ def explain_script(
 
     with (
         temporary_folder("explain") as folder,
-        open_session(request, target, space, progress) as session,
+        workers_of(request, target, progress) as start_worker,
+        open_session(request, target, space, progress, start_worker=start_worker) as session,
     ):
         preparation = session.preparation
         estimates = session.estimate(share=1.0, choose=choose, terms_folder=folder)

@@ -28,6 +28,7 @@ from automesh.tuner.study.study import Study
 from automesh.tuner.workers import memory_share_bytes, surroundings_of
 from automesh.worker.messages import TraceJob
 from automesh.worker.pool import Pool
+from automesh.worker.process import Process, StartWorker
 from automesh.worker.temporary import temporary_folder
 
 NOTE = "grounds"
@@ -239,6 +240,7 @@ def settled(
     study: Study,
     progress: Progress,
     clock: Callable[[], float],
+    start_worker: StartWorker = Process,
 ) -> Preparation:
     """The preparation with the hash of the trials that count for it, and with what is said of it.
 
@@ -253,6 +255,7 @@ def settled(
             progress=progress,
             folder=folder,
             clock=clock,
+            start_worker=start_worker,
             until_s=clock() + LOWER_SHARE * request.budget_s,
         )
         found = settle(
@@ -286,6 +289,7 @@ class _Lowering:
     folder: Path
     clock: Callable[[], float]
     until_s: float
+    start_worker: StartWorker
     _pool: Pool | None = None
 
     def lower(self, plan: Plan) -> str:
@@ -301,6 +305,7 @@ class _Lowering:
                 log_dir=self.folder,
                 memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(1),
                 on_wait=self.progress.tick,
+                start=self.start_worker,
             )
         job = TraceJob(step=self.preparation.step, plan=plan)
         answer = self._pool.run(job, min(self.request.timeout_s, left_s))

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from automesh.errors import UsageError
-from automesh.program.absent.device_queries import attached
+from automesh.program.absent.device_queries import own
 from automesh.program.notes import note
 from automesh.worker.environment import CPU_DEVICES, without_device_count
 
@@ -61,7 +61,7 @@ def check_device_count() -> None:
     Raises:
       UsageError: the script has started it with others.
     """
-    wanted, found = wanted_devices(), len(attached())
+    wanted, found = wanted_devices(), len(own())
     if wanted and found != wanted:
         raise UsageError(
             f"the script has started jax with {found} devices, but the target has {wanted}",

@@ -19,13 +19,14 @@ from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program import surroundings
 from automesh.program.absent import client
-from automesh.program.absent.device_queries import Answers, attached
+from automesh.program.absent.device_queries import Answers, own
 from automesh.program.absent.layout import lay_out
 from automesh.program.capture.discover import discover_for_absent, discover_here
 from automesh.program.capture.nouns import Discovery
 from automesh.program.execute.arguments import made_up_arguments
 from automesh.program.execute.calibrate import calibrate
 from automesh.program.execute.prepare import Ready, prepare
+from automesh.program.execute.team import Team, team_of
 from automesh.program.execute.timed_loop import visit
 from automesh.program.execute.value_domains import Domain, domains
 from automesh.program.lower import compilation_cache
@@ -67,7 +68,14 @@ from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.compile_absent import compile_ahead
 from automesh.worker.handlers.inspect_step import Trials, default_mapping, seen_mapping, used_axes
 from automesh.worker.handlers.propagate import Propagations
-from automesh.worker.handlers.scripts import Script, Scripts, build_plan, start_jax, told_of
+from automesh.worker.handlers.scripts import (
+    Script,
+    Scripts,
+    build_plan,
+    join_gang,
+    start_jax,
+    told_of,
+)
 from automesh.worker.messages import (
     ArraysJob,
     BuildJob,
@@ -119,6 +127,7 @@ def handle(job: Job, emit: Emit) -> Answer:
       UsageError: the user's code breaks the contract.
       Exception: whatever the user's code raises.
     """
+    join_gang(emit)
     stages = Stages(emit)
     try:
         match job:
@@ -136,7 +145,7 @@ def handle(job: Job, emit: Emit) -> Answer:
             case BuildJob():
                 return _build(job, stages)
             case VisitJob():
-                return _visit(job, stages)
+                return _visit(job, stages, team_of(emit))
             case CalibrateJob():
                 return _calibrate(job, stages, emit)
             case PropagateJob():
@@ -164,7 +173,7 @@ def _look(job: InspectJob | DiscoverJob | ArraysJob | SummarizeJob, stages: Stag
 
 def _inspect(job: InspectJob, stages: Stages) -> Inspection:
     with watching() as watch, _loaded(job, stages) as (script, _):
-        devices, signature = attached(), script.signature
+        devices, signature = own(), script.signature
         stages.enter("build")
         mapping = default_mapping(signature.mapping, job.mapping)
         built = build_on(script.build, _ones(job.axis_names), mapping=mapping, devices=devices)
@@ -230,7 +239,7 @@ def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
             build=script.build,
             job=job,
             axis_types=job.step.axis_types,
-            devices=attached(),
+            devices=own(),
             knobs=job.knobs,
         )
         defaults = signature.mapping or ()
@@ -355,7 +364,7 @@ def _summarize(job: SummarizeJob, stages: Stages) -> StepSummary:
             _ones(tuple(axis.name for axis in job.plan.axes)),
             axis_types=job.step.axis_types,
             mapping=job.plan.mapping,
-            devices=attached(),
+            devices=own(),
         )
         stages.enter("lower")
         return summarize(
@@ -394,7 +403,7 @@ def _platform(built: Built) -> str:
     return built.mesh.devices.flat[0].platform
 
 
-def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
+def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
     since_s = perf_counter()
     compilation_cache.use(job.cache_dir)
     if job.step.entry.capture is not None and job.step.entry.capture.without_arrays:
@@ -402,6 +411,7 @@ def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
         entry = replace(job.step.entry, capture=capture)
         job = replace(job, step=replace(job.step, entry=entry))
     ready = _ready(job, stages)
+    team.gather("program")  # Compiling takes them longer or shorter.
     stages.enter("materialize")
     seen = visit(
         ready,
@@ -411,6 +421,7 @@ def _visit(job: VisitJob, stages: Stages) -> VisitAnswer:
         warmup_s=job.warmup_s,
         since_s=since_s,
         sensitivity=job.sensitivity,
+        team=team,
         started=lambda: stages.enter("run"),
     )
     return VisitAnswer(
@@ -480,7 +491,7 @@ def _domains(job: VisitJob, script: Script) -> tuple[Domain, ...]:
             _ones(names),
             axis_types=job.step.axis_types,
             mapping=job.plan.mapping,
-            devices=attached(),
+            devices=own(),
         )
         _MEMORY.domains[key] = domains(lower(built).traced)
     return _MEMORY.domains[key]

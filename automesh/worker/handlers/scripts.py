@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,10 @@ from automesh.program.absent.device_queries import (
     answering,
     attached,
     explaining_real_arrays,
+    own,
 )
 from automesh.program.absent.fake_devices import fake_devices
+from automesh.program.distributed import is_joined, join
 from automesh.program.notes import in_one_line, note
 from automesh.program.nouns import Entry
 from automesh.program.refused import Refused
@@ -42,8 +45,10 @@ from automesh.worker.messages import (
     TraceJob,
     VisitJob,
 )
-from automesh.worker.stages import Stages
+from automesh.worker.place import place_in
+from automesh.worker.stages import Emit, Stages
 
+_PLACE = place_in(os.environ)  # Read before any user code runs.
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 
 
@@ -124,6 +129,17 @@ class Scripts:
         return script
 
 
+def join_gang(emit: Emit) -> None:
+    """In a process of a gang, before its first job: joins the others, as a part of the start.
+
+    Raises:
+      RuntimeError: the others did not come.
+    """
+    if _PLACE is not None and not is_joined():
+        emit({"event": "stage", "stage": "start"})
+        join(_PLACE.coordinator, rank=_PLACE.rank, count=_PLACE.count)
+
+
 def start_jax(stages: Stages) -> None:
     """Makes jax find its devices.
 
@@ -164,13 +180,17 @@ def build_plan(
     """
     check_knobs(script.signature, plan.knobs, name=job.step.entry.function)
     check_mapping(script.signature, plan.mapping, name=job.step.entry.function)
+    here = attached() if devices is None else devices
+    if plan.num_devices < len(here) and plan.num_devices <= len(own()):
+        # A mesh of one device, with which others are compared: each process of a gang has its own.
+        here = own()
     built = build_on(
         script.build,
         plan.axes,
         axis_types=job.step.axis_types,
         mapping=plan.mapping,
         knobs=plan.knobs,
-        devices=attached() if devices is None else devices,
+        devices=here,
     )
     defaults = dict(script.signature.knobs)
     # Facts may depend on knobs, and were read at their defaults.

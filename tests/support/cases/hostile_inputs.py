@@ -88,7 +88,17 @@ SIZES = (
 )
 TARGETS = (
     *("", " ", "x", "cpu", "cpu:", "cpu:0", "cpu:-1", "cpu:1.5", "cpu:nan", "cpu:٣", "LOCAL", "["),
-    *(f"cpu:{DIGITS}", "cpu:4096000", f"tpu-v5p-{DIGITS}", f"v5e:4x4*{DIGITS}", "gpu-h100-0"),
+    *(
+        f"cpu:{DIGITS}",
+        "cpu:4096000",
+        "cpu:4*0",
+        "cpu:4*2*2",
+        "cpu:1*1000",
+        f"cpu:1*{DIGITS}",
+        f"tpu-v5p-{DIGITS}",
+        f"v5e:4x4*{DIGITS}",
+        "gpu-h100-0",
+    ),
     *(f"v5p:{DIGITS}x4x4", f"gpu-h100-{DIGITS}", "tpu-v5p-٣", "v5p:0x0x0", "../../etc/passwd"),
     *(NUL, BYTE, "cpu:4\ncpu:8", ESCAPES, HUGE, "cpu:8;rm", "local\0", "*", "tpu-*"),
 )
@@ -119,6 +129,10 @@ OUTPUTS = (
     *("~nosuchuser/x.json", "/proc/nothing/x.json"),
 )
 STEPS = ("x", ".", "a.b", NUL, BYTE, "1", "a b", ESCAPES, HUGE)
+ADDRESSES = (
+    *(" ", "x:y", ":80", "host:", "::1:80", "[::1", "host:65536", f"host:{DIGITS}", "host:٣"),
+    *("host:-1", "http://host:80", "host/x:80", "a b:80", NUL, BYTE, ESCAPES, HUGE),
+)
 SPLITS = (
     *("", "x", "=", "data=", "data=a", "data=a,a", "data=data,b", "a b=c,d", "data=a;b", "1=a,b"),
     *("data=a,b=c", f"data={NUL},b", f"data={BYTE},b", f"{ESCAPES}=a,b", HUGE),
@@ -201,6 +215,9 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--reserve-hbm": (*SIZES, "100%", "-5%", "nan%", "5%%", "٥%"),
         "--xla": OPTIONS,
         "--command": ("python {tp}",),
+        "--launch": ("x", "LOCAL", "local ", NUL, BYTE, ESCAPES, HUGE),
+        "--hosts": ("1", "99999999999", *INTEGERS),
+        "--listen": ADDRESSES,
     },
     "command": {
         "--command": TEMPLATES,
@@ -250,6 +267,7 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--trace": (NUL, BYTE, "note"),
     },
     "doctor": {"--target": TARGETS},
+    "agent": {"--name": NO_TEXT, "--wait": DURATIONS},
 }
 """By command and option, texts that must be refused."""
 
@@ -263,6 +281,7 @@ _BASES: Mapping[str, tuple[str, ...]] = {
     "calibrate": ("calibrate", "--target", "cpu:2"),
     "explain": ("explain", "train.py", "dp:4"),
     "doctor": ("doctor",),
+    "agent": ("agent", "127.0.0.1:1"),
 }
 # What an error may call an option instead, where its text is only a part of what is wrong.
 _CALLED = {
@@ -273,6 +292,7 @@ _CALLED = {
     "--results": ("results",),
     "--storage": ("~nosuchuser",),
     "--trace": ("cannot be replayed",),
+    "--hosts": ("hosts",),
 }
 
 
@@ -316,6 +336,8 @@ def arguments() -> Iterator[Hostile]:
         yield row("explain", ("explain", "--", text, "dp:4"), text)
     for text in PATTERNS:
         yield row("targets", ("targets", "--", text), text)
+    for text in ADDRESSES:
+        yield row("agent ADDRESS", ("agent", "--", text), text, "address", "ADDRESS")
     for text in COMMANDS:
         yield row("command", (text,), text, "command", "option")
     for text in NO_TEXT:

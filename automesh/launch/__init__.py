@@ -1,0 +1,1 @@
+"""Where jobs and gangs of processes run: agents on hosts, how they are started and spoken to."""

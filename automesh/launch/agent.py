@@ -1,0 +1,430 @@
+"""The agent of a host: starts processes for a search elsewhere, and passes on what they say.
+
+It decides nothing. It dials the search, so that only one port has to be open in a cluster; it ends
+with everything that it has started when the search ends, is lost, or says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+
+from automesh.errors import UsageError
+from automesh.jsonio import dumps, from_json, to_json
+from automesh.launch import wire
+from automesh.launch.facts import HostFacts, own_facts
+from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof
+from automesh.reading import Unreadable, read_bytes
+from automesh.texts.terminal import clean
+from automesh.worker.executables import executables_here
+from automesh.worker.messages import Surroundings
+from automesh.worker.place import PLACE, Place
+from automesh.worker.process import Ending, Process
+from automesh.worker.temporary import temporary_folder
+from automesh.worker.wire import Message, WireError
+
+_TICK_S = 1.0
+_MEMORY_SHARE = 0.9
+_LEAST_MEMORY_BYTES = 2**28
+_STOPPED_S = 8.0  # A process that was stopped for so long holds up all others.
+_END_S = 3.0
+_LOG_BYTES = 8 * 2**20
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Child:
+    """A process of a gang.
+
+    Attributes:
+      name: as the search calls it.
+      stopped_since_s: when it was first seen stopped; None while it runs.
+      was_stopped: True if it was so when it was killed.
+      reason: why this agent has ended it by itself; empty if it has not.
+    """
+
+    name: str
+    process: Process
+    limit_bytes: int
+    stopped_since_s: float | None = None
+    is_killed: bool = False
+    was_stopped: bool = False
+    reason: str = ""
+
+
+class Agent:
+    """One agent of one search.
+
+    Args:
+      search: `address:port` of the search.
+      token: see `launch.secret`.
+      name: of this host, for people; empty for its own.
+      wait_s: how long to wait for the search to be there.
+      certificates: PEM text by which the search's certificate is checked; None: no encryption.
+      say: told what happens, in sentences.
+    """
+
+    def __init__(
+        self,
+        *,
+        search: str,
+        token: str,
+        name: str = "",
+        wait_s: float = 60.0,
+        certificates: bytes | None = None,
+        say: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        wire.check_address(search, port_needed=True)
+        self._search = search
+        self._token = token
+        self._name = name
+        self._wait_s = wait_s
+        self._certificates = certificates
+        self._say = say
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._bell, self._button = socket.socketpair()
+        self._button.setblocking(False)
+        self._bell.setblocking(False)
+        self._children: dict[str, _Child] = {}
+        self._selector = selectors.DefaultSelector()
+        self._heard_s = time.monotonic()
+        self._logs = Path()
+        self._number = 0
+
+    def serve(self) -> None:
+        """Serves the search until it ends.
+
+        Raises:
+          UsageError: nothing answers there, one refuses the other, or the search was lost.
+        """
+        try:
+            with temporary_folder("agent") as self._logs, self._channel() as channel:
+                call = self._connect(channel)
+                try:
+                    self._loop()
+                finally:
+                    self._end_all()
+                    self._outbox.put(None)
+                    call.cancel()
+        finally:
+            self._selector.close()
+            self._bell.close()
+            self._button.close()
+
+    def _channel(self) -> Any:
+        if self._certificates is None:
+            return grpc.insecure_channel(self._search, options=wire.OPTIONS)
+        credentials = grpc.ssl_channel_credentials(self._certificates)
+        return grpc.secure_channel(self._search, credentials, options=wire.OPTIONS)
+
+    def _connect(self, channel: Any) -> Any:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=self._wait_s)
+        except grpc.FutureTimeoutError:
+            raise UsageError(
+                f"nothing answers at {self._search} that this agent can speak to, for "
+                f"{self._wait_s:.0f} s",
+                hint="is the search running, does it listen at that address, does a firewall let "
+                "the port through, and do both or neither use certificates?",
+            ) from None
+        facts = own_facts(name=self._name, search=self._search)
+        mine = new_nonce()
+        serve = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")
+        first: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        first.put(dumps({"hello": mine}).encode())
+        sealed = threading.Event()
+        seals: list[Seal] = []
+        call = serve(self._outgoing(first, sealed, seals))
+        try:
+            theirs = self._shake_hands(call, mine, facts, first, seals)
+        except grpc.RpcError as error:
+            raise UsageError(f"the search at {self._search} broke off: {_said(error)}") from None
+        sealed.set()
+        threading.Thread(target=self._listen, args=(call, theirs), daemon=True).start()
+        return call
+
+    def _shake_hands(
+        self,
+        call: Any,
+        mine: str,
+        facts: HostFacts,
+        first: queue.SimpleQueue[bytes],
+        seals: list[Seal],
+    ) -> Seal:
+        """Proves the token, and has it proved; gives the seal of what the search says."""
+        answer = self._first_of(call)
+        nonce = str(answer.get("nonce", ""))
+        if not is_proof(answer.get("proof"), proof(self._token, "search", mine, nonce)):
+            first.put(dumps({"other_token": True}).encode())
+            with contextlib.suppress(grpc.RpcError):
+                next(call, b"")  # Until it has heard that, and says goodbye.
+            raise UsageError(
+                f"the search at {self._search} has another token than this agent",
+                hint="give both the same AUTOMESH_TOKEN or AUTOMESH_TOKEN_FILE",
+            )
+        seals.append(Seal(self._token, "agent", mine, nonce))
+        seal = Seal(self._token, "search", mine, nonce)
+        body = seals[0].close({"facts": to_json(facts, HostFacts)}).hex()
+        mine_proof = proof(self._token, "agent", mine, nonce)
+        first.put(dumps({"proof": mine_proof, "facts": body}).encode())
+        data = next(call, b"")
+        if why := wire.plain(data).get("refused"):
+            raise UsageError(f"the search at {self._search} refuses this agent: {why}")
+        welcome = self._opened(seal, data)
+        if "welcome" not in welcome:
+            raise UsageError(f"the search at {self._search} refuses this agent")
+        self._say(f"agent {facts.name} serves the search at {self._search}")
+        return seal
+
+    def _first_of(self, call: Any) -> Message:
+        answer = wire.plain(next(call, b""))
+        if why := answer.get("refused"):
+            raise UsageError(f"the search at {self._search} refuses this agent: {clean(str(why))}")
+        return answer
+
+    def _opened(self, seal: Seal, data: bytes) -> Message:
+        try:
+            return seal.open(data)
+        except BrokenSeal as error:
+            raise UsageError(f"the search at {self._search} cannot be trusted: {error}") from None
+
+    def _outgoing(
+        self, first: queue.SimpleQueue[bytes], sealed: threading.Event, seals: list[Seal]
+    ) -> Iterator[bytes]:
+        while not sealed.is_set():
+            with contextlib.suppress(queue.Empty):
+                yield first.get(timeout=0.02)
+        while True:
+            try:
+                message = self._outbox.get(timeout=wire.BEAT_S)
+            except queue.Empty:
+                message = {"beat": True}
+            if message is None:
+                return
+            yield seals[0].close(message)
+
+    def _listen(self, call: Any, seal: Seal) -> None:
+        """In a thread of its own: takes what the search says, and wakes the loop."""
+        try:
+            for data in call:
+                self._heard_s = time.monotonic()
+                self._inbox.put(seal.open(data))
+                self._ring()
+        except (grpc.RpcError, BrokenSeal):
+            pass
+        self._inbox.put(None)
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):
+            self._button.send(b"!")
+
+    # The loop: children and orders.
+
+    def _loop(self) -> None:
+        self._selector.register(self._bell, selectors.EVENT_READ, None)
+        looked_s = time.monotonic()
+        while True:
+            for key, events in self._selector.select(_TICK_S):
+                data: Any = key.data
+                if data is None:
+                    with contextlib.suppress(OSError):
+                        self._bell.recv(4096)
+                else:
+                    self._attend(*data, events)
+            while not self._inbox.empty():
+                message = self._inbox.get()
+                if message is None:
+                    raise UsageError(
+                        f"the search at {self._search} was lost",
+                        hint="run the search again: it goes on where it was",
+                    )
+                if "bye" in message:
+                    return
+                self._obey(message)
+            now_s = time.monotonic()
+            if now_s - self._heard_s > wire.LOST_S:
+                raise UsageError(
+                    f"the search at {self._search} has been silent for {wire.LOST_S:.0f} s"
+                )
+            if now_s - looked_s >= _TICK_S:
+                looked_s = now_s
+                self._look_for_stopped(now_s)
+
+    def _obey(self, message: Message) -> None:
+        if "port" in message:
+            self._outbox.put({"port": message["port"], "number": _free_port()})
+        elif "start" in message:
+            self._start(message)
+        elif (child := self._children.get(str(message.get("to")))) is None:
+            return
+        elif "send" in message:
+            child.process.channel.send(self._as_here(message["send"]))
+            self._watch(child)
+        elif "kill" in message:
+            self._kill(child, force=bool(message["kill"]))
+
+    def _start(self, message: Message) -> None:
+        name = str(message["start"])
+        place = from_json(message["place"], Place)
+        around = from_json(message["surroundings"], Surroundings)
+        variables = dict(around.variables) | {PLACE: place.text}
+        around = replace(around, variables=tuple(sorted(variables.items())))
+        limit = self._limit_bytes(int(message["memory_bytes"]), int(message["share"]))
+        self._number += 1
+        try:
+            process = Process(
+                surroundings=around,
+                log=self._logs / f"worker-{self._number:04}.log",
+                memory_limit_bytes=limit,
+                handler=str(message["handler"]),
+            )
+        except OSError as error:
+            reason = f"its process could not be started: {error}"
+            self._outbox.put({"from": name, "message": {"ended": reason}})
+            return
+        child = self._children[name] = _Child(name=name, process=process, limit_bytes=limit)
+        self._selector.register(process.leash, selectors.EVENT_READ, (child, "leash"))
+        self._watch(child)
+
+    @staticmethod
+    def _limit_bytes(wanted: int, share: int) -> int:
+        """Memory for a process, of which `share` run on this machine."""
+        free = int(_MEMORY_SHARE * psutil.virtual_memory().available / max(share, 1))
+        return wanted or max(free, _LEAST_MEMORY_BYTES)
+
+    def _as_here(self, message: Message) -> Message:
+        """An order as this host carries it out: executables are kept in a folder of its own."""
+        job = message.get("job")
+        if not isinstance(job, dict) or not job.get("cache_dir"):
+            return message
+        here = executables_here(str(job["cache_dir"]), os.environ) or self._logs / "executables"
+        return {**message, "job": {**job, "cache_dir": str(here)}}
+
+    def _watch(self, child: _Child) -> None:
+        channel = child.process.channel
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
+        if channel in self._selector.get_map():
+            self._selector.modify(channel, events, (child, "channel"))
+        else:
+            self._selector.register(channel, events, (child, "channel"))
+
+    def _attend(self, child: _Child, part: str, events: int) -> None:
+        if child.name not in self._children:  # Its end was dealt with in this same round.
+            return
+        if part == "leash":
+            if child.process.has_ended():
+                self._pass_on(child)
+                self._bury(child)
+            return
+        if events & selectors.EVENT_WRITE:
+            child.process.channel.flush()
+            self._watch(child)
+        if events & selectors.EVENT_READ:
+            self._pass_on(child)
+
+    def _pass_on(self, child: _Child) -> None:
+        channel = child.process.channel
+        if channel.ended:
+            return
+        try:
+            messages = channel.receive()
+        except WireError as error:
+            self._say(f"a process is ended, since its message cannot be read: {error}")
+            self._kill(child, force=False)
+            messages = []
+        for message in messages:
+            if "failure" in message:
+                message["tail"] = child.process.log_tail()
+            self._outbox.put({"from": child.name, "message": message})
+        if channel.ended and channel in self._selector.get_map():
+            self._selector.unregister(channel)
+
+    def _bury(self, child: _Child) -> None:
+        del self._children[child.name]
+        for end in (child.process.leash, child.process.channel):
+            if end in self._selector.get_map():
+                self._selector.unregister(end)
+        ending = child.process.bury()
+        said: Message = {
+            "ended": child.reason or to_json(ending, Ending),
+            "limit_bytes": child.limit_bytes,
+            "stopped": child.was_stopped,
+            "tail": child.process.log_tail(),
+            "log": _text_of(child.process.log),
+        }
+        self._outbox.put({"from": child.name, "message": said})
+        child.process.log.unlink(missing_ok=True)
+
+    def _kill(self, child: _Child, *, force: bool) -> None:
+        if not child.is_killed:
+            child.was_stopped = _is_stopped(child.process)
+        child.is_killed = True
+        if force:
+            child.process.kill_deputy()
+        else:
+            child.process.kill()
+
+    def _look_for_stopped(self, now_s: float) -> None:
+        """Ends processes that somebody has stopped: a gang would wait for them for ever."""
+        for child in list(self._children.values()):
+            if child.is_killed or not _is_stopped(child.process):
+                child.stopped_since_s = None
+            elif child.stopped_since_s is None:
+                child.stopped_since_s = now_s
+            elif now_s - child.stopped_since_s > _STOPPED_S:
+                child.reason = f"its process was stopped by a signal for {_STOPPED_S:.0f} s"
+                self._kill(child, force=False)
+
+    def _end_all(self) -> None:
+        for child in self._children.values():
+            child.process.kill()
+        deadline = time.monotonic() + _END_S
+        while self._children and time.monotonic() < deadline:
+            for child in list(self._children.values()):
+                if child.process.has_ended():
+                    self._bury(child)
+            time.sleep(0.02)
+        for child in self._children.values():
+            child.process.kill_deputy()
+
+
+def _free_port() -> int:
+    """A port that nobody has now; jax binds it a moment later."""
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return int(one.getsockname()[1])
+
+
+def _is_stopped(process: Process) -> bool:
+    """Whether a worker itself, or its guardian, was stopped by a signal."""
+    try:
+        for one in psutil.Process(process.deputy_pid).children(recursive=True)[:2]:
+            if one.status() == psutil.STATUS_STOPPED:
+                return True
+    except psutil.Error:
+        return False
+    return False
+
+
+def _text_of(log: Path) -> str:
+    try:
+        return read_bytes(log, limit_bytes=_LOG_BYTES).decode(errors="replace")
+    except Unreadable as error:
+        return f"(the log cannot be read: {error.message})"
+
+
+def _said(error: Any) -> str:
+    return clean(str(error.details() if hasattr(error, "details") else error))

@@ -1,0 +1,93 @@
+"""Why a gang failed: of all that its processes report within a second, the one that began it.
+
+When one process of a jax program is lost, the others fail as well, each in its own words: gloo says
+that a connection was closed, the coordination service aborts the process. The first word to arrive
+is often an echo. So reports are collected for a moment, and the likeliest origin is named.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from automesh.outcomes import Failed, Failure, OutOfMemory
+from automesh.worker.process import Ending
+
+# What jax, gloo, NCCL and XLA's coordination service say when a peer is gone.
+_ECHO = re.compile(
+    r"gloo|connection (?:closed|reset|refused)|coordination service|heartbeat|broken pipe"
+    r"|barrier|socket closed|nccl|peer|DEADLINE_EXCEEDED|UNAVAILABLE",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one process of a gang says, or what is said of it.
+
+    Attributes:
+      host: on which it runs.
+      failure: what it means for the job.
+      ending: how the process ended; None if it lives, and has only failed in its job.
+      retire: it asks for a new process before the next job.
+      at_s: when it was received, on one clock.
+    """
+
+    rank: int
+    host: str
+    failure: Failure
+    at_s: float
+    ending: Ending | None = None
+    retire: bool = False
+
+    @property
+    def where(self) -> str:
+        """`rank 3 on host-b`."""
+        return f"rank {self.rank} on {self.host}"
+
+    @property
+    def named(self) -> Failure:
+        """The failure with the process that it befell."""
+        return replace(self.failure, where=self.where)
+
+
+def cause_of(reports: Sequence[Report]) -> Report:
+    """The report of the process that failed first, as far as can be told.
+
+    Args:
+      reports: at least one.
+    """
+    return min(reports, key=lambda one: (_echo_rank(one), one.at_s, one.rank))
+
+
+def common_failure(reports: Sequence[Report], count: int) -> Failure | None:
+    """The failure of a job that all processes refuse alike, as a script that raises does.
+
+    Args:
+      count: processes of the gang.
+
+    Returns:
+      None if they differ, if one has ended, or has not said anything.
+    """
+    if len(reports) < count or any(one.ending is not None for one in reports):
+        return None
+    first = reports[0].failure
+    said = {_said(one.failure) for one in reports}
+    return first if len(said) == 1 else None
+
+
+def _said(failure: Failure) -> tuple[str, str, str]:
+    # The traceback behind it has other addresses and line ends on every host.
+    return failure.kind, failure.stage, failure.reason if isinstance(failure, Failed) else ""
+
+
+def _echo_rank(report: Report) -> int:
+    """0 for what no other process can be to blame for, 3 for what mostly is an echo."""
+    if isinstance(report.failure, OutOfMemory):
+        return 0
+    if report.ending is not None:
+        return 3 if report.ending.code == -signal.SIGABRT else 1
+    said = report.failure.reason if isinstance(report.failure, Failed) else ""
+    return 3 if _ECHO.search(said) else 2

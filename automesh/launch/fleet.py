@@ -1,0 +1,462 @@
+"""The agents of a search, seen by the search: a port that they dial, and gangs that are started.
+
+Threads of gRPC take what agents say and hand it to the gang that it concerns; all decisions are
+made in the thread of the pool (`launch.gang`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from automesh.errors import AutomeshError, UsageError
+from automesh.jsonio import dumps, from_json, to_json
+from automesh.launch import wire
+from automesh.launch.facts import HostFacts, own_versions, version_difference
+from automesh.launch.gang import Gang
+from automesh.launch.launcher import Launcher, Order
+from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof
+from automesh.texts.terminal import clean
+from automesh.worker.messages import Surroundings
+from automesh.worker.place import Place
+from automesh.worker.wire import Message
+
+_MOST_AGENTS = 1024
+_PORT_S = 10.0  # For an agent to say which port is free on its host: milliseconds as a rule.
+_COME_BACK_S = 100.0  # For agents that are started again: below the limit of a worker's start.
+_STOP_S = 1.0
+_POLL_S = 0.2
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Agent:
+    """An agent that is connected.
+
+    Attributes:
+      number: in the order in which they came.
+      members: its processes by name: the gang, and the rank in it.
+      close: ends the stream.
+    """
+
+    number: int
+    facts: HostFacts
+    close: Callable[[], object]
+    heard_s: float
+    outbox: queue.SimpleQueue[Message | None] = field(
+        default_factory=queue.SimpleQueue["Message | None"]
+    )
+    members: dict[str, tuple[Gang, int]] = field(default_factory=dict[str, tuple[Gang, int]])
+    ports: queue.SimpleQueue[tuple[int, int]] = field(
+        default_factory=queue.SimpleQueue[tuple[int, int]]
+    )
+    is_lost: bool = False
+
+
+class _Process:
+    """One process of a gang; see `automesh.launch.gang.Member`.
+
+    Until its host is known it keeps what it is to be told.
+    """
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self.name = name
+        self._fleet = fleet
+        self._agent: _Agent | None = None
+        self._kept: list[Message] = []
+        self._lock = threading.Lock()
+
+    @property
+    def host(self) -> str:
+        return self._agent.facts.name if self._agent is not None else "a host to come"
+
+    def place(self, agent: _Agent, start: Message) -> None:
+        """Starts it on a host; from any thread."""
+        with self._lock:
+            self._agent = agent
+            for message in (start, *self._kept):
+                agent.outbox.put(message)
+            self._kept.clear()
+
+    def send(self, message: Message) -> None:
+        self._put({"to": self.name, "send": message})
+
+    def kill(self, *, force: bool) -> None:
+        self._put({"to": self.name, "kill": force})
+
+    def abandon(self) -> None:
+        if self._agent is not None:
+            self._fleet.lose(self._agent, "it does not end its processes")
+
+    def _put(self, message: Message) -> None:
+        with self._lock:
+            if self._agent is None:
+                self._kept.append(message)
+            else:
+                self._agent.outbox.put(message)
+
+
+class Fleet:
+    """The agents of one search. Use it as a context manager.
+
+    Args:
+      token: see `launch.secret`.
+      listen: address and port to bind; port 0 for any that is free.
+      hosts: agents that the search is for.
+      processes: of a gang, spread over the hosts; 0 for one on each.
+      launcher: that starts the agents; None if the user does.
+      memory_limit_bytes: of one process; 0 for its share of what is free on its host.
+      certificates: private key and certificate chain, PEM; None: no encryption.
+      notice: told what the user should know, in the thread that calls `wait` or `start_gang`.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str,
+        listen: tuple[str, int],
+        hosts: int,
+        processes: int = 0,
+        launcher: Launcher | None = None,
+        memory_limit_bytes: int = 0,
+        certificates: tuple[bytes, bytes] | None = None,
+        notice: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self.hosts = hosts
+        self.processes = processes or hosts
+        self._token = token
+        self._listen = listen
+        self._launcher = launcher
+        self._memory_limit_bytes = memory_limit_bytes
+        self._certificates = certificates
+        self._notice = notice
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._agents: dict[int, _Agent] = {}
+        self._numbers = itertools.count(1)
+        self._names = itertools.count(1)
+        self._closing = threading.Event()
+        self._server: Any = None
+        self.address = ""
+
+    def __enter__(self) -> Fleet:
+        """Listens, and has the agents started.
+
+        Raises:
+          UsageError: the address cannot be bound, or the launcher cannot start them.
+        """
+        self._bind()
+        threading.Thread(target=self._watch, daemon=True).start()
+        if self._launcher is not None:
+            try:
+                order = Order(search=self.address, token=self._token, hosts=self.hosts)
+                self._launcher.start(order)
+            except BaseException:
+                self.close()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def facts(self) -> tuple[HostFacts, ...]:
+        """The hosts that are there, in the order in which they came."""
+        return tuple(agent.facts for agent in self._present())
+
+    def wait(self, limit_s: float, tick: Callable[[], object] = lambda: None) -> None:
+        """Waits until all hosts are there.
+
+        Args:
+          tick: called several times a second.
+
+        Raises:
+          UsageError: some have not come in time, or do not go together.
+        """
+        deadline = time.monotonic() + limit_s
+        while len(self._present()) < self.hosts:
+            tick()
+            self._tell()
+            trouble = self._launcher.trouble() if self._launcher is not None else ""
+            if trouble or time.monotonic() > deadline:
+                raise UsageError(self._too_few(limit_s, trouble), hint=self._how_to_come())
+            time.sleep(_POLL_S)
+        self._tell()
+
+    def start_gang(
+        self, *, surroundings: Surroundings, log: Path, memory_limit_bytes: int, handler: str
+    ) -> Gang:
+        """Starts a gang on the hosts; see `automesh.worker.process.StartWorker`.
+
+        Args:
+          memory_limit_bytes: what is free on this host, which says nothing of the others.
+
+        """
+        del memory_limit_bytes
+        self._tell()
+        gang = Gang(log)
+        members = [_Process(self, f"process-{next(self._names)}") for _ in range(self.processes)]
+        gang.man(members)
+        order = {"handler": handler, "memory_bytes": self._memory_limit_bytes}
+        # Agents may have to come back, and the pool has others to look after meanwhile.
+        threading.Thread(
+            target=self._place, args=(gang, members, surroundings, order), daemon=True
+        ).start()
+        return gang
+
+    def _place(
+        self, gang: Gang, members: Sequence[_Process], around: Surroundings, order: Message
+    ) -> None:
+        """In a thread of its own: starts the processes of a gang when the hosts are there."""
+        try:
+            agents = self._enough()
+            placed = [agents[rank * len(agents) // len(members)] for rank in range(len(members))]
+            port = self._free_port(placed[0])
+        except OSError as error:
+            gang.give_up(str(error))
+            return
+        coordinator = f"{placed[0].facts.address}:{port}"
+        for rank, (member, agent) in enumerate(zip(members, placed, strict=True)):
+            # What `local` means each host says: that of the search may have no devices.
+            own = (
+                around
+                if around.cpu_devices > 0
+                else replace(around, platforms=agent.facts.platforms)
+            )
+            place = Place(rank=rank, count=len(members), coordinator=coordinator)
+            start: Message = {
+                "start": member.name,
+                "surroundings": to_json(own, Surroundings),
+                "place": to_json(place, Place),
+                "share": sum(one.facts.machine == agent.facts.machine for one in placed),
+                **order,
+            }
+            with self._lock:
+                agent.members[member.name] = (gang, rank)
+            member.place(agent, start)
+            if agent.is_lost:  # Since then, and perhaps before it knew of this gang.
+                gang.deliver(rank, {"ended": "its agent was lost"})
+
+    def lose(self, agent: _Agent, why: str) -> None:
+        """Gives an agent up, with all processes that it had; from any thread."""
+        with self._lock:
+            if agent.is_lost:
+                return
+            agent.is_lost = True
+            self._agents.pop(agent.number, None)
+            members = list(agent.members.values())
+            agent.members.clear()
+        if not self._closing.is_set():
+            self._said.put(f"the agent on {agent.facts.name} was lost: {why}")
+        for gang, rank in members:
+            gang.deliver(rank, {"ended": f"the agent on its host was lost: {why}"})
+        agent.outbox.put(None)
+        agent.close()
+
+    def close(self) -> None:
+        """Says goodbye to all agents, who end what they run, and listens no longer."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        for agent in self._present():
+            agent.outbox.put({"bye": True})
+            agent.outbox.put(None)
+        if self._server is not None:
+            self._server.stop(_STOP_S).wait(2 * _STOP_S)
+
+    # Who is there
+
+    def _present(self) -> list[_Agent]:
+        with self._lock:
+            return sorted(self._agents.values(), key=lambda one: one.number)
+
+    def _enough(self) -> list[_Agent]:
+        """The agents for a gang, in an order that stays while they do."""
+        if len(self._present()) < self.hosts and self._launcher is not None:
+            deadline = time.monotonic() + _COME_BACK_S
+            # Again and again: an agent that was lost a moment ago has not ended yet.
+            while self._launcher.refill() and len(self._present()) < self.hosts:
+                if self._closing.wait(_POLL_S) or time.monotonic() > deadline:
+                    break
+        agents = self._present()
+        if len(agents) < self.hosts:
+            raise OSError(f"of {self.hosts} hosts {len(agents)} are left")
+        chosen = agents[: self.hosts]
+        return sorted(chosen, key=lambda one: (one.facts.name, one.number))
+
+    def _free_port(self, agent: _Agent) -> int:
+        wanted = next(self._names)
+        agent.outbox.put({"port": wanted})
+        deadline = time.monotonic() + _PORT_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                asked, port = agent.ports.get(timeout=left_s)
+                if asked == wanted:
+                    return port
+        raise OSError(f"the agent on {agent.facts.name} does not answer")
+
+    def _too_few(self, limit_s: float, trouble: str) -> str:
+        names = ", ".join(one.name for one in self.facts)
+        there = (
+            f"{len(self.facts)} of {self.hosts} agents have come ({names})"
+            if names
+            else (f"none of {self.hosts} agents has come")
+        )
+        return f"{there}: {trouble}" if trouble else f"{there} within {limit_s:.0f} s"
+
+    def _how_to_come(self) -> str:
+        if self._launcher is not None:
+            return "see what the launcher says, and whether the hosts reach " + self.address
+        return f"run `automesh agent {self.address}` on each host, with the same token"
+
+    def _tell(self) -> None:
+        while not self._said.empty():
+            self._notice(self._said.get())
+
+    def _watch(self) -> None:
+        """In a thread of its own: gives up agents that are silent."""
+        while not self._closing.wait(1.0):
+            now_s = time.monotonic()
+            for agent in self._present():
+                if now_s - agent.heard_s > wire.LOST_S:
+                    self.lose(agent, f"silent for {wire.LOST_S:.0f} s")
+
+    # The server
+
+    def _bind(self) -> None:
+        host, port = self._listen
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(max_workers=_MOST_AGENTS), options=wire.OPTIONS
+        )
+        method = grpc.stream_stream_rpc_method_handler(self._serve)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: method}),)
+        )
+        try:
+            if self._certificates is None:
+                bound = self._server.add_insecure_port(f"{host}:{port}")
+            else:
+                credentials = grpc.ssl_server_credentials([self._certificates])
+                bound = self._server.add_secure_port(f"{host}:{port}", credentials)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise UsageError(
+                f"the search cannot listen at {host}:{port}",
+                hint="name an address of this host and a port that is free: --listen 10.0.0.1:8600",
+            )
+        self.address = f"{host}:{bound}"
+        self._server.start()
+
+    def _serve(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """One agent, from its handshake to its end; in a thread of gRPC's."""
+        timer = threading.Timer(wire.HANDSHAKE_S, context.cancel)
+        timer.daemon = True
+        timer.start()
+        peer = clean(str(context.peer())).removeprefix("ipv4:")
+        mine, theirs = new_nonce(), ""
+        try:
+            theirs = str(wire.plain(next(requests, b"")).get("hello", ""))
+            if not theirs or self._closing.is_set():
+                yield _refusal("it speaks another protocol")
+                return
+            yield dumps(
+                {"nonce": mine, "proof": proof(self._token, "search", theirs, mine)}
+            ).encode()
+            answer = wire.plain(next(requests, b""))
+            if not is_proof(answer.get("proof"), proof(self._token, "agent", theirs, mine)):
+                self._said.put(f"an agent at {peer} was refused: it has another token")
+                yield _refusal("it has another token")
+                return
+            seal = Seal(self._token, "agent", theirs, mine)
+            facts = _facts(seal, answer)
+        except Exception as error:  # noqa: BLE001 - what a stranger sends may be anything
+            if not self._closing.is_set():
+                self._said.put(f"a connection from {peer} was refused: {clean(str(error))}")
+            yield _refusal("its first message cannot be read")
+            return
+        finally:
+            timer.cancel()
+        if why := self._unfit(facts):
+            self._said.put(f"the agent on {facts.name} was refused: {why}")
+            yield _refusal(why)
+            return
+        agent = _Agent(
+            number=next(self._numbers),
+            facts=facts,
+            close=context.cancel,
+            heard_s=time.monotonic(),
+        )
+        with self._lock:
+            self._agents[agent.number] = agent
+        context.add_callback(lambda: self.lose(agent, "its connection was closed"))
+        threading.Thread(target=self._listen_to, args=(agent, requests, seal), daemon=True).start()
+        own = Seal(self._token, "search", theirs, mine)
+        yield own.close({"welcome": agent.number})
+        while True:
+            try:
+                message = agent.outbox.get(timeout=wire.BEAT_S)
+            except queue.Empty:
+                message = {"beat": True}
+            if message is None:
+                return
+            yield own.close(message)
+
+    def _unfit(self, facts: HostFacts) -> str:
+        """Why an agent cannot be one of this search's; empty if it can."""
+        if other := version_difference(dict(own_versions()), dict(facts.versions)):
+            return f"it has {other}"
+        present = self._present()
+        if len(present) >= self.hosts:
+            return f"the {self.hosts} hosts of this search are there already"
+        for agent in present:
+            if agent.facts.platforms != facts.platforms:
+                return (
+                    f"its devices are of `{facts.platforms}`, and those of {agent.facts.name} of "
+                    f"`{agent.facts.platforms}`"
+                )
+        return ""
+
+    def _listen_to(self, agent: _Agent, requests: Iterator[bytes], seal: Seal) -> None:
+        """In a thread of its own: takes what an agent says."""
+        why = "its connection was closed"
+        try:
+            for data in requests:
+                agent.heard_s = time.monotonic()
+                self._hear(agent, seal.open(data))
+        except BrokenSeal as error:
+            why = str(error)
+        except Exception:  # noqa: BLE001 - gRPC raises bare exceptions when a stream ends
+            pass
+        self.lose(agent, why)
+
+    def _hear(self, agent: _Agent, message: Message) -> None:
+        if "port" in message:
+            agent.ports.put((int(message["port"]), int(message["number"])))
+        elif (member := agent.members.get(str(message.get("from")))) is not None:
+            gang, rank = member
+            said = message["message"]
+            if "ended" in said:
+                with self._lock:
+                    agent.members.pop(str(message["from"]), None)
+            gang.deliver(rank, said)
+
+
+def _refusal(why: str) -> bytes:
+    return dumps({"refused": why}).encode()
+
+
+def _facts(seal: Seal, answer: Message) -> HostFacts:
+    try:
+        return from_json(seal.open(bytes.fromhex(str(answer.get("facts", ""))))["facts"], HostFacts)
+    except (AutomeshError, KeyError, ValueError):
+        raise ValueError("it does not say what its host is") from None

@@ -1,0 +1,61 @@
+"""What a launcher does: it starts agents, and ends them (no jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be started.
+
+    Attributes:
+      search: `address:port` that agents dial.
+      token: for the environment of the agents, never for their arguments.
+      hosts: how many agents.
+    """
+
+    search: str
+    token: str
+    hosts: int
+
+
+class Launcher(Protocol):
+    """An engine of a cluster that starts the agents of a search, one for each host.
+
+    The engine places and cancels; nothing here schedules.
+    """
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        ...
+
+    def start(self, order: Order) -> None:
+        """Starts agents; returns before they have come.
+
+        Raises:
+          UsageError: the engine is not here, or refuses.
+        """
+        ...
+
+    def refill(self) -> bool:
+        """Starts those agents again that have ended.
+
+        Returns:
+          False if the engine does that by itself, or nobody does.
+        """
+        ...
+
+    def trouble(self) -> str:
+        """Why agents may not come, as far as the engine says; empty if it says nothing."""
+        ...
+
+    def close(self) -> None:
+        """Ends all agents, and waits for it."""
+        ...
+
+
+MakeLauncher = Callable[[], Launcher]

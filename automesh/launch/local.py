@@ -1,0 +1,117 @@
+"""Several agents on this host: to try a search of several processes, and to test it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from automesh.errors import UsageError
+from automesh.launch.launcher import Order
+from automesh.worker.environment import TOKEN, TOKEN_FILE
+from automesh.worker.process import Guarded
+from automesh.worker.temporary import temporary_folder
+
+_CLOSE_S = 5.0
+_WAIT_S = 120.0  # For the search: it listens already, but a busy machine is slow.
+
+
+class LocalLauncher:
+    """Agents as processes of this account, each under a guardian: they end with this process.
+
+    Args:
+      folder: for what the agents print.
+    """
+
+    name = "local"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._order: Order | None = None
+        self._agents: dict[int, Guarded] = {}
+        self._started = 0
+
+    def start(self, order: Order) -> None:
+        """See `Launcher`."""
+        self._order = order
+        for number in range(1, order.hosts + 1):
+            self._start(number, order)
+
+    def refill(self) -> bool:
+        """See `Launcher`."""
+        assert self._order is not None
+        for number, agent in list(self._agents.items()):
+            if agent.has_ended():
+                agent.bury()
+                self._start(number, self._order)
+        return True
+
+    def trouble(self) -> str:
+        """See `Launcher`."""
+        for number, agent in self._agents.items():
+            if agent.has_ended():
+                lines = agent.log_tail().strip().splitlines()
+                return f"agent {number} has ended: {lines[-1] if lines else 'it says nothing'}"
+        return ""
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes of the agents themselves, by their numbers; of those that live."""
+        found: dict[int, int] = {}
+        for number, agent in self._agents.items():
+            with contextlib.suppress(psutil.Error):
+                for one in psutil.Process(agent.deputy_pid).children(recursive=True):
+                    if "agent" in one.cmdline()[3:6]:
+                        found.setdefault(number, one.pid)
+        return found
+
+    def close(self) -> None:
+        """See `Launcher`."""
+        for agent in self._agents.values():
+            agent.kill()
+        deadline, left = time.monotonic() + _CLOSE_S, dict(self._agents)
+        while left and time.monotonic() < deadline:
+            for number, agent in list(left.items()):
+                if agent.has_ended():
+                    agent.bury()
+                    del left[number]
+            time.sleep(0.02)
+        for agent in left.values():
+            agent.kill_deputy()
+        self._agents.clear()
+
+    def _start(self, number: int, order: Order) -> None:
+        variables = {**os.environ, TOKEN: order.token}
+        variables.pop(TOKEN_FILE, None)
+        self._started += 1
+        command = [sys.executable, "-P", "-m", "automesh", "agent", order.search]
+        command += ["--name", f"local-{number}", "--wait", f"{_WAIT_S:.0f}s"]
+        try:
+            self._agents[number] = Guarded(
+                command,
+                variables=variables,
+                log=self._folder / f"agent-{self._started}.log",
+                # Its workers have limits of their own.
+                memory_limit_bytes=psutil.virtual_memory().total,
+            )
+        except OSError as error:
+            raise UsageError(
+                f"an agent could not be started on this host: {error}", hint="free some memory"
+            ) from None
+
+
+@contextmanager
+def local_launcher() -> Generator[LocalLauncher]:
+    """A launcher whose agents are gone when the body ends."""
+    with temporary_folder("agents") as folder:
+        launcher = LocalLauncher(folder)
+        try:
+            yield launcher
+        finally:
+            launcher.close()

@@ -1,0 +1,113 @@
+"""What the processes of a gang answer, as one answer (no jax)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from automesh.outcomes import Failed
+from automesh.program.nouns import (
+    Attachment,
+    CompileAnswer,
+    Inspection,
+    Lowered,
+    Traced,
+    VisitAnswer,
+)
+from automesh.worker.protocol import Answer
+
+_FINGERPRINT = (
+    "let `build` and the step be the same on every host, whatever `jax.process_index()` says"
+)
+
+
+def merged_answer(answers: Sequence[Answer], hosts: Sequence[str]) -> Answer | Failed:
+    """One answer for a job that all processes of a gang did.
+
+    A step is as slow as its slowest process, and memory is what the hungriest needs. All else must
+    be the same everywhere: if it is not, the processes did not do the same job.
+
+    Args:
+      answers: in the order of the ranks, all of one type.
+      hosts: where each ran.
+
+    Returns:
+      The answer; a failure that names the first process which did something else.
+    """
+    first = answers[0]
+    for rank, answer in enumerate(answers):
+        if why := _difference(first, answer):
+            return Failed(
+                stage=_stage(answer),
+                reason=f"{why} than rank 0 on {hosts[0]}",
+                hint=_FINGERPRINT,
+                where=f"rank {rank} on {hosts[rank]}",
+            )
+    match first:
+        case VisitAnswer():
+            return _slowest([one for one in answers if isinstance(one, VisitAnswer)])
+        case CompileAnswer():
+            found = [one for one in answers if isinstance(one, CompileAnswer)]
+            hungriest = max(found, key=lambda one: one.memory.peak_bytes)
+            return replace(hungriest, compile_s=max(one.compile_s for one in found))
+        case _:
+            return first
+
+
+def _slowest(answers: Sequence[VisitAnswer]) -> VisitAnswer:
+    """Every sample as the slowest process took it: it began at the same time in all of them."""
+    return replace(
+        answers[0],
+        samples_s=tuple(max(sample) for sample in zip(*(one.samples_s for one in answers))),
+        setup_s=max(one.setup_s for one in answers),
+        peak_bytes=max(one.peak_bytes for one in answers),
+    )
+
+
+def _difference(first: Answer, other: Answer) -> str:
+    """How another process did something else, in words; empty if it did the same."""
+    if type(first) is not type(other):
+        return "it answered another kind of thing"
+    match first, other:
+        case (VisitAnswer(), VisitAnswer()):
+            if first.fingerprint != other.fingerprint:
+                return "it ran another program"
+            if len(first.samples_s) != len(other.samples_s):
+                return "it took another number of samples"
+            return "" if _same(first.losses, other.losses) else "it has read other losses"
+        case (CompileAnswer() | Lowered() | Traced(), CompileAnswer() | Lowered() | Traced()):
+            return "it lowered another program" if first.fingerprint != other.fingerprint else ""
+        case (Inspection(), Inspection()):
+            if first.source_hash != other.source_hash:
+                return "it has another version of the script"
+            return _versions(first, other)
+        case (Attachment(), Attachment()):
+            return _versions(first, other)
+        case _:
+            return ""
+
+
+def _versions(first: Inspection | Attachment, other: Inspection | Attachment) -> str:
+    mine, theirs = dict(first.versions), dict(other.versions)
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            have, than = theirs.get(name, "none"), mine.get(name, "none")
+            return f"it has another {name} ({have}, not {than})"
+    return ""
+
+
+def _same(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(
+        a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other)
+    )
+
+
+def _stage(answer: Answer) -> str:
+    match answer:
+        case VisitAnswer():
+            return "run"
+        case CompileAnswer() | Lowered() | Traced():
+            return "lower"
+        case _:
+            return "load"

@@ -1,0 +1,80 @@
+"""Several processes as one jax program: joining them, and what they agree on (jax).
+
+A worker of a gang joins before any code of the user's runs. A script that calls
+`jax.distributed.initialize()` itself, as training under a launcher does, finds that done.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from numpy.typing import NDArray
+
+from automesh.program.notes import note
+
+# The search watches the processes from outside, and ends all of them when one is lost: jax's own
+# limits are the second line, far above it.
+_JOIN_S = 100
+_HEARTBEAT_S = 100
+
+
+def join(coordinator: str, *, rank: int, count: int) -> None:
+    """Makes this process number `rank` of `count` that run one jax program.
+
+    Args:
+      coordinator: `address:port` of the process of rank 0.
+
+    Raises:
+      RuntimeError: the others did not come, or jax had started already.
+    """
+    distributed: Any = jax.distributed
+    distributed.initialize(
+        coordinator_address=coordinator,
+        num_processes=count,
+        process_id=rank,
+        initialization_timeout=_JOIN_S,
+        heartbeat_timeout_seconds=_HEARTBEAT_S,
+    )
+    distributed.initialize = _joined_already
+    distributed.shutdown = _stays_joined
+
+
+def is_joined() -> bool:
+    """Whether `join` was called."""
+    return jax.distributed.initialize is _joined_already
+
+
+def _joined_already(*_: Any, **__: Any) -> None:
+    note("jax.distributed.initialize() was called by the script: automesh has done it already")
+
+
+def _stays_joined() -> None:
+    note("jax.distributed.shutdown() was called by the script: the processes stay together")
+
+
+def count_processes() -> int:
+    """Processes of this jax program."""
+    return jax.process_count()
+
+
+def meet() -> None:
+    """Waits on the devices until all processes are here, within microseconds of each other.
+
+    Only for processes that come at about the same time: gloo, the library of jax's collectives on
+    CPUs, gives up after 30 s.
+    """
+    multihost_utils.sync_global_devices("automesh")
+
+
+def gathered(own: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What all processes have: [processes, ...own]; all of them must call it with equal shapes.
+
+    float64 goes as bytes, since jax may be told to know no 64 bits.
+    """
+    as_bytes = np.frombuffer(own.tobytes(), np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(as_bytes))
+    count = jax.process_count()
+    return np.frombuffer(rows.tobytes(), np.float64).reshape(count, *own.shape)
