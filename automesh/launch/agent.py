@@ -243,7 +243,8 @@ class Agent:
                     with contextlib.suppress(OSError):
                         self._bell.recv(4096)
                 else:
-                    self._attend(*data, events)
+                    child, part = data
+                    self._attend(child, part, events)
             while not self._inbox.empty():
                 message = self._inbox.get()
                 if message is None:

@@ -81,8 +81,9 @@ class SearchOptions(TypedDict, total=False):
 _PATHS = ("hardware", "rules", "results")
 # Options that only one of the two kinds of search has.
 _OF_COMMANDS = ("step_time", "skip_steps", "timed_steps")
-_OF_BUILDS = ("args", "hardware", "workers", "reserve_hbm", "xla", "step", "split", "launch")
-_OF_BUILDS += ("hosts", "listen")
+_OF_BUILDS = (
+    "args", "hardware", "workers", "reserve_hbm", "xla", "step", "split", "launch", "hosts", "listen",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
