@@ -82,7 +82,8 @@ _PATHS = ("hardware", "rules", "results")
 # Options that only one of the two kinds of search has.
 _OF_COMMANDS = ("step_time", "skip_steps", "timed_steps")
 _OF_BUILDS = (
-    "args", "hardware", "workers", "reserve_hbm", "xla", "step", "split", "launch", "hosts", "listen",
+    "args", "hardware", "workers", "reserve_hbm", "xla", "step", "split", "launch", "hosts",
+    "listen",
 )  # fmt: skip
 
 
