@@ -1,32 +1,29 @@
-"""Draws docs/report.png, the picture of a report on the README's first screen.
+"""Draws the top of a study's report, for the README: real figures of a real study.
 
-    python -m tests.regenerate.report_picture
+    python -m tests.regenerate.report_picture STUDY [PICTURE]
 
-It needs a Chromium, see `tests.support.browser`. The study is the one of dense_lm in
-`tests/data/studies`.
+By default the picture is docs/report.png. It needs a Chromium, see `tests.support.browser`.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
-from automesh.report.html.document import document_of
-from automesh.report.html.page import page_text
+from automesh import api
 from tests.support.browser import open_browser, open_page
 from tests.support.paths import ROOT
-from tests.support.samples.page_samples import recorded
-
-PICTURE = ROOT / "docs" / "report.png"
 
 
 def main() -> None:
+    study, *picture = map(Path, sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder, open_browser() as browser:
-        path = Path(folder) / "report.html"
-        path.write_text(page_text(document_of(recorded("dense_lm"))), encoding="utf-8")
+        path = api.write_report(study, Path(folder) / "report.html")
         page = open_page(browser, path, width=1180, height=760).page
+        # What fits into the picture beside the answer is the table, not the rule.
         page.locator("#rule").evaluate("element => element.remove()")
-        page.screenshot(path=PICTURE)
+        page.screenshot(path=picture[0] if picture else ROOT / "docs" / "report.png")
 
 
 if __name__ == "__main__":

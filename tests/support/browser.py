@@ -17,6 +17,7 @@ NAMES = (
     *("google-chrome", "google-chrome-stable", "chrome"),
 )
 VARIABLE = "AUTOMESH_CHROMIUM"
+SLOW_MS = 120_000.0  # a machine with other work
 PICTURES = "AUTOMESH_PICTURES"
 """Of the environment: a folder for a picture of every page that is opened, to be looked at."""
 
@@ -72,6 +73,7 @@ def open_page(
         viewport={"width": width, "height": height},
         color_scheme=scheme,  # pyright: ignore[reportArgumentType]
     )
+    context.set_default_timeout(SLOW_MS)
     opened = Opened(page=context.new_page())
     opened.page.on("console", lambda said: opened.complaints.append(f"{said.type}: {said.text}"))
     opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
@@ -86,10 +88,10 @@ def take_picture(page: Page, name: str) -> None:
     """A picture of the whole page, if anybody asked for pictures."""
     folder = os.environ.get(PICTURES, "")
     if folder:
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True, timeout=SLOW_MS)
 
 
 def wait_for_charts(page: Page) -> None:
     page.wait_for_selector(
-        "html[data-ready=true][data-charts=done]", state="attached", timeout=120_000
+        "html[data-ready=true][data-charts=done]", state="attached", timeout=SLOW_MS
     )

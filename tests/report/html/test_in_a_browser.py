@@ -17,6 +17,7 @@ from tests.support.browser import Opened, open_browser, open_page, take_picture,
 from tests.support.samples.page_samples import EXAMPLES, PAGES
 
 FIRST_PAINT_S = 1.5
+expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +169,8 @@ def test_comparing_two_plans(browser: Browser, written: dict[str, Path]) -> None
     expect(compare.locator("#pair-table tbody tr").first).to_contain_text("step")
     compare.get_by_label("A", exact=True).select_option("3")
     expect(compare).to_contain_text("Choose two different plans.")
-    page.locator("#collectives").get_by_label("plan").select_option("1")
-    page.locator("#placement").get_by_label("axis").select_option("0")
+    page.locator("#collectives").get_by_label("plan", exact=True).select_option("1")
+    page.locator("#placement").get_by_label("axis", exact=True).select_option("0")
     page.locator("#theme").click()
     wait_for_charts(page)
     closed(opened)
@@ -199,6 +200,7 @@ def test_five_thousand_plans_are_painted_at_once(
     page.goto(written["large"].as_uri(), wait_until="commit")
     page.wait_for_selector("#plan-table tbody tr")
     spent = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    print("main thread until the table is there:", spent["TaskDuration"])
     assert spent["TaskDuration"] <= FIRST_PAINT_S
     page.close()
 
@@ -224,7 +226,7 @@ def test_all_parts_are_there(browser: Browser, written: dict[str, Path], name: s
     opened = open_page(browser, written[name])
     parts = opened.page.locator("main section").evaluate_all("all => all.map(one => one.id)")
     assert parts == [
-        *("rule", "plans", "tradeoff", "causes", "compare", "collectives", "timeline", "memory"),
-        *("placement", "rounds", "predictions", "funnel", "evidence"),
+        *("rule", "plans", "tradeoff", "causes", "compare", "collectives", "memory"),
+        *("placement", "rounds", "predictions", "funnel", "evidence", "left-out"),
     ]
     closed(opened)

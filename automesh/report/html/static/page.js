@@ -9,11 +9,15 @@ function renderPage(page, specifications, root) {
     [predictionsSection, "Predictions"], [funnelSection, "Funnel"], [evidenceSection, "Evidence"],
   ];
   const links = el("ul");
+  const empty = [];
   const main = el("main", {}, verdictSection(page), el("nav", { "aria-label": "Parts of this page" }, links));
   const add = (parts) => {
     for (const [make, name] of parts) {
       const element = make(page, rows);
-      if (!element) continue;
+      if (!(element instanceof Node)) {
+        if (element) empty.push(element);
+        continue;
+      }
       main.append(element);
       links.append(el("li", {}, el("a", { href: `#${element.id}` }, name)));
     }
@@ -34,6 +38,7 @@ function renderPage(page, specifications, root) {
   // The answer and the table are painted before the rest is made.
   requestAnimationFrame(() => setTimeout(() => {
     add(later);
+    if (empty.length) main.append(leftOutSection(empty));
     document.documentElement.dataset.ready = "true";
   }));
 }

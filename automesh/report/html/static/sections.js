@@ -8,8 +8,14 @@ function takeaway(text) {
   return text ? el("p", { class: "takeaway" }, text) : null;
 }
 
-function leftOut(page, name) {
-  return el("p", { class: "note" }, `Not shown: ${page.left_out[name] || "the study holds nothing of it"}.`);
+// A part that a study has nothing for: it is listed with its reason at the end of the page.
+function nothing(page, title, name, reason) {
+  return { title, reason: page.left_out[name] || reason || "the study holds nothing of it" };
+}
+
+function leftOutSection(parts) {
+  return section("left-out", "Not on this page",
+    el("dl", { class: "lines" }, parts.map(({ title, reason }) => [el("dt", {}, title), el("dd", {}, `${reason}.`)])));
 }
 
 // Names for axes of charts: without the settings that all plans share, which tell none apart.
@@ -45,6 +51,12 @@ function headline(page) {
   return page.rule.text ? `Use ${verdict.plan}` : `Fastest so far: ${verdict.plan}`;
 }
 
+function answer(page) {
+  const { sentence } = page.verdict;
+  if (!sentence.startsWith("none:") || !page.rule.missing) return sentence;
+  return page.rule.missing.charAt(0).toUpperCase() + page.rule.missing.slice(1);
+}
+
 function verdictSection(page) {
   const verdict = page.verdict;
   const figures = [];
@@ -71,7 +83,7 @@ function verdictSection(page) {
     el("span", { class: `badge ${verdict.evidence}` }, EVIDENCE_WORDS[verdict.evidence]),
     page.interrupted ? el("span", { class: "badge estimated" }, "interrupted") : null,
     el("p", { class: "answer" }, headline(page)),
-    el("p", { class: "sentence" }, `${verdict.sentence.replace(/\.$/, "")}.`),
+    el("p", { class: "sentence" }, `${answer(page).replace(/\.$/, "")}.`),
     verdict.undecided ? el("p", { class: "sentence" }, `Still open: ${verdict.undecided}.`) : null,
     el("dl", { class: "figures" }, figures));
 }
@@ -125,7 +137,7 @@ function scaleFor(values) {
 
 function tradeoffSection(page, rows) {
   const able = rows.filter((row) => row.step_s && row.peak_bytes && ["measured", "compiled", "estimated"].includes(row.evidence));
-  if (!able.length) return section("tradeoff", "Step time against memory", el("p", { class: "note" }, "No plan has both a time and a figure for memory."));
+  if (!able.length) return nothing(page, "Step time against memory", "", "no plan has both a time and a figure for memory");
   const limit = page.memory.limit_bytes;
   const reserve = page.memory.reserve_bytes || 0;
   const mostBytes = Math.max(...able.map((row) => row.peak_bytes));
@@ -176,7 +188,7 @@ function tradeoffSection(page, rows) {
 
 function predictionsSection(page) {
   const found = page.predictions;
-  if (!found) return section("predictions", "Predicted against measured", el("p", { class: "note" }, "Nothing was both predicted and measured (or replayed), so nothing can be compared."));
+  if (!found) return nothing(page, "Predicted against measured", "", "nothing was both predicted and measured, or replayed");
   const bases = Object.keys(found.factors);
   const most = Math.max(...found.rows.flatMap((row) => [row.predicted_s, row.known_s]));
   const least = Math.min(...found.rows.flatMap((row) => [row.predicted_s, row.known_s]));
@@ -238,7 +250,7 @@ function funnelSection(page) {
 
 function causesSection(page) {
   const rows = page.causes;
-  if (!rows.length) return section("causes", "Where the time goes", leftOut(page, "explained"));
+  if (!rows.length) return nothing(page, "Where the time goes", "explained");
   const totals = {};
   for (const row of rows) totals[row.order] = (totals[row.order] || 0) + row.seconds;
   const time = Format.timeUnit(Math.max(...Object.values(totals)));
@@ -358,7 +370,7 @@ function compareSection(page) {
 function timelineSection(page) {
   const list = page.timelines;
   if (!list.length) {
-    return section("timeline", "The schedule in time", leftOut(page, "timelines"));
+    return nothing(page, "The schedule in time", "timelines");
   }
   const holder = el("div");
   function show(place) {
@@ -411,7 +423,7 @@ function timelineSection(page) {
     zoom(0, end);
   }
   const element = section("timeline", "The schedule in time",
-    el("div", { class: "bar" }, choice("plan", planChoices(list), 0, show)), holder, page.left_out.timelines ? leftOut(page, "timelines") : null);
+    el("div", { class: "bar" }, choice("plan", planChoices(list), 0, show)), holder, page.left_out.timelines ? el("p", { class: "note" }, `Of other plans: ${page.left_out.timelines}.`) : null);
   show(0);
   return element;
 }
@@ -476,7 +488,7 @@ function coordinatesOf(device, axes) {
 
 function placementSection(page) {
   const list = page.placements;
-  if (!list.length) return section("placement", "The mesh on its devices", leftOut(page, "placements"));
+  if (!list.length) return nothing(page, "The mesh on its devices", "placements");
   const wiring = page.wiring;
   const isTorus = wiring.kind === "torus";
   const [granuleWord] = isTorus ? ["slice"] : wiring.kind === "switch" ? ["node"] : ["host"];
@@ -543,7 +555,7 @@ function placementSection(page) {
   const element = section("placement", "The mesh on its devices",
     el("p", { class: "note" }, links),
     el("div", { class: "bar" }, choice("plan", planChoices(list), 0, (value) => { state.plan = Number(value); state.axis = 0; show(); }), axisHolder),
-    holder, page.left_out.placements ? leftOut(page, "placements") : null);
+    holder, page.left_out.placements ? el("p", { class: "note" }, `Of other plans: ${page.left_out.placements}.`) : null);
   queueMicrotask(show);
   return element;
 }
@@ -565,7 +577,7 @@ function drift(rows) {
 
 function roundsSection(page) {
   const rows = page.rounds;
-  if (!rows.length) return section("rounds", "Rounds of the race", leftOut(page, "rounds"));
+  if (!rows.length) return nothing(page, "Rounds of the race", "rounds");
   const time = Format.timeUnit(Math.max(...rows.map((row) => row.step_s)));
   const plans = [...new Set(rows.map((row) => row.plan))];
   const exported = page.verdict.plan;
