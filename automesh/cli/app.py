@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from automesh.cli import calibrate, check_script, doctor, explain, export, search, show, targets
+from automesh.cli import (
+    calibrate,
+    check,
+    check_script,
+    doctor,
+    explain,
+    export,
+    search,
+    show,
+    targets,
+)
 from automesh.cli.guard import guarded, prepare_streams
 
 HELP = """Finds the fastest device mesh for a JAX training step, and proves it.
@@ -49,6 +59,12 @@ app.command(
     short_help="Search for the fastest mesh and write mesh_rules.toml.",
     context_settings=_WITH_ARGS,
 )(search.search)
+app.command(
+    "check",
+    help=check.HELP,
+    short_help="Compare the rules of a file with what the script is today.",
+    context_settings=_WITH_ARGS,
+)(check.check)
 app.command(
     "check-script",
     help=check_script.HELP,

@@ -88,7 +88,7 @@ def explain_study(
     chosen, notices = _chosen(mesh, against, plans, header.device_count)
     ground = Ground(
         kept=kept,
-        hardware=_hardware(
+        hardware=hardware_of(
             header.fabric, chosen, platform=header.platform, device_kind=header.device_kind
         ),
         command=text_of(header.again),
@@ -137,7 +137,7 @@ def explain_script(
     aim = preparation.aim
     ground = Ground(
         kept=kept,
-        hardware=_hardware(fabric, chosen, platform=aim.platform, device_kind=aim.device_kind),
+        hardware=hardware_of(fabric, chosen, platform=aim.platform, device_kind=aim.device_kind),
         command="",
     )
     sides = [explained(plan, ground, None) for plan in chosen]
@@ -276,7 +276,7 @@ def _propagation_notes(plans: Sequence[Plan], kept: Sequence[Kept]) -> tuple[str
     return tuple(dict.fromkeys(notes))
 
 
-def _hardware(
+def hardware_of(
     fabric: Fabric, plans: Sequence[Plan], *, platform: str, device_kind: str
 ) -> HardwareModel:
     """The devices, with where the axes of the plans lie on them."""
@@ -326,7 +326,7 @@ def write_trace(study: Path, mesh: str, path: Path, *, results: Path, storage: s
             "search SCRIPT --target v5e:4x4`",
         )
     plan, _ = find_plan(mesh, list(compiled), num_devices=header.device_count)
-    hardware = _hardware(
+    hardware = hardware_of(
         header.fabric, [plan], platform=header.platform, device_kind=header.device_kind
     )
     played = Player(store=default_store(os.environ), hardware=hardware).play(plan, compiled[plan])
