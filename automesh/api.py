@@ -28,6 +28,7 @@ __all__ = [
     "SearchOptions",
     "TargetList",
     "calibrate",
+    "check",
     "check_script",
     "explain",
     "export",
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from automesh.report.check.facts import Bounds
+    from automesh.report.check.nouns import RulesChecked
     from automesh.report.pages.calibration import CalibrationResult
     from automesh.report.progress import Progress
 
@@ -240,6 +243,86 @@ def check_script(
     with interrupts_at_rest(), progress or Silent() as shown:
         found = check(request, script=name, command=command, progress=shown)
     return ScriptCheck(found=found)
+
+
+def check(
+    script: str | Path,
+    *,
+    rules: str | Path | None = None,
+    select: Sequence[str] = (),
+    against: str = "",
+    args: Sequence[str] = (),
+    hardware: str | Path = "",
+    step: str = "",
+    timeout: str = "10m",
+    bounds: Bounds | None = None,
+    update: bool = False,
+    progress: Progress | None = None,
+) -> RulesChecked:
+    """Compiles what a script is today for every rule of a file, and compares it with the evidence.
+
+    Args:
+      script: `train.py`, or `train.py:make_step`.
+      rules: the rules file; by default `mesh_rules.toml` beside the script.
+      select: targets whose rules are checked; by default all rules.
+      against: a version of the script in git to compare with, in place of the evidence.
+      args: the script's own arguments.
+      hardware: TOML file with clusters of your own.
+      step: of a script without `build`, as in `search`.
+      timeout: limit for one compile.
+      bounds: by how much figures may differ; by default `automesh.report.check.facts.BOUNDS`.
+      update: write the figures of today into the rules that could be compiled.
+      progress: where to report to; by default nowhere.
+
+    Raises:
+      UsageError: no such file, rule or version of the script.
+
+    Example:
+      >>> import tempfile
+      >>> folder = Path(tempfile.mkdtemp())
+      >>> _ = (folder / "train.py").write_text('''
+      ... import jax
+      ... def build(mesh):
+      ...     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("dp"))
+      ...     batch = jax.ShapeDtypeStruct((16, 64), "float32", sharding=rows)
+      ...     return lambda batch: (batch @ batch.T).sum(), (batch,)
+      ... ''')
+      >>> _ = (folder / "mesh_rules.toml").write_text('''
+      ... schema = 1
+      ... axes = ["dp"]
+      ... [[rule]]
+      ... match = "cpu-4"
+      ... ici = { dp = 4 }
+      ... ''')
+      >>> check(folder / "train.py", update=True).exit_code
+      2
+      >>> check(folder / "train.py").exit_code
+      0
+    """
+    from automesh.report.check.facts import BOUNDS
+    from automesh.report.progress import Silent
+    from automesh.tuner.check.rules import CheckOrder, check_rules, write_facts
+    from automesh.tuner.interrupts import interrupts_at_rest
+
+    options = SearchOptions(hardware=hardware, args=args, timeout=timeout, step=step, dry_run=True)
+    request = read_request(script, options, targets=["local"])
+    if rules is None and not request.rules:
+        raise UsageError("it was not said which rules to check", hint="name the file of the rules")
+    path = user_path(request.rules if rules is None else rules)
+    known = read_rules(path)
+    order = CheckOrder(
+        request=request,
+        script=str(script),
+        source=path.name,
+        select=tuple(select),
+        against=against,
+        bounds=bounds or BOUNDS,
+    )
+    with interrupts_at_rest(), progress or Silent() as shown:
+        checked = check_rules(known, order, shown)
+    if update:
+        write_facts(path, known, checked)
+    return checked
 
 
 def show(

@@ -10,6 +10,7 @@ import typer
 from automesh.cli import (
     agent,
     calibrate,
+    check,
     check_script,
     doctor,
     explain,
@@ -60,6 +61,12 @@ app.command(
     short_help="Search for the fastest mesh and write mesh_rules.toml.",
     context_settings=_WITH_ARGS,
 )(search.search)
+app.command(
+    "check",
+    help=check.HELP,
+    short_help="Compare the rules of a file with what the script is today.",
+    context_settings=_WITH_ARGS,
+)(check.check)
 app.command(
     "check-script",
     help=check_script.HELP,

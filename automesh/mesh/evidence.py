@@ -28,6 +28,29 @@ class RunnerUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFacts:
+    """What a compiled step does on one device in one step, for `automesh check` to compare with.
+
+    Attributes:
+      fingerprint: hash of the lowered program; empty if nothing is known of it.
+      flops: of matrix products and convolutions.
+      peak_bytes: what must fit on a device, by the compiler.
+      step_s: predicted from the program, seconds.
+      collectives: kind and mesh axes, executions, and bytes of the full arrays of one group, such
+        as `("all-reduce dp+fsdp", 12, 4096)`; sorted.
+    """
+
+    fingerprint: str = ""
+    flops: int = 0
+    peak_bytes: int = 0
+    step_s: float = 0.0
+    collectives: tuple[tuple[str, int, int], ...] = ()
+
+
+NO_FACTS = ProgramFacts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What is known of a rule's plan; a field that is not known keeps its default.
 
@@ -53,6 +76,7 @@ class Evidence:
       split: axes of the script's mesh that are several in the rule's, `data=dp,fsdp`: what the
         script splits over data is split over both, and its state over fsdp, too. Empty where the
         rule's axes are the script's own.
+      program: what the compiled step does; unknown in rules of earlier versions.
       versions: of the packages that made the program.
       environment: XLA, LIBTPU and NCCL variables that were set.
     """
@@ -74,6 +98,7 @@ class Evidence:
     reference: str = ""
     command: str = ""
     split: str = ""
+    program: ProgramFacts = NO_FACTS
     versions: tuple[tuple[str, str], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 

@@ -19,6 +19,7 @@ FOLDER = bad_inputs_run.GOLDEN.parent
 HELPS = {
     "help": "--help",
     "help_search": "search --help",
+    "help_check": "check --help",
     "help_check_script": "check-script --help",
     "help_show": "show --help",
     "help_explain": "explain --help",

@@ -182,6 +182,16 @@ def escape(selector: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", selector)
 
 
+def matches_only(match: str) -> str:
+    """The one selector that a pattern is the name of; empty if it is a pattern for several.
+
+    >>> matches_only("gpu-p5\\\\.48xlarge-64"), matches_only("tpu-v5p-.*")
+    ('gpu-p5.48xlarge-64', '')
+    """
+    plain = re.sub(r"\\(.)", r"\1", match)
+    return plain if escape(plain) == match else ""
+
+
 def check_selector(selector: Any) -> str:
     """Accepts the name of a target.
 

@@ -13,7 +13,7 @@ from automesh.errors import UsageError, did_you_mean
 from automesh.mesh.axes import MeshAxis, Scalar
 from automesh.mesh.axis_types import as_axis_types
 from automesh.mesh.config import Rules
-from automesh.mesh.evidence import NO_EVIDENCE, Evidence, RunnerUp
+from automesh.mesh.evidence import NO_EVIDENCE, NO_FACTS, Evidence, ProgramFacts, RunnerUp
 from automesh.mesh.mapping import NONE, LogicalMapping, MappedAxes, check_mapped_axes
 from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.settings import Settings
@@ -23,6 +23,7 @@ from automesh.mesh.strict_files import check_tree
 SCHEMA = 1
 _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
+_Amount = Annotated[list[_Count], Field(min_length=2, max_length=2)]
 _Pair = Annotated[list[_Finite], Field(min_length=2, max_length=2)]
 
 
@@ -30,6 +31,14 @@ _Pair = Annotated[list[_Finite], Field(min_length=2, max_length=2)]
 class _RunnerUpTable:
     plan: str
     slower: _Finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ProgramTable:
+    fingerprint: str
+    flops: _Count = 0
+    peak_bytes: _Count = 0
+    step_s: _Finite = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +60,8 @@ class _EvidenceTable:
     reference: str = ""
     command: str = ""
     split: str = ""
+    program: _ProgramTable | None = None
+    collectives: dict[str, _Amount] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -159,10 +170,23 @@ def _tree_of_evidence(evidence: Evidence) -> dict[str, Any]:
         "reference": evidence.reference,
         "command": evidence.command,
         "split": evidence.split,
+        "program": _tree_of_program(evidence.program),
+        "collectives": {name: [runs, size] for name, runs, size in evidence.program.collectives},
         "versions": dict(evidence.versions),
         "environment": dict(evidence.environment),
     }
     return {key: value for key, value in tree.items() if value}
+
+
+def _tree_of_program(program: ProgramFacts) -> dict[str, Any]:
+    if not program.fingerprint:
+        return {}
+    return {
+        "fingerprint": program.fingerprint,
+        "flops": program.flops,
+        "peak_bytes": program.peak_bytes,
+        "step_s": program.step_s,
+    }
 
 
 def _check_schema(schema: object, source: Path) -> None:
@@ -214,6 +238,19 @@ def _sizes(table: Mapping[str, int], axes: list[str], where: str) -> tuple[int, 
     return tuple(table.get(name, 1) for name in axes)
 
 
+def _program(table: _EvidenceTable) -> ProgramFacts:
+    program = table.program
+    if program is None:
+        return NO_FACTS
+    return ProgramFacts(
+        fingerprint=program.fingerprint,
+        flops=program.flops,
+        peak_bytes=program.peak_bytes,
+        step_s=program.step_s,
+        collectives=tuple((name, runs, size) for name, (runs, size) in table.collectives.items()),
+    )
+
+
 def _evidence(table: _EvidenceTable) -> Evidence:
     runner_up = table.runner_up
     return Evidence(
@@ -236,6 +273,7 @@ def _evidence(table: _EvidenceTable) -> Evidence:
         reference=table.reference,
         command=table.command,
         split=table.split,
+        program=_program(table),
         versions=tuple(table.versions.items()),
         environment=tuple(table.environment.items()),
     )

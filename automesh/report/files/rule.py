@@ -9,11 +9,12 @@ from pathlib import Path
 from automesh.errors import NoFeasibleMesh
 from automesh.hardware import chip_for
 from automesh.mesh.config import MeshConfig, Rules
-from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, Evidence, RunnerUp
+from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, NO_FACTS, Evidence, ProgramFacts, RunnerUp
 from automesh.mesh.rules.file import format_rules, merge_rule, rules_of
 from automesh.mesh.rules.rule import MeshRule, rule_for
 from automesh.outcomes import Compiled, Measured, OutOfMemory, Replayed
 from automesh.platforms import COMPILED_ABSENT
+from automesh.report.check.facts import facts_of
 from automesh.report.predicted import exposed_s, stage_bytes
 from automesh.report.result import COMPARED, Candidate, SearchResult
 from automesh.report.words import best_of, funnel_sentence, is_duplicate, reason
@@ -94,6 +95,7 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
         hbm_bytes=best.peak_bytes,
         stage_bytes=stage_bytes(best),
         split=result.split,
+        program=_program(best),
         runner_up=_runner_up(result, best),
         study=Path(result.results_dir).name,
         made=result.made,
@@ -128,6 +130,12 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
             )
         case _:
             return None
+
+
+def _program(best: Candidate) -> ProgramFacts:
+    compiled = best.outcome if isinstance(best.outcome, Compiled) else best.compiled
+    is_whole = compiled is not None and compiled.effort == "default"
+    return facts_of(compiled) if compiled is not None and is_whole else NO_FACTS
 
 
 def _versions(result: SearchResult) -> tuple[Pairs, Pairs]:

@@ -1,0 +1,1 @@
+"""Compiles today's step for the rules of a file; reads an earlier version of a script from git."""
