@@ -20,7 +20,7 @@ from automesh.report.progress import Progress
 from automesh.tuner.capture import space_for
 from automesh.tuner.compile.jobs import predicted
 from automesh.tuner.compile.replay import Player
-from automesh.tuner.explain.study import hardware_of
+from automesh.tuner.explain.study import hardware_for
 from automesh.tuner.preparation import Aim, aim_of, step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
 from automesh.tuner.workers import ask, one_worker, surroundings_of
