@@ -144,6 +144,7 @@ class Fleet:
         self._agents: dict[int, _Agent] = {}
         self._numbers = itertools.count(1)
         self._names = itertools.count(1)
+        self._losses: list[str] = []
         self._closing = threading.Event()
         self._server: Any = None
         self.address = ""
@@ -221,7 +222,7 @@ class Fleet:
             agents = self._enough()
             placed = [agents[rank * len(agents) // len(members)] for rank in range(len(members))]
             port = self._free_port(placed[0])
-        except OSError as error:
+        except (OSError, AutomeshError) as error:
             gang.give_up(str(error))
             return
         coordinator = f"{placed[0].facts.address}:{port}"
@@ -256,7 +257,9 @@ class Fleet:
             members = list(agent.members.values())
             agent.members.clear()
         if not self._closing.is_set():
-            self._said.put(f"the agent on {agent.facts.name} was lost: {why}")
+            lost = f"the agent on {agent.facts.name} was lost: {why}"
+            self._losses.append(lost)
+            self._said.put(lost)
         for gang, rank in members:
             gang.deliver(rank, {"ended": f"the agent on its host was lost: {why}"})
         agent.outbox.put(None)
@@ -289,7 +292,8 @@ class Fleet:
                     break
         agents = self._present()
         if len(agents) < self.hosts:
-            raise OSError(f"of {self.hosts} hosts {len(agents)} are left")
+            said = "; ".join(self._losses[-self.hosts :])
+            raise OSError(f"of {self.hosts} hosts {len(agents)} are left ({said})")
         chosen = agents[: self.hosts]
         return sorted(chosen, key=lambda one: (one.facts.name, one.number))
 

@@ -28,7 +28,7 @@ from automesh.launch.merge import merged_answer
 from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.program.execute.warm_up import steps_to_warm_up
 from automesh.worker import protocol
-from automesh.worker.messages import Job
+from automesh.worker.messages import Job, VisitJob
 from automesh.worker.process import Ending
 from automesh.worker.protocol import Answer
 from automesh.worker.wire import Message
@@ -295,7 +295,11 @@ class Gang:
             self._fail(0, f"an answer is not understood: {error.message}")
             self._decide(said)
             return
-        merged = merged_answer([one for one in answers if not isinstance(one, Failure)], hosts)
+        merged = merged_answer(
+            [one for one in answers if not isinstance(one, Failure)],
+            hosts,
+            is_joint=not isinstance(job, VisitJob) or job.plan.num_devices > 1,
+        )
         if isinstance(merged, Failed):
             said.append(protocol.failure_message(merged, retire=True))
         else:

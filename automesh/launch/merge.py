@@ -22,7 +22,9 @@ _FINGERPRINT = (
 )
 
 
-def merged_answer(answers: Sequence[Answer], hosts: Sequence[str]) -> Answer | Failed:
+def merged_answer(
+    answers: Sequence[Answer], hosts: Sequence[str], *, is_joint: bool = True
+) -> Answer | Failed:
     """One answer for a job that all processes of a gang did.
 
     A step is as slow as its slowest process, and memory is what the hungriest needs. All else must
@@ -31,13 +33,15 @@ def merged_answer(answers: Sequence[Answer], hosts: Sequence[str]) -> Answer | F
     Args:
       answers: in the order of the ranks, all of one type.
       hosts: where each ran.
+      is_joint: False if each ran a program of its own, on a device of its own, whose number stands
+        in the program: the step on one device, with which others are compared.
 
     Returns:
       The answer; a failure that names the first process which did something else.
     """
     first = answers[0]
     for rank, answer in enumerate(answers):
-        if why := _difference(first, answer):
+        if why := _difference(first, answer, is_joint=is_joint):
             return Failed(
                 stage=_stage(answer),
                 reason=f"{why} than rank 0 on {hosts[0]}",
@@ -65,13 +69,13 @@ def _slowest(answers: Sequence[VisitAnswer]) -> VisitAnswer:
     )
 
 
-def _difference(first: Answer, other: Answer) -> str:
+def _difference(first: Answer, other: Answer, *, is_joint: bool) -> str:
     """How another process did something else, in words; empty if it did the same."""
     if type(first) is not type(other):
         return "it answered another kind of thing"
     match first, other:
         case (VisitAnswer(), VisitAnswer()):
-            if first.fingerprint != other.fingerprint:
+            if is_joint and first.fingerprint != other.fingerprint:
                 return "it ran another program"
             if len(first.samples_s) != len(other.samples_s):
                 return "it took another number of samples"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from automesh.launch.local import LocalLauncher, local_launcher
 from automesh.launch.secret import new_token
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.worker.pool import Finished, Pool
-from tests.support.worker_jobs import answer_of, job, living, surroundings
+from tests.support.worker_jobs import ROOT, answer_of, job, living, surroundings
 
 MakePool = Callable[..., Pool]
 
@@ -188,6 +190,49 @@ def test_a_lost_agent_costs_the_job_and_comes_back(
     goes_on(pool)
     assert any(said.startswith("the agent on local-1 was lost: ") for said in notices)
     assert [facts.name for facts in fleet.facts] == ["local-2", "local-1"]
+
+
+SEARCH = """
+import sys, time
+from pathlib import Path
+from automesh.launch.fleet import Fleet
+from automesh.launch.local import local_launcher
+from automesh.launch.secret import new_token
+from automesh.worker.pool import Pool
+from tests.support.worker_jobs import job, surroundings
+
+with local_launcher() as launcher:
+    with Fleet(token=new_token(), listen=("127.0.0.1", 0), hosts=2, launcher=launcher) as fleet:
+        fleet.wait(120)
+        pool = Pool(
+            size=1,
+            surroundings=surroundings(),
+            log_dir=Path(sys.argv[1]),
+            memory_limit_bytes=2**30,
+            handler="tests.support.handlers.in_gang",
+            start=fleet.start_gang,
+        )
+        print(pool.run(job("agree", "all"), 100).fingerprint, flush=True)
+        pool.submit(job("hang", "all"), 600)
+        pool.wait(2.0)
+        print("hangs", flush=True)
+        pool.wait()
+"""
+
+
+def test_a_search_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = {process.pid for process in living()}
+    command = [sys.executable, "-c", SEARCH, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as search:
+        assert search.stdout is not None
+        assert search.stdout.readline() == "4\n"
+        assert search.stdout.readline() == "hangs\n"
+        assert len({process.pid for process in living()} - before) > 6  # agents, guardians, ranks
+        search.kill()
+    deadline = time.monotonic() + 60
+    while {process.pid for process in living()} - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert {process.pid for process in living()} - before == set()
 
 
 def test_too_few_agents_are_a_sentence() -> None:

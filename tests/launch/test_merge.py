@@ -59,6 +59,8 @@ def test_who_did_something_else_is_named() -> None:
     )
     fewer = replace(VISIT, samples_s=(0.1,))
     assert why(VISIT, fewer) == (f"it took another number of samples {than}", where)
+    other = replace(VISIT, fingerprint="g")
+    assert merged_answer([VISIT, other], HOSTS, is_joint=False) == VISIT
     other = compiled(5, 2.0, "g")
     assert why(compiled(5, 2.0), other) == (f"it lowered another program {than}", where)
     assert why(compiled(5, 2.0), Lowered(fingerprint="f"))[0].startswith("it answered another kind")

@@ -1,0 +1,102 @@
+"""Two real jax processes with DCN between them give what one process gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from automesh.launch.fleet import Fleet
+from automesh.launch.local import local_launcher
+from automesh.launch.secret import new_token
+from automesh.mesh.axes import Plan, parse_mesh
+from automesh.outcomes import Failure
+from automesh.program.nouns import Attachment, Entry, StepRef, VisitAnswer
+from automesh.worker.messages import DevicesJob, Surroundings, VisitJob
+from automesh.worker.pool import Pool
+from tests.support.paths import DATA
+from tests.support.worker_jobs import surroundings
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = DATA / "scripts" / "gang" / "train.py"
+LIMIT_S = 600.0
+
+
+def pool_of(folder: Path, around: Surroundings, **how: object) -> Pool:
+    settings = {"size": 1, "memory_limit_bytes": 4 * 2**30, **how}
+    return Pool(surroundings=around, log_dir=folder / "logs", **settings)  # pyright: ignore
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    with local_launcher() as launcher:
+        token = new_token()
+        with Fleet(token=token, listen=("127.0.0.1", 0), hosts=2, launcher=launcher) as fleet:
+            fleet.wait(120)
+            folder = tmp_path_factory.mktemp("gang")
+            around = surroundings(cpu_devices=2)
+            with pool_of(folder, around, start=fleet.start_gang) as pool:
+                yield pool
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    with pool_of(tmp_path_factory.mktemp("alone"), surroundings(cpu_devices=4)) as pool:
+        yield pool
+
+
+def visit(pool: Pool, mesh: str, folder: Path) -> VisitAnswer:
+    entry = Entry(kind="script", location=str(SCRIPT))
+    job = VisitJob(
+        step=StepRef(entry=entry),
+        plan=Plan(axes=parse_mesh(mesh, ("dp", "tp"))),
+        cache_dir=str(folder / "executables"),
+        steps=2,
+        samples=2,
+        loss_steps=3,
+        warmup_s=0.01,
+    )
+    answer = pool.run(job, LIMIT_S)
+    assert isinstance(answer, VisitAnswer), answer
+    return answer
+
+
+def test_the_devices_are_those_of_all_processes(gang: Pool) -> None:
+    answer = gang.run(DevicesJob(), LIMIT_S)
+    assert not isinstance(answer, Failure)
+    assert isinstance(answer, Attachment)
+    assert answer.process_count == 2
+    assert [device.process_index for device in answer.devices] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "same"),
+    [
+        ("dcn.dp:2,dp:2", "dp:4"),
+        ("dcn.tp:2,dp:2", "dp:2,tp:2"),
+        ("dcn.dp:2,tp:2", "dp:2,tp:2"),
+        ("dp:1", "dp:1"),
+    ],
+)
+def test_losses_and_updates_are_those_of_one_process(
+    gang: Pool, alone: Pool, tmp_path: Path, mesh: str, same: str
+) -> None:
+    found, wanted = visit(gang, mesh, tmp_path), visit(alone, same, tmp_path)
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
+    assert len(found.losses) == 3
+    assert len(found.samples_s) == 2
+    assert [update.path for update in found.updates] == [one.path for one in wanted.updates]
+    for update, one in zip(found.updates, wanted.updates, strict=True):
+        assert update.is_finite
+        assert update.count == one.count
+        assert update.apart == 0.0
+        assert update.norm == pytest.approx(one.norm, rel=1e-4)
+        assert update.projections == pytest.approx(one.projections, rel=1e-3, abs=1e-6)
+
+
+def test_a_script_that_joins_by_itself_finds_it_done(gang: Pool, tmp_path: Path) -> None:
+    """The script of these tests calls `jax.distributed.initialize()`, as those of clusters do."""
+    assert "jax.distributed.initialize()" in SCRIPT.read_text()
+    assert visit(gang, "dcn.dp:2,dp:2", tmp_path).fingerprint
