@@ -299,13 +299,19 @@ def check(
       >>> check(folder / "train.py").exit_code
       0
     """
+    from automesh.hardware import clusters_in
     from automesh.report.check.facts import BOUNDS
     from automesh.report.progress import Silent
+    from automesh.tuner.capture import check_capture_options
     from automesh.tuner.check.rules import CheckOrder, check_rules, write_facts
     from automesh.tuner.interrupts import interrupts_at_rest
 
     options = SearchOptions(hardware=hardware, args=args, timeout=timeout, step=step, dry_run=True)
     request = read_request(script, options, targets=["local"])
+    # What is wrong for all rules is refused once, and before a worker starts.
+    check_capture_options(request)
+    clusters_in(str(hardware))
+    check_text(against)
     if rules is None and not request.rules:
         raise UsageError("it was not said which rules to check", hint="name the file of the rules")
     path = user_path(request.rules if rules is None else rules)

@@ -95,6 +95,12 @@ def check(
         collectives=read_option("--collectives", parse_share, collectives),
         time=read_option("--time", parse_share, time),
     )
+    # Before minutes of work that could not be written.
+    written = [
+        (user_path(path), text)
+        for path, text in ((junit, as_junit), (markdown, as_markdown))
+        if path is not None
+    ]
     checked = api.check(
         script,
         rules=rules,
@@ -108,9 +114,8 @@ def check(
         update=update,
         progress=api.progress_on_stderr(),
     )
-    for path, text in ((junit, as_junit), (markdown, as_markdown)):
-        if path is not None:
-            write_whole(user_path(path), text(checked))
+    for path, text in written:
+        write_whole(path, text(checked))
     sys.stdout.write(json_text(checked) if as_json else as_text(checked))
     if checked.exit_code:
         raise typer.Exit(checked.exit_code)

@@ -14,7 +14,7 @@ from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import format_rules
 from automesh.report.export.translate import mesh_text
 from automesh.texts.terminal import clean
-from automesh.texts.user_text import user_path
+from automesh.texts.user_text import check_text, user_path
 
 EXPORT_HELP = """Write a rule of RULES in the words of the framework that trains with it.
 
@@ -89,14 +89,14 @@ def export(
         ),
     ] = "",
     batch: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
-            min=0,
+            min=1,
             help="Rows of one update of the optimizer over all devices, if no knob says it.",
             show_default=False,
         ),
-    ] = 0,
+    ] = None,
     axis: Axes = None,
     remat: Remat = None,
     knob: Annotated[
@@ -125,7 +125,7 @@ def export(
         rules,
         to=to,
         select=select,
-        batch=batch,
+        batch=batch or 0,
         axes=_pairs("--axis", axis),
         remat=_pairs("--remat", remat),
         knobs=_pairs("--knob", knob),
@@ -170,7 +170,7 @@ def import_(
         file,
         framework=framework,
         target=target,
-        match=match,
+        match=check_text(match),
         axes=_pairs("--axis", axis),
         remat=_pairs("--remat", remat),
         notes=notes,

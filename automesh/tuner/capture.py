@@ -29,6 +29,23 @@ from automesh.worker.messages import DiscoverJob
 _OWN_AXES = "auto"
 
 
+def check_capture_options(request: SearchRequest) -> None:
+    """Sees to it that what only scripts without `build` need is said of no other.
+
+    Raises:
+      UsageError: it is.
+    """
+    if request.entry.function == UNMODIFIED:
+        return
+    given = [f"--step {request.step}"] if request.step else []
+    given += [f"--split {split}" for split in request.splits]
+    for option in given:
+        raise UsageError(
+            f"`{option}` is for scripts without a function `build`",
+            hint=f"name a function with `{Path(request.entry.location).name}:FUNCTION`",
+        )
+
+
 def space_for(
     request: SearchRequest, target: Target, progress: Progress
 ) -> tuple[SearchRequest, SearchSpace]:
@@ -41,14 +58,8 @@ def space_for(
     Raises:
       UsageError: bad input; or the script has no mesh or no step that is seen, or fails.
     """
+    check_capture_options(request)
     if request.entry.function != UNMODIFIED:
-        given = [f"--step {request.step}"] if request.step else []
-        given += [f"--split {split}" for split in request.splits]
-        for option in given:
-            raise UsageError(
-                f"`{option}` is for scripts without a function `build`",
-                hint=f"name a function with `{Path(request.entry.location).name}:FUNCTION`",
-            )
         return request, read_space(request.space)
     found = _discovered(request, target, progress)
     check_splits(request.splits, found.capture.mesh)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from automesh.errors import NoFeasibleMesh
-from automesh.mesh.evidence import Evidence
+from automesh.mesh.evidence import Evidence, ProgramFacts
 from automesh.mesh.rules.file import read_rules
 from automesh.outcomes import Compiled, OutOfMemory
 from automesh.report import words
@@ -46,6 +46,16 @@ def test_a_rule_rests_on_the_replay() -> None:
         # The compiler of other devices does not matter for these.
         versions=(("automesh", "0.1.0"), ("jax", "0.10.2"), ("libtpu", "0.0.42.1")),
         environment=(("LIBTPU_INIT_ARGS", "--xla_x=1"),),
+        program=ProgramFacts(
+            fingerprint="ab12cd34",
+            flops=81_000_000_000,
+            peak_bytes=14 * GIB,
+            step_s=0.412,
+            collectives=(
+                ("all-gather fsdp", 12, 12_000_000),
+                ("all-reduce dp+fsdp", 1, 4_000_000),
+            ),
+        ),
     )
 
 

@@ -35,7 +35,7 @@ from automesh.space.spec import read_space
 from automesh.tuner.command.run import Manner, Place, recovered
 from automesh.tuner.command.step_times import Capture, CaptureReader, JsonLines, JsonReader, Mark
 from automesh.tuner.estimate.terms_cache import TermsCache
-from automesh.tuner.explain.study import _rows_of
+from automesh.tuner.explain.study import estimate_rows
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.worker.messages import Surroundings
 from automesh.worker.process import log_tail
@@ -175,7 +175,7 @@ def _read_terms(path: Path) -> str:
 
 def _read_table(path: Path) -> str:
     skipped = Skipped()
-    for _ in _rows_of(path, skipped):
+    for _ in estimate_rows(path, skipped):
         pass
     return "\n".join(skipped.notices())
 

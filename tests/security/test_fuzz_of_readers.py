@@ -47,7 +47,7 @@ from automesh.tuner.command.step_times import (
     PrintedReader,
 )
 from automesh.tuner.estimate.terms_cache import Kept, TermsCache
-from automesh.tuner.explain.study import _plan_of, _rows_of
+from automesh.tuner.explain.study import _plan_of, estimate_rows
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.study.freshness import Grounds
 from automesh.tuner.study.lease_tables import FileLeases
@@ -208,7 +208,7 @@ def _read_leases(path: Path) -> None:
 
 def _read_estimates(path: Path) -> None:
     skipped = Skipped()
-    for number, row in _rows_of(path, skipped):
+    for number, row in estimate_rows(path, skipped):
         try:
             _plan_of(row, {}, AXES)
         except (AutomeshError, KeyError) as error:

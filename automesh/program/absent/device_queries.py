@@ -167,7 +167,8 @@ def attached() -> list[Any]:
 
 def own() -> list[Any]:
     """Of the devices that are here, those of this process: all, but in a gang of processes."""
-    return [one for one in attached() if one.process_index == jax.process_index()]
+    index = _STATE.real.get("process_index", jax.process_index)()
+    return [one for one in attached() if one.process_index == index]
 
 
 def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from automesh.mesh.axes import MeshAxis, Scalar
 from automesh.outcomes import CompiledPipeline
 from automesh.pipeline import simulate
 from automesh.program.absent.compile import Order
+from automesh.program.execute.team import Alone
 from automesh.program.execute.timed_loop import visit
 from automesh.program.nouns import Entry
 from automesh.program.pipeline.absent import (
@@ -72,6 +73,7 @@ def losses(program: StagedProgram, built: Built) -> tuple[tuple[float, ...], str
         warmup_s=0.0,
         since_s=time.perf_counter(),
         started=lambda: None,
+        team=Alone(),
     )
     assert len(seen.samples_s) == 1 and seen.samples_s[0] > 0
     return seen.losses, ready.values

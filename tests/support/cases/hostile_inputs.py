@@ -64,6 +64,10 @@ def places(folder: Path) -> None:
     (folder / "wide.py").write_text(UNUSED, encoding="utf-16")
     (folder / "elf.py").write_bytes(b"\x7fELF\x02\x01\x01" + bytes(64))
     (folder / "empty.json").write_text("")
+    (folder / "good.toml").write_text(
+        'schema = 1\naxes = ["dp", "tp"]\n[[rule]]\nmatch = "cpu-4"\nici = { dp = 4 }\n'
+    )
+    (folder / "good.yml").write_text("ici_fsdp_parallelism: 4\nper_device_batch_size: 1\n")
     for name in ("sparse.py", "sparse.toml"):
         (folder / name).touch()
         os.truncate(folder / name, 2**40)
@@ -123,6 +127,10 @@ STORAGES = (
     *("~nosuchuser/x.db", "~nosuchuser/x.journal", "sqlite:///~nosuchuser/x.db", "http://[::1"),
     *(ESCAPES, HUGE),
 )
+PERCENTS = (
+    *("", "x", "-1%", "nan%", "inf%", "1e999%", "5%%", "٥%", f"{DIGITS}%x", NUL, BYTE, ESCAPES),
+)
+PAIRS = ("", "x", "=", "a=", "=b", NUL, BYTE)
 OUTPUTS = (
     *(f"{NUL}.json", f"{HUGE}.json", f"{LONG}.json", "pipe.json", "loop.json", "device.json", ""),
     *("folder.json", "empty.json", "note/x.json", "note", ".", "/dev/null", ".json", ESCAPES),
@@ -268,6 +276,38 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "doctor": {"--target": TARGETS},
     "agent": {"--name": NO_TEXT, "--wait": DURATIONS},
+    "check": {
+        "--rules": READ,
+        "--select": NO_TEXT,
+        "--against": NO_TEXT,
+        "--hardware": READ,
+        "--step": STEPS,
+        "--memory": PERCENTS,
+        "--flops": PERCENTS,
+        "--collectives": PERCENTS,
+        "--time": PERCENTS,
+        "--timeout": DURATIONS,
+        "--junit": NO_TEXT,
+        "--markdown": NO_TEXT,
+    },
+    "export": {
+        "--to": ("", "x", "MAXTEXT", "maxtext ", NUL, BYTE, ESCAPES, HUGE),
+        "--select": NO_TEXT,
+        "--batch": ("0", *INTEGERS),
+        "--axis": PAIRS,
+        "--remat": PAIRS,
+        "--knob": PAIRS,
+        "--leave-out": NO_TEXT,
+        "--out": NO_TEXT,
+    },
+    "import": {
+        "--from": ("", "x", "MAXTEXT", "maxtext ", NUL, BYTE, ESCAPES, HUGE),
+        "--target": NO_TEXT,
+        "--match": NO_TEXT,
+        "--axis": PAIRS,
+        "--remat": PAIRS,
+        "--out": NO_TEXT,
+    },
 }
 """By command and option, texts that must be refused."""
 
@@ -282,6 +322,9 @@ _BASES: Mapping[str, tuple[str, ...]] = {
     "explain": ("explain", "train.py", "dp:4"),
     "doctor": ("doctor",),
     "agent": ("agent", "127.0.0.1:1"),
+    "check": ("check", "train.py", "--rules", "good.toml"),
+    "export": ("export", "good.toml", "--to", "maxtext"),
+    "import": ("import", "good.yml", "--from", "maxtext"),
 }
 # What an error may call an option instead, where its text is only a part of what is wrong.
 _CALLED = {

@@ -167,7 +167,8 @@ def selected() -> Any:
     """The rule for the attached devices is one for those of all processes, found without a name."""
     import automesh
 
-    inside = DEVICES // _jax().process_count()
+    processes = _jax().process_count()
+    inside = DEVICES // processes
     rules = automesh.Rules(
         axes=("data", "model"),
         batch_axes=("data",),
@@ -177,7 +178,7 @@ def selected() -> Any:
                 mesh_shape=automesh.HybridMeshShape((1, inside), (-1, 1)),
                 axis_types="explicit",
             )
-            for match in (f"cpu-{inside}{inside}", f"cpu-{DEVICES}")
+            for match in (f"cpu-{DEVICES}", f"cpu-{inside}-{processes}")
         ),
     )
     mesh = rules.select().create_device_mesh()
