@@ -27,7 +27,7 @@ def block(name: str) -> str:
     return found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_commands_of_the_guide_and_the_steps_of_the_action_work(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(block_of_readme("script"))
     (tmp_path / "mesh_rules.toml").write_text(block("mesh_rules.toml"))

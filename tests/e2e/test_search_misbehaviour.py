@@ -68,7 +68,7 @@ def show(folder: Path, *options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("habits", SOME)
 def test_a_search_survives_every_habit(habits: str, tmp_path: Path) -> None:
     process, code = search(tmp_path, habits)

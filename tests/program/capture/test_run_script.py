@@ -32,7 +32,7 @@ FOUND = {
     "trainer_class.py": ("replica:2,shard:2", "train_step", 2, ["replica", "shard"]),
     "lm1b/main.py": ("data:1,fsdp:4,tensor:1", "train_step", 17, ["data", "fsdp"]),
 }
-IN_CI = ("decorated_step.py", "flax_mnist.py", "trainer_class.py")
+IN_CI = ("decorated_step.py", "trainer_class.py")
 
 
 def environment() -> dict[str, str]:
@@ -294,18 +294,8 @@ def test_a_split_that_cannot_be_is_refused(
     assert hint in said
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "script",
-    [
-        "decorated_step.py",
-        *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in FOUND
-            if name != "decorated_step.py"
-        ),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("script", FOUND)
 def test_a_script_is_searched_to_a_measured_rule(script: str, tmp_path: Path) -> None:
     rules = tmp_path / "mesh_rules.toml"
     done = searched(SCRIPTS / script, tmp_path, "--target", "cpu:4", "--budget", "3m")

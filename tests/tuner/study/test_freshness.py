@@ -273,7 +273,7 @@ class StopBeforeMeasuring(Silent):
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_edited_config_makes_figures_stale_and_every_run_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
