@@ -56,8 +56,8 @@ def _stays_joined() -> None:
 
 
 def count_processes() -> int:
-    """Processes of this jax program."""
-    return jax.process_count()
+    """Processes of this jax program; does not start jax, which the script may yet configure."""
+    return jax.process_count() if is_joined() else 1
 
 
 def meet() -> None:

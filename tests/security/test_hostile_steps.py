@@ -203,7 +203,9 @@ ENDS = [
     *failed("replaces_the_channel", LOST),
     *failed("shuts_the_channel", LOST),
     *failed("writes_garbage_to_the_channel", "the worker's message cannot be read"),
-    *failed("writes_no_json_to_the_channel", "the worker's message cannot be read: not JSON"),
+    *failed(
+        "writes_no_json_to_the_channel", "the worker's message cannot be read: not a JSON object"
+    ),
     *failed("writes_an_order_to_the_channel", "the worker's message is not understood"),
     *failed("writes_a_long_message_to_the_channel", "cannot be read: a message of 68157440 bytes"),
     *too_large("raises_memory_error", "(its message cannot be printed)"),
