@@ -455,13 +455,13 @@ class Pool:
         task = worker.task
         if task is None:
             return
-        if worker.verdict is None and worker.stage == "start":
+        # One that `close` has killed with its job must not have this job begun again.
+        if worker.verdict is None and worker.stage == "start" and not worker.dying:
             if worker.served:
                 # It died of an earlier job, for instance of a thread that this had left running.
                 self._queue.appendleft(task)
                 return
-            is_accident = ending.by_stranger and not worker.dying
-            if is_accident and task.lost_starts < _LOST_STARTS:
+            if ending.by_stranger and task.lost_starts < _LOST_STARTS:
                 # Killed before it had begun: neither the job nor the machine is to blame.
                 self._queue.appendleft(replace(task, lost_starts=task.lost_starts + 1))
                 return

@@ -23,6 +23,7 @@ from automesh.worker import pool as pool_module
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
 from automesh.worker.pool import Pool
+from automesh.worker.process import Process
 from tests.support.worker_jobs import (
     MEBIBYTE,
     ROOT,
@@ -203,6 +204,30 @@ def test_the_next_job_starts_before_the_caller_looks_at_the_first(
     while "hanging" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_closing_starts_no_worker_for_the_job_that_it_ends(tmp_path: Path) -> None:
+    """Before, the job of a worker that had served others went back into the queue, and began."""
+    starts = 0
+
+    def start(**arguments: Any) -> Process:
+        nonlocal starts
+        starts += 1
+        return Process(**arguments)
+
+    pool = Pool(
+        size=1,
+        surroundings=surroundings(),
+        log_dir=tmp_path,
+        memory_limit_bytes=400 * MEBIBYTE,
+        handler="tests.support.handlers.misbehaving",
+        start=start,
+    )
+    answer_of(pool.run(job("answer"), 30))
+    pool.submit(job("hang"), 30)
+    pool.close()
+    assert starts == 1
+    assert living() == []
 
 
 def test_pages_of_mapped_files_are_not_counted() -> None:
