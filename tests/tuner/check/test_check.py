@@ -134,7 +134,7 @@ def test_every_change_gets_its_verdict(name: str, rules: str, tmp_path: Path) ->
         assert rule.told == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_unchanged_runs_give_no_alarm(rules: str, tmp_path: Path) -> None:
     for number in range(10):
         found = checked(tmp_path / str(number), SCRIPT, rules)

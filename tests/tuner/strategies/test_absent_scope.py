@@ -29,7 +29,7 @@ hbm_bytes = 10e9
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_plan_that_the_space_forbids_now_does_not_win(place: Place) -> None:
     space = place.folder / "space.toml"
     assert str(place.search().found.candidates[0].plan) == "dp:4,tp:2"

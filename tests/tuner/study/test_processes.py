@@ -65,11 +65,8 @@ def test_four_processes_share_the_work(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    ["sqlite", *(pytest.param(kind, marks=pytest.mark.long) for kind in BACKENDS[1:])],
-    indirect=True,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", BACKENDS, indirect=True)
 def test_twenty_kills(storage: Storage, processes: ForkServerContext, tmp_path: Path) -> None:
     # Enough that work is left at the last kill.
     todo, journal, dice = plans(200), tmp_path / "results", random.Random(0)
