@@ -200,17 +200,25 @@ def _arguments(argv: Sequence[str]) -> dict[str, str]:
 def _config(own: dict[str, str], more: dict[str, object]) -> Any:
     """MaxText's configuration for the user's arguments and those of a plan.
 
+    It is made once for equal arguments: MaxText takes a second to read its own defaults.
+
     Raises:
       UsageError: MaxText refuses them.
     """
-    maxtext = _maxtext()
-    base = own.get("base_config") or str(maxtext.base)
+    base = own.get("base_config") or str(_maxtext().base)
     texts = {key: value for key, value in own.items() if key != "base_config"}
     texts = {_DATASET: "synthetic", **texts, **_FIXED}
     texts |= {key: str(value) for key, value in more.items()}
-    argv = ["automesh", base, *(f"{key}={value}" for key, value in texts.items())]
+    return _initialized(base, tuple(texts.items()), jax.device_count())
+
+
+@cache
+def _initialized(base: str, texts: tuple[tuple[str, str], ...], device_count: int) -> Any:
+    """As `_config`; MaxText asks for the number of devices itself."""
+    del device_count
+    argv = ["automesh", base, *(f"{key}={value}" for key, value in texts)]
     try:
-        return maxtext.pyconfig.initialize(argv)
+        return _maxtext().pyconfig.initialize(argv)
     except SystemExit as error:  # MaxText ends the process, having said why.
         reason = error.__context__ or error
     except Exception as error:  # noqa: BLE001 - whatever it is, MaxText's arguments are at fault
@@ -302,15 +310,19 @@ def _whole(mesh: Mesh, config: Any) -> Mesh:
       UsageError: an axis of more than one device is none of them.
     """
     wanted = tuple(config.mesh_axes)
-    _check_names(mesh, wanted, str(config.custom_mesh_and_rule))
+    _check_names(mesh, wanted, _plain(config.custom_mesh_and_rule))
     order = sorted(
         range(len(mesh.axis_names)),
         key=lambda i: wanted.index(name) if (name := mesh.axis_names[i]) in wanted else -1,
     )
     devices = mesh.devices.transpose(order).reshape([mesh.shape.get(name, 1) for name in wanted])
-    explicit = str(getattr(config.shard_mode, "value", config.shard_mode)) == "explicit"
-    kind = AxisType.Explicit if explicit else AxisType.Auto
+    kind = AxisType.Explicit if _plain(config.shard_mode) == "explicit" else AxisType.Auto
     return Mesh(devices, wanted, axis_types=(kind,) * len(wanted))
+
+
+def _plain(value: Any) -> str:
+    """A setting as it is written: some are members of an enumeration."""
+    return str(getattr(value, "value", value))
 
 
 def _baseline(asked: Any, mesh: Mesh) -> str | None:
@@ -328,6 +340,6 @@ def _baseline(asked: Any, mesh: Mesh) -> str | None:
     if not parts:
         return None
     knobs = {"remat_policy": asked.remat_policy, _ACCUMULATION: asked.gradient_accumulation_steps}
-    if asked.custom_mesh_and_rule:
-        knobs["custom_mesh_and_rule"] = asked.custom_mesh_and_rule
+    if rules := _plain(asked.custom_mesh_and_rule):
+        knobs["custom_mesh_and_rule"] = rules
     return " ".join([",".join(parts), *(f"{name}={value}" for name, value in knobs.items())])

@@ -41,6 +41,7 @@ def _forget() -> None:
     adapter._maxtext.cache_clear()  # pyright: ignore[reportPrivateUsage]
     adapter._keys.cache_clear()  # pyright: ignore[reportPrivateUsage]
     adapter._axes.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    adapter._initialized.cache_clear()  # pyright: ignore[reportPrivateUsage]
     for name in [one for one in sys.modules if one.partition(".")[0] == "maxtext"]:
         del sys.modules[name]
 

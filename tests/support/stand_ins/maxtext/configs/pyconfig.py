@@ -1,5 +1,6 @@
 """Configurations: defaults of a YAML file, and `key=value` arguments over them."""
 
+import enum
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,15 @@ import jax
 import yaml
 
 AXES = ("data", "stage", "fsdp", "context", "tensor", "expert")
+
+
+class CustomRule(enum.Enum):
+    """As in MaxText, a setting that is no text."""
+
+    DEFAULT = ""
+    PURE_FSDP = "pure-fsdp"
+
+
 RULES = {"": AXES, "pure-fsdp": ("fsdp",)}
 
 
@@ -33,9 +43,10 @@ def _initialize(argv):
         raise ValueError("a size must be positive")
     devices = len(jax.devices())
     rows = keys["per_device_batch_size"] * devices * keys["gradient_accumulation_steps"]
+    rules = keys["custom_mesh_and_rule"]
     return SimpleNamespace(
-        **keys,
-        mesh_axes=RULES[keys["custom_mesh_and_rule"]],
+        **{**keys, "custom_mesh_and_rule": CustomRule(rules)},
+        mesh_axes=RULES[rules],
         logical_axis_rules=(("batch", ("data", "fsdp")),),
         global_batch_size_to_train_on=int(rows),
     )
