@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _FIXED = {
     "log_config": "false",
     "jax_cache_dir": "",
 }
+_FLAGS = "XLA_FLAGS"
 _DATASET = "dataset_type"  # Batches are abstract: their form is all that counts.
 # What a search may divide by, of MaxText's own keys, under the names that search spaces use.
 _FACTS = {
@@ -217,12 +219,19 @@ def _initialized(base: str, texts: tuple[tuple[str, str], ...], device_count: in
     """As `_config`; MaxText asks for the number of devices itself."""
     del device_count
     argv = ["automesh", base, *(f"{key}={value}" for key, value in texts)]
+    flags = os.environ.get(_FLAGS)
     try:
         return _maxtext().pyconfig.initialize(argv)
     except SystemExit as error:  # MaxText ends the process, having said why.
         reason = error.__context__ or error
     except Exception as error:  # noqa: BLE001 - whatever it is, MaxText's arguments are at fault
         reason = error
+    finally:
+        # MaxText says there where it would write programs; a rule would be told as made under it.
+        if flags is None:
+            os.environ.pop(_FLAGS, None)
+        else:
+            os.environ[_FLAGS] = flags
     raise UsageError(
         f"MaxText refuses its arguments: {_first_lines(reason)}",
         hint=_hint(reason) or "give what its training command takes, as `key=value` after `--`",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,6 +96,17 @@ def test_an_update_has_the_same_rows_at_every_accumulation(
     assert config["gradient_accumulation_steps"] == (accumulation or 2)
     assert workload.facts["batch"] == 4 * 2 * len(jax.devices())
     assert workload.tokens_per_step == workload.facts["batch"] * 16
+
+
+def test_flags_of_the_environment_stay_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, every rule was told as made under the flags that MaxText sets for its dumps."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    built(monkeypatch, mesh(fsdp=2))
+    assert "XLA_FLAGS" not in os.environ
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    _forget()
+    built(monkeypatch, mesh(fsdp=2))
+    assert os.environ["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false"
 
 
 def test_knobs_are_maxtexts_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Configurations: defaults of a YAML file, and `key=value` arguments over them."""
 
 import enum
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ def initialize(argv):
 
 
 def _initialize(argv):
+    os.environ.setdefault("XLA_FLAGS", "--xla_dump_to=/tmp/xla_dump/")  # As MaxText does.
     keys = yaml.safe_load(Path(argv[1]).read_text())
     for one in argv[2:]:
         key, _, text = one.partition("=")
