@@ -174,7 +174,7 @@ def check_script(
     *,
     target: str = "local",
     hardware: str | Path = "",
-    space: str | Path = "auto",
+    space: str | Path = "",
     step: str = "",
     split: Sequence[str] = (),
     baseline: str = "",
@@ -188,7 +188,7 @@ def check_script(
       build: as in `search`.
       target: as in `search`; on a machine with a single CPU device, `local` is `cpu:8`.
       hardware: TOML file with clusters of your own.
-      space: a shipped search space or a TOML file.
+      space: a shipped search space or a TOML file; by default `auto`, for a framework its own.
       step: of a script without `build`, as in `search`.
       split: of a script without `build`, as in `search`.
       baseline: the mesh in use today, such as `dp:8`; by default the workload's own.

@@ -51,6 +51,7 @@ Examples:
   automesh search train.py --baseline "fsdp:8 remat=full"
   automesh search train.py --space my_space.toml --top 4
   automesh search pkg.steps:make_step -- --size small
+  automesh search maxtext --target tpu-v5p-64 -- model_name=llama3.1-8b
   automesh search train.py --split data=dp,fsdp -- --steps 100
 
 \b

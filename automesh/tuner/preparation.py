@@ -288,8 +288,10 @@ def _baseline(
     space: SearchSpace,
     aim: Aim,
 ) -> tuple[Plan, ...]:
-    text = request.baseline.strip() or inspection.baseline.strip()
-    if not text:
+    text = request.baseline.strip()
+    # What the workload says of its knobs holds for another mesh too.
+    text = f"{text} {_knobs_of(inspection.baseline, text)}".strip() if text else inspection.baseline
+    if not text.strip():
         return ()
     plan = parse_plan(
         text,
@@ -301,6 +303,13 @@ def _baseline(
         varied=[name for name, _ in enumeration.legal[0].knobs],
     )
     return (plan,)
+
+
+def _knobs_of(baseline: str, given: str) -> str:
+    """The knobs that `baseline` sets and `given` does not, as text."""
+    named = {word.partition("=")[0] for word in given.split()}
+    knobs = [word for word in baseline.split()[1:] if "=" in word and ":" not in word]
+    return " ".join(word for word in knobs if word.partition("=")[0] not in named)
 
 
 def study_folder(results: Path, name: str, *, new: bool) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from automesh.errors import UsageError, did_you_mean
+from automesh.frameworks.registry import FRAMEWORKS, framework_of
 from automesh.hardware.reserve import parse_reserve
 from automesh.launch.cluster import ALONE, Cluster
 from automesh.limits import SCRIPT_BYTES
@@ -216,7 +217,7 @@ def read_request(
         subject=subject,
         again=again,
         target=targets[0],
-        space=str(space) or ("auto" if isinstance(subject, Entry) else ""),
+        space=str(space) or _usual_space(subject),
         budget_s=read("budget", parse_duration, options.get("budget", "10m")),
         top=top or 0,
         baseline=read(
@@ -333,6 +334,14 @@ def _subject(
     return pickle_entry(build, folder_until_exit("build") / "build.pickle")
 
 
+def _usual_space(subject: Entry | TimedCommand) -> str:
+    """The search space of a search that names none; of a command, that of its template."""
+    if isinstance(subject, TimedCommand):
+        return ""
+    framework = framework_of(subject)
+    return "auto" if framework is None else framework.space
+
+
 def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:
     """The file that the rule goes to: by default beside a script, for a function none."""
     if given is not None:
@@ -346,14 +355,15 @@ def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*")
 _NAME_A_SCRIPT = (
-    "give the path of a Python file with a function `build(mesh)`, or `package.module:function`"
+    "give the path of a Python file with a function `build(mesh)`, `package.module:function`, "
+    f"or a framework: {', '.join(FRAMEWORKS)}"
 )
 UNMODIFIED = ""
 """The function of a script that has no `build`: it is captured, see `automesh.program.capture`."""
 
 
 def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
-    """Reads `train.py`, `train.py:make_step` or `pkg.module:fn`.
+    """Reads `train.py`, `train.py:make_step`, `pkg.module:fn`, or the name of a framework.
 
     A script that is named alone and has no function `build` is to be run as it is: its function is
     `UNMODIFIED`.
@@ -378,6 +388,9 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
         )
     path = user_path(location)
     kind = kind_of_file(path)
+    # A clone of the framework is likely to have a folder of that name.
+    if not colon and location in FRAMEWORKS and not path.is_file():
+        return FRAMEWORKS[location].entry(tuple(argv))
     if kind == "a folder":
         raise UsageError(
             f"`{location}` is a folder, not a script",

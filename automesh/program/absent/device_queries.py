@@ -12,7 +12,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ from jax.experimental import mesh_utils
 
 from automesh.errors import AutomeshError, UsageError
 from automesh.hardware.absent import AbsentDevices
+from automesh.hardware.chips import chip_for
 from automesh.platforms import platform_named
+from automesh.program.absent import mesh_devices
+from automesh.program.absent.mesh_devices import answering_meshes
 from automesh.program.absent.pallas import answering_kernels
 from automesh.program.notes import note
 
@@ -110,7 +113,14 @@ class Answers:
 
     def note(self, query: str, answer: Any) -> None:
         """Writes down a question of user code, in the worker's log too."""
-        text = f"jax.{query}() in {_asking()}: {_in_words(answer)}"
+        self._note(f"jax.{query}()", answer)
+
+    def note_of_device(self, attribute: str, answer: Any) -> None:
+        """Likewise, for what it reads off a device of its mesh."""
+        self._note(f"device.{attribute}", answer)
+
+    def _note(self, question: str, answer: Any) -> None:
+        text = f"{question} in {_asking()}: {_in_words(answer)}"
         if text not in self.questions:
             self.questions[text] = None
             note(f"answered for the target: {text}")
@@ -148,16 +158,28 @@ def answering(
 
     Args:
       devices: gives the devices to answer with, in jax's order.
-      in_meshes: True if meshes that user code makes shall consist of them.
+      in_meshes: True if meshes that user code makes shall consist of them. Otherwise the virtual
+        devices of its meshes answer for them.
     """
     install()
     before = _STATE.answers
     _STATE.answers = answers = Answers(one=one, make=devices, in_meshes=in_meshes)
+    in_their_name = (
+        nullcontext()
+        if in_meshes
+        else answering_meshes(
+            answers.devices, hbm_bytes=_hbm_bytes(one), asked=answers.note_of_device
+        )
+    )
     try:
-        with answering_kernels(one):
+        with answering_kernels(one), in_their_name:
             yield answers
     finally:
         _STATE.answers = before
+
+
+def _hbm_bytes(one: AbsentDevices) -> int:
+    return one.memory_bytes or chip_for(one.device_kind, one.platform).hbm_bytes
 
 
 def attached() -> list[Any]:
@@ -217,9 +239,9 @@ def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _asking() -> str:
-    """The line that asks: the nearest one outside of this module."""
+    """The line that asks: the nearest one outside of what answers."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and frame.f_code.co_filename in (__file__, mesh_devices.__file__):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else "?"
 

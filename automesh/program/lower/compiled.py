@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,14 @@ _ON_CHIP = (
         r".*space=(?P<space>vmem|smem|cmem)"
     ),
 )
+# What one kernel may take of it at a time, of libtpu's error E1001, `CompileTimeScopedVmemOom`.
+_SCOPED = re.compile(
+    rf"memory space vmem.*?Scoped allocation with size (?P<needed>{SIZE}) and limit "
+    rf"(?P<limit>{SIZE})",
+    re.DOTALL,
+)
+_KERNEL = re.compile(r"while allocating on stack for %?([\w.\-]+)")
+_SCOPED_OPTION = "xla_tpu_scoped_vmem_limit_kib"
 
 
 def compile_lowered(
@@ -67,22 +76,42 @@ def _too_large_for_the_chip(text: str) -> Refused | None:
 
     It is no want of the device's memory: another mesh may not help, another block would.
     """
+    if match := _SCOPED.search(text):
+        return Refused(_beyond_its_scope(match, text))
     for pattern in _ON_CHIP:
         if match := pattern.search(text):
-            sizes = [
-                format_bytes(size_bytes(*parts.groups()))
-                for part in ("needed", "limit")
-                if (parts := re.fullmatch(SIZE, match[part]))
-            ]
-            reason = "a kernel needs {} of {}, the memory on the chip, which has {}"
+            needed, limit = (format_bytes(size) for size in _sizes_of(match))
             return Refused(
                 Failed(
                     stage="compile",
-                    reason=reason.format(sizes[0], match["space"], sizes[1]),
+                    reason=f"a kernel needs {needed} of {match['space']}, the memory on the chip, "
+                    f"which has {limit}",
                     hint="make its blocks smaller",
                 )
             )
     return None
+
+
+def _beyond_its_scope(match: re.Match[str], text: str) -> Failed:
+    """The failure of a kernel whose blocks are larger than one kernel may have at a time."""
+    needed, limit = _sizes_of(match)
+    kernel = _KERNEL.search(text)
+    enough_kib = math.ceil(needed / 2**20) * 2**10
+    return Failed(
+        stage="compile",
+        reason=f"the kernel {f'`{kernel[1]}`' if kernel else 'of the step'} needs "
+        f"{format_bytes(needed)} of vmem, of which one kernel may take {format_bytes(limit)}",
+        hint=f"make its blocks smaller, or let it take more: --xla {_SCOPED_OPTION}={enough_kib}",
+    )
+
+
+def _sizes_of(match: re.Match[str]) -> tuple[int, int]:
+    """Bytes needed and available, of a pattern with these two groups."""
+    needed, limit = (re.fullmatch(SIZE, match[part].rstrip(".")) for part in ("needed", "limit"))
+    return (
+        size_bytes(*needed.groups()) if needed else 0,
+        size_bytes(*limit.groups()) if limit else 0,
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -175,9 +175,10 @@ def _check_baseline(baseline: Any, names: tuple[str, ...]) -> None:
             f"the workload's `baseline` is {kind_of(baseline)}, not a mesh in text form",
             hint='write for example `baseline="dp:2,tp:4"`',
         )
-    if "-1" not in baseline:
+    mesh = baseline.split()[:1]  # Knobs may follow; what they are is seen with the search space.
+    if mesh and "-1" not in mesh[0]:
         try:
-            parse_mesh(baseline, names)
+            parse_mesh(mesh[0], names)
         except UsageError as error:
             raise UsageError(
                 f"the workload's `baseline` does not fit: {error.message}", hint=error.hint

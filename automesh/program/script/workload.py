@@ -32,8 +32,8 @@ class Workload:
       axis_types: `auto`, `explicit` or `manual` for all axes, or one of these (or
         `jax.sharding.AxisType`s) per mesh axis, as a sequence or by name. `build` is called again
         with such a mesh. None means Auto.
-      baseline: the mesh that is used today, in text form such as `dp:2,tp:4`: what others are
-        compared with.
+      baseline: the mesh that is used today, in text form such as `dp:2,tp:4`, knobs may follow
+        (`dp:8 remat=full`): what others are compared with.
       facts: named integers that constraints of a search space may refer to, for example
         `{"num_kv_heads": 8}`. They may not depend on the mesh.
       tokens_per_step: tokens that one step consumes, 0 if that means nothing here.

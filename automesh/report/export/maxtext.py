@@ -204,6 +204,8 @@ MAXTEXT = Framework(
         ("dots", "minimal"),
         *((name, name) for name in _POLICIES),
     ),
+    remat_knob=_REMAT,
+    own_knobs=("custom_mesh_and_rule",),
     explicit=True,
     batch_axes=("data", "fsdp", "fsdp_transpose", "expert"),
     write=_write,

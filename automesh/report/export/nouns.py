@@ -115,6 +115,8 @@ class Framework:
       batch_axes: of its own axes, those that split the rows of a batch, where a file does not say.
       remat: values of the knob `remat` -> its own; the first that leads to one is what it is called
         when it is read.
+      remat_knob: what its own step calls the knob `remat`; empty if none of its steps is searched.
+      own_knobs: other knobs of its own step, which are its keys.
       explicit: its mesh may be one of Explicit axes.
       mesh_only: it takes a mesh, and knows nothing of the step: knobs stay with the script.
       many: a text holds the rules for several targets.
@@ -130,6 +132,8 @@ class Framework:
     other_axes: bool = False
     batch_axes: tuple[str, ...] = ()
     remat: Pairs = ()
+    remat_knob: str = ""
+    own_knobs: tuple[str, ...] = ()
     explicit: bool = False
     mesh_only: bool = False
     many: bool = False

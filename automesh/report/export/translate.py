@@ -54,7 +54,8 @@ def setting_of(rules: Rules, rule: MeshRule, framework: Framework, words: Words)
     sizes = _sizes(rule, names, called, framework)
     remat, accumulation, global_batch, per_device = None, 0, 0, 0.0
     if not framework.mesh_only:
-        remat = _remat(knobs.pop(REMAT, None), framework, words)
+        called_remat = REMAT if REMAT in knobs else framework.remat_knob
+        remat = _remat(called_remat, knobs.pop(called_remat, None), framework, words)
         accumulation = _count(knobs, _ACCUMULATIONS)
         global_batch = _count(knobs, _BATCHES) or words.global_batch
         per_device = _per_device(knobs)
@@ -222,7 +223,7 @@ def _names_back(setting: Setting, framework: Framework, words: Words) -> dict[st
     return called
 
 
-def _remat(value: Scalar | None, framework: Framework, words: Words) -> str | None:
+def _remat(knob: str, value: Scalar | None, framework: Framework, words: Words) -> str | None:
     if value is None:
         return None
     name = _word(value)
@@ -234,8 +235,8 @@ def _remat(value: Scalar | None, framework: Framework, words: Words) -> str | No
     known = ", ".join(dict.fromkeys(table)) or "none"
     raise refuse(
         framework.title,
-        f"it has no name for the knob remat={name}",
-        hint=f"say what it is with --remat {name}=NAME, or give --leave-out remat; known: {known}",
+        f"it has no name for the knob {knob}={name}",
+        hint=f"say what it is with --remat {name}=NAME, or give --leave-out {knob}; known: {known}",
     )
 
 
@@ -268,7 +269,8 @@ def _extra(
                 hint=f"its knobs are: {', '.join(knobs) or 'none'}",
             )
     for name, value in knobs.items():
-        if name not in words.knobs and not framework.mesh_only:
+        is_known = name in words.knobs or name in framework.own_knobs
+        if not is_known and not framework.mesh_only:
             raise refuse(
                 framework.title,
                 f"it is not known what the knob {name}={_word(value)} of your script is there",

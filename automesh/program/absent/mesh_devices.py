@@ -1,0 +1,127 @@
+"""While user code runs for devices that are not here, those of its meshes answer for them (jax).
+
+An estimate lays its meshes out on virtual CPU devices. A model that chooses a kernel by
+`mesh.devices.flat[0].platform` would take the one for CPUs, or none. So what Python code outside of
+jax reads off such a device is what a device of the target says; jax, jaxlib and automesh themselves
+go on reading what it is, and so does everything written in C++.
+
+`jaxlib._jax.Device` is a class whose attributes can be replaced; should that end,
+`answering_meshes` says so in a note and devices say what they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import jax
+
+from automesh.program.notes import note
+
+# What a device of a target is asked for. `client` and memories stay: they are no more than words.
+_SAID = ("platform", "device_kind", "process_index", "host_id", "task_id", "local_hardware_id")
+# What TPUs and GPUs say and CPUs do not.
+_MORE = (
+    "coords",
+    "core_on_chip",
+    "num_cores",
+    "slice_index",
+    "partition_index",
+    "compute_capability",
+    "core_count",
+    "device_vendor",
+    "fabric_uuid",
+    "shared_memory_per_block_optin",
+)
+# Where the question comes from, by the first part of the module's name: these read what is here.
+_TRUTH = frozenset({"jax", "jaxlib", "automesh"})
+_ADAPTERS = "automesh.frameworks"
+_HERE = "cpu"
+
+
+@contextmanager
+def answering_meshes(
+    devices: Callable[[], Sequence[Any]],
+    *,
+    hbm_bytes: int,
+    asked: Callable[[str, Any], None],
+) -> Generator[None]:
+    """Lets the CPU devices that are here speak for those of a target while the body runs.
+
+    Args:
+      devices: of the target, in jax's order; one that is here speaks for the one of its id.
+      hbm_bytes: memory of one of them, for `memory_stats()`; 0 if it is not known.
+      asked: told of each question of user code and its answer.
+    """
+    device_class: Any = type(jax.devices(_HERE)[0])
+    own = dict(vars(device_class))
+    answers: dict[str, Any] = {
+        name: property(_reader(name, own, devices, asked)) for name in (*_SAID, *_MORE)
+    }
+    answers["memory_stats"] = _memory_stats(own["memory_stats"], own["platform"], hbm_bytes, asked)
+    try:
+        try:
+            for name, answer in answers.items():
+                setattr(device_class, name, answer)
+        except (AttributeError, TypeError) as error:
+            note(f"devices of meshes say what they are, since jaxlib allows no other: {error}")
+        yield
+    finally:
+        for name in answers:
+            if name in own:
+                setattr(device_class, name, own[name])
+            elif name in vars(device_class):
+                delattr(device_class, name)
+
+
+def _reader(
+    name: str,
+    own: dict[str, Any],
+    devices: Callable[[], Sequence[Any]],
+    asked: Callable[[str, Any], None],
+) -> Callable[[Any], Any]:
+    platform = own["platform"]
+
+    def truth(device: Any) -> Any:
+        return own[name].__get__(device) if name in own else own["__getattr__"](device, name)
+
+    def read(device: Any) -> Any:
+        if platform.__get__(device) != _HERE or not _is_user(inspect.currentframe()):
+            return truth(device)
+        shown = devices()
+        one = shown[device.id % len(shown)]
+        try:
+            answer = getattr(one, name)
+        except AttributeError:
+            # A stand-in knows less than a device; what a device does not say, it does not say.
+            if name in _MORE:
+                raise
+            return truth(device)
+        asked(name, answer)
+        return answer
+
+    return read
+
+
+def _memory_stats(
+    original: Any, platform: Any, hbm_bytes: int, asked: Callable[[str, Any], None]
+) -> Callable[[Any], Any]:
+    def memory_stats(device: Any) -> Any:
+        is_users = platform.__get__(device) == _HERE and _is_user(inspect.currentframe())
+        if not is_users or not hbm_bytes:
+            return original(device)
+        answer = {"bytes_in_use": 0, "peak_bytes_in_use": 0, "bytes_limit": hbm_bytes}
+        asked("memory_stats()", answer)
+        return answer
+
+    return memory_stats
+
+
+def _is_user(answering: FrameType | None) -> bool:
+    """Whether what asks `answering` is neither jax nor automesh."""
+    caller = answering.f_back if answering is not None else None
+    name = str(caller.f_globals.get("__name__", "")) if caller is not None else ""
+    return name.partition(".")[0] not in _TRUTH or name.startswith(_ADAPTERS)

@@ -1,0 +1,1 @@
+"""A stand-in for MaxText, see the README beside it."""
