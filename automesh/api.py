@@ -14,7 +14,9 @@ from automesh.errors import UsageError
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
 from automesh.platforms import COMPILED_ABSENT
+from automesh.program.nouns import Entry
 from automesh.reading import read_text
+from automesh.texts.storage_url import has_secret
 from automesh.texts.user_text import check_text, user_path
 from automesh.tuner.command.timed_command import TimedCommand
 from automesh.tuner.request import SearchOptions, SearchRequest, read_request
@@ -43,6 +45,7 @@ __all__ = [
     "search",
     "show",
     "targets",
+    "write_jobset",
     "write_report",
     "write_trace",
 ]
@@ -121,6 +124,7 @@ def search(
         see docs/clusters.md.
       hosts: each with an agent; by default one for each process of the target.
       listen: address of this host that agents dial, such as `10.0.0.1:8600`.
+      wait: how long to wait for the agents, such as `5m`.
       progress: where to report to; by default nowhere.
 
     Raises:
@@ -155,6 +159,49 @@ def run(request: SearchRequest, progress: Progress) -> Result:
 
     with interrupts_at_rest():
         return Result(found=start(request, progress), storage=request.storage)
+
+
+def write_jobset(
+    request: SearchRequest, file: Path, *, image: str, volume: str, is_applied: bool
+) -> str:
+    """Writes what runs a search in a Kubernetes cluster, and applies it if that is wanted.
+
+    Args:
+      request: with the command that the user typed.
+      file: for the JobSet.
+      image, volume: see `automesh.launch.engines.jobset.read_placing`.
+
+    Returns:
+      What was done, and what is next.
+
+    Raises:
+      UsageError: the command cannot run there, the file cannot be written, or kubectl refuses.
+    """
+    import os
+
+    from automesh.hardware import clusters_in, parse_target
+    from automesh.launch.engines import jobset
+
+    placing = jobset.read_placing(image, volume)
+    if has_secret(request.storage):
+        raise UsageError(
+            "the password of --storage does not belong into a file that others read",
+            hint="leave it out, and put it into a Secret: kubectl create secret generic "
+            f"{jobset.PASSWORD_SECRET[0]} --from-file={jobset.PASSWORD_SECRET[1]}=FILE",
+        )
+    if not isinstance(request.subject, Entry) or request.again is None:
+        raise UsageError("a JobSet searches a script with `build`, named on the command line")
+    target = parse_target(request.target, os.environ, clusters_in(request.hardware))
+    pods = jobset.pods_of(target, request.cluster)
+    # There the devices are attached: `local` finds them. Virtual ones have to be named.
+    here = ("launch", "image", "volume", "write", "apply", "hosts", "listen", "wait", "hardware")
+    words = request.again.without(*here, *(["target"] if target.absent else [])).words
+    path = user_path(file)
+    name = jobset.name_of(request.again.script)
+    jobset.write(jobset.jobset_of(name, ["search", *words], pods, placing), path)
+    if is_applied:
+        return f"{jobset.apply(path)}\nfollow it: kubectl logs --follow job/{name}-search-0"
+    return f"{path} is written; start it: kubectl apply --filename {shlex.quote(str(path))}"
 
 
 def run_all(

@@ -13,7 +13,7 @@ from automesh.hardware import Target
 from automesh.launch.wire import check_address
 from automesh.worker.process import Process, StartWorker
 
-LAUNCHERS = ("local",)
+LAUNCHERS = ("local", "kubernetes")
 _WAIT_LOCAL_S = 120.0  # They import half of automesh, on a machine that may be busy.
 _WAIT_S = 300.0  # People start agents by hand, and engines queue them.
 _LOOPBACK = "127.0.0.1"
@@ -27,11 +27,13 @@ class Cluster:
       launch: what starts the agents, one of `LAUNCHERS`; empty for nothing, or what is usual.
       hosts: agents; 0 for one, or as many as the target has processes.
       listen: address, with or without a port, that agents dial; empty for this host alone.
+      wait_s: for the agents to come; 0 for what is usual.
     """
 
     launch: str = ""
     hosts: int = 0
     listen: str = ""
+    wait_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.launch and self.launch not in LAUNCHERS:
@@ -41,10 +43,10 @@ class Cluster:
             )
         if self.listen:
             check_address(self.listen, port_needed=False)
-        if self.launch and self.listen:
+        if self.launch in ("local", "kubernetes") and self.listen:
             raise UsageError(
-                f"a launcher and an address were both given: `{self.launch}` starts the agents on "
-                "this host, who need none",
+                f"`--launch {self.launch}` knows where the agents reach the search, and --listen "
+                "was given",
                 hint="leave `--listen` out; or leave `--launch` out and start `automesh agent` on "
                 "each host",
             )
@@ -64,14 +66,14 @@ def spread(target: Target, cluster: Cluster) -> Target:
     Raises:
       UsageError: the hosts do not go with the target.
     """
+    if cluster.launch == "kubernetes":
+        raise UsageError(
+            "`kubernetes` runs a search in the cluster, not one on this host",
+            hint="`automesh search` writes it: --launch kubernetes --image IMAGE "
+            "--volume CLAIM:PATH --write FILE",
+        )
     if target.processes > 1:
-        hosts = cluster.hosts or target.processes
-        if hosts < 1 or hosts > target.processes or target.processes % hosts:
-            raise UsageError(
-                f"{target.processes} processes of target `{target.name}` cannot be spread evenly "
-                f"over {hosts} hosts",
-                hint=f"give a divisor of {target.processes} with --hosts",
-            )
+        hosts_for(target, cluster)
         return target
     if not cluster.is_asked:
         return target
@@ -91,6 +93,22 @@ def spread(target: Target, cluster: Cluster) -> Target:
             hint="search them without `--launch`, in one process",
         )
     return replace(target, processes=cluster.hosts)
+
+
+def hosts_for(target: Target, cluster: Cluster) -> int:
+    """Over how many hosts the processes of a target are spread.
+
+    Raises:
+      UsageError: they cannot be spread evenly.
+    """
+    hosts = cluster.hosts or target.processes
+    if hosts < 1 or hosts > target.processes or target.processes % hosts:
+        raise UsageError(
+            f"{target.processes} processes of target `{target.name}` cannot be spread evenly "
+            f"over {hosts} hosts",
+            hint=f"give a divisor of {target.processes} with --hosts",
+        )
+    return hosts
 
 
 class Tells(Protocol):
@@ -152,5 +170,5 @@ def workers_of(request: Asked, target: Target, progress: Tells) -> Generator[Sta
                 "this search"
             )
         progress.now(f"waiting for {hosts} agents")
-        fleet.wait(limit_s, progress.tick)
+        fleet.wait(cluster.wait_s or limit_s, progress.tick)
         yield fleet.start_gang
