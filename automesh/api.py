@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from automesh.answers import Account, Result, Results, ScriptCheck, TargetList, is_colourful
 from automesh.errors import UsageError
+from automesh.hardware import clusters_in, parse_target
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
 from automesh.platforms import COMPILED_ABSENT
@@ -37,6 +39,7 @@ __all__ = [
     "import_rules",
     "is_colourful",
     "is_study",
+    "join_processes",
     "load",
     "progress_on_stderr",
     "read_request",
@@ -120,8 +123,8 @@ def search(
         to the compiler.
       dry_run: rank the meshes by estimate, or say what a command would be, and stop.
       new: start another study instead of resuming.
-      launch: what starts the agents of a search on several hosts: `local`, all of them on this one;
-        see docs/clusters.md.
+      launch: what starts the agents of a search on several hosts: `slurm`, `ray`, or `local`, all
+        of them on this one; see docs/clusters.md.
       hosts: each with an agent; by default one for each process of the target.
       listen: address of this host that agents dial, such as `10.0.0.1:8600`.
       wait: how long to wait for the agents, such as `5m`.
@@ -161,6 +164,33 @@ def run(request: SearchRequest, progress: Progress) -> Result:
         return Result(found=start(request, progress), storage=request.storage)
 
 
+def join_processes(request: SearchRequest) -> SearchRequest | None:
+    """Takes this process's part if an engine has started it several times: `srun automesh search`.
+
+    Returns:
+      The request of the process that searches; None once this one has served it as an agent.
+
+    Raises:
+      UsageError: the processes do not go with what is searched, or the search was lost.
+    """
+    from automesh.launch.cluster import ranked, spread
+    from automesh.launch.ranks import devices_of, find_rank
+
+    rank = find_rank(os.environ)
+    if rank is None or request.cluster.launch or not isinstance(request.subject, Entry):
+        return request
+    request = replace(request, cluster=ranked(request.cluster, rank))
+    # All of them refuse alike what cannot be searched, and none waits for the others then.
+    spread(parse_target(request.target, os.environ, clusters_in(request.hardware)), request.cluster)
+    os.environ.update(devices_of(rank, os.environ))
+    if rank.number == 0:
+        return request
+    from automesh.launch.agent import serve_search
+
+    serve_search(request.cluster.listen, wait_s=request.cluster.wait_s or 300.0)
+    return None
+
+
 def write_jobset(
     request: SearchRequest, file: Path, *, image: str, volume: str, is_applied: bool
 ) -> str:
@@ -177,9 +207,6 @@ def write_jobset(
     Raises:
       UsageError: the command cannot run there, the file cannot be written, or kubectl refuses.
     """
-    import os
-
-    from automesh.hardware import clusters_in, parse_target
     from automesh.launch.engines import jobset
 
     placing = jobset.read_placing(image, volume)
@@ -346,7 +373,6 @@ def check(
       >>> check(folder / "train.py").exit_code
       0
     """
-    from automesh.hardware import clusters_in
     from automesh.report.check.facts import BOUNDS
     from automesh.report.progress import Silent
     from automesh.tuner.capture import check_capture_options
@@ -494,7 +520,6 @@ def targets(pattern: str = "", *, hardware: str | Path = "") -> TargetList:
       >>> [one.name for one in targets("tpu-v5p-128").found]
       ['tpu-v5p-128']
     """
-    from automesh.hardware import clusters_in
     from automesh.hardware.catalogue import find_targets
     from automesh.hardware.compilers import compiler_for
 

@@ -85,6 +85,13 @@ cluster, give all hosts the same token (automesh agent --help), and run
   automesh search train.py --hosts 2 --listen 10.0.0.1:8600   on one of them
   automesh agent 10.0.0.1:8600                                on each of them
 
+An engine starts the agents, or the same command on all hosts, as it starts a training:
+
+\b
+  automesh search train.py --launch slurm --hosts 4   in an allocation or not
+  automesh search train.py --launch ray --hosts 4
+  srun automesh search train.py        with a token, as above; or mpirun, ...
+
 In Kubernetes a JobSet does all of it: --target tpu-v5litepod-16 --launch kubernetes
 --image IMAGE --volume CLAIM:PATH --write jobset.yaml --apply.
 
@@ -124,15 +131,16 @@ TARGET_OPTION = """Devices: local (the attached ones, by default), cpu:N (N virt
 that are not here: tpu-v5p-128, v5e:4x8, gpu-h100-64; cpu:N*P are P processes of N virtual ones,
 with DCN between them. Give it again for several: one rule each."""
 
-LAUNCH_OPTION = """What starts the agents of a search on several hosts: local, all of them on this
-host, to try it; kubernetes, which writes a JobSet. Without it, and with --listen, start
-`automesh agent` on each host."""
+LAUNCH_OPTION = """What starts the agents of a search on several hosts: slurm; ray; local, all of
+them on this host, to try it; kubernetes, which writes a JobSet. Without it, and with --listen,
+start `automesh agent` on each host."""
 
 HOSTS_OPTION = """Hosts, each with an agent; by default one for each process of the target."""
 
-LISTEN_OPTION = """Address of this host that agents dial, with or without a port: 10.0.0.1:8600."""
+LISTEN_OPTION = """Address of this host that agents dial, with or without a port: 10.0.0.1:8600; for
+slurm and ray by default what its name means."""
 
-WAIT_OPTION = """How long to wait for the agents; by default 5m."""
+WAIT_OPTION = """How long to wait for the agents; by default 5m, for slurm and ray 1d of queue."""
 
 IMAGE_OPTION = """For --launch kubernetes: image of the pods, with automesh and what the script
 imports."""
@@ -346,6 +354,10 @@ def search(
         done = api.write_jobset(request, write, image=image, volume=volume, is_applied=apply)
         sys.stderr.write(f"{done}\n")
         return
+    joined = api.join_processes(request) if len(targets) == 1 else request
+    if joined is None:
+        return
+    request = joined
     if len(targets) > 1:
         found = api.run_all(request, targets, api.progress_on_stderr)
         print_result(found, as_json=as_json, top=top or 0, verbose=verbose)

@@ -11,6 +11,7 @@ import os
 import queue
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from automesh.errors import UsageError
 from automesh.jsonio import dumps, from_json, to_json
 from automesh.launch import wire
 from automesh.launch.facts import HostFacts, own_facts
-from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof
+from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof, read_token
 from automesh.reading import Unreadable, read_bytes
 from automesh.texts.terminal import clean
 from automesh.worker.executables import executables_here
@@ -400,6 +401,21 @@ class Agent:
             time.sleep(0.02)
         for child in self._children.values():
             child.process.kill_deputy()
+
+
+def serve_search(search: str, *, name: str = "", wait_s: float) -> None:
+    """Serves a search until it ends, as a program: with the token of its environment.
+
+    Raises:
+      UsageError: as `Agent.serve`, or there is no token.
+    """
+    Agent(
+        search=search,
+        token=read_token(os.environ),
+        name=name,
+        wait_s=wait_s,
+        say=lambda text: sys.stderr.write(f"{text}\n"),
+    ).serve()
 
 
 def _free_port() -> int:

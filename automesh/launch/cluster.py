@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from automesh.errors import UsageError
 from automesh.hardware import Target
+from automesh.launch.launcher import Launcher
+from automesh.launch.ranks import Rank
 from automesh.launch.wire import check_address
 from automesh.worker.process import Process, StartWorker
 
-LAUNCHERS = ("local", "kubernetes")
+LAUNCHERS = ("local", "slurm", "ray", "kubernetes")
+ENGINES = ("slurm", "ray")
+"""Launchers that start agents on other hosts for a search that runs on this one."""
 _WAIT_LOCAL_S = 120.0  # They import half of automesh, on a machine that may be busy.
-_WAIT_S = 300.0  # People start agents by hand, and engines queue them.
+_WAIT_S = 300.0  # People start agents by hand.
+_WAIT_ENGINE_S = 86400.0  # In a queue.
 _LOOPBACK = "127.0.0.1"
 
 
@@ -28,12 +34,14 @@ class Cluster:
       hosts: agents; 0 for one, or as many as the target has processes.
       listen: address, with or without a port, that agents dial; empty for this host alone.
       wait_s: for the agents to come; 0 for what is usual.
+      is_everywhere: the same command runs on every host; see `automesh.launch.ranks`.
     """
 
     launch: str = ""
     hosts: int = 0
     listen: str = ""
     wait_s: float = 0.0
+    is_everywhere: bool = False
 
     def __post_init__(self) -> None:
         if self.launch and self.launch not in LAUNCHERS:
@@ -95,6 +103,27 @@ def spread(target: Target, cluster: Cluster) -> Target:
     return replace(target, processes=cluster.hosts)
 
 
+def ranked(cluster: Cluster, rank: Rank) -> Cluster:
+    """The hosts of a search that an engine has started on all of them.
+
+    Raises:
+      UsageError: another number of hosts is asked for.
+    """
+    if cluster.hosts not in (0, rank.count):
+        raise UsageError(
+            f"this is process {rank.number} of {rank.count} that were started, and --hosts says "
+            f"{cluster.hosts}",
+            hint="leave `--hosts` out",
+        )
+    host = f"[{rank.host}]" if ":" in rank.host else rank.host
+    return replace(
+        cluster,
+        hosts=rank.count,
+        listen=cluster.listen or f"{host}:{rank.port}",
+        is_everywhere=True,
+    )
+
+
 def hosts_for(target: Target, cluster: Cluster) -> int:
     """Over how many hosts the processes of a target are spread.
 
@@ -142,33 +171,95 @@ def workers_of(request: Asked, target: Target, progress: Tells) -> Generator[Sta
         return
     # gRPC takes a third of a second to import, which other searches do without.
     from automesh.launch.fleet import Fleet
-    from automesh.launch.local import local_launcher
-    from automesh.launch.secret import new_token, read_token
 
     cluster = request.cluster
+    hosts = cluster.hosts or target.processes
     with ExitStack() as stack:
-        hosts = cluster.hosts or target.processes
-        if cluster.listen:
-            launcher, token, limit_s = None, read_token(os.environ), _WAIT_S
-        else:
-            launcher, token = stack.enter_context(local_launcher()), new_token()
-            limit_s = _WAIT_LOCAL_S
+        start = _start_of(cluster, stack)
         fleet = stack.enter_context(
             Fleet(
-                token=token,
-                listen=check_address(cluster.listen or _LOOPBACK, port_needed=False),
+                token=start.token,
+                listen=check_address(start.listen, port_needed=False),
                 hosts=hosts,
                 processes=target.processes,
-                launcher=launcher,
+                launcher=start.launcher,
                 memory_limit_bytes=request.memory_limit_bytes,
                 notice=progress.notice,
             )
         )
-        if launcher is None:
+        if start.launcher is None:
             progress.notice(
                 f"run `automesh agent {fleet.address}` on each of {hosts} hosts, with the token of "
                 "this search"
             )
         progress.now(f"waiting for {hosts} agents")
-        fleet.wait(cluster.wait_s or limit_s, progress.tick)
+        fleet.wait(cluster.wait_s or start.wait_s, progress.tick)
         yield fleet.start_gang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """How the agents of a search come.
+
+    Attributes:
+      launcher: that starts them; None if the user does.
+      wait_s: how long they are usually waited for.
+    """
+
+    token: str
+    listen: str
+    wait_s: float
+    launcher: Launcher | None = None
+
+
+def _start_of(cluster: Cluster, stack: ExitStack) -> _Start:
+    """Makes the launcher; `stack` ends it.
+
+    Raises:
+      UsageError: there is no token, or this host has no address that others reach.
+    """
+    from automesh.launch.local import local_launcher
+    from automesh.launch.secret import new_token, read_token
+
+    if cluster.is_everywhere:
+        token = read_token(os.environ)
+        own = stack.enter_context(local_launcher(is_one=True))
+        return _Start(token=token, listen=cluster.listen, wait_s=_WAIT_S, launcher=own)
+    if cluster.launch in ENGINES:
+        launcher = stack.enter_context(engine_called(cluster.launch))
+        listen = cluster.listen or own_address()
+        return _Start(token=new_token(), listen=listen, wait_s=_WAIT_ENGINE_S, launcher=launcher)
+    if cluster.listen:
+        return _Start(token=read_token(os.environ), listen=cluster.listen, wait_s=_WAIT_S)
+    local = stack.enter_context(local_launcher())
+    return _Start(token=new_token(), listen=_LOOPBACK, wait_s=_WAIT_LOCAL_S, launcher=local)
+
+
+def engine_called(name: str) -> AbstractContextManager[Launcher]:
+    """The launcher of an engine; its agents are gone when the body ends."""
+    if name == "slurm":
+        from automesh.launch.engines.slurm import slurm_launcher
+
+        return slurm_launcher()
+    from automesh.launch.engines.ray import ray_launcher
+
+    return ray_launcher()
+
+
+def own_address() -> str:
+    """The address that this host's name means, at which others reach it.
+
+    Raises:
+      UsageError: it has none but for itself.
+    """
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        address = ""
+    if not address or address.startswith("127."):
+        raise UsageError(
+            f"it cannot be told at which address others reach this host, `{name}`",
+            hint="say it: --listen 10.0.0.1",
+        )
+    return address

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -295,7 +296,7 @@ class Fleet:
             said = "; ".join(self._losses[-self.hosts :])
             raise OSError(f"of {self.hosts} hosts {len(agents)} are left ({said})")
         chosen = agents[: self.hosts]
-        return sorted(chosen, key=lambda one: (one.facts.name, one.number))
+        return sorted(chosen, key=_order)
 
     def _free_port(self, agent: _Agent) -> int:
         wanted = next(self._names)
@@ -453,6 +454,13 @@ class Fleet:
                 with self._lock:
                     agent.members.pop(str(message["from"]), None)
             gang.deliver(rank, said)
+
+
+def _order(agent: _Agent) -> tuple[int, list[str | int], int]:
+    """As their engine numbers the hosts, else by name, in which `host-10` follows `host-9`."""
+    parts = re.split(r"(\d{1,18})", agent.facts.name)
+    natural = [int(part) if number % 2 else part for number, part in enumerate(parts)]
+    return agent.facts.order, natural, agent.number
 
 
 def _refusal(why: str) -> bytes:
