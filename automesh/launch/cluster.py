@@ -7,14 +7,19 @@ import socket
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from automesh.errors import UsageError
 from automesh.hardware import Target
+from automesh.hlo.store import ModuleStore, default_store
 from automesh.launch.launcher import Launcher
 from automesh.launch.ranks import Rank
 from automesh.launch.wire import check_address
 from automesh.worker.process import Process, StartWorker
+
+if TYPE_CHECKING:
+    from automesh.launch.fleet import Fleet
+    from automesh.launch.lending import Lender
 
 LAUNCHERS = ("local", "slurm", "ray", "kubernetes")
 ENGINES = ("slurm", "ray")
@@ -84,6 +89,13 @@ def spread(target: Target, cluster: Cluster) -> Target:
         hosts_for(target, cluster)
         return target
     if not cluster.is_asked:
+        return target
+    if target.absent is not None:  # Compiled for on all hosts, and run on none.
+        if cluster.hosts < 1:
+            raise UsageError(
+                f"to compile for `{target.name}` on several hosts, their number is needed",
+                hint="give it with --hosts",
+            )
         return target
     if target.selector:  # Its devices are named: virtual ones of this host, or some not here.
         raise UsageError(
@@ -169,11 +181,48 @@ def workers_of(request: Asked, target: Target, progress: Tells) -> Generator[Sta
     if target.processes == 1:
         yield Process
         return
+    with _fleet_of(request, target.processes, progress) as fleet:
+        yield fleet.start_gang
+
+
+@contextmanager
+def lent_workers(
+    request: Asked, target: Target, progress: Tells, *, needed_bytes: int
+) -> Generator[Lender | None]:
+    """The workers of other hosts that compile for devices that are not here; None for none.
+
+    What they compile goes into the store of this host.
+
+    Args:
+      needed_bytes: what a compile takes.
+
+    Raises:
+      UsageError: the agents do not come.
+    """
+    if target.absent is None or not request.cluster.is_asked:
+        yield None
+        return
+    from automesh.launch.lending import Lender
+
+    store = default_store(os.environ)
+    with _fleet_of(request, request.cluster.hosts, progress, store) as fleet:
+        yield Lender(
+            fleet,
+            needed_bytes=request.memory_limit_bytes or needed_bytes,
+            notice=progress.notice,
+        )
+
+
+@contextmanager
+def _fleet_of(
+    request: Asked, processes: int, progress: Tells, store: ModuleStore | None = None
+) -> Generator[Fleet]:
+    """The agents of a search, once all of them are there."""
     # gRPC takes a third of a second to import, which other searches do without.
     from automesh.launch.fleet import Fleet
 
     cluster = request.cluster
-    hosts = cluster.hosts or target.processes
+    hosts = cluster.hosts or processes
     with ExitStack() as stack:
         start = _start_of(cluster, stack)
         fleet = stack.enter_context(
@@ -181,10 +230,11 @@ def workers_of(request: Asked, target: Target, progress: Tells) -> Generator[Sta
                 token=start.token,
                 listen=check_address(start.listen, port_needed=False),
                 hosts=hosts,
-                processes=target.processes,
+                processes=processes,
                 launcher=start.launcher,
                 memory_limit_bytes=request.memory_limit_bytes,
                 notice=progress.notice,
+                store=store,
             )
         )
         if start.launcher is None:
@@ -194,7 +244,7 @@ def workers_of(request: Asked, target: Target, progress: Tells) -> Generator[Sta
             )
         progress.now(f"waiting for {hosts} agents")
         fleet.wait(cluster.wait_s or start.wait_s, progress.tick)
-        yield fleet.start_gang
+        yield fleet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

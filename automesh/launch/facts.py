@@ -14,7 +14,11 @@ from automesh.hardware import parse_target
 from automesh.hardware.processes import usable_cores
 from automesh.launch.ranks import order_of_this_host
 
-_PACKAGES = (("automesh", "jax-automesh"), ("jax", "jax"), ("jaxlib", "jaxlib"))
+_PACKAGES = (
+    *(("automesh", "jax-automesh"), ("jax", "jax"), ("jaxlib", "jaxlib")),
+    # The compiler of TPUs, and that of GPUs: what they make must be the same wherever it is made.
+    *(("libtpu", "libtpu"), ("jax-cuda12-plugin", "jax-cuda12-plugin")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

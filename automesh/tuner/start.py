@@ -76,7 +76,8 @@ def read_aim(
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
     target = spread(target, request.cluster)
     elsewhere = request.cluster.listen or request.cluster.launch in ENGINES
-    if elsewhere and target.processes > 1 and request.entry.kind == "pickle":
+    is_shared = target.processes > 1 or target.absent is not None
+    if elsewhere and is_shared and request.entry.kind == "pickle":
         raise UsageError(
             "a function lies in a file of this host, which agents on other hosts cannot read",
             hint="put it into a script under the same path on all hosts, and search that",

@@ -97,6 +97,7 @@ def test_from_a_login_node_a_gang_runs_is_lost_comes_back_and_goes(
     assert living() == []
 
 
+@pytest.mark.long  # The others in CI show the same launcher, and an allocation that is there.
 def test_in_an_allocation_it_is_a_step_of_it(allocation: Environ, tmp_path: Path) -> None:
     launcher = SlurmLauncher(tmp_path, allocation)
     with fleet_of(launcher) as fleet, pool_of(fleet, tmp_path) as pool:

@@ -339,6 +339,7 @@ _BASES: Mapping[str, tuple[str, ...]] = {
     "explain": ("explain", "train.py", "dp:4"),
     "doctor": ("doctor",),
     "agent": ("agent", "127.0.0.1:1"),
+    "hosts": ("hosts", "127.0.0.1:1"),
     "check": ("check", "train.py", "--rules", "good.toml"),
     "export": ("export", "good.toml", "--to", "maxtext"),
     "import": ("import", "good.yml", "--from", "maxtext"),
@@ -400,7 +401,8 @@ def arguments() -> Iterator[Hostile]:
     for text in PATTERNS:
         yield row("targets", ("targets", "--", text), text)
     for text in ADDRESSES:
-        yield row("agent ADDRESS", ("agent", "--", text), text, "address", "ADDRESS")
+        for command in ("agent", "hosts"):
+            yield row(f"{command} ADDRESS", (command, "--", text), text, "address", "ADDRESS")
     for text in COMMANDS:
         yield row("command", (text,), text, "command", "option")
     for text in NO_TEXT:
