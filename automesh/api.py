@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from automesh.answers import Account, Result, Results, ScriptCheck, TargetList, is_colourful
 from automesh.errors import UsageError
+from automesh.hardware import clusters_in, parse_target
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
 from automesh.platforms import COMPILED_ABSENT
+from automesh.program.nouns import Entry
 from automesh.reading import read_text
+from automesh.texts.storage_url import has_secret
 from automesh.texts.user_text import check_text, user_path
 from automesh.tuner.command.timed_command import TimedCommand
 from automesh.tuner.request import SearchOptions, SearchRequest, read_request
@@ -35,6 +39,7 @@ __all__ = [
     "import_rules",
     "is_colourful",
     "is_study",
+    "join_processes",
     "load",
     "progress_on_stderr",
     "read_request",
@@ -43,6 +48,7 @@ __all__ = [
     "search",
     "show",
     "targets",
+    "write_jobset",
     "write_report",
     "write_trace",
 ]
@@ -117,10 +123,11 @@ def search(
         to the compiler.
       dry_run: rank the meshes by estimate, or say what a command would be, and stop.
       new: start another study instead of resuming.
-      launch: what starts the agents of a search on several hosts: `local`, all of them on this one;
-        see docs/clusters.md.
+      launch: what starts the agents of a search on several hosts: `slurm`, `ray`, or `local`, all
+        of them on this one; see docs/clusters.md.
       hosts: each with an agent; by default one for each process of the target.
       listen: address of this host that agents dial, such as `10.0.0.1:8600`.
+      wait: how long to wait for the agents, such as `5m`.
       progress: where to report to; by default nowhere.
 
     Raises:
@@ -155,6 +162,73 @@ def run(request: SearchRequest, progress: Progress) -> Result:
 
     with interrupts_at_rest():
         return Result(found=start(request, progress), storage=request.storage)
+
+
+def join_processes(request: SearchRequest) -> SearchRequest | None:
+    """Takes this process's part if an engine has started it several times: `srun automesh search`.
+
+    Returns:
+      The request of the process that searches; None once this one has served it as an agent.
+
+    Raises:
+      UsageError: the processes do not go with what is searched, or the search was lost.
+    """
+    from automesh.launch.cluster import ranked, spread
+    from automesh.launch.ranks import devices_of, find_rank
+
+    rank = find_rank(os.environ)
+    if rank is None or request.cluster.launch or not isinstance(request.subject, Entry):
+        return request
+    request = replace(request, cluster=ranked(request.cluster, rank))
+    # All of them refuse alike what cannot be searched, and none waits for the others then.
+    spread(parse_target(request.target, os.environ, clusters_in(request.hardware)), request.cluster)
+    os.environ.update(devices_of(rank, os.environ))
+    if rank.number == 0:
+        return request
+    from automesh.launch.agent import serve_search
+
+    serve_search(request.cluster.listen, wait_s=request.cluster.wait_s or 300.0)
+    return None
+
+
+def write_jobset(
+    request: SearchRequest, file: Path, *, image: str, volume: str, is_applied: bool
+) -> str:
+    """Writes what runs a search in a Kubernetes cluster, and applies it if that is wanted.
+
+    Args:
+      request: with the command that the user typed.
+      file: for the JobSet.
+      image, volume: see `automesh.launch.engines.jobset.read_placing`.
+
+    Returns:
+      What was done, and what is next.
+
+    Raises:
+      UsageError: the command cannot run there, the file cannot be written, or kubectl refuses.
+    """
+    from automesh.launch.engines import jobset
+
+    placing = jobset.read_placing(image, volume)
+    if has_secret(request.storage):
+        raise UsageError(
+            "the password of --storage does not belong into a file that others read",
+            hint="leave it out, and put it into a Secret: kubectl create secret generic "
+            f"{jobset.PASSWORD_SECRET[0]} --from-file={jobset.PASSWORD_SECRET[1]}=FILE",
+        )
+    if not isinstance(request.subject, Entry) or request.again is None:
+        raise UsageError("a JobSet searches a script with `build`, named on the command line")
+    target = parse_target(request.target, os.environ, clusters_in(request.hardware))
+    pods = jobset.pods_of(target, request.cluster)
+    # There the devices are attached: `local` finds them. Virtual ones have to be named.
+    here = ("launch", "image", "volume", "write", "apply", "hosts", "listen", "wait", "hardware")
+    words = request.again.without(*here, *(["target"] if target.absent else [])).words
+    path = user_path(file)
+    name = jobset.name_of(request.again.script)
+    jobset.write(jobset.jobset_of(name, ["search", *words], pods, placing), path)
+    if is_applied:
+        return f"{jobset.apply(path)}\nfollow it: kubectl logs --follow job/{name}-search-0"
+    return f"{path} is written; start it: kubectl apply --filename {shlex.quote(str(path))}"
 
 
 def run_all(
@@ -299,7 +373,6 @@ def check(
       >>> check(folder / "train.py").exit_code
       0
     """
-    from automesh.hardware import clusters_in
     from automesh.report.check.facts import BOUNDS
     from automesh.report.progress import Silent
     from automesh.tuner.capture import check_capture_options
@@ -447,7 +520,6 @@ def targets(pattern: str = "", *, hardware: str | Path = "") -> TargetList:
       >>> [one.name for one in targets("tpu-v5p-128").found]
       ['tpu-v5p-128']
     """
-    from automesh.hardware import clusters_in
     from automesh.hardware.catalogue import find_targets
     from automesh.hardware.compilers import compiler_for
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
@@ -61,13 +59,6 @@ def agent(
     except UsageError as error:
         raise UsageError(f"--wait: {error.message}", hint=error.hint) from None
     # gRPC takes a third of a second to import, which a wrong word does not wait for.
-    from automesh.launch.agent import Agent
-    from automesh.launch.secret import read_token
+    from automesh.launch.agent import serve_search
 
-    Agent(
-        search=address,
-        token=read_token(os.environ),
-        name=name,
-        wait_s=wait_s,
-        say=lambda text: sys.stderr.write(f"{text}\n"),
-    ).serve()
+    serve_search(address, name=name, wait_s=wait_s)

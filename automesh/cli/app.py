@@ -15,6 +15,7 @@ from automesh.cli import (
     doctor,
     explain,
     export,
+    hosts,
     report,
     search,
     show,
@@ -93,6 +94,9 @@ app.command(
 app.command(
     "agent", help=agent.HELP, short_help="Serve a search on another host with this one's devices."
 )(agent.agent)
+app.command("hosts", help=hosts.HELP, short_help="Show what the hosts of a running search do.")(
+    hosts.hosts
+)
 app.command("doctor", help=doctor.HELP, short_help="Check versions, devices and known problems.")(
     doctor.doctor
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from automesh.cli.guard import interrupted, typed
 from automesh.cli.options import ScriptArgs, Verbose, print_result, with_notice
+from automesh.errors import UsageError
 from automesh.report.search_command import read_words
 
 if TYPE_CHECKING:
@@ -84,6 +86,16 @@ cluster, give all hosts the same token (automesh agent --help), and run
   automesh search train.py --hosts 2 --listen 10.0.0.1:8600   on one of them
   automesh agent 10.0.0.1:8600                                on each of them
 
+An engine starts the agents, or the same command on all hosts, as it starts a training:
+
+\b
+  automesh search train.py --launch slurm --hosts 4   in an allocation or not
+  automesh search train.py --launch ray --hosts 4
+  srun automesh search train.py        with a token, as above; or mpirun, ...
+
+In Kubernetes a JobSet does all of it: --target tpu-v5litepod-16 --launch kubernetes
+--image IMAGE --volume CLAIM:PATH --write jobset.yaml --apply.
+
 Others can read a command: the password of --storage does not belong into it. The first of
 these counts:
 
@@ -120,12 +132,22 @@ TARGET_OPTION = """Devices: local (the attached ones, by default), cpu:N (N virt
 that are not here: tpu-v5p-128, v5e:4x8, gpu-h100-64; cpu:N*P are P processes of N virtual ones,
 with DCN between them. Give it again for several: one rule each."""
 
-LAUNCH_OPTION = """What starts the agents of a search on several hosts: local, all of them on this
-host, to try it. Without it, and with --listen, start `automesh agent` on each host."""
+LAUNCH_OPTION = """What starts the agents of a search on several hosts: slurm; ray; local, all of
+them on this host, to try it; kubernetes, which writes a JobSet. Without it, and with --listen,
+start `automesh agent` on each host."""
 
 HOSTS_OPTION = """Hosts, each with an agent; by default one for each process of the target."""
 
-LISTEN_OPTION = """Address of this host that agents dial, with or without a port: 10.0.0.1:8600."""
+LISTEN_OPTION = """Address of this host that agents dial, with or without a port: 10.0.0.1:8600; for
+slurm and ray by default what its name means."""
+
+WAIT_OPTION = """How long to wait for the agents; by default 5m, for slurm and ray 1d of queue."""
+
+IMAGE_OPTION = """For --launch kubernetes: image of the pods, with automesh and what the script
+imports."""
+
+VOLUME_OPTION = """For --launch kubernetes: a claim that all pods mount, with the folder of the
+script, as NAME:/path."""
 
 TOP_OPTION = """Meshes in one race (by default 8, of a --command 4), or to compile for devices that
 are not here (10); and rows to print."""
@@ -274,6 +296,20 @@ def search(
     listen: Annotated[
         str, typer.Option(metavar="ADDRESS", help=LISTEN_OPTION, show_default=False)
     ] = "",
+    wait: Annotated[str, typer.Option(metavar="TIME", help=WAIT_OPTION, show_default=False)] = "",
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help=IMAGE_OPTION, show_default=False)
+    ] = "",
+    volume: Annotated[
+        str, typer.Option(metavar="CLAIM:PATH", help=VOLUME_OPTION, show_default=False)
+    ] = "",
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="For --launch kubernetes: where the JobSet goes."),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="For --launch kubernetes: start it with kubectl.")
+    ] = False,
     new: Annotated[
         bool, typer.Option("--new", help="Start another study instead of resuming.")
     ] = False,
@@ -307,10 +343,22 @@ def search(
         launch=launch,
         hosts=hosts,
         listen=listen,
+        wait=wait,
     )
     request = api.read_request(
         script, options, targets=targets, again=read_words(typed()[2:]), spelled=_spelled
     )
+    check_jobset_options(launch, {"image": image, "volume": volume, "write": write, "apply": apply})
+    if write is not None:
+        if len(targets) > 1:
+            raise UsageError("a JobSet is for one target", hint="write a file for each --target")
+        done = api.write_jobset(request, write, image=image, volume=volume, is_applied=apply)
+        sys.stderr.write(f"{done}\n")
+        return
+    joined = api.join_processes(request) if len(targets) == 1 else request
+    if joined is None:
+        return
+    request = joined
     if len(targets) > 1:
         found = api.run_all(request, targets, api.progress_on_stderr)
         print_result(found, as_json=as_json, top=top or 0, verbose=verbose)
@@ -330,6 +378,24 @@ def search(
         raise interrupted()
     if not dry_run:
         result.require_best()
+
+
+def check_jobset_options(launch: str, given: Mapping[str, object]) -> None:
+    """Checks that a JobSet is wanted where it is said how, and that it is said where it goes.
+
+    Raises:
+      UsageError: names the option.
+    """
+    wrong = next((name for name, value in given.items() if value), "")
+    if launch == "kubernetes" and given["write"] is None:
+        raise UsageError(
+            "--launch kubernetes writes a JobSet, and it was not said where",
+            hint="name a file: --write jobset.yaml",
+        )
+    if launch != "kubernetes" and wrong:
+        raise UsageError(
+            f"--{wrong} is for a search in a Kubernetes cluster", hint="add --launch kubernetes"
+        )
 
 
 def _write_report(result: Result) -> None:

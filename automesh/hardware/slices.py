@@ -34,6 +34,7 @@ class Generation:
       aliases: other names; the first one stands before a shape.
       shape_aliases: names that may stand before a shape, but not before a number.
       machine_types: names of the machines that slices are made of.
+      gke_accelerator: how GKE labels the nodes of slices.
       device_kind: as jax reports it.
       compiler_name, chip_config: for compile-only clients.
       wraps: `an axis of 16`, or `all axes if all are multiples of 4`.
@@ -47,6 +48,7 @@ class Generation:
     aliases: tuple[str, ...]
     shape_aliases: tuple[str, ...]
     machine_types: tuple[str, ...]
+    gke_accelerator: str
     device_kind: str
     compiler_name: str
     chip_config: str

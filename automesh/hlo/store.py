@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 import struct
 import time
@@ -40,6 +41,7 @@ _FORMAT = 1  # to be raised when an unchanged key shall not find what was kept b
 _MAGIC = b"automesh-module\n"
 _HEAD = struct.Struct(">I32s")  # length and SHA-256 of the header
 _SUFFIX = ".module"
+_KEY = re.compile(r"[0-9a-f]{16,128}")  # as `key_of` makes them: no name of another folder's file
 _FORMER_DRAFT = ".tmp"  # what former versions began to write
 
 
@@ -150,6 +152,38 @@ class ModuleStore:
         self._make_room(size, replaced=self._path(key))
         # Without waiting for the disk: what a power cut tears is compiled again.
         write_whole(self._path(key), start + packed, lasting=False)
+
+    def packed(self, key: str) -> bytes | None:
+        """The file of a program, for another store; None if there is none that can be read."""
+        if not _KEY.fullmatch(key) or self.find(key) is None:
+            return None
+        try:
+            return read_bytes(self._path(key), limit_bytes=limits.MODULE_BYTES)
+        except AutomeshError:
+            return None
+
+    def take(self, key: str, data: bytes) -> bool:
+        """Keeps what `packed` of another store has given.
+
+        Returns:
+          False if it is not the whole file of this program, or larger than the limit.
+
+        Raises:
+          OSError: the folder cannot be written.
+        """
+        try:
+            header, start = _parse(data)
+            if header.packed_bytes:
+                _unpacked(data[start:])
+        except (ValueError, EOFError, zlib.error, AutomeshError, OSError):
+            return False
+        whole = header.key == key and len(data) - start == header.packed_bytes
+        if not _KEY.fullmatch(key) or not whole or len(data) > self.limit_bytes:
+            return False
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_room(len(data), replaced=self._path(key))
+        write_whole(self._path(key), data, lasting=False)
+        return True
 
     def entries(self) -> tuple[Entry, ...]:
         """All that can be read, what was used last first."""

@@ -6,11 +6,13 @@ with everything that it has started when the search ends, is lost, or says so.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import queue
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +24,11 @@ import grpc
 import psutil
 
 from automesh.errors import UsageError
+from automesh.hlo.store import default_store
 from automesh.jsonio import dumps, from_json, to_json
 from automesh.launch import wire
 from automesh.launch.facts import HostFacts, own_facts
-from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof
+from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof, read_token
 from automesh.reading import Unreadable, read_bytes
 from automesh.texts.terminal import clean
 from automesh.worker.executables import executables_here
@@ -41,6 +44,7 @@ _LEAST_MEMORY_BYTES = 2**28
 _STOPPED_S = 8.0  # A process that was stopped for so long holds up all others.
 _END_S = 3.0
 _LOG_BYTES = 8 * 2**20
+_MOST_PROGRAM_BYTES = 48 * 2**20  # As text it is a third longer, and a message has 80 MiB.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,6 +53,7 @@ class _Child:
 
     Attributes:
       name: as the search calls it.
+      sends_programs: what it compiles is kept on this host, and is sent to the search.
       stopped_since_s: when it was first seen stopped; None while it runs.
       was_stopped: True if it was so when it was killed.
       reason: why this agent has ended it by itself; empty if it has not.
@@ -57,6 +62,7 @@ class _Child:
     name: str
     process: Process
     limit_bytes: int
+    sends_programs: bool = False
     stopped_since_s: float | None = None
     is_killed: bool = False
     was_stopped: bool = False
@@ -102,6 +108,7 @@ class Agent:
         self._heard_s = time.monotonic()
         self._logs = Path()
         self._number = 0
+        self._is_beside = False  # On the machine of the search.
 
     def serve(self) -> None:
         """Serves the search until it ends.
@@ -185,6 +192,7 @@ class Agent:
         welcome = self._opened(seal, data)
         if "welcome" not in welcome:
             raise UsageError(f"the search at {self._search} refuses this agent")
+        self._is_beside = welcome.get("machine") == facts.machine
         self._say(f"agent {facts.name} serves the search at {self._search}")
         return seal
 
@@ -210,7 +218,7 @@ class Agent:
             try:
                 message = self._outbox.get(timeout=wire.BEAT_S)
             except queue.Empty:
-                message = {"beat": True}
+                message = {"beat": True, "load": _load()}
             if message is None:
                 return
             yield seals[0].close(message)
@@ -272,17 +280,17 @@ class Agent:
         elif (child := self._children.get(str(message.get("to")))) is None:
             return
         elif "send" in message:
-            child.process.channel.send(self._as_here(message["send"]))
+            child.process.channel.send(self._as_here(message["send"], child))
             self._watch(child)
         elif "kill" in message:
             self._kill(child, force=bool(message["kill"]))
 
     def _start(self, message: Message) -> None:
         name = str(message["start"])
-        place = from_json(message["place"], Place)
         around = from_json(message["surroundings"], Surroundings)
-        variables = dict(around.variables) | {PLACE: place.text}
-        around = replace(around, variables=tuple(sorted(variables.items())))
+        if message["place"] is not None:  # Of a gang; else it is a process by itself.
+            variables = dict(around.variables) | {PLACE: from_json(message["place"], Place).text}
+            around = replace(around, variables=tuple(sorted(variables.items())))
         limit = self._limit_bytes(int(message["memory_bytes"]), int(message["share"]))
         self._number += 1
         try:
@@ -306,13 +314,30 @@ class Agent:
         free = int(_MEMORY_SHARE * psutil.virtual_memory().available / max(share, 1))
         return wanted or max(free, _LEAST_MEMORY_BYTES)
 
-    def _as_here(self, message: Message) -> Message:
-        """An order as this host carries it out: executables are kept in a folder of its own."""
+    def _as_here(self, message: Message, child: _Child) -> Message:
+        """An order as this host carries it out: what is compiled is kept in folders of its own."""
         job = message.get("job")
-        if not isinstance(job, dict) or not job.get("cache_dir"):
+        if not isinstance(job, dict):
             return message
-        here = executables_here(str(job["cache_dir"]), os.environ) or self._logs / "executables"
-        return {**message, "job": {**job, "cache_dir": str(here)}}
+        own: Message = {}
+        if job.get("cache_dir"):
+            here = executables_here(str(job["cache_dir"]), os.environ)
+            own["cache_dir"] = str(here or self._logs / "executables")
+        if job.get("store_dir"):
+            own["store_dir"] = str(default_store(os.environ).folder)
+            # An equal path need not be the same folder, on another machine.
+            is_shared = own["store_dir"] == job["store_dir"] and self._is_beside
+            child.sends_programs = not is_shared
+        return {**message, "job": {**job, **own}} if own else message
+
+    def _send_programs(self, child: _Child, answer: Message) -> None:
+        """Sends what an answer says that it has stored, in front of it."""
+        store = default_store(os.environ)
+        for key in stored_in(answer):
+            data = store.packed(key)
+            if data is not None and len(data) <= _MOST_PROGRAM_BYTES:
+                packed = base64.b64encode(data).decode()
+                self._outbox.put({"from": child.name, "program": key, "data": packed})
 
     def _watch(self, child: _Child) -> None:
         channel = child.process.channel
@@ -349,6 +374,8 @@ class Agent:
         for message in messages:
             if "failure" in message:
                 message["tail"] = child.process.log_tail()
+            elif child.sends_programs and "answer" in message:
+                self._send_programs(child, message["answer"])
             self._outbox.put({"from": child.name, "message": message})
         if channel.ended and channel in self._selector.get_map():
             self._selector.unregister(channel)
@@ -400,6 +427,41 @@ class Agent:
             time.sleep(0.02)
         for child in self._children.values():
             child.process.kill_deputy()
+
+
+def stored_in(answer: Any) -> list[str]:
+    """The keys of all programs that an answer names, each once."""
+    found: dict[str, None] = {}
+    waiting = [answer]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if isinstance(key := one.get("stored"), str) and key:
+                found[key] = None
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+    return list(found)
+
+
+def serve_search(search: str, *, name: str = "", wait_s: float) -> None:
+    """Serves a search until it ends, as a program: with the token of its environment.
+
+    Raises:
+      UsageError: as `Agent.serve`, or there is no token.
+    """
+    Agent(
+        search=search,
+        token=read_token(os.environ),
+        name=name,
+        wait_s=wait_s,
+        say=lambda text: sys.stderr.write(f"{text}\n"),
+    ).serve()
+
+
+def _load() -> float:
+    """Processes that wanted a core in the last minute, for each core of this machine."""
+    return round(psutil.getloadavg()[0] / (psutil.cpu_count() or 1), 2)
 
 
 def _free_port() -> int:

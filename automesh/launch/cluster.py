@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from automesh.errors import UsageError
 from automesh.hardware import Target
+from automesh.hlo.store import ModuleStore, default_store
+from automesh.launch.launcher import Launcher
+from automesh.launch.ranks import Rank
 from automesh.launch.wire import check_address
 from automesh.worker.process import Process, StartWorker
 
-LAUNCHERS = ("local",)
+if TYPE_CHECKING:
+    from automesh.launch.fleet import Fleet
+    from automesh.launch.lending import Lender
+
+LAUNCHERS = ("local", "slurm", "ray", "kubernetes")
+ENGINES = ("slurm", "ray")
+"""Launchers that start agents on other hosts for a search that runs on this one."""
 _WAIT_LOCAL_S = 120.0  # They import half of automesh, on a machine that may be busy.
-_WAIT_S = 300.0  # People start agents by hand, and engines queue them.
+_WAIT_S = 300.0  # People start agents by hand.
+_WAIT_ENGINE_S = 86400.0  # In a queue.
 _LOOPBACK = "127.0.0.1"
 
 
@@ -27,11 +38,15 @@ class Cluster:
       launch: what starts the agents, one of `LAUNCHERS`; empty for nothing, or what is usual.
       hosts: agents; 0 for one, or as many as the target has processes.
       listen: address, with or without a port, that agents dial; empty for this host alone.
+      wait_s: for the agents to come; 0 for what is usual.
+      is_everywhere: the same command runs on every host; see `automesh.launch.ranks`.
     """
 
     launch: str = ""
     hosts: int = 0
     listen: str = ""
+    wait_s: float = 0.0
+    is_everywhere: bool = False
 
     def __post_init__(self) -> None:
         if self.launch and self.launch not in LAUNCHERS:
@@ -41,10 +56,10 @@ class Cluster:
             )
         if self.listen:
             check_address(self.listen, port_needed=False)
-        if self.launch and self.listen:
+        if self.launch in ("local", "kubernetes") and self.listen:
             raise UsageError(
-                f"a launcher and an address were both given: `{self.launch}` starts the agents on "
-                "this host, who need none",
+                f"`--launch {self.launch}` knows where the agents reach the search, and --listen "
+                "was given",
                 hint="leave `--listen` out; or leave `--launch` out and start `automesh agent` on "
                 "each host",
             )
@@ -64,16 +79,23 @@ def spread(target: Target, cluster: Cluster) -> Target:
     Raises:
       UsageError: the hosts do not go with the target.
     """
+    if cluster.launch == "kubernetes":
+        raise UsageError(
+            "`kubernetes` runs a search in the cluster, not one on this host",
+            hint="`automesh search` writes it: --launch kubernetes --image IMAGE "
+            "--volume CLAIM:PATH --write FILE",
+        )
     if target.processes > 1:
-        hosts = cluster.hosts or target.processes
-        if hosts < 1 or hosts > target.processes or target.processes % hosts:
-            raise UsageError(
-                f"{target.processes} processes of target `{target.name}` cannot be spread evenly "
-                f"over {hosts} hosts",
-                hint=f"give a divisor of {target.processes} with --hosts",
-            )
+        hosts_for(target, cluster)
         return target
     if not cluster.is_asked:
+        return target
+    if target.absent is not None:  # Compiled for on all hosts, and run on none.
+        if cluster.hosts < 1:
+            raise UsageError(
+                f"to compile for `{target.name}` on several hosts, their number is needed",
+                hint="give it with --hosts",
+            )
         return target
     if target.selector:  # Its devices are named: virtual ones of this host, or some not here.
         raise UsageError(
@@ -91,6 +113,43 @@ def spread(target: Target, cluster: Cluster) -> Target:
             hint="search them without `--launch`, in one process",
         )
     return replace(target, processes=cluster.hosts)
+
+
+def ranked(cluster: Cluster, rank: Rank) -> Cluster:
+    """The hosts of a search that an engine has started on all of them.
+
+    Raises:
+      UsageError: another number of hosts is asked for.
+    """
+    if cluster.hosts not in (0, rank.count):
+        raise UsageError(
+            f"this is process {rank.number} of {rank.count} that were started, and --hosts says "
+            f"{cluster.hosts}",
+            hint="leave `--hosts` out",
+        )
+    host = f"[{rank.host}]" if ":" in rank.host else rank.host
+    return replace(
+        cluster,
+        hosts=rank.count,
+        listen=cluster.listen or f"{host}:{rank.port}",
+        is_everywhere=True,
+    )
+
+
+def hosts_for(target: Target, cluster: Cluster) -> int:
+    """Over how many hosts the processes of a target are spread.
+
+    Raises:
+      UsageError: they cannot be spread evenly.
+    """
+    hosts = cluster.hosts or target.processes
+    if hosts < 1 or hosts > target.processes or target.processes % hosts:
+        raise UsageError(
+            f"{target.processes} processes of target `{target.name}` cannot be spread evenly "
+            f"over {hosts} hosts",
+            hint=f"give a divisor of {target.processes} with --hosts",
+        )
+    return hosts
 
 
 class Tells(Protocol):
@@ -122,35 +181,135 @@ def workers_of(request: Asked, target: Target, progress: Tells) -> Generator[Sta
     if target.processes == 1:
         yield Process
         return
+    with _fleet_of(request, target.processes, progress) as fleet:
+        yield fleet.start_gang
+
+
+@contextmanager
+def lent_workers(
+    request: Asked, target: Target, progress: Tells, *, needed_bytes: int
+) -> Generator[Lender | None]:
+    """The workers of other hosts that compile for devices that are not here; None for none.
+
+    What they compile goes into the store of this host.
+
+    Args:
+      needed_bytes: what a compile takes.
+
+    Raises:
+      UsageError: the agents do not come.
+    """
+    if target.absent is None or not request.cluster.is_asked:
+        yield None
+        return
+    from automesh.launch.lending import Lender
+
+    store = default_store(os.environ)
+    with _fleet_of(request, request.cluster.hosts, progress, store) as fleet:
+        yield Lender(
+            fleet,
+            needed_bytes=request.memory_limit_bytes or needed_bytes,
+            notice=progress.notice,
+        )
+
+
+@contextmanager
+def _fleet_of(
+    request: Asked, processes: int, progress: Tells, store: ModuleStore | None = None
+) -> Generator[Fleet]:
+    """The agents of a search, once all of them are there."""
     # gRPC takes a third of a second to import, which other searches do without.
     from automesh.launch.fleet import Fleet
-    from automesh.launch.local import local_launcher
-    from automesh.launch.secret import new_token, read_token
 
     cluster = request.cluster
+    hosts = cluster.hosts or processes
     with ExitStack() as stack:
-        hosts = cluster.hosts or target.processes
-        if cluster.listen:
-            launcher, token, limit_s = None, read_token(os.environ), _WAIT_S
-        else:
-            launcher, token = stack.enter_context(local_launcher()), new_token()
-            limit_s = _WAIT_LOCAL_S
+        start = _start_of(cluster, stack)
         fleet = stack.enter_context(
             Fleet(
-                token=token,
-                listen=check_address(cluster.listen or _LOOPBACK, port_needed=False),
+                token=start.token,
+                listen=check_address(start.listen, port_needed=False),
                 hosts=hosts,
-                processes=target.processes,
-                launcher=launcher,
+                processes=processes,
+                launcher=start.launcher,
                 memory_limit_bytes=request.memory_limit_bytes,
                 notice=progress.notice,
+                store=store,
             )
         )
-        if launcher is None:
+        if start.launcher is None:
             progress.notice(
                 f"run `automesh agent {fleet.address}` on each of {hosts} hosts, with the token of "
                 "this search"
             )
         progress.now(f"waiting for {hosts} agents")
-        fleet.wait(limit_s, progress.tick)
-        yield fleet.start_gang
+        fleet.wait(cluster.wait_s or start.wait_s, progress.tick)
+        yield fleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """How the agents of a search come.
+
+    Attributes:
+      launcher: that starts them; None if the user does.
+      wait_s: how long they are usually waited for.
+    """
+
+    token: str
+    listen: str
+    wait_s: float
+    launcher: Launcher | None = None
+
+
+def _start_of(cluster: Cluster, stack: ExitStack) -> _Start:
+    """Makes the launcher; `stack` ends it.
+
+    Raises:
+      UsageError: there is no token, or this host has no address that others reach.
+    """
+    from automesh.launch.local import local_launcher
+    from automesh.launch.secret import new_token, read_token
+
+    if cluster.is_everywhere:
+        token = read_token(os.environ)
+        own = stack.enter_context(local_launcher(is_one=True))
+        return _Start(token=token, listen=cluster.listen, wait_s=_WAIT_S, launcher=own)
+    if cluster.launch in ENGINES:
+        launcher = stack.enter_context(engine_called(cluster.launch))
+        listen = cluster.listen or own_address()
+        return _Start(token=new_token(), listen=listen, wait_s=_WAIT_ENGINE_S, launcher=launcher)
+    if cluster.listen:
+        return _Start(token=read_token(os.environ), listen=cluster.listen, wait_s=_WAIT_S)
+    local = stack.enter_context(local_launcher())
+    return _Start(token=new_token(), listen=_LOOPBACK, wait_s=_WAIT_LOCAL_S, launcher=local)
+
+
+def engine_called(name: str) -> AbstractContextManager[Launcher]:
+    """The launcher of an engine; its agents are gone when the body ends."""
+    if name == "slurm":
+        from automesh.launch.engines.slurm import slurm_launcher
+
+        return slurm_launcher()
+    from automesh.launch.engines.ray import ray_launcher
+
+    return ray_launcher()
+
+
+def own_address() -> str:
+    """The address that this host's name means, at which others reach it.
+
+    Raises:
+      UsageError: it has none but for itself.
+    """
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        address = ""
+    if not address or address.startswith("127."):
+        raise UsageError(
+            f"it cannot be told at which address others reach this host, `{name}`",
+            hint="say it: --listen 10.0.0.1",
+        )
+    return address

@@ -12,8 +12,13 @@ import psutil
 
 from automesh.hardware import parse_target
 from automesh.hardware.processes import usable_cores
+from automesh.launch.ranks import order_of_this_host
 
-_PACKAGES = (("automesh", "jax-automesh"), ("jax", "jax"), ("jaxlib", "jaxlib"))
+_PACKAGES = (
+    *(("automesh", "jax-automesh"), ("jax", "jax"), ("jaxlib", "jaxlib")),
+    # The compiler of TPUs, and that of GPUs: what they make must be the same wherever it is made.
+    *(("libtpu", "libtpu"), ("jax-cuda12-plugin", "jax-cuda12-plugin")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,8 @@ class HostFacts:
       platforms: what `--target local` means there, as a value of JAX_PLATFORMS.
       cores: that the agent may use.
       memory_bytes: free when it came.
+      order: where it stands among the hosts of its engine, which the ranks of a gang follow; -1 if
+        nobody says it.
     """
 
     name: str
@@ -39,6 +46,7 @@ class HostFacts:
     platforms: str
     cores: int
     memory_bytes: int
+    order: int = -1
 
 
 def own_versions() -> tuple[tuple[str, str], ...]:
@@ -60,7 +68,8 @@ def own_facts(*, name: str, search: str) -> HostFacts:
       search: `address:port` of the search: what reaches it from here is where others reach us.
     """
     return HostFacts(
-        name=name or socket.gethostname(),
+        # As the engine calls it: its users know its hosts by that.
+        name=name or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         machine=socket.gethostname(),
         pid=os.getpid(),
         address=_address_towards(search),
@@ -68,6 +77,7 @@ def own_facts(*, name: str, search: str) -> HostFacts:
         platforms=parse_target("local", os.environ).platforms,
         cores=usable_cores(),
         memory_bytes=psutil.virtual_memory().available,
+        order=order_of_this_host(),
     )
 
 

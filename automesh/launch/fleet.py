@@ -6,9 +6,12 @@ made in the thread of the pool (`launch.gang`).
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import queue
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +23,10 @@ from typing import Any
 import grpc
 
 from automesh.errors import AutomeshError, UsageError
+from automesh.hlo.store import ModuleStore
 from automesh.jsonio import dumps, from_json, to_json
 from automesh.launch import wire
+from automesh.launch.asking import HostStatus
 from automesh.launch.facts import HostFacts, own_versions, version_difference
 from automesh.launch.gang import Gang
 from automesh.launch.launcher import Launcher, Order
@@ -46,6 +51,7 @@ class _Agent:
       number: in the order in which they came.
       members: its processes by name: the gang, and the rank in it.
       close: ends the stream.
+      load: processes that wanted a core in the last minute, for each core; -1 if it was not said.
     """
 
     number: int
@@ -59,6 +65,7 @@ class _Agent:
     ports: queue.SimpleQueue[tuple[int, int]] = field(
         default_factory=queue.SimpleQueue[tuple[int, int]]
     )
+    load: float = -1.0
     is_lost: bool = False
 
 
@@ -117,6 +124,7 @@ class Fleet:
       memory_limit_bytes: of one process; 0 for its share of what is free on its host.
       certificates: private key and certificate chain, PEM; None: no encryption.
       notice: told what the user should know, in the thread that calls `wait` or `start_gang`.
+      store: where programs go that were compiled on other hosts.
     """
 
     def __init__(
@@ -130,6 +138,7 @@ class Fleet:
         memory_limit_bytes: int = 0,
         certificates: tuple[bytes, bytes] | None = None,
         notice: Callable[[str], object] = lambda _: None,
+        store: ModuleStore | None = None,
     ) -> None:
         self.hosts = hosts
         self.processes = processes or hosts
@@ -139,6 +148,7 @@ class Fleet:
         self._memory_limit_bytes = memory_limit_bytes
         self._certificates = certificates
         self._notice = notice
+        self._store = store
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._agents: dict[int, _Agent] = {}
@@ -227,25 +237,77 @@ class Fleet:
             return
         coordinator = f"{placed[0].facts.address}:{port}"
         for rank, (member, agent) in enumerate(zip(members, placed, strict=True)):
-            # What `local` means each host says: that of the search may have no devices.
-            own = (
-                around
-                if around.cpu_devices > 0
-                else replace(around, platforms=agent.facts.platforms)
-            )
             place = Place(rank=rank, count=len(members), coordinator=coordinator)
-            start: Message = {
-                "start": member.name,
-                "surroundings": to_json(own, Surroundings),
-                "place": to_json(place, Place),
-                "share": sum(one.facts.machine == agent.facts.machine for one in placed),
-                **order,
-            }
-            with self._lock:
-                agent.members[member.name] = (gang, rank)
-            member.place(agent, start)
-            if agent.is_lost:  # Since then, and perhaps before it knew of this gang.
-                gang.deliver(rank, {"ended": "its agent was lost"})
+            share = sum(one.facts.machine == agent.facts.machine for one in placed)
+            self._start(
+                agent,
+                gang,
+                member,
+                rank,
+                {
+                    "surroundings": self._as_there(around, agent),
+                    "place": to_json(place, Place),
+                    "share": share,
+                    **order,
+                },
+            )
+
+    def _start(
+        self, agent: _Agent, gang: Gang, member: _Process, rank: int, order: Message
+    ) -> None:
+        """Has a process of a gang started on a host."""
+        with self._lock:
+            agent.members[member.name] = (gang, rank)
+        member.place(agent, {"start": member.name, **order})
+        if agent.is_lost:  # Since then, and perhaps before it knew of this gang.
+            gang.deliver(rank, {"ended": "its agent was lost"})
+
+    @staticmethod
+    def _as_there(around: Surroundings, agent: _Agent) -> Message:
+        # What `local` means each host says: that of the search may have no devices.
+        if around.cpu_devices <= 0:
+            around = replace(around, platforms=agent.facts.platforms)
+        return to_json(around, Surroundings)
+
+    # Processes that are no gang; see `automesh.launch.lending`.
+
+    @property
+    def present(self) -> tuple[tuple[int, HostFacts], ...]:
+        """The hosts that are there, by the numbers of their agents."""
+        return tuple((agent.number, agent.facts) for agent in self._present())
+
+    def start_process(
+        self, number: int, gang: Gang, around: Surroundings, handler: str, *, share: int
+    ) -> None:
+        """Starts a process by itself on the host of an agent.
+
+        Args:
+          gang: stands for it, and for nothing else.
+          share: how many of them share the host's memory.
+
+        Raises:
+          OSError: the agent is gone.
+        """
+        with self._lock:
+            agent = self._agents.get(number)
+        if agent is None:
+            raise OSError("its host was lost")
+        member = _Process(self, f"process-{next(self._names)}")
+        gang.man([member])
+        order: Message = {
+            "surroundings": self._as_there(around, agent),
+            "place": None,
+            "share": share,
+            "handler": handler,
+            "memory_bytes": self._memory_limit_bytes,
+        }
+        self._start(agent, gang, member, 0, order)
+
+    def call_back(self) -> None:
+        """Has agents started again that were lost, where the launcher does that."""
+        self._tell()
+        if len(self._present()) < self.hosts and self._launcher is not None:
+            self._launcher.refill()
 
     def lose(self, agent: _Agent, why: str) -> None:
         """Gives an agent up, with all processes that it had; from any thread."""
@@ -295,7 +357,7 @@ class Fleet:
             said = "; ".join(self._losses[-self.hosts :])
             raise OSError(f"of {self.hosts} hosts {len(agents)} are left ({said})")
         chosen = agents[: self.hosts]
-        return sorted(chosen, key=lambda one: (one.facts.name, one.number))
+        return sorted(chosen, key=_order)
 
     def _free_port(self, agent: _Agent) -> int:
         wanted = next(self._names)
@@ -377,6 +439,11 @@ class Fleet:
                 {"nonce": mine, "proof": proof(self._token, "search", theirs, mine)}
             ).encode()
             answer = wire.plain(next(requests, b""))
+            if is_proof(answer.get("asks"), proof(self._token, "guest", theirs, mine)):
+                own = Seal(self._token, "search", theirs, mine)
+                hosts = to_json(self.status(), tuple[HostStatus, ...])
+                yield own.close({"hosts": hosts, "wanted": self.hosts})
+                return
             if not is_proof(answer.get("proof"), proof(self._token, "agent", theirs, mine)):
                 self._said.put(f"an agent at {peer} was refused: it has another token")
                 yield _refusal("it has another token")
@@ -405,7 +472,7 @@ class Fleet:
         context.add_callback(lambda: self.lose(agent, "its connection was closed"))
         threading.Thread(target=self._listen_to, args=(agent, requests, seal), daemon=True).start()
         own = Seal(self._token, "search", theirs, mine)
-        yield own.close({"welcome": agent.number})
+        yield own.close({"welcome": agent.number, "machine": socket.gethostname()})
         while True:
             try:
                 message = agent.outbox.get(timeout=wire.BEAT_S)
@@ -443,9 +510,39 @@ class Fleet:
             pass
         self.lose(agent, why)
 
+    def status(self) -> tuple[HostStatus, ...]:
+        """What the hosts are and do; from any thread."""
+        now_s = time.monotonic()
+        with self._lock:
+            agents = sorted(self._agents.values(), key=_order)
+            working = {agent.number: list(agent.members.values()) for agent in agents}
+        return tuple(
+            HostStatus(
+                name=agent.facts.name,
+                cores=agent.facts.cores,
+                memory_bytes=agent.facts.memory_bytes,
+                load=agent.load,
+                silent_s=round(now_s - agent.heard_s, 3),
+                processes=len(working[agent.number]),
+                does=tuple(
+                    what for gang, rank in working[agent.number] if (what := gang.activity(rank))
+                ),
+            )
+            for agent in agents
+        )
+
+    def _keep(self, key: str, data: object) -> None:
+        """Keeps a program that was compiled elsewhere; what is damaged is compiled again."""
+        if self._store is not None and isinstance(data, str):
+            with contextlib.suppress(OSError, ValueError):
+                self._store.take(key, base64.b64decode(data, validate=True))
+
     def _hear(self, agent: _Agent, message: Message) -> None:
+        agent.load = float(message.get("load", agent.load))
         if "port" in message:
             agent.ports.put((int(message["port"]), int(message["number"])))
+        elif "program" in message:
+            self._keep(str(message["program"]), message.get("data"))
         elif (member := agent.members.get(str(message.get("from")))) is not None:
             gang, rank = member
             said = message["message"]
@@ -453,6 +550,13 @@ class Fleet:
                 with self._lock:
                     agent.members.pop(str(message["from"]), None)
             gang.deliver(rank, said)
+
+
+def _order(agent: _Agent) -> tuple[int, list[str | int], int]:
+    """As their engine numbers the hosts, else by name, in which `host-10` follows `host-9`."""
+    parts = re.split(r"(\d{1,18})", agent.facts.name)
+    natural = [int(part) if number % 2 else part for number, part in enumerate(parts)]
+    return agent.facts.order, natural, agent.number
 
 
 def _refusal(why: str) -> bytes:

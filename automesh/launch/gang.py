@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +28,7 @@ from automesh.launch.merge import merged_answer
 from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.program.execute.warm_up import steps_to_warm_up
 from automesh.worker import protocol
+from automesh.worker.activity import activity_of
 from automesh.worker.messages import Job, VisitJob
 from automesh.worker.process import Ending
 from automesh.worker.protocol import Answer
@@ -109,10 +110,14 @@ class Gang:
 
     Args:
       log: of each process there is one beside it, with its rank and its host in the name.
+      on_end: told when nothing is left of it; see `automesh.launch.lending`, whose gangs are a
+        single process each: that one fails at its start is no verdict on its job then, which
+        another host may do.
     """
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, on_end: Callable[[Gang], object] | None = None) -> None:
         self.log = log
+        self._on_end = on_end
         self.leash = _Bell()
         self.channel = GangChannel(self)
         self._ranks: list[_Rank] = []
@@ -175,7 +180,30 @@ class Gang:
         """Frees what is held. How single processes ended was said on the channel."""
         self.leash.close()
         self.channel.bell.close()
+        if self._on_end is not None:
+            self._on_end(self)
         return Ending(code=None)
+
+    @property
+    def served(self) -> int:
+        """Jobs that it has answered."""
+        return self._served
+
+    @property
+    def lost_at_start(self) -> str:
+        """Why it was lost before it had begun with anything; empty if it was not."""
+        cause = self._cause
+        if self._served or self._stage != "start" or cause is None or cause.ending is None:
+            return ""
+        return cause.failure.reason if isinstance(cause.failure, Failed) else cause.failure.kind
+
+    def activity(self, rank: int) -> str:
+        """What one of its processes does, in words; empty if it has no job. From any thread."""
+        job, stages = self._job, self._ranks[rank].stages
+        if job is None:
+            return ""
+        words = activity_of(job, stages[-1] if stages else "start")
+        return f"{words}, rank {rank} of {len(self._ranks)}" if len(self._ranks) > 1 else words
 
     def with_log(self, result: Answer | Failure) -> Answer | Failure:
         """Adds what the process in question has printed, and its name to a timeout."""
@@ -391,7 +419,7 @@ class Gang:
         if self._stage != "start":
             return False
         if cause.ending is not None:
-            return cause.ending.by_stranger
+            return cause.ending.by_stranger or self._on_end is not None
         return isinstance(cause.failure, Failed) and bool(_PORT_TAKEN.search(cause.failure.reason))
 
     def _waited_for(self) -> str:

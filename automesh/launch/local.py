@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Generator
@@ -27,12 +28,15 @@ class LocalLauncher:
 
     Args:
       folder: for what the agents print.
+      is_one: start the agent of this host alone; an engine has started the others.
     """
 
     name = "local"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_one: bool = False) -> None:
         self._folder = folder
+        self._is_one = is_one
+        self._filled_s = float("-inf")
         self._order: Order | None = None
         self._agents: dict[int, Guarded] = {}
         self._started = 0
@@ -40,7 +44,7 @@ class LocalLauncher:
     def start(self, order: Order) -> None:
         """See `Launcher`."""
         self._order = order
-        for number in range(1, order.hosts + 1):
+        for number in range(1, 2 if self._is_one else order.hosts + 1):
             self._start(number, order)
 
     def refill(self) -> bool:
@@ -50,7 +54,8 @@ class LocalLauncher:
             if agent.has_ended():
                 agent.bury()
                 self._start(number, self._order)
-        return True
+                self._filled_s = time.monotonic()
+        return not self._is_one or time.monotonic() < self._filled_s + _WAIT_S
 
     def trouble(self) -> str:
         """See `Launcher`."""
@@ -91,7 +96,8 @@ class LocalLauncher:
         variables.pop(TOKEN_FILE, None)
         self._started += 1
         command = [sys.executable, "-P", "-m", "automesh", "agent", order.search]
-        command += ["--name", f"local-{number}", "--wait", f"{_WAIT_S:.0f}s"]
+        name = socket.gethostname() if self._is_one else f"local-{number}"
+        command += ["--name", name, "--wait", f"{_WAIT_S:.0f}s"]
         try:
             self._agents[number] = Guarded(
                 command,
@@ -107,10 +113,10 @@ class LocalLauncher:
 
 
 @contextmanager
-def local_launcher() -> Generator[LocalLauncher]:
+def local_launcher(*, is_one: bool = False) -> Generator[LocalLauncher]:
     """A launcher whose agents are gone when the body ends."""
     with temporary_folder("agents") as folder:
-        launcher = LocalLauncher(folder)
+        launcher = LocalLauncher(folder, is_one=is_one)
         try:
             yield launcher
         finally:

@@ -8,6 +8,11 @@ that lasts until the search ends. The first messages are a handshake, in plain J
     agent   {"proof": ..., "facts": sealed}    so does the agent
     search  sealed {"welcome": number}, or {"refused": why}
 
+Whoever knows the token may also ask what the hosts do (`launch.asking`), in the place of the third:
+
+    guest   {"asks": proof}
+    search  sealed {"hosts": [...], "wanted": number}, and the end
+
 All that follows is sealed (`launch.secret`). Whoever has nothing to say says `{"beat": true}` every
 few seconds: who is silent for longer is stopped, lost, or behind a network that is.
 """

@@ -35,6 +35,9 @@ def join(coordinator: str, *, rank: int, count: int) -> None:
         coordinator_address=coordinator,
         num_processes=count,
         process_id=rank,
+        # Under SLURM and Open MPI jax would take one device by itself; JAX_LOCAL_DEVICE_IDS still
+        # counts, which an agent sets where that is wanted.
+        cluster_detection_method="deactivate",
         initialization_timeout=_JOIN_S,
         heartbeat_timeout_seconds=_HEARTBEAT_S,
     )

@@ -19,11 +19,12 @@ VALUED = frozenset(
     (
         *("command", "step-time", "skip-steps", "timed-steps", "target", "hardware", "space"),
         *("step", "split", "budget", "top", "baseline", "rules", "results", "storage", "workers"),
-        *("timeout", "worker-memory", "reserve-hbm", "xla", "launch", "hosts", "listen"),
+        *("timeout", "worker-memory", "reserve-hbm", "xla", "launch", "hosts", "listen", "wait"),
+        *("image", "volume", "write"),
     )
 )
 """The options of `automesh search` that take a value."""
-FLAGS = frozenset(("dry-run", "verbose", "json", "report", "new"))
+FLAGS = frozenset(("dry-run", "verbose", "json", "report", "new", "apply"))
 """Those that take none."""
 _SHORT = {"-v": "verbose"}
 _PROGRAM = ("automesh", "search")
@@ -44,13 +45,25 @@ class SearchCommand:
     options: tuple[tuple[str, str], ...] = ()
     args: tuple[str, ...] = ()
 
-    def without(self, name: str) -> SearchCommand:
-        """The command without one of its options."""
+    def without(self, *names: str) -> SearchCommand:
+        """The command without some of its options."""
         return SearchCommand(
             script=self.script,
-            options=tuple(option for option in self.options if option[0] != name),
+            options=tuple(option for option in self.options if option[0] not in names),
             args=self.args,
         )
+
+    @property
+    def words(self) -> list[str]:
+        """What stands behind `automesh search`."""
+        words = [self.script] if self.script else []
+        for name, value in self.options:
+            if name in FLAGS:
+                words.append(f"--{name}")
+            else:
+                # Behind a space a value with a dash would be taken for the next option.
+                words += [f"--{name}={value}"] if value.startswith("-") else [f"--{name}", value]
+        return [*words, "--", *self.args] if self.args else words
 
 
 def read_words(words: Sequence[str]) -> SearchCommand | None:
@@ -106,15 +119,7 @@ def text_of(command: SearchCommand | None) -> str:
     """
     if command is None or not _is_plausible(command):
         return ""
-    words = [*_PROGRAM, *([command.script] if command.script else [])]
-    for name, value in command.options:
-        if name in FLAGS:
-            words.append(f"--{name}")
-        else:
-            # Behind a space a value with a dash would be taken for the next option.
-            words += [f"--{name}={value}"] if value.startswith("-") else [f"--{name}", value]
-    words += ["--", *command.args] if command.args else []
-    text = shlex.join(typeable(words))
+    text = shlex.join(typeable([*_PROGRAM, *command.words]))
     return text if len(text) <= MOST_COMMAND_CHARS and text.isprintable() else ""
 
 

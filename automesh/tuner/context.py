@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
@@ -20,6 +21,9 @@ from automesh.worker.messages import Surroundings
 from automesh.worker.pool import Pool
 from automesh.worker.process import Process, StartWorker
 
+if TYPE_CHECKING:
+    from automesh.launch.lending import Lender
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchContext:
@@ -28,6 +32,7 @@ class SearchContext:
     Attributes:
       workers: compiles side by side.
       start_worker: starts the workers that have the target's own devices.
+      lender: of workers on other hosts, for compiles; None where there are none.
       started_s: when the budget began, on `clock`.
     """
 
@@ -41,6 +46,7 @@ class SearchContext:
     started_s: float
     clock: Callable[[], float]
     start_worker: StartWorker = Process
+    lender: Lender | None = None
 
     @property
     def end_s(self) -> float:
@@ -51,6 +57,21 @@ class SearchContext:
         """What a rung has said of the plans, with the memory that is kept free now."""
         judged = self.preparation.device_memory.judged
         return {plan: judged(one) for plan, one in outcomes_of(self.notebook, rung).items()}
+
+    def open_compilers(self, surroundings: Surroundings) -> Pool:
+        """As `open_pool`, on all hosts that are to compile."""
+        lender = self.lender
+        if lender is None:
+            return self.open_pool(self.workers, surroundings)
+        return Pool(
+            size=self.workers,
+            surroundings=surroundings,
+            log_dir=self.preparation.folder / "logs",
+            memory_limit_bytes=self.request.memory_limit_bytes or memory_share_bytes(1),
+            on_wait=self.progress.tick,
+            start=lender.start_worker,
+            room=lender.room,
+        )
 
     def open_pool(self, size: int, surroundings: Surroundings) -> Pool:
         """Workers whose logs lie in the study's folder, with their share of the free memory."""

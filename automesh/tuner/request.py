@@ -77,6 +77,7 @@ class SearchOptions(TypedDict, total=False):
     launch: str
     hosts: int
     listen: str
+    wait: str
 
 
 _PATHS = ("hardware", "rules", "results")
@@ -84,7 +85,7 @@ _PATHS = ("hardware", "rules", "results")
 _OF_COMMANDS = ("step_time", "skip_steps", "timed_steps")
 _OF_BUILDS = (
     "args", "hardware", "workers", "reserve_hbm", "xla", "step", "split", "launch", "hosts",
-    "listen",
+    "listen", "wait",
 )  # fmt: skip
 
 
@@ -243,6 +244,7 @@ def read_request(
             launch=options.get("launch", ""),
             hosts=options.get("hosts", 0),
             listen=options.get("listen", ""),
+            wait_s=read("wait", parse_duration, wait) if (wait := options.get("wait")) else 0.0,
         ),
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from automesh.hardware import Target
 from automesh.hardware.calibration.measured_speeds import find_speeds
-from automesh.launch.cluster import workers_of
+from automesh.launch.cluster import lent_workers, workers_of
 from automesh.program.nouns import Attachment
 from automesh.report.estimates import ESTIMATES
 from automesh.report.files.csv import estimates_frame, write_table
@@ -32,7 +32,7 @@ from automesh.tuner.study.freshness import settled
 from automesh.tuner.study.metadata import header_of, notebook_of, reading
 from automesh.tuner.study.scope import Scope
 from automesh.tuner.study.study import open_study, parse_storage
-from automesh.tuner.workers import count_workers, memory_share_bytes, surroundings_of
+from automesh.tuner.workers import NEEDED_BYTES, count_workers, memory_share_bytes, surroundings_of
 from automesh.worker.executables import executables_folder
 
 ESTIMATE_SHARE = 0.2  # of the budget, from its beginning; what is left over goes to the next rung
@@ -57,6 +57,7 @@ def run_search(
     found = ready_for(request, target, progress) if target.absent else None
     with (
         workers_of(request, target, progress) as start_worker,
+        lent_workers(request, target, progress, needed_bytes=NEEDED_BYTES) as lender,
         ExitStack() as stack,
         ExitStack() as workers,
     ):
@@ -108,10 +109,14 @@ def run_search(
                 study=study,
                 notebook=notebook_of(study, header),
                 progress=progress,
-                workers=min(count_workers(target, request.workers), len(preparation.plans)),
+                workers=min(
+                    lender.room() if lender else count_workers(target, request.workers),
+                    len(preparation.plans),
+                ),
                 started_s=started_s,
                 clock=clock,
                 start_worker=start_worker,
+                lender=lender,
             )
             strategy = strategy_for(context, target)
             write_table(estimates_frame(estimates), preparation.folder / ESTIMATES)

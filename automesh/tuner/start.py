@@ -14,7 +14,7 @@ from automesh.hardware import (
     parse_target,
 )
 from automesh.hardware.reserve import default_reserve
-from automesh.launch.cluster import spread
+from automesh.launch.cluster import ENGINES, spread
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.curated import CURATED, curated_for
@@ -71,10 +71,13 @@ def read_aim(
     Raises:
       UsageError: one of them cannot be read, or this is one of several processes.
     """
-    refuse_launcher("a search", hint="run the search on one host, without the launcher")
+    if not (request.cluster.is_everywhere or request.cluster.launch in ENGINES):
+        refuse_launcher("a search", hint="run the search on one host, without the launcher")
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
     target = spread(target, request.cluster)
-    if request.cluster.listen and target.processes > 1 and request.entry.kind == "pickle":
+    elsewhere = request.cluster.listen or request.cluster.launch in ENGINES
+    is_shared = target.processes > 1 or target.absent is not None
+    if elsewhere and is_shared and request.entry.kind == "pickle":
         raise UsageError(
             "a function lies in a file of this host, which agents on other hosts cannot read",
             hint="put it into a script under the same path on all hosts, and search that",

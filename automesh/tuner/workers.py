@@ -24,9 +24,8 @@ from automesh.worker.pool import OnEvent, Pool
 from automesh.worker.temporary import temporary_folder
 
 _T = TypeVar("_T")
-_NEEDED_BYTES = (
-    2 * 2**30
-)  # what a compile of a middling step takes; decides how many run side by side
+NEEDED_BYTES = 2 * 2**30
+"""What a compile of a middling step takes; decides how many run side by side."""
 
 
 def surroundings_of(target: Target) -> Surroundings:
@@ -55,7 +54,7 @@ def count_workers(target: Target, wanted: int) -> int:
 def count_lowering() -> int:
     """How many programs to lower side by side, which the cores alone do: one per core that memory
     allows."""
-    fitting = int(psutil.virtual_memory().available // _NEEDED_BYTES)
+    fitting = int(psutil.virtual_memory().available // NEEDED_BYTES)
     return max(1, min(usable_cores(), fitting))
 
 
@@ -70,7 +69,7 @@ def bounded_workers(target: Target, wanted: int, *, memory_limit_bytes: int = 0)
     Returns:
       The number; and a sentence for the user if it is not `wanted`, else an empty one.
     """
-    cores, each = usable_cores(), memory_limit_bytes or _NEEDED_BYTES
+    cores, each = usable_cores(), memory_limit_bytes or NEEDED_BYTES
     free = psutil.virtual_memory().available
     room = f"{format_bytes(free)} of memory are free, {format_bytes(each)} for each"
     limits = [

@@ -120,7 +120,9 @@ class Pool:
       memory_limit_bytes: for each worker together with the processes that it starts.
       handler: module with a function `handle(job, emit)` that does the jobs in the worker.
       on_wait: called inside `wait` and `run`, twice a second or more, with what the workers do.
-      start: starts a worker: by default a process on this machine; `automesh.launch` has gangs.
+      start: starts a worker: by default a process on this machine; `automesh.launch` has gangs,
+        and processes on other hosts.
+      room: how many there may be now, where hosts come and go; None for `size`.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Pool:
         handler: str = "automesh.worker.handlers.jobs",
         on_wait: OnWait | None = None,
         start: StartWorker = Process,
+        room: Callable[[], int] | None = None,
     ) -> None:
         if size < 1 or memory_limit_bytes < 1:
             raise ValueError("a pool needs a size and a memory limit of at least 1")
@@ -145,6 +148,7 @@ class Pool:
         self._handler = handler
         self._on_wait = on_wait
         self._start_worker = start
+        self._room = room
         self._selector = selectors.DefaultSelector()
         self._tickets = itertools.count(1)
         self._log_numbers = itertools.count(1)
@@ -297,7 +301,7 @@ class Pool:
             wanted = first.affinity
             close = [one for one in able if wanted is not None and one.affinity == wanted]
             self._give((close or able)[0], self._queue.popleft())
-        while self._queue and len(self._workers) < self._size:
+        while self._queue and len(self._workers) < self._most():
             task = self._queue.popleft()
             try:
                 worker = self._start()
@@ -309,6 +313,9 @@ class Pool:
         spare = [one for one in idle if one.task is None]
         if self._queue and spare and not any(one.dying or one.severed for one in self._workers):
             self._kill(spare[0])  # For the next job, which must have a process of its own.
+
+    def _most(self) -> int:
+        return self._size if self._room is None else min(self._size, self._room())
 
     def _start(self) -> _Worker:
         log = self._log_dir / f"worker-{os.getpid()}-{next(self._log_numbers):04}.log"

@@ -324,3 +324,20 @@ def test_the_cache_is_shown_without_jax(tmp_path: Path) -> None:
 
     done = call(shlex.join(["doctor", "--cache"]), tmp_path, {"AUTOMESH_CACHE": str(tmp_path)})
     assert (done.code, done.stderr, done.jax) == (0, "", "")
+
+
+def test_a_program_moves_to_another_store_whole_or_not_at_all(tmp_path: Path) -> None:
+    here, there = ModuleStore(tmp_path / "here"), ModuleStore(tmp_path / "there")
+    key, other = "a" * 64, "b" * 64
+    here.keep(key, KEPT)
+    data = here.packed(key)
+    assert data is not None
+    for damaged in (data[:-1], data + b"x", data[:40], b"", data[:-8] + bytes(8)):
+        assert not there.take(key, damaged)
+    for wrong in (other, "../../x", "", "A" * 64):
+        assert not there.take(wrong, data)
+        assert here.packed(wrong) is None
+    assert not ModuleStore(tmp_path / "small", limit_bytes=10).take(key, data)
+    assert there.take(key, data)
+    assert there.find(key) == KEPT
+    assert [path.name for path in (tmp_path / "there").iterdir()] == [f"{key}.module"]

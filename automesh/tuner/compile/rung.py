@@ -6,6 +6,7 @@ import importlib.util
 import mmap
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -88,6 +89,7 @@ def _installed() -> Iterator[Path]:
 
 
 POLL_S = 0.5
+_RETRIES_ELSEWHERE = 4
 GRACE_S = 20.0
 
 
@@ -126,7 +128,7 @@ class CompileRung:
     _waiting: dict[str, list[Trial]] = field(init=False, default_factory=dict)
     _read: list[Trial] = field(init=False, default_factory=list)
     _retries: list[Trial] = field(init=False, default_factory=list)
-    _retried: set[int] = field(init=False, default_factory=set)
+    _retried: Counter[int] = field(init=False, default_factory=Counter[int])
     _started: int = field(init=False, default=0)
     _took_s: float = field(init=False, default=0.0)
     _recorded: int = field(init=False, default=0)
@@ -238,7 +240,7 @@ class CompileRung:
 
     def _record(self, ticket: int, result: Answer | Failure, *, doubtful: bool) -> None:
         trial, began_s = self._running.pop(ticket)
-        if doubtful and trial.storage_id not in self._retried:
+        if doubtful and self._retried[trial.storage_id] < self._most_retries:
             self._retry(trial)
             return
         refuse_to_blame(result)
@@ -266,9 +268,15 @@ class CompileRung:
             self._remember(fingerprint, str(trial.plan), outcome)
             self._release_waiting(fingerprint)
 
+    @property
+    def _most_retries(self) -> int:
+        # A host that is lost takes down all that it compiles: that a plan was there each time says
+        # little of the plan.
+        return 1 if self.search.lender is None else _RETRIES_ELSEWHERE
+
     def _retry(self, trial: Trial) -> None:
         """Once more: a worker that ends may have been spoiled by the plans before, or be killed."""
-        self._retried.add(trial.storage_id)
+        self._retried[trial.storage_id] += 1
         fingerprint = self._compiling(trial)
         self._programs.pop(fingerprint, None)
         # Those that waited for it go on by themselves: it may never come back to this program.

@@ -221,7 +221,7 @@ class AbsentStrategy(Strategy):
             player=None if is_screen else self._player,
         )
         place = {plan: number for number, plan in enumerate(order)}
-        with search.open_pool(search.workers, surroundings_for(devices)) as pool:
+        with search.open_compilers(surroundings_for(devices)) as pool:
             done = CompileRung(
                 search=search,
                 rung=rung,

@@ -226,6 +226,19 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--launch": ("x", "LOCAL", "local ", NUL, BYTE, ESCAPES, HUGE),
         "--hosts": ("1", "99999999999", *INTEGERS),
         "--listen": ADDRESSES,
+        "--wait": DURATIONS[1:],  # an empty one is as none
+        "--image": ("x", NUL, BYTE),
+        "--volume": ("x:/y", NUL, BYTE),
+        "--write": ("x.yaml",),
+    },
+    "kubernetes": {
+        "--target": ("local", "cpu:8", "tpu-v5litepod-8", "gpu-h100-8", "x", NUL, DIGITS),
+        "--hosts": ("1", "3", DIGITS),
+        "--listen": ("10.0.0.1:8600", *ADDRESSES),
+        "--image": ("", " ", "a b", "-x", ".", "a\nb", "a:", NUL, BYTE, ESCAPES, HUGE),
+        "--volume": ("", "x", ":", "x:", "x:y", ":/y", "X:/y", "x:/y:z", NUL, BYTE, ESCAPES, HUGE),
+        "--write": (*OUTPUTS[:6], "folder.json", "note/x.json", ".", "~nosuchuser/x.json"),
+        "--storage": ("postgresql://me:secret@host/db",),
     },
     "command": {
         "--command": TEMPLATES,
@@ -313,6 +326,10 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 _BASES: Mapping[str, tuple[str, ...]] = {
     "search": ("search", "train.py", "--target", "cpu:4"),
+    "kubernetes": (
+        *("search", "train.py", "--target", "cpu:4*2", "--launch", "kubernetes"),
+        *("--image", "i", "--volume", "c:/w", "--write", "jobset.yaml"),
+    ),
     "command": ("search", "--target", "cpu:4", "--command", "python train.py {tp}"),
     "check-script": ("check-script", "train.py", "--target", "cpu:4"),
     "show": ("show", "results-are-here"),
@@ -322,6 +339,7 @@ _BASES: Mapping[str, tuple[str, ...]] = {
     "explain": ("explain", "train.py", "dp:4"),
     "doctor": ("doctor",),
     "agent": ("agent", "127.0.0.1:1"),
+    "hosts": ("hosts", "127.0.0.1:1"),
     "check": ("check", "train.py", "--rules", "good.toml"),
     "export": ("export", "good.toml", "--to", "maxtext"),
     "import": ("import", "good.yml", "--from", "maxtext"),
@@ -336,6 +354,9 @@ _CALLED = {
     "--storage": ("~nosuchuser",),
     "--trace": ("cannot be replayed",),
     "--hosts": ("hosts",),
+    "--image": ("image",),
+    "--volume": ("volume",),
+    "--write": ("jobset",),
 }
 
 
@@ -380,7 +401,8 @@ def arguments() -> Iterator[Hostile]:
     for text in PATTERNS:
         yield row("targets", ("targets", "--", text), text)
     for text in ADDRESSES:
-        yield row("agent ADDRESS", ("agent", "--", text), text, "address", "ADDRESS")
+        for command in ("agent", "hosts"):
+            yield row(f"{command} ADDRESS", (command, "--", text), text, "address", "ADDRESS")
     for text in COMMANDS:
         yield row("command", (text,), text, "command", "option")
     for text in NO_TEXT:

@@ -1,0 +1,47 @@
+"""`automesh hosts`: what the agents of a running search do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Annotated
+
+import typer
+
+from automesh.jsonio import dumps
+
+HELP = """Show the hosts of a search that runs: their cores, memory and load, and what their
+processes do.
+
+ADDRESS is what the search listens at, as for `automesh agent`, and the token is the same: in
+AUTOMESH_TOKEN, or in a file of mode 0600 that AUTOMESH_TOKEN_FILE names.
+
+\b
+Examples:
+  automesh hosts 10.0.0.1:8600
+  automesh hosts 10.0.0.1:8600 --json
+"""
+
+
+def hosts(
+    address: Annotated[
+        str,
+        typer.Argument(metavar="ADDRESS", help="Of the search: its --listen.", show_default=False),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    from automesh.launch.secret import read_token
+    from automesh.launch.wire import check_address
+
+    check_address(address, port_needed=True)
+    token = read_token(os.environ)
+    # gRPC takes a third of a second to import, which a wrong word does not wait for.
+    from automesh.launch.asking import ask
+    from automesh.report.pages.hosts import hosts_to_json, render_hosts
+
+    found = ask(address, token)
+    if as_json:
+        sys.stdout.write(dumps(hosts_to_json(found), indent=1) + "\n")
+    else:
+        sys.stdout.write(render_hosts(found, width=shutil.get_terminal_size().columns))

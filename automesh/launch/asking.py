@@ -1,0 +1,109 @@
+"""What the hosts of a search are and do: asked of the search itself, by whoever has its token."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from automesh.errors import AutomeshError, UsageError
+from automesh.jsonio import dumps, from_json
+from automesh.launch import wire
+from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof
+
+_ANSWER_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStatus:
+    """An agent of a search, as the search sees it.
+
+    Attributes:
+      name: of its host.
+      cores, memory_bytes: that it may use; memory as it was free when the agent came.
+      load: processes that wanted a core in the last minute, for each core; -1 if it was not said.
+      silent_s: since it said something.
+      processes: that it runs for the search.
+      does: what those do that have a job, in words.
+    """
+
+    name: str
+    cores: int
+    memory_bytes: int
+    load: float
+    silent_s: float
+    processes: int
+    does: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """The hosts of a search.
+
+    Attributes:
+      wanted: how many it is for.
+      present: those that are there.
+    """
+
+    wanted: int
+    present: tuple[HostStatus, ...]
+
+
+def ask(search: str, token: str) -> Hosts:
+    """Asks a search for its hosts.
+
+    Args:
+      search: `address:port` that its agents dial.
+
+    Raises:
+      UsageError: nothing answers there, or it has another token.
+    """
+    wire.check_address(search, port_needed=True)
+    with grpc.insecure_channel(search, options=wire.OPTIONS) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_ANSWER_S)
+        except grpc.FutureTimeoutError:
+            raise UsageError(
+                f"nothing answers at {search} for {_ANSWER_S:.0f} s",
+                hint="is the search running, and does it listen at that address?",
+            ) from None
+        said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        serve: Any = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")
+        answers = serve(_until_none(said), timeout=_ANSWER_S)
+        try:
+            return _conversation(answers, said, token, search)
+        except (grpc.RpcError, BrokenSeal, AutomeshError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(f"the search at {search} does not say what its hosts do") from None
+        finally:
+            said.put(None)
+            with contextlib.suppress(Exception):
+                answers.cancel()
+
+
+def _conversation(
+    answers: Iterator[bytes], said: queue.SimpleQueue[bytes | None], token: str, search: str
+) -> Hosts:
+    mine = new_nonce()
+    said.put(dumps({"hello": mine}).encode())
+    answer = wire.plain(next(answers, b""))
+    theirs = str(answer.get("nonce", ""))
+    if not is_proof(answer.get("proof"), proof(token, "search", mine, theirs)):
+        raise UsageError(
+            f"the search at {search} has another token",
+            hint="give both the same AUTOMESH_TOKEN or AUTOMESH_TOKEN_FILE",
+        )
+    said.put(dumps({"asks": proof(token, "guest", mine, theirs)}).encode())
+    found = Seal(token, "search", mine, theirs).open(next(answers, b""))
+    present = from_json(found.get("hosts"), tuple[HostStatus, ...])
+    return Hosts(wanted=int(found.get("wanted", len(present))), present=present)
+
+
+def _until_none(said: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
+    while (message := said.get()) is not None:
+        yield message

@@ -1,0 +1,1 @@
+"""The engines of clusters, as launchers: SLURM, Ray, Kubernetes."""

@@ -1,0 +1,170 @@
+"""Ray: a placement group with one actor for each host, each of which runs an agent.
+
+All that imports Ray is a process of its own (`ray_driver`), which ends when its input does: Ray's
+threads, signal handlers and output stay out of the search, and when the search is killed, so are
+the actors. The cluster is the one of RAY_ADDRESS, or the one that runs on this host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from automesh.errors import UsageError
+from automesh.files import open_log
+from automesh.jsonio import dumps
+from automesh.launch.launcher import Order
+from automesh.texts.terminal import clean
+from automesh.worker.environment import TOKEN_VARIABLES
+from automesh.worker.process import log_tail
+from automesh.worker.temporary import temporary_folder
+from automesh.worker.wire import Message, decode_json
+
+_AGENT_WAIT_S = 120
+_END_S = 10.0
+_TAKEN = ("JAX_", "XLA_", "LIBTPU_", "NCCL_")
+_TAKEN_TOO = ("PYTHONPATH", "AUTOMESH_CACHE", "AUTOMESH_CACHE_LIMIT")
+_OF_A_PROCESS = (
+    *("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+    "JAX_LOCAL_DEVICE_IDS",
+)
+
+
+def variables_to_take(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of the search's environment agents need: Ray's processes have that of `ray start`.
+
+    Other engines take all of it along. What names a process or its devices is left out.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name.startswith(_TAKEN) or name in _TAKEN_TOO) and name not in _OF_A_PROCESS
+    }
+
+
+class RayLauncher:
+    """See the module and `automesh.launch.launcher.Launcher`.
+
+    Args:
+      folder: for what Ray prints.
+    """
+
+    name = "ray"
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "ray.log"
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._listener: threading.Thread | None = None
+        self._said = ""
+        self._lock = threading.Lock()
+
+    def start(self, order: Order) -> None:
+        """See `Launcher`."""
+        if find_spec("ray") is None:
+            raise UsageError(
+                "Ray is not installed here", hint="run `pip install 'jax-automesh[ray]'`"
+            )
+        variables = {k: v for k, v in os.environ.items() if k not in TOKEN_VARIABLES}
+        try:
+            with open_log(self._log) as log:
+                self._driver = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "automesh.launch.engines.ray_driver"],
+                    env=variables,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise UsageError(
+                f"a process for Ray could not be started: {error}", hint="free some memory"
+            ) from None
+        self._listener = threading.Thread(target=self._listen, args=(self._driver,), daemon=True)
+        self._listener.start()
+        command = [sys.executable, "-P", "-m", "automesh", "agent", order.search]
+        command += ["--wait", f"{_AGENT_WAIT_S}s"]
+        # Through a pipe, and from there in the arguments of a call: in no command, no variable.
+        self._tell(
+            {
+                "start": command,
+                "hosts": order.hosts,
+                "token": order.token,
+                "folder": str(Path.cwd()),
+                "variables": variables_to_take(os.environ),
+            }
+        )
+
+    def refill(self) -> bool:
+        """See `Launcher`."""
+        if self._driver is None or self._driver.poll() is not None:
+            return False
+        self._tell({"refill": True})
+        return True
+
+    def trouble(self) -> str:
+        """See `Launcher`."""
+        if self._said:
+            return self._said
+        if self._driver is None or self._driver.poll() is None:
+            return ""
+        lines = [line for line in log_tail(self._log).splitlines() if line.strip()]
+        return f"the process for Ray has ended: {lines[-1] if lines else 'it says nothing'}"
+
+    def close(self) -> None:
+        """See `Launcher`."""
+        driver = self._driver
+        if driver is None:
+            return
+        with contextlib.suppress(OSError):
+            assert driver.stdin is not None
+            driver.stdin.close()
+        for end in (lambda: None, driver.terminate, driver.kill):
+            end()
+            try:
+                driver.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+        if self._listener is not None:
+            self._listener.join(_END_S)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that speaks to Ray."""
+        return self._driver.pid if self._driver is not None else 0
+
+    def _tell(self, message: Message) -> None:
+        driver = self._driver
+        assert driver is not None
+        assert driver.stdin is not None
+        # A driver that is gone has trouble, of which `trouble` tells.
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            driver.stdin.write(dumps(message).encode() + b"\n")
+            driver.stdin.flush()
+
+    def _listen(self, driver: subprocess.Popen[bytes]) -> None:
+        """In a thread of its own: what the driver says is why there are no agents."""
+        assert driver.stdout is not None
+        with driver.stdout:
+            for line in driver.stdout:
+                message = decode_json(line) or {}
+                if "trouble" in message:
+                    self._said = clean(str(message["trouble"]))
+
+
+@contextmanager
+def ray_launcher() -> Generator[RayLauncher]:
+    """A launcher whose agents are gone when the body ends."""
+    with temporary_folder("ray") as folder:
+        launcher = RayLauncher(folder)
+        try:
+            yield launcher
+        finally:
+            launcher.close()

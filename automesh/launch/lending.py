@@ -1,0 +1,123 @@
+"""Compiles on every host of a search: workers that are single processes under its agents.
+
+A pool starts and ends them as it does its own. Here is decided on which host one starts: there
+where the most room is left, by cores and memory. Which job it gets the search decides, and so each
+program is compiled once in the whole cluster (`automesh.tuner.compile.rung`). When an agent is
+lost, its jobs are given to others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from automesh.launch.facts import HostFacts
+from automesh.launch.fleet import Fleet
+from automesh.launch.gang import Gang
+from automesh.worker.messages import Surroundings
+
+QUICK_FAILURES = 3
+"""So many processes in a row that are lost before they have begun set their host aside."""
+
+
+class Lender:
+    """The workers that the hosts of a search have room for.
+
+    Args:
+      fleet: with its agents there.
+      needed_bytes: what a worker takes, by which a host has room for so many.
+      notice: told when a host is set aside, in the thread of the pool.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        needed_bytes: int,
+        notice: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self._fleet = fleet
+        self._needed_bytes = needed_bytes
+        self._notice = notice
+        self._lock = threading.Lock()
+        self._running: dict[Gang, tuple[int, str]] = {}
+        self._quick: Counter[str] = Counter()
+        self._aside: set[str] = set()
+
+    def room(self) -> int:
+        """How many workers there may be now, on all hosts together."""
+        self._fleet.call_back()
+        return sum(self._rooms().values())
+
+    def start_worker(
+        self, *, surroundings: Surroundings, log: Path, memory_limit_bytes: int, handler: str
+    ) -> Gang:
+        """Starts a worker where the most room is left; see `automesh.worker.process.StartWorker`.
+
+        Args:
+          memory_limit_bytes: what is free on this host, which says nothing of the others.
+
+        Raises:
+          OSError: no host is left.
+        """
+        del memory_limit_bytes
+        rooms = self._rooms()
+        if not rooms:
+            raise OSError("no host is left to compile on")
+        names = {number: facts.name for number, facts in self._fleet.present}
+        with self._lock:
+            taken = Counter(number for number, _ in self._running.values())
+            number = max(
+                rooms,
+                key=lambda one: (
+                    -self._quick[names.get(one, "")],
+                    (rooms[one] - taken[one]) / rooms[one],
+                    -one,
+                ),
+            )
+            gang = Gang(log, on_end=self._release)
+            self._running[gang] = (number, names.get(number, ""))
+        try:
+            self._fleet.start_process(number, gang, surroundings, handler, share=rooms[number])
+        except OSError:
+            with self._lock:
+                del self._running[gang]
+            raise
+        return gang
+
+    def load(self) -> dict[int, int]:
+        """Workers by the number of their agent."""
+        with self._lock:
+            return dict(Counter(number for number, _ in self._running.values()))
+
+    def _rooms(self) -> dict[int, int]:
+        """Workers that each host has room for, by the number of its agent."""
+        present = self._fleet.present
+        beside = Counter(facts.machine for _, facts in present)
+        return {
+            number: max(self._room_of(facts) // beside[facts.machine], 1)
+            for number, facts in present
+            if facts.name not in self._aside
+        }
+
+    def _room_of(self, facts: HostFacts) -> int:
+        return min(facts.cores, int(facts.memory_bytes // self._needed_bytes))
+
+    def _release(self, gang: Gang) -> None:
+        with self._lock:
+            _, host = self._running.pop(gang, (0, ""))
+            why = gang.lost_at_start
+            if gang.served:
+                self._quick[host] = 0
+            elif why:
+                self._quick[host] += 1
+            is_bad = self._quick[host] >= QUICK_FAILURES and host not in self._aside
+            if is_bad:
+                self._aside.add(host)
+        if is_bad:
+            self._notice(
+                f"{host} is set aside: {QUICK_FAILURES} processes in a row were lost there before "
+                f"they had begun ({why})"
+            )

@@ -1,0 +1,147 @@
+"""Agents under a real Ray cluster of two nodes on this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from automesh.errors import UsageError
+from automesh.launch.engines import ray_driver
+from automesh.launch.engines.ray import RayLauncher, variables_to_take
+from automesh.launch.fleet import Fleet
+from automesh.launch.secret import new_token
+from automesh.worker.pool import Pool
+from tests.support.worker_jobs import ROOT, answer_of, job, living, surroundings
+
+LIMIT_BYTES = 400 * 2**20
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed here: pip install 'jax-automesh[ray]'"
+)
+# In a process of its own: Ray leaves threads, and warnings that would be errors here.
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+cluster.add_node(num_cpus=1)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    environ = {**os.environ, "PYTHONPATH": ROOT, "RAY_USAGE_STATS_ENABLED": "0"}
+    environ.pop("AUTOMESH_TEST_PROCESS", None)  # Its processes are not those of the test.
+    with subprocess.Popen(
+        [sys.executable, "-c", CLUSTER],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as cluster:
+        assert cluster.stdout is not None
+        yield cluster.stdout.readline().strip()
+        assert cluster.stdin is not None
+        cluster.stdin.close()
+        cluster.wait(60)
+
+
+@pytest.mark.long
+@needs_ray
+def test_a_gang_runs_is_lost_comes_back_and_goes(
+    ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", ray_address)
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    launcher = RayLauncher(tmp_path)
+    with (
+        Fleet(
+            token=new_token(),
+            listen=("127.0.0.1", 0),
+            hosts=2,
+            launcher=launcher,
+            memory_limit_bytes=LIMIT_BYTES,
+        ) as fleet,
+        Pool(
+            size=1,
+            surroundings=surroundings(),
+            log_dir=tmp_path / "logs",
+            memory_limit_bytes=LIMIT_BYTES,
+            handler="tests.support.handlers.in_gang",
+            start=fleet.start_gang,
+        ) as pool,
+    ):
+        fleet.wait(180)
+        pids = [one.pid for one in fleet.facts]
+        assert answer_of(pool.run(job("agree", "all"), 120)).fingerprint == "4"
+        os.kill(pids[0], signal.SIGKILL)
+        assert answer_of(pool.run(job("agree", "all"), 120)).fingerprint == "4"
+        again = {one.pid for one in fleet.facts}
+        assert len(again & set(pids)) == 1, "the other one was left alone"
+    launcher.close()
+    assert living() == []
+
+
+def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("automesh.launch.engines.ray.find_spec", lambda _: object())
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    launcher = RayLauncher(tmp_path)
+    with (
+        Fleet(token=new_token(), listen=("127.0.0.1", 0), hosts=2, launcher=launcher) as fleet,
+        pytest.raises(UsageError, match="none of 2 agents has come: no Ray cluster can be joined"),
+    ):
+        fleet.wait(120)
+    launcher.close()
+
+
+def test_where_ray_is_not_installed_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("automesh.launch.engines.ray.find_spec", lambda _: None)
+    fleet = Fleet(
+        token=new_token(), listen=("127.0.0.1", 0), hosts=2, launcher=RayLauncher(tmp_path)
+    )
+    with pytest.raises(UsageError, match="Ray is not installed here"), fleet:
+        pass
+
+
+def test_an_agent_takes_all_accelerators_of_its_node() -> None:
+    def node(alive: bool = True, **resources: float) -> dict[str, Any]:
+        return {"Alive": alive, "Resources": {"CPU": 64.0, "memory": 1e9, **resources}}
+
+    head = node()
+    assert ray_driver.bundle_of([head]) == {"CPU": 1.0}
+    gpus = [head, node(GPU=8.0), node(GPU=8.0), node(alive=False, GPU=16.0)]
+    assert ray_driver.bundle_of(gpus) == {"CPU": 1.0, "GPU": 8.0}
+    assert ray_driver.bundle_of([head, node(TPU=4.0)]) == {"CPU": 1.0, "TPU": 4.0}
+
+
+def test_an_agent_that_ends_badly_leaves_its_last_words(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['AUTOMESH_TOKEN'], os.environ['JAX_X'], os.getcwd())"
+    said = ray_driver.run_agent(
+        [sys.executable, "-c", f"{code}; sys.exit(2)"], "secret", str(tmp_path), {"JAX_X": "1"}
+    )
+    assert said == f"secret 1 {tmp_path}"
+    assert ray_driver.run_agent([sys.executable, "-c", ""], "secret", "/nowhere", {}) == ""
+
+
+def test_of_the_environment_goes_what_devices_need() -> None:
+    environ = {
+        "XLA_FLAGS": "--x",
+        "JAX_PLATFORMS": "cuda",
+        "JAX_PROCESS_ID": "3",
+        "AUTOMESH_TOKEN": "secret",
+        "AUTOMESH_STORAGE_PASSWORD": "secret",
+        "HOME": "/home/me",
+    }
+    assert variables_to_take(environ) == {"XLA_FLAGS": "--x", "JAX_PLATFORMS": "cuda"}
