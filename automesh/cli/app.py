@@ -21,6 +21,7 @@ from automesh.cli import (
     targets,
 )
 from automesh.cli.guard import guarded, prepare_streams
+from automesh.cli.service import serve, submit, token
 
 HELP = """Finds the fastest device mesh for a JAX training step, and proves it.
 
@@ -93,6 +94,16 @@ app.command(
 app.command(
     "agent", help=agent.HELP, short_help="Serve a search on another host with this one's devices."
 )(agent.agent)
+app.command("serve", help=serve.HELP, short_help="Serve studies and take searches over HTTP.")(
+    serve.serve
+)
+app.command(
+    "submit",
+    help=submit.HELP,
+    short_help="Let a service search, and take its rule home.",
+    context_settings=_WITH_ARGS,
+)(submit.submit)
+app.command("token", help=token.HELP, short_help="Say who may do what with a service.")(token.token)
 app.command("doctor", help=doctor.HELP, short_help="Check versions, devices and known problems.")(
     doctor.doctor
 )

@@ -19,7 +19,7 @@ VALUED = frozenset(
     (
         *("command", "step-time", "skip-steps", "timed-steps", "target", "hardware", "space"),
         *("step", "split", "budget", "top", "baseline", "rules", "results", "storage", "workers"),
-        *("timeout", "worker-memory", "reserve-hbm", "xla", "launch", "hosts", "listen"),
+        *("timeout", "worker-memory", "reserve-hbm", "xla", "launch", "hosts", "listen", "server"),
     )
 )
 """The options of `automesh search` that take a value."""
