@@ -90,19 +90,22 @@ def order_for(
     return checked(order), root
 
 
-def submit(server: Server, order: Order, folder: Path, *, is_new: bool = False) -> Submitted:
+def submit(
+    server: Server, order: Order, folder: Path, *, rules: Path | None = None, is_new: bool = False
+) -> Submitted:
     """Sends a bundle, unless the service has it, and the order for it.
 
     The same folder with the same order is the same submission, which goes on where it was if it has
     ended without a rule.
 
     Args:
+      rules: a file that the rule will go to, which is not sent.
       is_new: make another submission all the same.
 
     Raises:
       UsageError: the folder is too large, nobody answers, or the service refuses.
     """
-    data, bundle = pack(folder)
+    data, bundle = pack(folder, without=rules)
     body = dumps({"bundle": bundle.digest, "order": to_json(order, Order)}).encode()
     key = secrets.token_hex(16) if is_new else hashlib.sha256(body).hexdigest()[:40]
     path = f"/v1/bundles/{bundle.digest}"

@@ -31,6 +31,8 @@ from automesh.units import format_bytes
 
 LEFT_OUT = ("__pycache__", "node_modules", "results", "automesh-service")
 """Folders that are not packed, beside those whose names begin with a dot."""
+RULES = "mesh_rules.toml"
+"""The file that is not packed: a search writes it, and must not become another one by that."""
 _GZIP = b"\x1f\x8b"
 _FOLDER_MODE, _FILE_MODE, _PROGRAM_MODE = 0o700, 0o600, 0o700
 
@@ -54,11 +56,14 @@ class Bundle:
     files: tuple[str, ...]
 
 
-def pack(folder: Path) -> tuple[bytes, Bundle]:
+def pack(folder: Path, *, without: Path | None = None) -> tuple[bytes, Bundle]:
     """Packs a folder: the same files give the same bytes, whoever packs them and when.
 
     Links and everything that is neither a file nor a folder are left out, and so are folders whose
-    names begin with a dot or are in `LEFT_OUT`.
+    names begin with a dot or are in `LEFT_OUT`, and rules.
+
+    Args:
+      without: a file that is left out as well.
 
     Raises:
       UsageError: the folder holds more than a bundle may, or cannot be read.
@@ -68,6 +73,8 @@ def pack(folder: Path) -> tuple[bytes, Bundle]:
     left = limits.BUNDLE_BYTES
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in _files_in(folder):
+            if path.name == RULES or (without is not None and path.resolve() == without.resolve()):
+                continue
             name = path.relative_to(folder).as_posix()
             _check_name(name)
             with open_regular(path) as file:

@@ -63,7 +63,7 @@ def violations(page: Page) -> list[str]:
     return [f"{one['id']}: {[node['html'][:120] for node in one['nodes'][:3]]}" for one in serious]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_person_logs_in_and_finds_a_study(page: Page, running: Running) -> None:
     complaints = listen(page)
     page.goto(running.url)
@@ -126,7 +126,7 @@ def test_a_submission_is_followed_live(page: Page, running: Running) -> None:
     assert [one for one in complaints if "ERR_INTERNET_DISCONNECTED" not in one] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nothing_that_others_wrote_is_run(page: Page, running: Running) -> None:
     complaints = listen(page)
     page.goto(f"{running.url}/#token={running.tokens['read']}")
@@ -134,6 +134,7 @@ def test_nothing_that_others_wrote_is_run(page: Page, running: Running) -> None:
     expect(page.locator("h1").first).to_have_text(HOSTILE)
     frame = page.frame_locator("iframe")
     expect(frame.locator("h1")).to_be_visible()
+    expect(page.locator("#connection")).to_have_text("ended")
     (inner,) = [one for one in page.frames if one.parent_frame is not None]
     # The report is of no origin: it sees neither the token nor the API.
     assert inner.evaluate("self.origin") == "null"

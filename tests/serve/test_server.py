@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import automesh
 from automesh.errors import UsageError
 from automesh.serve.server import ServeOptions, names_of, read_address, serve
 from automesh.submissions.home import open_home
+from tests.e2e.test_readme import block
 from tests.support.serve_process import ServeProcess
 from tests.support.service import order, tar_of
 
 # `automesh search` refuses it in a second: what is tested is who runs it, and how often.
 REFUSED = b"\0"
-KILLS = 2
+KILLS = 1
 
 
 def options(folder: Path, **changes: object) -> ServeOptions:
@@ -114,11 +118,11 @@ def served(tmp_path: Path) -> Iterator[ServeProcess]:
     found.end()
 
 
-def send(served: ServeProcess, key: str, content: bytes) -> str:
+def send(served: ServeProcess, key: str, content: bytes, **changes: Any) -> str:
     """Sends a bundle and an order until there is an answer, as a patient client does."""
     data = tar_of({"train.py": content})
     digest = hashlib.sha256(data).hexdigest()
-    body = json.dumps({"bundle": digest, "order": order()}).encode()
+    body = json.dumps({"bundle": digest, "order": order(**changes)}).encode()
     status, said = served.ask("PUT", f"/v1/bundles/{digest}", data)
     assert status == 201, said
     headers = {"Content_Type": "application/json", "Idempotency_Key": key}
@@ -130,13 +134,12 @@ def send(served: ServeProcess, key: str, content: bytes) -> str:
 @pytest.mark.slow
 def test_a_killed_server_loses_nothing_and_runs_nothing_twice(served: ServeProcess) -> None:
     served.start()
-    runner = served.ask("GET", "/v1/hosts")[1][0]
-    numbers = [send(served, f"submission-{number}", REFUSED) for number in range(2)]
+    numbers = [send(served, "submission", REFUSED)]
     for _ in range(KILLS):
         served.kill()
         assert served.ask("GET", "/v1/health")[0] == 0
         served.start()
-        again = [send(served, f"submission-{number}", REFUSED) for number in range(2)]
+        again = [send(served, "submission", REFUSED)]
         assert again == numbers
     while True:
         states = [served.ask("GET", f"/v1/submissions/{one}")[1]["submission"] for one in numbers]
@@ -144,11 +147,44 @@ def test_a_killed_server_loses_nothing_and_runs_nothing_twice(served: ServeProce
             break
         assert all(one["state"] in ("queued", "running", "failed") for one in states)
         time.sleep(0.2)
-    assert [one["runs"] for one in states] == [1, 1]
+    assert [one["runs"] for one in states] == [1]
     assert all("null bytes" in one["said"] for one in states)
-    assert served.ask("GET", "/v1/submissions")[1]["total"] == 2
-    # The runner was never started again, and what was done is in the audit.
-    assert served.ask("GET", "/v1/hosts")[1][0]["started_s"] == runner["started_s"]
+    assert served.ask("GET", "/v1/submissions")[1]["total"] == 1
     done = [one["action"] for one in served.ask("GET", "/v1/audit")[1]]
-    assert (done.count("run"), done.count("end")) == (2, 2)
+    assert (done.count("run"), done.count("end")) == (1, 1)
+    assert served.stop() == 0, served.said()
+
+
+@pytest.mark.long
+def test_twenty_kills_during_a_search_lose_nothing(
+    served: ServeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole submission, up to a rule that was measured, under a server that dies all the time."""
+    luck = random.Random(7)
+    served.start()
+    script = block("script").encode()
+    changes = {"targets": ["cpu:2"], "budget": "10m", "top": 1}
+    number = send(served, "whole-submission", script, **changes)
+    for _ in range(20):
+        time.sleep(luck.uniform(0.0, 2.0))
+        served.kill()
+        served.start()
+        assert send(served, "whole-submission", script, **changes) == number
+    end_s = time.monotonic() + 1500
+    while True:
+        found = served.ask("GET", f"/v1/submissions/{number}")[1]
+        if found["submission"]["state"] not in ("queued", "running"):
+            break
+        assert time.monotonic() < end_s
+        time.sleep(1.0)
+    assert found["submission"]["state"] == "found", found
+    assert found["submission"]["runs"] == 1
+    assert served.ask("GET", "/v1/submissions")[1]["total"] == 1
+    (name,) = found["studies"]
+    monkeypatch.setenv("AUTOMESH_SERVER_TOKEN", served.token)
+    rules = automesh.load(f"{served.url}/v1/studies/{name}/rules.toml")
+    (rule,) = rules.rules
+    assert (rule.match, rule.evidence.kind) == ("cpu-2", "measured")
+    done = [one["action"] for one in served.ask("GET", "/v1/audit")[1]]
+    assert (done.count("run"), done.count("end")) == (1, 1)
     assert served.stop() == 0, served.said()

@@ -152,7 +152,7 @@ def test_a_page_needs_a_ticket_and_is_of_no_origin(
     assert running.ask("GET", path, token="").status == 401
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_page_of_a_study_is_its_report(running: Running) -> None:
     reply = running.ask("GET", f"{STUDY}/page")
     assert reply.status == 200, reply.text
@@ -189,7 +189,7 @@ def test_a_study_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     assert states == ["ended", "stopped", "stopped", "unread"]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
 def test_studies_in_one_storage(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     storage = str(tmp_path / "all.db")
     if kind == "postgres":
@@ -210,6 +210,7 @@ def test_studies_in_one_storage(kind: str, tmp_path: Path, request: pytest.Fixtu
     catalogue.close()
 
 
+@pytest.mark.long
 def test_the_server_imports_no_jax() -> None:
     code = (
         "import sys, automesh.serve.server, automesh.submissions.runner, automesh.remote.submit\n"

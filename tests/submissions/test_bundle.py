@@ -52,7 +52,10 @@ def test_links_hidden_folders_and_results_stay_at_home(tmp_path: Path) -> None:
     (tmp_path / "passwd").symlink_to("/etc/passwd")
     (tmp_path / "etc").symlink_to("/etc")
     os.mkfifo(tmp_path / "pipe")
-    assert pack(tmp_path)[1].files == ("a.py",)
+    (tmp_path / "mesh_rules.toml").touch()
+    (tmp_path / "mine.toml").touch()
+    assert pack(tmp_path)[1].files == ("a.py", "mine.toml")
+    assert pack(tmp_path, without=tmp_path / "mine.toml")[1].files == ("a.py",)
 
 
 def test_a_folder_that_is_too_large_is_refused(

@@ -78,7 +78,7 @@ class Running:
         if isinstance(body, dict):
             body = json.dumps(body).encode()
             sent.setdefault("Content-Type", "application/json")
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=150)
         try:
             connection.request(method, path, body=body, headers=sent)
             reply = connection.getresponse()

@@ -24,8 +24,8 @@ SERVER = "AUTOMESH_SERVER"
 HELP = """Submit a search to a service, follow it, and take its rule home.
 
 The folder of SCRIPT is sent (or --folder, if it imports from further up): at most 64 MiB, without
-links, hidden folders, results and caches. The search runs where the service is; what it says is
-shown here, its table goes to stdout, and its rule is merged into mesh_rules.toml beside the
+links, hidden folders, results, rules and caches. The search runs where the service is; what it
+says is shown here, its table goes to stdout, and its rule is merged into mesh_rules.toml beside the
 script, as `automesh search` does. Ctrl-C stops following, not the search: the same command goes
 on with it, wherever it was.
 
@@ -145,7 +145,7 @@ def submit_and_follow(asked: Asked, *, is_detached: bool, is_new: bool, as_json:
     service, path = read_option("--server", open_server, address)
     if path:
         raise UsageError(f"--server: `{address}` has a path behind the address of the service")
-    taken = submit(service, order, folder, is_new=is_new)
+    taken = submit(service, order, folder, rules=rules, is_new=is_new)
     known = ", which was there already" if taken.is_known else ""
     _say(f"submission {taken.number}{known}: {service.url}/submissions/{taken.number}")
     if is_detached:

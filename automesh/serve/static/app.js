@@ -138,7 +138,7 @@ async function listSubmissions() {
 
 function watchPage(title, path) {
   const live = el("div", { id: "live" });
-  const log = el("pre", { id: "log", tabindex: 0, "aria-label": "What the search says" });
+  const log = el("pre", { id: "log", role: "log", tabindex: 0, "aria-label": "What the search says" });
   const buttons = el("div", { class: "row" });
   const said = el("p", { role: "status", class: "note", id: "connection" });
   const reports = el("div", { id: "reports" });
@@ -146,7 +146,9 @@ function watchPage(title, path) {
     el("h1", {}, title), live, buttons, said,
     el("details", { open: true, id: "logs" }, el("summary", {}, "What the search says"), log), reports);
   let shown = "";
+  let states = 0;
   const onState = (data) => {
+    states += 1;
     live.replaceChildren(data.submission ? submissionFacts(data.submission) : "", ...data.studies.map(studyFacts));
     buttons.replaceChildren(...(data.submission ? actions(data.submission) : []));
     const readable = data.studies.filter((one) => !["unread", "unreadable"].includes(one.state));
@@ -163,7 +165,10 @@ function watchPage(title, path) {
     if (atEnd) log.scrollTop = log.scrollHeight;
   };
   watch(`${path}/events`, { state: onState, log: (data) => onLog(data.text) }, (text) => { said.textContent = text; })
-    .then(() => reports.querySelectorAll("section").forEach((one) => one.reload()));
+    .then(() => {
+      // What was shown at first is not the end of it.
+      if (states > 1) reports.querySelectorAll("section").forEach((one) => one.reload().catch(fail));
+    });
 }
 
 function submissionFacts(one) {
