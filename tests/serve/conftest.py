@@ -1,4 +1,4 @@
-"""A service with a few studies, for all tests of a module."""
+"""A service with a few studies, for all tests of the folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 """What somebody may call a study's folder."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("service")
     make_measured(folder / "results" / "train-gpu-h100-16-0123abcd")

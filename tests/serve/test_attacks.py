@@ -230,7 +230,8 @@ def test_nested_and_broken_json(running: Running) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "dots", "absolute", "bomb", "no tar"])
-def test_hostile_tars(running: Running, kind: str) -> None:
+def test_hostile_tars(running: Running, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BUNDLE_UNPACKED_BYTES", 2**22)
     link = tarfile.TarInfo("train.py")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     data = {

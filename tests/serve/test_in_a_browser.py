@@ -93,7 +93,7 @@ def test_a_person_logs_in_and_finds_a_study(page: Page, running: Running) -> Non
     assert complaints == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_submission_is_followed_live(page: Page, running: Running) -> None:
     complaints = listen(page)
     number = submit(running, running.send_bundle(BUNDLE)).json()["number"]
