@@ -7,7 +7,9 @@ by its files, or by what a database counts, which costs one query for all of the
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,6 +82,7 @@ class KnownStudy:
       rule: the text of its rule file; empty without a rule.
       missing: why there is none.
       stamp: by which a change is told.
+      read_s: when it was read, by a clock that nobody sets.
     """
 
     summary: StudySummary
@@ -87,6 +90,7 @@ class KnownStudy:
     rule: str = ""
     missing: str = "the study was not read yet"
     stamp: Stamp = ()
+    read_s: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +110,14 @@ class Catalogue:
     Args:
       roots: gives the folders of results, which may become more.
       storage: as `--storage` of the searches; empty for SQLite in each study's folder.
+      pause_s: before a study that has changed is read again: one that is searched changes all the
+        time, and who measures must not be disturbed.
     """
 
-    def __init__(self, roots: Callable[[], Sequence[Path]], storage: str = "") -> None:
+    def __init__(
+        self, roots: Callable[[], Sequence[Path]], storage: str = "", *, pause_s: float = 0.0
+    ) -> None:
+        self._pause_s = pause_s
         self._roots = roots
         self._storage = storage
         self._place: Storage | None = parse_storage(storage, Path()) if storage else None
@@ -154,11 +163,13 @@ class Catalogue:
                 summary = StudySummary(name=name, changed_s=found.changed_s)
                 known[name] = KnownStudy(summary=summary, folder=found.folder)
         known = {name: one for name, one in known.items() if name in there}
+        now_s = time.monotonic()
         stale = [
             name
             for name, one in known.items()
+            if now_s - one.read_s >= self._pause_s
             # Whether its process still lives is in no stamp.
-            if one.stamp != there[name].stamp or one.summary.state == "running"
+            and (one.stamp != there[name].stamp or one.summary.state == "running")
         ]
         stale.sort(key=lambda name: -there[name].changed_s)
         self._publish(known)
@@ -199,6 +210,7 @@ class Catalogue:
             summary=StudySummary(name=name, changed_s=found.changed_s),
             folder=folder,
             stamp=found.stamp,
+            read_s=time.monotonic(),
         )
         try:
             with reading(folder, results=folder.parent, storage=self._storage) as opened:

@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from automesh.jsonio import dumps, to_json
 from automesh.serve.catalogue import KnownStudy, StudySummary
-from automesh.serve.service import REFRESH_S, Service
+from automesh.serve.service import PAUSE_S, REFRESH_S, Service
 from automesh.submissions.store import ENDED, Submission
 from automesh.submissions.tokens import Holder
 from automesh.texts.terminal import clean_lines
@@ -35,7 +35,7 @@ EVENTS = {200: {"description": "Server-sent events.", "content": {"text/event-st
 """What a stream is, for OpenAPI."""
 POLL_S = 0.5
 _KEEPALIVE_S = 15.0
-_QUIET_S = 3 * REFRESH_S  # of an ended search, so that what it wrote last has been read
+_QUIET_S = PAUSE_S + 2 * REFRESH_S  # of an ended search, so that what it wrote last has been read
 _CHUNK_BYTES = 2**14
 _TAIL_BYTES = 2**16
 _ID = re.compile(r"(?P<offset>\d{1,15})-(?P<state>[0-9a-f]{12})")

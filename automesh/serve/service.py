@@ -24,6 +24,8 @@ from automesh.submissions.tokens import Tokens
 
 REFRESH_S = 1.0
 """Between two looks at which studies have changed."""
+PAUSE_S = 3.0
+"""Before a study that changes all the time is read again: that takes a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ def open_service(home: Home, settings: Settings) -> Service:
         tokens=Tokens(database),
         store=Store(home, database),
         audit=Audit(database),
-        catalogue=Catalogue(roots, settings.storage),
+        catalogue=Catalogue(roots, settings.storage, pause_s=PAUSE_S),
         pages=Pages(folder=home.pages, storage=settings.storage),
         metrics=Metrics(),
         limiter=Limiter(),
