@@ -62,7 +62,7 @@ def test_the_guide_for_one_person_ends_with_a_measured_rule(served: ServeProcess
     served.start()
     (command,) = commands("submit")
     # Fewer devices and more time: machines that test do other work.
-    command = command.replace("--target cpu:8 --budget 3m", "--target cpu:2 --budget 10m --top 1")
+    command = command.replace("--target cpu:8 --budget 3m", "--target cpu:2 --budget 2m --top 1")
     done = run([sys.executable, "-m", *shlex.split(command)], served)
     assert done.returncode == 0, done.stderr + served.said()
     assert "measured" in done.stdout
