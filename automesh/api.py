@@ -533,8 +533,14 @@ def targets(pattern: str = "", *, hardware: str | Path = "") -> TargetList:
 def load(path: str | Path = "mesh_rules.toml") -> Rules:
     """Reads a rule file; `load(path).select("tpu-v5p-128")` gives the `MeshConfig` for a selector.
 
+    Args:
+      path: the file; or its URL on a service (`automesh serve`), as
+        `https://mesh.example.com/v1/studies/NAME/rules.toml`. The token for it is in
+        AUTOMESH_SERVER_TOKEN, or in the file that AUTOMESH_SERVER_TOKEN_FILE names.
+
     Raises:
-      UsageError: no such file, or it is not a valid rule file.
+      UsageError: no such file, or it is not a valid rule file; or the service does not answer, or
+        does not take the token.
 
     Example:
       >>> import tempfile
@@ -550,6 +556,10 @@ def load(path: str | Path = "mesh_rules.toml") -> Rules:
       >>> dict(load(path).select("cpu-8").create_device_mesh().shape)
       {'dp': 2, 'tp': 4}
     """
+    if isinstance(path, str) and path.startswith(("http://", "https://")):
+        from automesh.remote.rules import load_rules
+
+        return load_rules(path)
     return read_rules(path)
 
 

@@ -158,3 +158,81 @@ for somebody who edits, and while the disk writes. As above."""
 
 LOOK_S = 5.0
 """For the lock of a storage that is only looked at before a search. As above."""
+
+# The service: what comes over the network, from anybody who can reach it.
+
+BUNDLE_BYTES = 64 * 2**20
+"""A bundle as it is sent: the folder of a script, without data. Refused with status 413."""
+
+BUNDLE_UNPACKED_BYTES = 256 * 2**20
+"""What the files of a bundle take once unpacked: a packed one of a few kilobytes could otherwise
+fill the disk. Refused with status 422, and so is what is beyond the next four."""
+
+BUNDLE_MEMBERS = 5_000
+"""Files and folders in a bundle."""
+
+BUNDLE_PATH_CHARS = 400
+"""Of the path of a file in a bundle, which a file system must hold below a folder of ours."""
+
+BUNDLE_DEPTH = 32
+"""Folders within each other in a bundle."""
+
+BUNDLE_HEADER_BYTES = 2**20
+"""What is read at once while a bundle is looked at: names of files are headers, and a header that
+claims to have gigabytes must not be read into memory."""
+
+REQUEST_BYTES = 2**20
+"""The body of any other request: an order has some kilobytes. Refused with status 413."""
+
+ORDER_CHARS = 2_000
+"""Of each word of an order: a script, an argument, a target. Refused with status 422."""
+
+ORDER_WORDS = 200
+"""Arguments of a script, and 20 times as many as anyone has targets."""
+
+BODY_S = 10.0
+"""How long a part of a body may take to arrive, and all of it at `BODY_LEAST_BYTES_PER_S`: who
+sends slower keeps a connection open for nothing. Ended with status 408."""
+
+BODY_LEAST_BYTES_PER_S = 4 * 2**10
+"""As slow as a body may arrive after `BODY_S`: modems were as fast."""
+
+HEAD_S = 10.0
+"""For the head of a request to arrive; the connection is closed after it."""
+
+REQUESTS_PER_S = 60.0
+"""Of one token: a person clicks, a program that watches a search asks once a second. What comes
+faster is refused with status 429, which says when to come again."""
+
+REQUESTS_AT_ONCE = 120
+"""By which that rate may be exceeded for a moment."""
+
+REFUSALS_PER_S = 2.0
+"""Requests without a valid token from one address: who guesses is slowed down. As above."""
+
+REFUSALS_AT_ONCE = 40
+"""By which that rate may be exceeded for a moment."""
+
+WATCHERS = 512
+"""Streams of events that are open at once; more are refused with status 429."""
+
+WATCHERS_OF_ONE = 64
+"""Of one token, of these."""
+
+IDEMPOTENCY_CHARS = 200
+"""Of an `Idempotency-Key`."""
+
+PAGE_SIZE = 200
+"""Rows of one answer: more are on the next page."""
+
+LOG_SLICE_BYTES = 2**18
+"""Of a log, in one answer: the next one goes on where it ended."""
+
+PENDING_SUBMISSIONS = 100
+"""Of one user, queued or running: more are refused with status 429 until some have ended."""
+
+LONGEST_BUDGET_S = 7 * 86_400.0
+"""Of a search that is submitted: devices are shared."""
+
+REMOTE_ANSWER_BYTES = 64 * 2**20
+"""What a server may answer a command of ours: the JSON of a study of 5,000 plans has some MiB."""

@@ -22,6 +22,7 @@ from automesh.cli import (
     targets,
 )
 from automesh.cli.guard import guarded, prepare_streams
+from automesh.cli.service import serve, submit, token
 
 HELP = """Finds the fastest device mesh for a JAX training step, and proves it.
 
@@ -97,6 +98,16 @@ app.command(
 app.command("hosts", help=hosts.HELP, short_help="Show what the hosts of a running search do.")(
     hosts.hosts
 )
+app.command("serve", help=serve.HELP, short_help="Serve studies and take searches over HTTP.")(
+    serve.serve
+)
+app.command(
+    "submit",
+    help=submit.HELP,
+    short_help="Let a service search, and take its rule home.",
+    context_settings=_WITH_ARGS,
+)(submit.submit)
+app.command("token", help=token.HELP, short_help="Say who may do what with a service.")(token.token)
 app.command("doctor", help=doctor.HELP, short_help="Check versions, devices and known problems.")(
     doctor.doctor
 )

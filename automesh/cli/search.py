@@ -11,6 +11,7 @@ import typer
 
 from automesh.cli.guard import interrupted, typed
 from automesh.cli.options import ScriptArgs, Verbose, print_result, with_notice
+from automesh.cli.service.submit import Asked, submit_and_follow
 from automesh.errors import UsageError
 from automesh.report.search_command import read_words
 
@@ -154,6 +155,10 @@ are not here (10); and rows to print."""
 
 RESERVE_OPTION = """Memory of a device that plans leave free, as 1GiB or 5%; by default, of devices
 that are not here, 256 MiB of a TPU and what jax does not take of a GPU (25 %)."""
+
+SERVER_OPTION = """Let the service at this address search, as `automesh submit` does."""
+
+_REMOTE = ("server", "target", "space", "budget", "top", "baseline", "rules", "json", "new")
 
 XLA_OPTION = """Compiler option; NAME=default,VALUE tries both. May be given again. `curated` tries
 those that are worth it on the target."""
@@ -310,6 +315,9 @@ def search(
     apply: Annotated[
         bool, typer.Option("--apply", help="For --launch kubernetes: start it with kubectl.")
     ] = False,
+    server: Annotated[
+        str, typer.Option(metavar="URL", help=SERVER_OPTION, show_default=False)
+    ] = "",
     new: Annotated[
         bool, typer.Option("--new", help="Start another study instead of resuming.")
     ] = False,
@@ -317,6 +325,22 @@ def search(
     from automesh import api
 
     targets = target or ["local"]
+    if server:
+        asked = Asked(
+            script=script or "",
+            args=tuple(script_args or ()),
+            server=server,
+            folder="",
+            targets=tuple(targets),
+            space=space,
+            budget=budget,
+            top=top or 0,
+            baseline=baseline,
+            rules=rules,
+        )
+        _check_remote(script)
+        submit_and_follow(asked, is_detached=False, is_new=new, as_json=as_json)
+        return
     options = api.SearchOptions(
         command=command,
         step_time=step_time,
@@ -396,6 +420,24 @@ def check_jobset_options(launch: str, given: Mapping[str, object]) -> None:
         raise UsageError(
             f"--{wrong} is for a search in a Kubernetes cluster", hint="add --launch kubernetes"
         )
+
+
+def _check_remote(script: str | None) -> None:
+    """Refuses what a search here can do, and one that a service runs cannot.
+
+    Raises:
+      UsageError: names the option.
+    """
+    given = read_words(typed()[2:])
+    wrong = [name for name, _ in given.options if name not in _REMOTE] if given else []
+    if wrong:
+        raise UsageError(
+            f"`--{wrong[0]}` is not for a search by a service",
+            hint="--server takes a script with --target, --space, --budget, --top, --baseline, "
+            "--rules, --json and --new",
+        )
+    if not script:
+        raise UsageError("--server: it was not said what to search", hint="name a script")
 
 
 def _write_report(result: Result) -> None:

@@ -31,6 +31,9 @@ HELPS = {
     "help_doctor": "doctor --help",
     "help_agent": "agent --help",
     "help_hosts": "hosts --help",
+    "help_serve": "serve --help",
+    "help_submit": "submit --help",
+    "help_token": "token --help",
 }
 FIGURE = re.compile(r"[0-9.]+(?= (?:us|ms|s|B|KiB|MiB|%))")
 EXAMPLE = re.compile(r"^ {4}automesh (.+?)(?: {3,}.*| \| .*)?$", re.MULTILINE)

@@ -161,6 +161,19 @@ def read_rules(path: Path | str) -> Rules:
     return rules_from_tree(parse_tree(read_text(path), source=path), source=path)
 
 
+def parse_rules(text: str, *, name: str) -> Rules:
+    """Reads the text of a rules file that lies elsewhere.
+
+    Args:
+      name: of the file, for messages; JSON if it ends in `.json`.
+
+    Raises:
+      UsageError: as `read_rules`.
+    """
+    source = Path(name)
+    return rules_from_tree(parse_tree(text, source=source), source=source)
+
+
 def rules_of(rule: MeshRule) -> Rules:
     """What a new file says that gets a rule: its axes are those of the file."""
     empty = Rules(axes=rule.axes, batch_axes=rule.batch_axes or ())
@@ -246,6 +259,19 @@ def merge_rule(
         f"`{path}` was written by another program again and again, {EDITED_MEANWHILE} times",
         hint="find that program, or choose another file with --rules",
     )
+
+
+def merged_rules(text: str, rule: MeshRule, *, selector: str, source: Path) -> str:
+    """What `merge_rule` would make of the text of a file; nothing is written.
+
+    Args:
+      source: the file that the text is of, for messages; a `.json` is read and written as JSON.
+
+    Raises:
+      UsageError: the text is no rules file, or cannot be merged into.
+    """
+    found = rules_from_tree(parse_tree(text, source=source), source=source)
+    return _with_rule(source, text, found, rule, selector)[1]
 
 
 def _real(path: Path) -> Path:

@@ -64,6 +64,23 @@ class Backend:
             return self.optuna.study_names()
         return [str(study.study_name) for study in self.optuna.get_all_studies()]
 
+    def changes(self) -> dict[str, tuple[tuple[object, ...], float]]:
+        """Of every search in it something that changes with its studies, and when it changed last,
+        in seconds since 1970."""
+        if isinstance(self.optuna, TolerantDatabase):
+            by_study = self.optuna.changes()
+        else:  # A journal is one file for all.
+            status = Path(self.storage.location).stat()
+            sign = (status.st_mtime_ns, status.st_size)
+            by_study = dict.fromkeys(self.study_names(), (sign, status.st_mtime))
+        found: dict[str, tuple[tuple[object, ...], float]] = {}
+        for name, (signs, changed_s) in sorted(by_study.items()):
+            search = name.rpartition("/")[0]
+            before, before_s = found.get(search, ((), 0.0))
+            found[search] = ((*before, name, *signs), max(before_s, changed_s))
+        found.pop("", None)
+        return found
+
     def explained(self) -> AbstractContextManager[None]:
         """As the function `explained`, for this storage."""
         return explained(self.storage)

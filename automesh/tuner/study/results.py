@@ -10,6 +10,9 @@ from automesh.report.search_command import text_of
 from automesh.tuner.measure.decision import Decision
 from automesh.tuner.study.metadata import Footer, Header, batch_axes_of
 
+NOT_ENDED = "the search has not ended yet"
+"""Why a search has stopped that has left no word on it: it still runs, or was killed."""
+
 
 def result_of(header: Header, candidates: Sequence[Candidate], funnel: Funnel) -> SearchResult:
     """The result of a search that has not ended."""
@@ -26,7 +29,7 @@ def result_of(header: Header, candidates: Sequence[Candidate], funnel: Funnel) -
         funnel=funnel,
         reference="",
         verifications=(),
-        stop_reason="the search has not ended yet",
+        stop_reason=NOT_ENDED,
         notices=header.notices,
         details=header.details,
         made_up=header.made_up,

@@ -201,6 +201,12 @@ STUDIES = (
 PATTERNS = ("zz", "[", "v5p[", "*zz*", NUL, BYTE, HUGE, DIGITS, f"v5p-{DIGITS}", ESCAPES, "[!a-]")
 COMMANDS = ("serch", "", NUL, BYTE, ESCAPES, HUGE, "--nope", f"--{ESCAPES}", f"--{BYTE}", "-Z")
 
+SERVERS = (
+    *("x", "ftp://127.0.0.1", "http://", "https://", "http://mesh.example.com", "http://[::1"),
+    *("http://a:b@127.0.0.1", "http://127.0.0.1:99999", "http://127.0.0.1:x", "http://127.0.0.1:1"),
+    *("http://127.0.0.1 /", NUL, BYTE, ESCAPES, f"https://{HUGE}", "https://mesh.example.com/path"),
+)
+
 WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "search": {
         "--step-time": ("capture", "regex:("),
@@ -230,6 +236,7 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--image": ("x", NUL, BYTE),
         "--volume": ("x:/y", NUL, BYTE),
         "--write": ("x.yaml",),
+        "--server": SERVERS,
     },
     "kubernetes": {
         "--target": ("local", "cpu:8", "tpu-v5litepod-8", "gpu-h100-8", "x", NUL, DIGITS),
@@ -289,6 +296,32 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "doctor": {"--target": TARGETS},
     "agent": {"--name": NO_TEXT, "--wait": DURATIONS},
+    "serve": {
+        "--listen": ADDRESSES,
+        "--results": (NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
+        "--storage": (NUL, BYTE, ESCAPES, "x", "http://x/y", "mysql:", "postgresql://a:b@h/d"),
+        "--home": (NUL, BYTE, HUGE, LONG, "loop", "note", "pipe", "device", "~nosuchuser/x"),
+        "--hostname": ("", "a b", "a/b", "a@b", NUL, BYTE, ESCAPES),
+        "--certificate": (NUL, BYTE, "missing", "note", "pipe", "folder", "device"),
+        "--key": (NUL, BYTE, "missing", "note", "pipe", "folder", "device"),
+        "--searches": INTEGERS,
+    },
+    "submit": {
+        "--server": SERVERS,
+        "--folder": (NUL, BYTE, HUGE, LONG, "loop", "missing", "note", "/proc/self/mem"),
+        "--target": NO_TEXT,
+        "--space": (NUL, BYTE, "a b", "missing.toml", "pipe.toml", "/etc/x.toml", ESCAPES),
+        "--budget": DURATIONS,
+        "--top": ("0", *INTEGERS),
+        "--baseline": NO_TEXT,
+        "--rules": (NUL, BYTE, HUGE, "loop"),
+    },
+    "token": {
+        "--scope": ("", "x", "READ", "admin ", NUL, BYTE, ESCAPES, HUGE),
+        "--expires": DURATIONS,
+        "--home": (NUL, BYTE, HUGE, LONG, "loop", "note", "pipe", "device"),
+        "--revoke": (NUL, BYTE, ESCAPES, "x"),
+    },
     "check": {
         "--rules": READ,
         "--select": NO_TEXT,
@@ -340,6 +373,9 @@ _BASES: Mapping[str, tuple[str, ...]] = {
     "doctor": ("doctor",),
     "agent": ("agent", "127.0.0.1:1"),
     "hosts": ("hosts", "127.0.0.1:1"),
+    "serve": ("serve",),
+    "submit": ("submit", "train.py", "--server", "http://127.0.0.1:1"),
+    "token": ("token", "ann"),
     "check": ("check", "train.py", "--rules", "good.toml"),
     "export": ("export", "good.toml", "--to", "maxtext"),
     "import": ("import", "good.yml", "--from", "maxtext"),
@@ -403,6 +439,10 @@ def arguments() -> Iterator[Hostile]:
     for text in ADDRESSES:
         for command in ("agent", "hosts"):
             yield row(f"{command} ADDRESS", (command, "--", text), text, "address", "ADDRESS")
+    for text in SCRIPTS:
+        yield row("submit SCRIPT", ("submit", "--", text), text, shown(text))
+    for text in ("", "a b", "-x", NUL, BYTE, ESCAPES, HUGE, "../x"):
+        yield row("token NAME", ("token", "--", text), text, "name")
     for text in COMMANDS:
         yield row("command", (text,), text, "command", "option")
     for text in NO_TEXT:

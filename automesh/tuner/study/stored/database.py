@@ -18,7 +18,13 @@ _STUDIES = sa.table("studies", sa.column("study_id"), sa.column("study_name"))
 _NOTES = sa.table(
     "study_user_attributes", sa.column("study_id"), sa.column("key"), sa.column("value_json")
 )
-_TRIALS = sa.table("trials", sa.column("trial_id"), sa.column("study_id"))
+_TRIALS = sa.table(
+    "trials",
+    sa.column("trial_id"),
+    sa.column("study_id"),
+    sa.column("state"),
+    sa.column("datetime_complete", sa.DateTime),
+)
 
 
 class TolerantDatabase(RDBStorage):
@@ -49,6 +55,43 @@ class TolerantDatabase(RDBStorage):
     def study_names(self) -> list[str]:
         """Of all studies, whose notes and trials are not looked at."""
         return [str(name) for (name,) in self._rows(sa.select(_STUDIES.c.study_name))]
+
+    def changes(self) -> dict[str, tuple[tuple[object, ...], float]]:
+        """Of every study something that changes with its trials and notes, and when a trial of it
+        was finished last, in seconds since 1970; 0 if none was. Two queries, however many studies
+        there are."""
+        found: dict[str, tuple[list[object], float]] = {
+            name: ([], 0.0) for name in self.study_names()
+        }
+        trials = (
+            sa.select(
+                _STUDIES.c.study_name,
+                _TRIALS.c.state,
+                sa.func.count(),
+                sa.func.max(_TRIALS.c.datetime_complete),
+            )
+            .join_from(_STUDIES, _TRIALS, _STUDIES.c.study_id == _TRIALS.c.study_id)
+            .group_by(_STUDIES.c.study_name, _TRIALS.c.state)
+            .order_by(_STUDIES.c.study_name, _TRIALS.c.state)
+        )
+        notes = (
+            sa.select(
+                _STUDIES.c.study_name,
+                sa.func.count(),
+                sa.func.sum(sa.func.length(_NOTES.c.value_json)),
+            )
+            .join_from(_STUDIES, _NOTES, _STUDIES.c.study_id == _NOTES.c.study_id)
+            .group_by(_STUDIES.c.study_name)
+        )
+        for name, state, count, last in self._rows(trials):
+            signs, changed_s = found.get(str(name), ([], 0.0))
+            signs += [str(state), int(count), str(last)]
+            changed_s = max(changed_s, last.timestamp() if last is not None else 0.0)
+            found[str(name)] = (signs, changed_s)
+        for name, count, length in self._rows(notes):
+            signs, _ = found.setdefault(str(name), ([], 0.0))
+            signs += [int(count), int(length or 0)]
+        return {name: (tuple(signs), changed_s) for name, (signs, changed_s) in found.items()}
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         """The notes of a study that can be read."""

@@ -1,0 +1,107 @@
+"""What a request is refused with: a status, a sentence, a hint, as RFC 9457 has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from automesh.errors import AutomeshError
+from automesh.jsonio import dumps
+from automesh.serve.limiter import TooManyWatchers
+from automesh.serve.pages import Busy
+from automesh.submissions.store import Conflict, Missing, TooMany
+from automesh.texts.storage_url import masked
+from automesh.texts.terminal import clean, shortened
+
+_CHARS = 500
+_STATUS: tuple[tuple[type[AutomeshError], int], ...] = (
+    (Conflict, 409),
+    (Missing, 404),
+    (TooMany, 429),
+    (Busy, 503),
+    (AutomeshError, 422),
+)
+
+
+class Problem(HTTPException):
+    """A request that is refused.
+
+    Args:
+      detail: one sentence: what was wrong.
+      hint: what to do about it.
+    """
+
+    def __init__(
+        self, status: int, detail: str, *, hint: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(status, detail, headers)
+        self.hint = hint
+
+
+def answer(
+    request: Request,
+    status: int,
+    detail: str,
+    hint: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The answer to a request that is refused; its sentence is kept for the audit."""
+    said = shortened(clean(masked(detail)), _CHARS)
+    request.scope.setdefault("state", {})["said"] = said
+    content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
+    content |= {"detail": said, **({"hint": clean(masked(hint))} if hint else {})}
+    return Response(
+        dumps(content),
+        status_code=status,
+        media_type="application/problem+json",
+        headers=dict(headers or {}),
+    )
+
+
+def handle_problems(app: FastAPI) -> None:
+    """Lets everything that can be raised become an answer without a traceback."""
+
+    def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        hint = error.hint if isinstance(error, Problem) else ""
+        return answer(request, error.status_code, str(error.detail), hint, error.headers)
+
+    def on_ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, AutomeshError)
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        headers = {"Retry-After": "60"} if status in (429, 503) else None
+        return answer(request, status, error.message, error.hint, headers)
+
+    def on_invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return answer(request, 422, f"`{where}`: {first['msg']}")
+
+    def on_watchers(request: Request, error: Exception) -> Response:
+        del error
+        return answer(
+            request, 429, "too many streams of events are open", headers={"Retry-After": "30"}
+        )
+
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(AutomeshError, on_ours)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(TooManyWatchers, on_watchers)
+
+
+RESPONSES = {
+    status: {"description": said, "content": {"application/problem+json": {}}}
+    for status, said in (
+        (401, "No valid token."),
+        (403, "The token does not allow it, or the request comes from another origin."),
+        (404, "There is none, or it is somebody else's."),
+        (429, "Too many requests; `Retry-After` says when to come again."),
+    )
+}
+"""What every route may answer, for OpenAPI."""

@@ -1,0 +1,119 @@
+"""What all routes share: the open service, and how its answers are made."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from automesh.serve.catalogue import Catalogue
+from automesh.serve.limiter import Limiter, Watchers
+from automesh.serve.metrics import Metrics
+from automesh.serve.pages import Pages
+from automesh.submissions.audit import Audit
+from automesh.submissions.database import Database
+from automesh.submissions.home import Home
+from automesh.submissions.store import Store
+from automesh.submissions.tokens import Tokens
+
+REFRESH_S = 1.0
+"""Between two looks at which studies have changed."""
+PAUSE_S = 3.0
+"""Before a study that changes all the time is read again: that takes a tenth of a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a service was started with.
+
+    Attributes:
+      results: folder with the studies of searches on this machine.
+      storage: as `--storage`; without a password.
+      names: under which it is reached, each with its port unless that is the usual one of the
+        scheme, as in a `Host` header.
+      searches: how many run at once.
+      takes_submissions: False: it only shows.
+    """
+
+    results: Path
+    storage: str = ""
+    names: tuple[str, ...] = ()
+    searches: int = 1
+    takes_submissions: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """The open service. Everything in it may be used by several threads at once."""
+
+    home: Home
+    settings: Settings
+    database: Database
+    tokens: Tokens
+    store: Store
+    audit: Audit
+    catalogue: Catalogue
+    pages: Pages
+    metrics: Metrics
+    limiter: Limiter
+    watchers: Watchers
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    closing: threading.Event = field(default_factory=threading.Event)
+
+    def keep_up(self) -> None:
+        """Reads what has changed until the service closes; a thread of its own does it."""
+        while not self.closing.is_set():
+            began_s = time.monotonic()
+            try:
+                is_behind = self.catalogue.refresh()
+                self.metrics.note_storage(is_up=True)
+            except Exception:  # noqa: BLE001  A storage that is down now may be up again soon.
+                self.metrics.note_storage(is_up=False)
+                is_behind = False
+            # At most half of a core, also while a thousand studies are read for the first time.
+            pause_s = time.monotonic() - began_s if is_behind else REFRESH_S
+            self.closing.wait(max(pause_s, 0.05))
+
+    def close(self) -> None:
+        self.closing.set()
+
+
+def open_service(home: Home, settings: Settings) -> Service:
+    """Opens everything that a service needs.
+
+    Raises:
+      UsageError: its database or the storage of the studies cannot be used.
+    """
+    database = Database(home.database)
+
+    def roots() -> Sequence[Path]:
+        jobs = (one / "results" for one in sorted(home.jobs.iterdir()))
+        return [settings.results, *(one for one in jobs if not one.is_symlink())]
+
+    return Service(
+        home=home,
+        settings=settings,
+        database=database,
+        tokens=Tokens(database),
+        store=Store(home, database),
+        audit=Audit(database),
+        catalogue=Catalogue(roots, settings.storage, pause_s=PAUSE_S),
+        pages=Pages(folder=home.pages, storage=settings.storage),
+        metrics=Metrics(),
+        limiter=Limiter(),
+        watchers=Watchers(),
+    )
+
+
+def service_of(request: Request) -> Service:
+    """The service that a request is for."""
+    return cast(Service, request.app.state.service)
+
+
+ServiceHere = Annotated[Service, Depends(service_of)]

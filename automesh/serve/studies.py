@@ -1,0 +1,352 @@
+"""The routes of studies: lists, figures, pages, rules, logs, live progress."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Header, Query, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from automesh import limits
+from automesh.jsonio import dumps
+from automesh.mesh.rules.file import merged_rules
+from automesh.report.files.json import to_json
+from automesh.report.files.rule import rule_of
+from automesh.report.table import render
+from automesh.serve import access
+from automesh.serve.access import Reader
+from automesh.serve.catalogue import KnownStudy, State, StudySummary
+from automesh.serve.events import EVENTS, Watched, Watching, stream, watching
+from automesh.serve.problems import RESPONSES, Problem
+from automesh.serve.service import Service, ServiceHere
+from automesh.submissions.store import Missing, Submission
+from automesh.submissions.tokens import Holder
+from automesh.texts.terminal import clean_lines
+
+router = APIRouter(prefix="/v1/studies", tags=["studies"], responses={**RESPONSES})
+_TOML = "application/toml; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPage:
+    """One page of a list of studies.
+
+    Attributes:
+      total: of all pages.
+      next: number of the next page; None on the last one.
+    """
+
+    studies: list[StudySummary]
+    total: int
+    page: int
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyAnswer:
+    """One study.
+
+    Attributes:
+      rule: the text of its rule file; empty without one.
+      missing: why there is no rule.
+      submission: number of the submission that it belongs to, if one may see that; else empty.
+    """
+
+    study: StudySummary
+    rule: str
+    missing: str
+    submission: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFile:
+    """A log of a study's workers."""
+
+    name: str
+    bytes: int
+
+
+def known_study(service: Service, name: str) -> KnownStudy:
+    """The study of exactly this name.
+
+    Raises:
+      Problem: 404.
+    """
+    found = service.catalogue.get(name)
+    if found is None:
+        raise Problem(404, f"there is no study `{name}`", hint="GET /v1/studies lists them")
+    return found
+
+
+def submission_of(service: Service, known: KnownStudy, holder: Holder) -> Submission | None:
+    """The submission that a study belongs to, if there is one and this holder may see it."""
+    number = number_in(service, known)
+    if not number:
+        return None
+    try:
+        return service.store.get(number, access.owner_of(holder))
+    except Missing:
+        return None
+
+
+def number_in(service: Service, known: KnownStudy) -> str:
+    """The number of the submission whose folder a study lies in; empty for none."""
+    folder = known.folder
+    is_job = folder.is_relative_to(service.home.jobs)
+    return folder.relative_to(service.home.jobs).parts[0] if is_job else ""
+
+
+def may_see_logs(service: Service, known: KnownStudy, holder: Holder) -> bool:
+    """Logs have what a script prints: those of a submission are its owner's."""
+    if holder.may("admin") or submission_of(service, known, holder) is not None:
+        return True
+    return not number_in(service, known)
+
+
+@router.get("", summary="List and search studies")
+def list_studies(
+    service: ServiceHere,
+    holder: Reader,
+    query: Annotated[str, Query(max_length=200, description="Words of name, target, plan.")] = "",
+    state: State | None = None,
+    target: Annotated[str, Query(max_length=limits.TARGET_CHARS)] = "",
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    size: Annotated[int, Query(ge=1, le=limits.PAGE_SIZE)] = 50,
+) -> StudyPage:
+    """Studies, the one that changed last first."""
+    del holder
+    words = query.lower().split()
+    found = [
+        one.summary
+        for one in service.catalogue.known().values()
+        if (state is None or one.summary.state == state)
+        and (not target or one.summary.target == target)
+        and (not words or _has_words(one.summary, words))
+    ]
+    found.sort(key=lambda one: (-one.changed_s, one.name))
+    begin = (page - 1) * size
+    is_last = begin + size >= len(found)
+    return StudyPage(
+        studies=found[begin : begin + size],
+        total=len(found),
+        page=page,
+        next=None if is_last else page + 1,
+    )
+
+
+def _has_words(one: StudySummary, words: list[str]) -> bool:
+    text = f"{one.name} {one.workload} {one.target} {one.device} {one.plan} {one.state}".lower()
+    return all(word in text for word in words)
+
+
+@router.get("/{name}", summary="One study")
+def get_study(name: str, service: ServiceHere, holder: Reader) -> StudyAnswer:
+    known = known_study(service, name)
+    mine = submission_of(service, known, holder)
+    return StudyAnswer(
+        study=known.summary,
+        rule=known.rule,
+        missing=known.missing,
+        submission=mine.number if mine is not None else "",
+    )
+
+
+@router.get("/{name}/result.json", summary="All figures, as `automesh show --json` prints them")
+def get_result(name: str, service: ServiceHere, holder: Reader) -> Response:
+    del holder
+    known_study(service, name)
+    text = dumps(to_json(service.catalogue.read(name)), indent=1)
+    return Response(text, media_type="application/json")
+
+
+@router.get("/{name}/table.txt", summary="The table, as `automesh show` prints it")
+def get_table(
+    name: str,
+    service: ServiceHere,
+    holder: Reader,
+    width: Annotated[int, Query(ge=40, le=400)] = 100,
+    top: Annotated[int, Query(ge=1, le=1000)] = 8,
+) -> PlainTextResponse:
+    del holder
+    known_study(service, name)
+    found = service.catalogue.read(name)
+    return PlainTextResponse(render(found, top=top, width=width, colour=False) + "\n")
+
+
+# Rules
+
+
+@router.get("/{name}/rules.toml", summary="The rule file", response_class=Response)
+def get_rules(
+    name: str,
+    service: ServiceHere,
+    holder: Reader,
+    if_none_match: Annotated[str, Header()] = "",
+) -> Response:
+    """The rule as a file for `automesh.load(URL)`; 404 while there is none."""
+    del holder
+    known = known_study(service, name)
+    if not known.rule:
+        raise Problem(404, f"the study has no rule: {known.missing}")
+    return tagged(known.rule, if_none_match)
+
+
+def tagged(text: str, if_none_match: str) -> Response:
+    """A rule file with its ETag; 304 without a body for who has it already."""
+    tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    has = {one.strip().removeprefix("W/") for one in if_none_match.split(",")}
+    if tag in has or "*" in has:
+        return Response(status_code=304, headers=headers)
+    return Response(text, media_type=_TOML, headers=headers)
+
+
+@router.post(
+    "/{name}/rules.toml/diff",
+    summary="What would change in the file that one has",
+    response_class=PlainTextResponse,
+)
+def diff_rules(
+    name: str,
+    service: ServiceHere,
+    holder: Reader,
+    mine: Annotated[str, Body(media_type="application/toml")],
+) -> PlainTextResponse:
+    """Takes a rule file and answers with a unified diff to what it would be with the rule merged
+    into it; empty if it has the rule already. Nothing is changed."""
+    del holder
+    known_study(service, name)
+    found = service.catalogue.read(name)
+    source = Path("mesh_rules.toml")
+    merged = merged_rules(mine, rule_of(found), selector=found.target, source=source)
+    lines = difflib.unified_diff(
+        mine.splitlines(keepends=True),
+        merged.splitlines(keepends=True),
+        "mesh_rules.toml",
+        f"mesh_rules.toml with the rule of {found.target}",
+    )
+    return PlainTextResponse("".join(_ended(lines)), media_type="text/x-diff")
+
+
+def _ended(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+# Logs
+
+
+@router.get("/{name}/logs", summary="Logs of its workers")
+def list_logs(name: str, service: ServiceHere, holder: Reader) -> list[LogFile]:
+    known = _with_logs(service, name, holder)
+    return [LogFile(name=one.name, bytes=one.lstat().st_size) for one in _logs(known)]
+
+
+@router.get("/{name}/logs/{file}", summary="A part of a log", response_class=PlainTextResponse)
+def get_log(
+    name: str,
+    file: str,
+    service: ServiceHere,
+    holder: Reader,
+    offset: Annotated[int, Query(ge=0, le=2**60)] = 0,
+) -> PlainTextResponse:
+    """What stands in a log from byte `offset` on, without what a terminal would obey;
+    `X-Next-Offset` is where to go on."""
+    known = _with_logs(service, name, holder)
+    path = next((one for one in _logs(known) if one.name == file), None)
+    if path is None:
+        raise Problem(404, f"the study has no log `{file}`")
+    return log_part(path, offset)
+
+
+def log_part(path: Path, offset: int) -> PlainTextResponse:
+    """A part of a log as text.
+
+    Raises:
+      Problem: 404: it cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as log:
+            log.seek(offset)
+            data = log.read(limits.LOG_SLICE_BYTES)
+    except OSError:
+        raise Problem(404, "the log cannot be read") from None
+    text = clean_lines(data.decode(errors="replace"))
+    return PlainTextResponse(text, headers={"X-Next-Offset": str(offset + len(data))})
+
+
+def _with_logs(service: Service, name: str, holder: Holder) -> KnownStudy:
+    known = known_study(service, name)
+    if not may_see_logs(service, known, holder):
+        raise Problem(403, "the logs of a submission are its owner's")
+    return known
+
+
+def _logs(known: KnownStudy) -> list[Path]:
+    """Regular files in the study's folder of logs; links are not followed."""
+    folder = known.folder / "logs"
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return sorted(one for one in folder.iterdir() if one.is_file() and not one.is_symlink())
+
+
+# Pages
+
+
+@router.get("/{name}/ticket", summary="Lets a browser have the page, for a minute")
+def get_ticket(name: str, service: ServiceHere, holder: Reader) -> dict[str, str]:
+    known_study(service, name)
+    return {"ticket": access.ticket_for(service, holder, name)}
+
+
+@router.get("/{name}/page", summary="The report, as `automesh report` makes it")
+def get_page(
+    name: str,
+    request: Request,
+    service: ServiceHere,
+    ticket: Annotated[str, Query(max_length=200)] = "",
+    authorization: Annotated[str, Header()] = "",
+) -> Response:
+    """HTML with a policy of its own: it is not of this origin, and may ask nothing of the API."""
+    if ticket:
+        access.holder_of_ticket(request, service, ticket, name)
+    else:
+        access.reader_of(request, service, authorization)
+    made = service.pages.page_of(known_study(service, name))
+    headers = {"Content-Security-Policy": made.policy, "Cross-Origin-Opener-Policy": "unsafe-none"}
+    return Response(made.html, media_type="text/html; charset=utf-8", headers=headers)
+
+
+@router.get(
+    "/{name}/events", summary="Live progress", response_class=Response, responses={**EVENTS}
+)
+async def watch_study(
+    name: str,
+    service: ServiceHere,
+    holder: Reader,
+    last_event_id: Annotated[str, Header(max_length=64)] = "",
+) -> Watching:
+    """Server-sent events: `state` (the summary), `log` (lines of the search, for who may see
+    them), `end`. `Last-Event-ID` goes on where a stream was."""
+    known = known_study(service, name)
+    number = number_in(service, known)
+    log = None
+    if number and may_see_logs(service, known, holder):
+        log = service.home.job(number) / "search.log"
+    look = partial(_watched, service, name, holder)
+    return watching(service, holder, stream(service, look, log, last_event_id))
+
+
+def _watched(service: Service, name: str, holder: Holder) -> Watched:
+    known = service.catalogue.get(name)
+    if known is None:
+        return Watched(submission=None, studies=())
+    return Watched(submission=submission_of(service, known, holder), studies=(known,))

@@ -1,0 +1,397 @@
+"""The routes of submissions: bundles, orders, cancel, resume, extend, hosts and the audit."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import sqlalchemy as sa
+from anyio import to_thread
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import FileResponse, PlainTextResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from automesh import limits
+from automesh.errors import AutomeshError
+from automesh.jsonio import from_json, read_json
+from automesh.reading import read_text
+from automesh.serve import access
+from automesh.serve.access import Admin, Reader, Submitter
+from automesh.serve.events import EVENTS, Watched, Watching, stream, watching
+from automesh.serve.problems import RESPONSES, Problem
+from automesh.serve.service import Service, ServiceHere
+from automesh.serve.studies import log_part, tagged
+from automesh.submissions.audit import Entry
+from automesh.submissions.bundle import BadBundle, Bundle, check
+from automesh.submissions.database import RUNNERS
+from automesh.submissions.order import Order, checked
+from automesh.submissions.store import State, Submission
+from automesh.submissions.tokens import Scope
+
+router = APIRouter(prefix="/v1", responses={**RESPONSES})
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_KEY = re.compile(r"[\x21-\x7e]{8,200}")
+_SEEN_S = 15.0  # a runner says every two seconds that it is there
+
+Key = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        max_length=limits.IDEMPOTENCY_CHARS,
+        description="8 to 200 characters; the same one for each repetition of one request.",
+    ),
+]
+
+
+class OrderBody(BaseModel):
+    """What is to be searched; the words are those of `automesh search`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    entry: str = Field(description="`train.py` or `train.py:make_step`, relative to the bundle.")
+    args: list[str] = []
+    targets: list[str] = ["local"]
+    space: str = Field("", description="A shipped space, or a TOML file of the bundle.")
+    budget: str = "10m"
+    baseline: str = ""
+    top: int = 0
+    timeout: str = ""
+    step: str = ""
+    split: list[str] = []
+    xla: list[str] = []
+    reserve_hbm: str = ""
+    hardware: str = Field("", description="A TOML file of the bundle.")
+
+    def order(self) -> Order:
+        """The same, checked.
+
+        Raises:
+          UsageError: it cannot be run.
+        """
+        order: Order = from_json(self.model_dump(), Order)
+        return checked(order)
+
+
+class SubmitBody(BaseModel):
+    """A bundle that was sent before, and what is to be searched in it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    bundle: str = Field(pattern=_DIGEST.pattern, description="SHA-256 of the bundle.")
+    order: OrderBody
+
+
+class ExtendBody(BaseModel):
+    """Another budget."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    budget: str = Field(max_length=20, description="Time for the next run, as `10m`.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionAnswer:
+    """A submission with the names of its studies."""
+
+    submission: Submission
+    studies: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionPage:
+    """One page of a list of submissions; as `StudyPage`."""
+
+    submissions: list[Submission]
+    total: int
+    page: int
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A host that runs searches.
+
+    Attributes:
+      state: `lost` if it has said nothing for a while.
+      running: numbers of submissions.
+    """
+
+    name: str
+    state: Literal["there", "lost"]
+    cores: int
+    memory_bytes: int
+    started_s: float
+    seen_s: float
+    running: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Me:
+    """Who the token belongs to."""
+
+    name: str
+    scope: Scope
+    expires_s: float | None
+
+
+@router.get("/me", tags=["service"], summary="Whose token this is")
+def get_me(holder: Reader) -> Me:
+    return Me(name=holder.name, scope=holder.scope, expires_s=holder.expires_s)
+
+
+# Bundles
+
+
+@router.put("/bundles/{digest}", tags=["submissions"], summary="Send a bundle", status_code=201)
+async def put_bundle(
+    digest: str, request: Request, service: ServiceHere, holder: Submitter
+) -> Bundle:
+    """Takes a tar, plain or gzipped, whose SHA-256 is `digest`. It is looked through and refused
+    with status 422 if it has links, paths that lead out, or more than a bundle may have."""
+    _check_taking(service)
+    request.state.subject = digest
+    if not _DIGEST.fullmatch(digest):
+        raise Problem(422, "a bundle is named by its SHA-256 in small hexadecimal digits")
+    descriptor, name = tempfile.mkstemp(suffix=".draft", dir=service.home.bundle(digest).parent)
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            async for chunk in request.stream():
+                file.write(chunk)
+        return await to_thread.run_sync(_kept, service, draft, digest, holder.name)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _kept(service: Service, draft: Path, digest: str, owner: str) -> Bundle:
+    found = check(draft)
+    if found.digest != digest:
+        raise BadBundle("the bytes that were sent do not have this SHA-256")
+    service.store.keep_bundle(draft, found, owner)
+    return found
+
+
+@router.get("/bundles/{digest}", tags=["submissions"], summary="A bundle of one's own")
+def get_bundle(digest: str, service: ServiceHere, holder: Submitter) -> FileResponse:
+    if not _DIGEST.fullmatch(digest):
+        raise Problem(404, "there is no such bundle")
+    service.store.bundle(digest, access.owner_of(holder))
+    return FileResponse(service.home.bundle(digest), media_type="application/x-tar")
+
+
+# Submissions
+
+
+@router.post(
+    "/studies",
+    tags=["submissions"],
+    summary="Submit a search",
+    status_code=201,
+    responses={
+        200: {"description": "It was submitted before, with the same key.", "model": Submission}
+    },
+)
+def submit(
+    body: SubmitBody,
+    request: Request,
+    response: Response,
+    service: ServiceHere,
+    holder: Submitter,
+    key: Key,
+) -> Submission:
+    """Takes an order for a bundle that was sent before. It is run once for each
+    `Idempotency-Key`, however often it is sent, and whether or not an answer arrived."""
+    _check_taking(service)
+    found, is_new = service.store.submit(
+        body.order.order(), body.bundle, owner=holder.name, key=_checked_key(key)
+    )
+    request.state.subject = found.number
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/v1/submissions/{found.number}"
+    return found
+
+
+def _checked_key(key: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise Problem(422, "an `Idempotency-Key` has 8 to 200 printable characters of ASCII")
+    return key
+
+
+def _check_taking(service: Service) -> None:
+    if not service.settings.takes_submissions:
+        raise Problem(403, "this service shows studies, and takes no submissions")
+
+
+@router.get("/submissions", tags=["submissions"], summary="List one's submissions")
+def list_submissions(
+    service: ServiceHere,
+    holder: Submitter,
+    state: State | None = None,
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    size: Annotated[int, Query(ge=1, le=limits.PAGE_SIZE)] = 50,
+) -> SubmissionPage:
+    """The latest first; an admin sees those of all."""
+    begin = (page - 1) * size
+    states = () if state is None else (state,)
+    found, total = service.store.listed(
+        access.owner_of(holder), states=states, skip=begin, count=size
+    )
+    next_page = page + 1 if begin + size < total else None
+    return SubmissionPage(submissions=found, total=total, page=page, next=next_page)
+
+
+@router.get("/submissions/{number}", tags=["submissions"], summary="One submission")
+def get_submission(number: str, service: ServiceHere, holder: Submitter) -> SubmissionAnswer:
+    found = service.store.get(number, access.owner_of(holder))
+    return SubmissionAnswer(submission=found, studies=_studies_of(service, found))
+
+
+def _studies_of(service: Service, submission: Submission) -> list[str]:
+    results = service.home.job(submission.number) / "results"
+    known = service.catalogue.known().items()
+    return sorted(name for name, one in known if one.folder.parent == results)
+
+
+@router.post("/submissions/{number}/cancel", tags=["submissions"], summary="End a submission")
+def cancel(number: str, request: Request, service: ServiceHere, holder: Submitter) -> Submission:
+    """As Ctrl-C: what is finished is kept, and `resume` goes on."""
+    request.state.subject = number
+    return service.store.cancel(number, access.owner_of(holder))
+
+
+@router.post("/submissions/{number}/resume", tags=["submissions"], summary="Go on with it")
+def resume(number: str, request: Request, service: ServiceHere, holder: Submitter) -> Submission:
+    request.state.subject = number
+    _check_taking(service)
+    return service.store.resume(number, access.owner_of(holder))
+
+
+@router.post("/submissions/{number}/extend", tags=["submissions"], summary="Give it more time")
+def extend(
+    number: str,
+    body: ExtendBody,
+    request: Request,
+    service: ServiceHere,
+    holder: Submitter,
+    key: Key,
+) -> Submission:
+    """Runs the same search again, where it was, with this budget; once for each key."""
+    request.state.subject = number
+    _check_taking(service)
+    return service.store.extend(
+        number,
+        body.budget,
+        owner=access.owner_of(holder),
+        who=holder.name,
+        key=_checked_key(key),
+    )
+
+
+@router.get(
+    "/submissions/{number}/rules.toml",
+    tags=["submissions"],
+    summary="The rules of all its targets",
+    response_class=Response,
+)
+def get_rules(
+    number: str,
+    service: ServiceHere,
+    holder: Submitter,
+    if_none_match: Annotated[str, Header()] = "",
+) -> Response:
+    found = service.store.get(number, access.owner_of(holder))
+    path = service.home.job(found.number) / "mesh_rules.toml"
+    if path.is_symlink() or not path.is_file():
+        raise Problem(404, f"the submission has no rule: {found.said or found.state}")
+    return tagged(read_text(path), if_none_match)
+
+
+@router.get(
+    "/submissions/{number}/log",
+    tags=["submissions"],
+    summary="What its searches said",
+    response_class=PlainTextResponse,
+)
+def get_log(
+    number: str,
+    service: ServiceHere,
+    holder: Submitter,
+    offset: Annotated[int, Query(ge=0, le=2**60)] = 0,
+) -> PlainTextResponse:
+    found = service.store.get(number, access.owner_of(holder))
+    return log_part(service.home.job(found.number) / "search.log", offset)
+
+
+@router.get(
+    "/submissions/{number}/events",
+    tags=["submissions"],
+    summary="Live progress",
+    response_class=Response,
+    responses={**EVENTS},
+)
+async def watch_submission(
+    number: str,
+    service: ServiceHere,
+    holder: Submitter,
+    last_event_id: Annotated[str, Header(max_length=64)] = "",
+) -> Watching:
+    """As the events of a study, from before there is one."""
+    look = partial(_watched, service, number, access.owner_of(holder))
+    await to_thread.run_sync(look)
+    log = service.home.job(number) / "search.log"
+    return watching(service, holder, stream(service, look, log, last_event_id))
+
+
+def _watched(service: Service, number: str, owner: str | None) -> Watched:
+    found = service.store.get(number, owner)
+    known = service.catalogue.known()
+    studies = tuple(known[name] for name in _studies_of(service, found) if name in known)
+    return Watched(submission=found, studies=studies)
+
+
+# The service itself
+
+
+@router.get("/hosts", tags=["service"], summary="Hosts that run searches")
+def list_hosts(service: ServiceHere, holder: Reader) -> list[Host]:
+    """Which submissions run is shown to an admin alone."""
+    with service.database.read() as connection:
+        rows = connection.execute(sa.select(RUNNERS).order_by(RUNNERS.c.host)).all()
+    return [
+        Host(
+            name=row.host,
+            state="there" if time.time() - row.seen_s < _SEEN_S else "lost",
+            cores=row.cores,
+            memory_bytes=row.memory_bytes,
+            started_s=row.started_s,
+            seen_s=row.seen_s,
+            running=_numbers(row.running) if holder.may("admin") else [],
+        )
+        for row in rows
+    ]
+
+
+def _numbers(text: str) -> list[str]:
+    try:
+        found: list[str] = read_json(text, list[str])
+    except AutomeshError:
+        return []
+    return found
+
+
+@router.get("/audit", tags=["service"], summary="Who did what")
+def list_audit(
+    service: ServiceHere,
+    holder: Admin,
+    before: Annotated[int | None, Query(ge=1)] = None,
+    size: Annotated[int, Query(ge=1, le=limits.PAGE_SIZE)] = 100,
+) -> list[Entry]:
+    """The latest entries first; `before` is the number of the last one that one has."""
+    del holder
+    return service.audit.entries(before=before, count=size)

@@ -1,0 +1,282 @@
+"""A bundle: the folder of a script as one tar, named by the hash of its bytes.
+
+Who packs and who unpacks need not trust each other. A tar may name files outside of the folder,
+hold links that lead there, claim sizes that nothing has, or unpack to more than the disk. So only
+plain files and folders with relative paths are taken, their number, depth and sizes are bounded
+while they are read, and nothing of `tarfile`'s own extraction is used: each file is made anew, in
+a folder that nobody else can enter.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO
+
+from automesh import limits
+from automesh.errors import UsageError
+from automesh.reading import open_regular
+from automesh.texts.terminal import is_unicode
+from automesh.units import format_bytes
+
+LEFT_OUT = ("__pycache__", "node_modules", "results", "automesh-service")
+"""Folders that are not packed, beside those whose names begin with a dot."""
+RULES = "mesh_rules.toml"
+"""The file that is not packed: a search writes it, and must not become another one by that."""
+_GZIP = b"\x1f\x8b"
+_FOLDER_MODE, _FILE_MODE, _PROGRAM_MODE = 0o700, 0o600, 0o700
+
+
+class BadBundle(UsageError):
+    """A tar that is none, or holds what no bundle may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What is known of a bundle.
+
+    Attributes:
+      digest: SHA-256 of its bytes, in hexadecimal digits: its name.
+      packed_bytes: as it is sent.
+      files: relative paths of its files, sorted.
+    """
+
+    digest: str
+    packed_bytes: int
+    files: tuple[str, ...]
+
+
+def pack(folder: Path, *, without: Path | None = None) -> tuple[bytes, Bundle]:
+    """Packs a folder: the same files give the same bytes, whoever packs them and when.
+
+    Links and everything that is neither a file nor a folder are left out, and so are folders whose
+    names begin with a dot or are in `LEFT_OUT`, and rules.
+
+    Args:
+      without: a file that is left out as well.
+
+    Raises:
+      UsageError: the folder holds more than a bundle may, or cannot be read.
+    """
+    buffer = io.BytesIO()
+    names: list[str] = []
+    left = limits.BUNDLE_BYTES
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path in _files_in(folder):
+            if path.name == RULES or (without is not None and path.resolve() == without.resolve()):
+                continue
+            name = path.relative_to(folder).as_posix()
+            _check_name(name)
+            with open_regular(path) as file:
+                status = os.fstat(file.fileno())
+                left -= status.st_size + 2 * tarfile.BLOCKSIZE
+                if left < 0 or len(names) >= limits.BUNDLE_MEMBERS:
+                    raise UsageError(
+                        f"the folder `{folder}` holds more than a bundle may: {_bounds()}",
+                        hint="submit from a folder that holds the script and what it imports alone",
+                    )
+                member = tarfile.TarInfo(name)
+                member.size = status.st_size
+                member.mode = _PROGRAM_MODE if status.st_mode & 0o100 else _FILE_MODE
+                tar.addfile(member, file)
+            names.append(name)
+    data = buffer.getvalue()
+    digest = hashlib.sha256(data).hexdigest()
+    return data, Bundle(digest=digest, packed_bytes=len(data), files=tuple(names))
+
+
+def _bounds() -> str:
+    return f"{format_bytes(limits.BUNDLE_BYTES)} in {limits.BUNDLE_MEMBERS} files"
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    try:
+        entries = sorted(folder.iterdir(), key=lambda one: one.name)
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(f"the folder `{folder}` cannot be read: {reason}") from None
+    for path in entries:
+        if path.is_symlink() or path.name.startswith("."):
+            continue
+        if path.is_dir():
+            if path.name not in LEFT_OUT:
+                yield from _files_in(path)
+        elif path.is_file():
+            yield path
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check(path: Path) -> Bundle:
+    """Looks through a bundle that somebody sent, without unpacking it.
+
+    Raises:
+      BadBundle: it is no tar, or holds what no bundle may; names the member.
+    """
+    with _opened(path) as tar:
+        files = tuple(sorted(member.name for member in _members(tar) if member.isreg()))
+    return Bundle(digest=digest_of(path), packed_bytes=path.stat().st_size, files=files)
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Unpacks a bundle into a folder, which is made and must not exist.
+
+    Raises:
+      BadBundle: as `check`; nothing is left behind.
+      OSError: the disk or the permissions do not allow it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".draft", dir=folder.parent))
+    try:
+        with _opened(path) as tar:
+            for member in _members(tar):
+                _make(tar, member, draft / member.name)
+        draft.rename(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _make(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
+    """Makes one folder or file; whatever is there already makes it fail."""
+    if member.isdir():
+        place.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        return
+    place.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    mode = _PROGRAM_MODE if member.mode & 0o100 else _FILE_MODE
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    content = tar.extractfile(member)
+    if content is None:
+        raise BadBundle(f"`{member.name}` in the bundle is no file")
+    with os.fdopen(os.open(place, flags, mode), "wb") as file:
+        shutil.copyfileobj(content, file, 2**16)
+        written = file.tell()
+    if written != member.size:
+        raise BadBundle(f"`{member.name}` in the bundle is cut short")
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[tarfile.TarFile]:
+    """Opens a plain or a gzipped tar; whatever is wrong with it is a `BadBundle`."""
+    with open_regular(path) as file, _plain(file) as plain:
+        # `tarfile` asks for nothing else than these of what it reads from.
+        careful: Any = _Careful(plain)
+        try:
+            with tarfile.open(fileobj=careful, mode="r:") as tar:
+                yield tar
+        except BadBundle:
+            raise
+        except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
+            raise BadBundle(f"the bundle is no tar that can be read: {error}") from None
+
+
+@contextmanager
+def _plain(file: BinaryIO) -> Generator[IO[bytes]]:
+    """The tar itself: a gzipped one is unpacked into a file without a name, up to the bound."""
+    if file.read(2) != _GZIP:
+        file.seek(0)
+        yield file
+        return
+    file.seek(0)
+    left = limits.BUNDLE_UNPACKED_BYTES
+    with tempfile.TemporaryFile() as whole:
+        try:
+            with gzip.GzipFile(fileobj=file) as packed:
+                while chunk := packed.read(limits.CHUNK_BYTES):
+                    left -= len(chunk)
+                    if left < 0:
+                        raise BadBundle(_too_large())
+                    whole.write(chunk)
+        except (OSError, EOFError, zlib.error) as error:
+            raise BadBundle(f"the bundle is no gzip file that can be read: {error}") from None
+        whole.seek(0)
+        yield whole
+
+
+def _too_large() -> str:
+    return f"the bundle unpacks to more than {format_bytes(limits.BUNDLE_UNPACKED_BYTES)}"
+
+
+class _Careful:
+    """A file of which no more is read at once than a header may have."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek = file.seek
+        self.tell = file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or size > limits.BUNDLE_HEADER_BYTES:
+            raise BadBundle("a header of the bundle is larger than any that is needed")
+        return self._file.read(size)
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The members, each checked before the next one is read.
+
+    Raises:
+      BadBundle: names the member.
+    """
+    left = limits.BUNDLE_UNPACKED_BYTES
+    files, folders = set[str](), set[str]()
+    number = 0
+    while (member := tar.next()) is not None:
+        number += 1
+        if number > limits.BUNDLE_MEMBERS:
+            raise BadBundle(f"the bundle has more than {limits.BUNDLE_MEMBERS} members")
+        if not (member.isdir() or member.isreg()) or member.issparse():
+            raise BadBundle(
+                f"`{member.name}` in the bundle is {_kind(member)}, and only files and folders are "
+                "taken"
+            )
+        member.name = _check_name(member.name)
+        left -= member.size if member.isreg() else 0
+        if member.size < 0 or left < 0:
+            raise BadBundle(_too_large())
+        above = {str(one) for one in PurePosixPath(member.name).parents} - {"."}
+        if member.name in files or above & files or (member.isreg() and member.name in folders):
+            raise BadBundle(f"`{member.name}` is twice in the bundle")
+        folders |= above
+        (files if member.isreg() else folders).add(member.name)
+        yield member
+
+
+def _kind(member: tarfile.TarInfo) -> str:
+    if member.issym() or member.islnk():
+        return "a link"
+    if member.isfifo():
+        return "a pipe"
+    if member.isdev():
+        return "a device"
+    return "a sparse file" if member.issparse() else "something else"
+
+
+def _check_name(name: str) -> str:
+    """The name of a member without needless parts.
+
+    Raises:
+      BadBundle: it could lead out of the folder, or no file can be called so.
+    """
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or not parts:
+        raise BadBundle(f"`{name}` in the bundle leads out of its folder")
+    is_bad = "\0" in name or "\\" in name or not is_unicode(name) or not name.isprintable()
+    if is_bad or any(len(part.encode()) > 255 for part in parts):
+        raise BadBundle(f"`{name}` in the bundle is no name of a file")
+    if len(name) > limits.BUNDLE_PATH_CHARS or len(parts) > limits.BUNDLE_DEPTH:
+        raise BadBundle(f"`{name[:40]}...` in the bundle is too long or too deep for a path")
+    return "/".join(parts)

@@ -1,0 +1,150 @@
+"""What is ordered: a script of a bundle, with the options of the search, checked as the service
+takes it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from automesh import limits
+from automesh.errors import UsageError
+from automesh.texts.user_text import check_text
+from automesh.units import parse_duration
+
+_ENTRY = re.compile(r"(?P<path>[^:\0]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_REPEATED = ("target", "split", "xla")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One search that somebody wants.
+
+    Attributes:
+      entry: `train.py` or `train.py:make_step`, its path relative to the bundle's folder.
+      args: the script's own arguments.
+      targets: as `--target`; at least one.
+      space: name of a shipped search space, or the path of a TOML file in the bundle; empty for
+        what is usual.
+      budget: time for each run of the search, as `10m`.
+      baseline, top, timeout, step, split, xla, reserve_hbm: as the options of `automesh search`.
+      hardware: path of a TOML file in the bundle; empty for none.
+    """
+
+    entry: str
+    args: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ("local",)
+    space: str = ""
+    budget: str = "10m"
+    baseline: str = ""
+    top: int = 0
+    timeout: str = ""
+    step: str = ""
+    split: tuple[str, ...] = ()
+    xla: tuple[str, ...] = ()
+    reserve_hbm: str = ""
+    hardware: str = ""
+
+    @property
+    def script(self) -> str:
+        """The path of the script in the bundle."""
+        found = _ENTRY.fullmatch(self.entry)
+        return found["path"] if found else self.entry
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files of the bundle that the order names."""
+        own = [one for one in (self.space, self.hardware) if one.endswith(".toml")]
+        return (self.script, *own)
+
+    def with_budget(self, budget: str) -> Order:
+        """The same order with another budget, which is checked."""
+        return checked(replace(self, budget=budget))
+
+
+def checked(order: Order) -> Order:
+    """The order, if it may be run at all.
+
+    Raises:
+      UsageError: names what is wrong.
+    """
+    words = [*order.args, *order.targets, *order.split, *order.xla, order.entry, order.space]
+    words += [order.budget, order.baseline, order.timeout, order.step, order.reserve_hbm]
+    words += [order.hardware]
+    if len(words) > limits.ORDER_WORDS:
+        raise UsageError(f"the order has more than {limits.ORDER_WORDS} words")
+    for word in words:
+        if len(check_text(word)) > limits.ORDER_CHARS:
+            raise UsageError(f"`{word[:20]}...` has more than {limits.ORDER_CHARS} characters")
+    if not _ENTRY.fullmatch(order.entry):
+        raise UsageError(
+            f"`{order.entry}` is no script of the bundle",
+            hint="write `train.py` or `train.py:make_step`, relative to the bundle's folder",
+        )
+    for name in order.files:
+        check_inside(name)
+    if order.space and not order.space.endswith(".toml") and not _NAME.fullmatch(order.space):
+        raise UsageError(
+            f"`{order.space}` is no search space: name a shipped one, or a TOML file of the bundle"
+        )
+    if order.hardware and not order.hardware.endswith(".toml"):
+        raise UsageError(f"`{order.hardware}` is no TOML file of the bundle")
+    if not order.targets or any(not one.strip() for one in order.targets):
+        raise UsageError("the order names no target", hint="`local` are the attached devices")
+    if order.top < 0:
+        raise UsageError(f"`top` is {order.top}; at least one finalist must be measured")
+    if parse_duration(order.budget) > limits.LONGEST_BUDGET_S:
+        raise UsageError(f"`{order.budget}` is longer than the week that a search may take here")
+    return order
+
+
+def check_inside(name: str) -> str:
+    """The path of a file in a bundle.
+
+    Raises:
+      UsageError: it is absolute, or leads out of the folder.
+    """
+    parts = name.split("/")
+    if (
+        name.startswith(("/", "~"))
+        or "\\" in name
+        or any(part in ("", ".", "..") for part in parts)
+    ):
+        raise UsageError(
+            f"`{name}` is no path inside of the bundle",
+            hint="write it relative to the bundle's folder, without `..`",
+        )
+    return name
+
+
+def words_of(order: Order, folder: Path) -> list[str]:
+    """The command that runs an order, to be started in the folder of its bundle.
+
+    Args:
+      folder: for what the search keeps.
+    """
+    # Not `-m` alone: that would look for modules in the bundle first. The search's own process
+    # runs none of the bundle's code, its workers do.
+    words = [sys.executable, "-P", "-m", "automesh", "search", order.entry]
+    given: Mapping[str, str | Sequence[str]] = {
+        "target": order.targets,
+        "space": order.space,
+        "budget": order.budget,
+        "baseline": order.baseline,
+        "top": str(order.top or ""),
+        "timeout": order.timeout,
+        "step": order.step,
+        "split": order.split,
+        "xla": order.xla,
+        "reserve-hbm": order.reserve_hbm,
+        "hardware": order.hardware,
+    }
+    for name, value in given.items():
+        for one in value if name in _REPEATED else [value]:
+            # In one word: a value with a dash is then no option of its own.
+            words += [f"--{name}={one}"] if one else []
+    words += [f"--results={folder / 'results'}", f"--rules={folder / 'mesh_rules.toml'}", "--json"]
+    return [*words, "--", *order.args] if order.args else words

@@ -1,0 +1,190 @@
+"""What a service may listen at, under which names it answers, and that it survives SIGKILL."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import automesh
+from automesh.errors import UsageError
+from automesh.serve.server import ServeOptions, names_of, read_address, serve
+from automesh.submissions.home import open_home
+from tests.e2e.test_readme import block
+from tests.support.serve_process import ServeProcess
+from tests.support.service import order, tar_of
+
+# `automesh search` refuses it in a second: what is tested is who runs it, and how often.
+REFUSED = b"\0"
+KILLS = 1
+
+
+def options(folder: Path, **changes: object) -> ServeOptions:
+    fields: dict[str, object] = {
+        "home": folder / "service",
+        "results": folder / "results",
+        "storage": "",
+        "listen": "127.0.0.1:1",
+        "names": (),
+        "certificate": None,
+        "key": None,
+        "searches": 0,
+    }
+    return ServeOptions(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1", ("127.0.0.1", 8700)),
+        ("127.0.0.1:80", ("127.0.0.1", 80)),
+        ("[::1]", ("::1", 8700)),
+        ("[::1]:9", ("::1", 9)),
+        ("mesh.example.com", ("mesh.example.com", 8700)),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    assert read_address(text) == address
+
+
+def test_names() -> None:
+    local = names_of("127.0.0.1", 8700, "http", ("Mesh.Example.com",))
+    assert set(local) == {
+        *("127.0.0.1:8700", "localhost:8700", "[::1]:8700"),
+        *("mesh.example.com", "mesh.example.com:8700"),
+    }
+    assert names_of("10.0.0.1", 443, "https", ()) == ("10.0.0.1", "10.0.0.1:443")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "10.0.0.1:8700", "[::]", "mesh.example.com"])
+def test_no_other_address_without_tls(address: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="in the clear"):
+        serve(options(tmp_path, listen=address), print)
+    assert not (tmp_path / "service").exists()
+
+
+def test_no_other_address_without_a_token(tmp_path: Path) -> None:
+    pem = certificate(tmp_path)
+    with pytest.raises(UsageError, match="nobody has a token"):
+        serve(options(tmp_path, listen="0.0.0.0:1", certificate=pem, key=pem), print)
+    with pytest.raises(UsageError, match="together"):
+        serve(options(tmp_path, certificate=pem), print)
+    (tmp_path / "other.pem").write_text("no certificate")
+    with pytest.raises(UsageError, match="cannot be used"):
+        serve(options(tmp_path, certificate=pem, key=tmp_path / "other.pem"), print)
+
+
+def certificate(folder: Path) -> Path:
+    """A certificate of this machine's, signed by itself, with its key in one file."""
+    path, key = folder / "mesh.pem", folder / "mesh.key"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    words += ["-nodes", "-keyout", str(key), "-out", str(path), "-days", "2"]
+    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    done = subprocess.run(words, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("no openssl to make a certificate with")
+    path.write_bytes(path.read_bytes() + key.read_bytes())
+    return path
+
+
+def test_one_service_a_folder(tmp_path: Path) -> None:
+    home = open_home(tmp_path / "service")
+    with (
+        home.lock("server"),
+        pytest.raises(UsageError, match="another service uses the folder"),
+    ):
+        serve(options(tmp_path), print)
+
+
+def test_a_storage_with_a_password_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must not have the password"):
+        serve(options(tmp_path, storage="postgresql://me:secret@db/mesh"), print)
+
+
+# The whole of it, as processes.
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[ServeProcess]:
+    found = ServeProcess(folder=tmp_path)
+    yield found
+    found.end()
+
+
+def send(served: ServeProcess, key: str, content: bytes, **changes: Any) -> str:
+    """Sends a bundle and an order until there is an answer, as a patient client does."""
+    data = tar_of({"train.py": content})
+    digest = hashlib.sha256(data).hexdigest()
+    body = json.dumps({"bundle": digest, "order": order(**changes)}).encode()
+    status, said = served.ask("PUT", f"/v1/bundles/{digest}", data)
+    assert status == 201, said
+    headers = {"Content_Type": "application/json", "Idempotency_Key": key}
+    status, said = served.ask("POST", "/v1/studies", body, **headers)
+    assert status in (200, 201), said
+    return said["number"]
+
+
+@pytest.mark.slow
+def test_a_killed_server_loses_nothing_and_runs_nothing_twice(served: ServeProcess) -> None:
+    served.start()
+    numbers = [send(served, "submission", REFUSED)]
+    for _ in range(KILLS):
+        served.kill()
+        assert served.ask("GET", "/v1/health")[0] == 0
+        served.start()
+        again = [send(served, "submission", REFUSED)]
+        assert again == numbers
+    while True:
+        states = [served.ask("GET", f"/v1/submissions/{one}")[1]["submission"] for one in numbers]
+        if all(one["state"] == "failed" for one in states):
+            break
+        assert all(one["state"] in ("queued", "running", "failed") for one in states)
+        time.sleep(0.2)
+    assert [one["runs"] for one in states] == [1]
+    assert all("null bytes" in one["said"] for one in states)
+    assert served.ask("GET", "/v1/submissions")[1]["total"] == 1
+    done = [one["action"] for one in served.ask("GET", "/v1/audit")[1]]
+    assert (done.count("run"), done.count("end")) == (1, 1)
+    assert served.stop() == 0, served.said()
+
+
+@pytest.mark.long
+def test_twenty_kills_during_a_search_lose_nothing(
+    served: ServeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole submission, up to a rule that was measured, under a server that dies all the time."""
+    luck = random.Random(7)
+    served.start()
+    script = block("script").encode()
+    changes = {"targets": ["cpu:2"], "budget": "10m", "top": 1}
+    number = send(served, "whole-submission", script, **changes)
+    for _ in range(20):
+        time.sleep(luck.uniform(0.0, 2.0))
+        served.kill()
+        served.start()
+        assert send(served, "whole-submission", script, **changes) == number
+    end_s = time.monotonic() + 1500
+    while True:
+        found = served.ask("GET", f"/v1/submissions/{number}")[1]
+        if found["submission"]["state"] not in ("queued", "running"):
+            break
+        assert time.monotonic() < end_s
+        time.sleep(1.0)
+    assert found["submission"]["state"] == "found", found
+    assert found["submission"]["runs"] == 1
+    assert served.ask("GET", "/v1/submissions")[1]["total"] == 1
+    (name,) = found["studies"]
+    monkeypatch.setenv("AUTOMESH_SERVER_TOKEN", served.token)
+    rules = automesh.load(f"{served.url}/v1/studies/{name}/rules.toml")
+    (rule,) = rules.rules
+    assert (rule.match, rule.evidence.kind) == ("cpu-2", "measured")
+    done = [one["action"] for one in served.ask("GET", "/v1/audit")[1]]
+    assert (done.count("run"), done.count("end")) == (1, 1)
+    assert served.stop() == 0, served.said()
