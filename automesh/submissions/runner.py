@@ -119,7 +119,7 @@ class Runner:
 
     def beat(self, *, is_new: bool = False) -> None:
         """Says that it is there and what it does, and hears whether it shall stop."""
-        now_s = time.time()
+        now_s = time.monotonic()
         if not is_new and now_s - self._beat_s < _BEAT_S:
             return
         self._beat_s = now_s
@@ -128,7 +128,7 @@ class Runner:
             "host": host,
             "pid": os.getpid(),
             "started_s": self._started_s,
-            "seen_s": now_s,
+            "seen_s": time.time(),
             "cores": os.cpu_count() or 1,
             "memory_bytes": psutil.virtual_memory().total,
             "running": dumps(sorted(self.running)),

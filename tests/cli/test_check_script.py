@@ -69,13 +69,14 @@ READY = {
     "train_state": (SCRIPTS / "steps", "train_state.py", {"target": "cpu:4"}),
     "everything": (SCRIPTS, "checked.py:everything", {"target": "cpu:4", "space": "own.toml"}),
 }
+_SLOWEST = ("haliax_lm", "train_state")
 OWN = "[axes]\ndp = {}\ntp = { max = 2 }\n[knobs]\nfused = [false, true]\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=pytest.mark.long) if one == "haliax_lm" else one for one in READY],
+    [pytest.param(one, marks=pytest.mark.long) if one in _SLOWEST else one for one in READY],
 )
 def test_a_ready_script_in_words(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

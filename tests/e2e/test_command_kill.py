@@ -166,7 +166,7 @@ def test_the_check_notices_a_run_that_is_repeated(tmp_path: Path) -> None:
         check_runs(place)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_searches_at_once_share_the_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FLAGS.read_text())
     place = Place(folder=tmp_path, source="printed")

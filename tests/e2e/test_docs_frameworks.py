@@ -19,7 +19,7 @@ FILES = re.findall(r"<!-- ([\w.]+) -->\n```\w+\n(.*?)```", GUIDE, re.DOTALL)
 COMMANDS = re.findall(r"^automesh .*", GUIDE, re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_commands_of_the_guide_work(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(block_of_readme("script"))
     for name, text in FILES:

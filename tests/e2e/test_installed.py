@@ -54,7 +54,8 @@ def test_the_wheel_holds_only_the_package_and_its_data(installed: Path) -> None:
     top = {path.name for path in installed.iterdir()}
     assert {name for name in top if not name.endswith(".dist-info")} == {"automesh"}
     spaces = {path.stem for path in (installed / "automesh" / "search_spaces").glob("*.toml")}
-    shipped = ("auto", "dense_lm", "dense_lm_pipeline", "long_context", "moe_lm", "moe_lm_pipeline")
+    shipped = ("auto", "dense_lm", "dense_lm_pipeline", "long_context", "maxtext", "moe_lm")
+    shipped += ("moe_lm_pipeline",)
     assert spaces == set(shipped)
     gpus = {path.stem for path in (installed / "automesh/hardware/data/gpus").glob("*.txtpb")}
     assert gpus == set(known_configurations())

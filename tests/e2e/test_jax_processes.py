@@ -20,7 +20,7 @@ from tests.support.processes import ProcessesFailed, run_processes, run_together
 SLEEP_S = f"1001.{os.getpid()}"
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What every check gave on each of several processes."""
     return once(request.param, list(CHECKS), tmp_path_factory)

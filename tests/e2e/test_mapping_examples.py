@@ -40,7 +40,10 @@ def needs(name: str) -> None:
 
 # Haliax's own.
 @pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources:DeprecationWarning")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.long) if one == "haliax_lm" else one for one in NAMES],
+)
 def test_the_arrays_of_a_framework_tell_their_logical_axes(name, own_process):
     needs(name)
     space = read_space(str(EXAMPLES / f"{NAMES[name]}.toml"))

@@ -81,6 +81,7 @@ def test_a_forgotten_collective_is_flagged_and_not_exported(tmp_path: Path) -> N
     assert rules["rule"][0]["ici"] == {"dp": 4}
 
 
+@pytest.mark.long
 def test_a_callable_is_searched_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,7 +113,7 @@ def test_a_search_survives_every_habit(habits: str, tmp_path: Path) -> None:
     assert max(log.stat().st_size for log in logs) < 5 * MEBIBYTE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nothing_feasible_is_exit_code_one(tmp_path: Path) -> None:
     process, code = search(tmp_path, "raises exits")
     assert code == 1, process.words

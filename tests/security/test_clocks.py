@@ -23,13 +23,20 @@ from automesh.tuner.study.study import Study, Trial, parse_storage
 from tests.support.samples.storage_cases import opened, plans
 
 HOUR_S = 3600.0
-# What may read the time of day: to be shown or noted, or compared with that of files.
+# What may read the time of day: to be shown or noted, or compared with that of files or with a date
+# until which somebody may do something.
 _SHOWN = {
     "files.py": "when a draft was written, by the file system",
     "hlo/store.py": "when a draft was written, by the file system",
     "program/execute/calibrate.py": "when a profile was made",
     "program/surroundings.py": "when a library was installed",
     "report/pages/store.py": "when a program was used",
+    "serve/access.py": "until when a page may be shown",
+    "serve/submissions.py": "how long ago a runner was seen, for people",
+    "submissions/audit.py": "when something was done",
+    "submissions/runner.py": "when a runner was seen, and its searches began",
+    "submissions/store.py": "when a search was submitted",
+    "submissions/tokens.py": "until when a token holds",
     "tuner/dry_run.py": "when a result was made",
     "tuner/measure/decision.py": "when a result was made",
     "tuner/strategies/absent.py": "when a result was made",

@@ -32,7 +32,7 @@ FOUND = {
     "trainer_class.py": ("replica:2,shard:2", "train_step", 2, ["replica", "shard"]),
     "lm1b/main.py": ("data:1,fsdp:4,tensor:1", "train_step", 17, ["data", "fsdp"]),
 }
-IN_CI = ("decorated_step.py", "trainer_class.py")
+IN_CI = ("trainer_class.py",)
 
 
 def environment() -> dict[str, str]:
@@ -244,7 +244,7 @@ def searched(script: Path, folder: Path, *options: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_split_axis_left_whole_is_split_by_its_second_part(tmp_path: Path) -> None:
     options = ("--target", "cpu:4", "--split", "data=dp,fsdp", "--dry-run", "--json")
     done = searched(SCRIPTS / "split_data.py", tmp_path, *options)

@@ -186,7 +186,7 @@ def test_another_reserve_is_judged_without_a_compile(place: Place) -> None:
     assert back.reserve_bytes == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_measured_rule_is_not_replaced_by_a_prediction(place: Place) -> None:
     path = place.folder / "mesh_rules.toml"
     place.search()
@@ -231,7 +231,7 @@ def test_an_option_that_the_compiler_does_not_take_ends_the_search(
     assert "--xla" in raised.value.hint
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_targets_give_a_rule_each_and_share_their_terms(place: Place) -> None:
     found = place.search(target=["v5e:2x4", "v6e:2x4"])
     assert isinstance(found, Results)
@@ -298,7 +298,7 @@ def test_explain_shows_the_replay_beside_the_estimate_and_writes_a_trace(place: 
         api.write_trace(place.study, "dp:8", trace)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plans_at_low_effort_alone_stand_with_their_estimates(place: Place) -> None:
     place.search(progress=Interrupting())
     found = api.show(place.study).found
