@@ -3,7 +3,7 @@
 The step, its abstract state and its batch come from the functions with which MaxText compiles ahead
 of time (`maxtext.trainers.pre_train.train_compile`). The arguments are those of its training
 command, `model_name=llama3.1-8b max_target_length=4096`; the sizes of the mesh and the knobs below
-are put in for each plan. Seen in MaxText 0.2.5.
+are put in for each plan.
 
 The batch stays the one that the arguments name: rows of one update = `per_device_batch_size` x
 devices x `gradient_accumulation_steps`. A plan with another accumulation has smaller or larger
@@ -26,11 +26,12 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, did_you_mean
+from automesh.frameworks.registry import FRAMEWORKS
 from automesh.program.script.workload import Workload
 
 _STAGE, _PIPELINE = "stage", "pipeline"  # An axis, and what MaxText's keys call it.
 _BATCH, _ACCUMULATION = "per_device_batch_size", "gradient_accumulation_steps"
-# Set here, because it is no matter of a training's arguments that nothing is written or waited for.
+# The same for every search, whatever the arguments say: it writes nothing and waits for nobody.
 _FIXED = {
     "run_name": "automesh",
     "enable_checkpointing": "false",
@@ -38,7 +39,10 @@ _FIXED = {
     "log_config": "false",
     "jax_cache_dir": "",
 }
+# Compiler options of MaxText's arguments are those of its training command, not of a step.
+_COMPILER_OPTIONS = "compile_xla_flags"
 _FLAGS = "XLA_FLAGS"
+_SELF = FRAMEWORKS["maxtext"]
 _DATASET = "dataset_type"  # Batches are abstract: their form is all that counts.
 # What a search may divide by, of MaxText's own keys, under the names that search spaces use.
 _FACTS = {
@@ -66,6 +70,22 @@ class _MaxText:
     base: Path
 
 
+# What is used of each of the modules.
+_USED = {
+    "maxtext": (),
+    "maxtext.configs.pyconfig": ("initialize",),
+    "maxtext.trainers.pre_train.train": ("train_step",),
+    "maxtext.trainers.pre_train.train_compile": ("get_shaped_inputs",),
+    "maxtext.utils.maxtext_utils": ("get_functional_train_with_signature",),
+    "maxtext.utils.sharding": (
+        "get_input_data_sharding",
+        "maybe_update_params_sharding_with_opt",
+        "build_zero1_input_state_mesh_shardings",
+    ),
+    "flax.core.spmd": ("logical_axis_rules",),
+}
+
+
 @cache
 def _maxtext() -> _MaxText:
     """Looks up all that is used of MaxText, in one place.
@@ -73,38 +93,44 @@ def _maxtext() -> _MaxText:
     Raises:
       UsageError: it is not installed whole, or another version that has moved something.
     """
-    names = (
-        "maxtext",
-        "maxtext.configs.pyconfig",
-        "maxtext.trainers.pre_train.train",
-        "maxtext.trainers.pre_train.train_compile",
-        "maxtext.utils.maxtext_utils",
-        "maxtext.utils.sharding",
-        "flax.core.spmd",
-    )
     found: dict[str, Any] = {}
-    for name in names:
+    for name, used in _USED.items():
         try:
-            found[name] = importlib.import_module(name)
+            found[name] = module = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            missing = error.name or name
-            whole = "MaxText is not installed" if missing == "maxtext" else "MaxText lacks"
-            what = "" if missing == "maxtext" else f" the module `{missing}`"
-            raise UsageError(
-                f"{whole}{what} in the environment that automesh runs in",
-                hint=f"`pip install {missing}`"
-                if not missing.startswith("maxtext.")
-                else "this adapter was tried with maxtext 0.2.5: install that version",
-            ) from None
-    base = Path(found["maxtext"].__file__).parent / "configs" / "base.yml"
+            raise _incomplete(f"module `{error.name or name}`", error.name or name) from None
+        except ImportError as error:
+            raise _incomplete(f"`{name}` that can be imported ({error})", "maxtext.") from None
+        for attribute in used:
+            if not hasattr(module, attribute):
+                raise _incomplete(f"`{attribute}` in `{name}`", "maxtext.")
+    pyconfig, train, train_compile, utils, sharding, spmd = list(found.values())[1:]
     return _MaxText(
-        pyconfig=found[names[1]],
-        train=found[names[2]],
-        train_compile=found[names[3]],
-        maxtext_utils=found[names[4]],
-        sharding=found[names[5]],
-        axis_rules=found[names[6]].logical_axis_rules,
-        base=base,
+        pyconfig=pyconfig,
+        train=train,
+        train_compile=train_compile,
+        maxtext_utils=utils,
+        sharding=sharding,
+        axis_rules=spmd.logical_axis_rules,
+        base=Path(found["maxtext"].__file__).parent / "configs" / "base.yml",
+    )
+
+
+def _incomplete(what: str, missing: str) -> UsageError:
+    """MaxText, or something that it imports, is not as the adapter needs it."""
+    if missing == "maxtext":
+        return UsageError(
+            "MaxText is not installed in the environment that automesh runs in",
+            hint="`pip install maxtext`",
+        )
+    is_own = missing.startswith("maxtext.")
+    return UsageError(
+        f"the installed MaxText has no {what}"
+        if is_own
+        else f"MaxText needs the {what}, which is not installed",
+        hint=f"this adapter was tried with maxtext {_SELF.seen_in}: install that version"
+        if is_own
+        else f"`pip install {missing}`",
     )
 
 
@@ -193,7 +219,12 @@ def _arguments(argv: Sequence[str]) -> dict[str, str]:
         elif not equals or not key.isidentifier():
             raise UsageError(
                 f"`{one}` is not an argument of MaxText",
-                hint="write `key=value`, as in `-- model_name=llama3.1-8b per_device_batch_size=4`",
+                hint=f"write `key=value`, as in `-- {_SELF.example}`",
+            )
+        if key == _COMPILER_OPTIONS and value:
+            raise UsageError(
+                f"`{key}` belongs to MaxText's training command: a search would compile without it",
+                hint="give each option to the search, as `--xla NAME=VALUE`; export writes them",
             )
         found[key] = value
     return found

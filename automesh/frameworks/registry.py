@@ -13,17 +13,13 @@ class Framework:
 
     Attributes:
       name: what the user calls it.
-      title: as it calls itself.
-      package: that must be installed, as package indexes call it.
       module: its adapter, with a function `build`; only workers import it.
       space: search space that is taken if no other is named.
-      seen_in: versions with which the adapter was tried.
+      seen_in: the version with which the adapter was tried.
       example: arguments that a user may start from.
     """
 
     name: str
-    title: str
-    package: str
     module: str
     space: str
     seen_in: str
@@ -39,8 +35,6 @@ FRAMEWORKS = {
     for one in (
         Framework(
             name="maxtext",
-            title="MaxText",
-            package="maxtext",
             module="automesh.frameworks.maxtext",
             space="maxtext",
             seen_in="0.2.5",

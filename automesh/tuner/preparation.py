@@ -18,7 +18,7 @@ from automesh.report.progress import Progress
 from automesh.space.legal import Enumeration, find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.space import SearchSpace
-from automesh.tuner.choose.baseline import parse_plan
+from automesh.tuner.choose.baseline import baseline_text, parse_plan
 from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.tuner.request import SearchRequest
@@ -288,10 +288,8 @@ def _baseline(
     space: SearchSpace,
     aim: Aim,
 ) -> tuple[Plan, ...]:
-    text = request.baseline.strip()
-    # What the workload says of its knobs holds for another mesh too.
-    text = f"{text} {_knobs_of(inspection.baseline, text)}".strip() if text else inspection.baseline
-    if not text.strip():
+    text = baseline_text(request.baseline, own=inspection.baseline)
+    if not text:
         return ()
     plan = parse_plan(
         text,
@@ -303,13 +301,6 @@ def _baseline(
         varied=[name for name, _ in enumeration.legal[0].knobs],
     )
     return (plan,)
-
-
-def _knobs_of(baseline: str, given: str) -> str:
-    """The knobs that `baseline` sets and `given` does not, as text."""
-    named = {word.partition("=")[0] for word in given.split()}
-    knobs = [word for word in baseline.split()[1:] if "=" in word and ":" not in word]
-    return " ".join(word for word in knobs if word.partition("=")[0] not in named)
 
 
 def study_folder(results: Path, name: str, *, new: bool) -> Path:

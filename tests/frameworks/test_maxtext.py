@@ -156,6 +156,37 @@ def test_arguments_that_maxtext_refuses_are_a_sentence(
         assert "`emb_dim`" in caught.value.hint
 
 
+def test_compiler_options_among_the_arguments_are_not_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageError, match="a search would compile without it") as caught:
+        built(monkeypatch, mesh(fsdp=2), "compile_xla_flags=--xla_tpu_x=true")
+    assert "--xla NAME=VALUE" in str(caught.value.hint)
+    assert built(monkeypatch, mesh(fsdp=2), "compile_xla_flags=")
+
+
+def test_a_version_that_lacks_something_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("maxtext.utils.sharding")
+    monkeypatch.delattr(module, "build_zero1_input_state_mesh_shardings")
+    with pytest.raises(UsageError, match="has no `build_zero1_input_state_mesh") as caught:
+        built(monkeypatch, mesh(fsdp=2))
+    assert "0.2.5" in str(caught.value.hint)
+
+
+def test_what_maxtext_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = importlib.import_module
+
+    def absent(name: str) -> object:
+        if name == "maxtext.utils.sharding":
+            raise ModuleNotFoundError("No module named 'tokamax'", name="tokamax")
+        return original(name)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    with pytest.raises(UsageError, match="MaxText needs the module `tokamax`") as caught:
+        built(monkeypatch, mesh(fsdp=2))
+    assert caught.value.hint == "`pip install tokamax`"
+
+
 def test_an_axis_that_maxtext_has_not_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="MaxText's mesh has no axis `dp`"):
         built(monkeypatch, mesh(dp=2))

@@ -71,6 +71,26 @@ def parse_plan(
     return Plan(axes=axes, mapping=tuple(logical.items()), knobs=tuple(values.items()))
 
 
+def baseline_text(given: str, *, own: str) -> str:
+    """The baseline that the user gives, with the knobs that only the workload's own one sets.
+
+    Args:
+      given: by the user; empty for the workload's own.
+      own: what the workload states; empty for nothing.
+
+    >>> baseline_text("fsdp:8 remat=full", own="dp:8 remat=none accumulation=2")
+    'fsdp:8 remat=full accumulation=2'
+    >>> baseline_text("", own="dp:8 remat=none")
+    'dp:8 remat=none'
+    """
+    words = given.split()
+    if not words:
+        return own.strip()
+    named = {word.partition("=")[0] for word in words}
+    knobs = [word for word in own.split()[1:] if "=" in word and ":" not in word.partition("=")[0]]
+    return " ".join([*words, *(word for word in knobs if word.partition("=")[0] not in named)])
+
+
 def check_baseline(
     text: str, *, names: Sequence[str] = (), devices: tuple[int, int] = (0, 0)
 ) -> None:

@@ -138,6 +138,12 @@ BAD_RETURNS = {
         "which is none of: dp, tp\n"
         "hint: rename the axis, or list it under [axes] of the search space",
     ),
+    "baseline with knobs": (
+        lambda mesh: Workload(add, (), baseline="dp:2,ep:2 remat=full"),
+        "the workload's `baseline` does not fit: mesh `dp:2,ep:2` names the axis `ep`, "
+        "which is none of: dp, tp\n"
+        "hint: rename the axis, or list it under [axes] of the search space",
+    ),
     "baseline as dict": (
         lambda mesh: Workload(add, (), baseline={"dp": 2}),
         "the workload's `baseline` is a dict, not a mesh in text form\n"

@@ -98,6 +98,18 @@ def test_the_user_names_what_is_called_otherwise() -> None:
         export_rules(rules_of(tp=(4, 1)), "maxtext", words=Words(axes={"tp": "modle"}))
 
 
+def test_knobs_of_maxtexts_own_step_are_its_keys() -> None:
+    knobs = {"remat_policy": "save_qkv_proj", "gradient_accumulation_steps": 2, "batch": 16}
+    knobs["custom_mesh_and_rule"] = "pure-fsdp"
+    text = export_rules(rules_of(fsdp=(4, 1), knobs=knobs), "maxtext")
+    told = yaml.safe_load(text)
+    assert told["remat_policy"] == "save_qkv_proj"
+    assert (told["gradient_accumulation_steps"], told["per_device_batch_size"]) == (2, 2.0)
+    assert told["custom_mesh_and_rule"] == "pure-fsdp"
+    with pytest.raises(UsageError, match="no name for the knob remat_policy=mine"):
+        export_rules(rules_of(fsdp=(4, 1), knobs={"remat_policy": "mine"}), "maxtext")
+
+
 def test_the_evidence_stands_in_a_comment_that_nothing_ends() -> None:
     evidence = Evidence(
         kind="measured",
