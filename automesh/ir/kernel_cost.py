@@ -102,19 +102,7 @@ def matmuls_of(operation: Operation) -> tuple[Matmul, ...]:
     if operation.name == "convolution":
         return (_convolution(operation),)
     if operation.name == "custom_call" and cost_of(operation).get("flops"):
-        side = Monomial(coefficient=float(_TILE))
-        values = operation.operands or operation.results
-        return tuple(
-            Matmul(
-                batch=replace(one, coefficient=one.coefficient / (2.0 * _TILE**3)),
-                m=side,
-                n=side,
-                k=side,
-                dtype=_coarsest(values),
-                is_least=False,
-            )
-            for one in cost_of(operation)["flops"]
-        )
+        return _stated(operation)
     return ()
 
 
@@ -144,6 +132,24 @@ def _complex_factor(values: Sequence[Value]) -> Monomial:
     """A complex multiply-add is four real ones."""
     both = all(value.dtype.startswith("complex") for value in values[:2])
     return Monomial(coefficient=4.0) if both else ONE
+
+
+def _stated(operation: Operation) -> tuple[Matmul, ...]:
+    """The products of a custom call: of the size that was counted in it, else of a usual one."""
+    counted = operation.attributes.get("counted", {})
+    m, n, k = counted.get("tile", (_TILE, _TILE, _TILE))
+    dtype = counted.get("dtype") or _coarsest(operation.operands or operation.results)
+    return tuple(
+        Matmul(
+            batch=replace(one, coefficient=one.coefficient / (2.0 * m * n * k)),
+            m=Monomial(coefficient=float(m)),
+            n=Monomial(coefficient=float(n)),
+            k=Monomial(coefficient=float(k)),
+            dtype=dtype,
+            is_least=False,
+        )
+        for one in cost_of(operation)["flops"]
+    )
 
 
 def _dot(operation: Operation) -> Matmul:

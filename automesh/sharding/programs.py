@@ -13,6 +13,7 @@ import jax
 
 from automesh.mesh.axes import MeshAxis
 from automesh.platforms import platform_named
+from automesh.program.kernels.annotate import state_costs
 from automesh.program.lower.lowering import lower
 from automesh.program.notes import note
 from automesh.program.script.build import Built
@@ -201,6 +202,7 @@ class Programs:
         enter("lower")
         program = lower(built, platforms=lowered_for(self.platform))
         module = plain(program.lowered.compiler_ir("stablehlo"))
+        state_costs(module)
         counted = count_numbers(module)
         lowering = Lowering(
             module=module,

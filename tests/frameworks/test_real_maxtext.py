@@ -127,11 +127,10 @@ def test_a_small_model_is_searched_to_a_measured_rule_with_which_it_trains(tmp_p
     run(
         "automesh", "search", "maxtext", *words, "--rules", "rules.toml", "--", *SMALL, cwd=tmp_path
     )
-    text = (tmp_path / "rules.toml").read_text()
-    assert 'kind = "measured"' in text
-    found = re.search(r'^fingerprint = "(\w+)"', text, re.MULTILINE)
-    assert found
-    assert trained(exported(tmp_path / "rules.toml", tmp_path), tmp_path)["fingerprint"] == found[1]
+    [rule] = tomllib.loads((tmp_path / "rules.toml").read_text())["rule"]
+    assert rule["evidence"]["kind"] == "measured"
+    theirs = trained(exported(tmp_path / "rules.toml", tmp_path), tmp_path)
+    assert theirs["fingerprint"] == rule["evidence"]["program"]["fingerprint"]
 
 
 @pytest.mark.tpu

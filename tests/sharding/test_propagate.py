@@ -178,11 +178,44 @@ def test_a_pallas_kernel_is_counted_as_it_states_or_named(stated):
     answer = propagated(build, {"dp": 2, "tp": 2}, {"dp": 4, "tp": 4}, platform="tpu")
     assert answer.terms.fixed == ()
     assert ("tpu_custom_call" in named(answer.terms)) == (not stated)
-    if stated:
-        (one,) = [k for k in answer.terms.kernels if "custom_call" in k.operation]
-        for dp, tp in [(2, 2), (4, 2), (8, 4)]:
-            sizes = {"dp": dp, "tp": tp}
-            assert value_of(one.bytes, sizes) == 2 * BYTES * 256 * 512 / dp / tp
+    # Stated or counted in its own program: each device reads and writes its part once.
+    (one,) = [k for k in answer.terms.kernels if "custom_call" in k.operation]
+    for dp, tp in [(2, 2), (4, 2), (8, 4)]:
+        sizes = {"dp": dp, "tp": tp}
+        assert value_of(one.bytes, sizes) == 2 * BYTES * 256 * 512 / dp / tp
+
+
+def test_the_products_of_a_pallas_kernel_are_counted_at_other_sizes():
+    """The heads of splash attention over tp: causal, so that 10 of 16 blocks are run."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    heads, length, width, block = 8, 1024, 128, 256
+    names = ("q", "kv", "kv_compute")
+    mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
+    sizes = splash.BlockSizes(**{f"block_{name}": block for name in names})
+
+    def build(mesh):
+        def step(x):
+            made = splash.make_splash_mha(
+                mask, head_shards=mesh.shape["tp"], q_seq_shards=1, block_sizes=sizes
+            )
+            spec = made.manual_sharding_spec(NamedSharding(mesh, P("tp", None)))
+            part = P("dp", "tp")
+
+            def attend(made, x):
+                return jax.vmap(made)(x, x, x)
+
+            return manual(attend, mesh, (spec, part), part, check_vma=False)(made, x)
+
+        return step, (array((8, heads, length, width)),)
+
+    answer = propagated(build, {"dp": 2, "tp": 2}, {"dp": 4, "tp": 4}, platform="tpu")
+    for dp, tp in [(2, 2), (4, 4), (8, 2)]:
+        blocks = 8 // dp * heads // tp * 10
+        assert flops(answer.terms, {"dp": dp, "tp": tp}) == blocks * 2 * 2 * block**2 * width
+    (said,) = [one for one in answer.terms.uncounted if "tpu_custom_call" in one.what]
+    assert "elementwise arithmetic left out" in said.why and "skipped no block" not in said.why
 
 
 def test_a_loop_of_unknown_length_is_named():

@@ -14,7 +14,7 @@ from automesh.hlo.work.flops import flops_of, matmul_of
 from automesh.hlo.work.fusions import Contents
 from automesh.hlo.work.memories import Touched
 from automesh.hlo.work.traffic import FREE_TARGETS
-from automesh.hlo.work.uncounted import unpriced_arithmetic
+from automesh.hlo.work.uncounted import remark_on_counted, unpriced_arithmetic
 
 # Custom calls: what is known of kernels that the compiler does not look into.
 
@@ -25,10 +25,17 @@ _GROUPS = ("custom_call_config", "custom_call_backend_config")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What the author of a kernel states about it (`pl.CostEstimate`)."""
+    """What the author of a kernel states about it (`pl.CostEstimate`), or was counted in it.
+
+    Attributes:
+      product: of counted FLOPs, the matrix product that most of them are done in, repeated.
+      remark: how far this can be relied on, in words.
+    """
 
     flops: int
     bytes_accessed: int
+    product: Matmul | None = None
+    remark: str = "counted as its author estimates it"
 
 
 def stated_cost(call: Instruction) -> Stated | None:
@@ -38,8 +45,23 @@ def stated_cost(call: Instruction) -> Stated | None:
         estimate: Mapping[str, Any] = (config.get(group) or {}).get("cost_estimate") or {}
         flops, accessed = (int(estimate.get(name, 0)) for name in ("flops", "bytes_accessed"))
         if estimate and min(flops, accessed) >= 0:
-            return Stated(flops=flops, bytes_accessed=accessed)
+            return _with_product(
+                Stated(flops=flops, bytes_accessed=accessed),
+                (config.get(group) or {}).get("counted"),
+            )
     return None
+
+
+def _with_product(stated: Stated, counted: Mapping[str, Any] | None) -> Stated:
+    """With what `program.kernels` has noted beside the figures that it counted."""
+    if counted is None:
+        return stated
+    product = None
+    if "tile" in counted:
+        m, n, k = counted["tile"]
+        batch = max(round(stated.flops / (2 * m * n * k)), 1)
+        product = Matmul(dtype=counted["dtype"], batch=batch, m=m, n=n, k=k)
+    return replace(stated, product=product, remark=remark_on_counted(counted))
 
 
 def is_plain(call: Instruction) -> bool:
@@ -50,7 +72,7 @@ def is_plain(call: Instruction) -> bool:
 def remark_on(call: Instruction, stated: Stated | None) -> str:
     """What is not counted of a custom call, in words."""
     what = f"custom call `{call.target}`"
-    return f"{what} counted as its author estimates it" if stated else what
+    return f"{what} {stated.remark}" if stated else what
 
 
 def widest_dtype(computation: Computation, call: Instruction) -> str:
@@ -109,11 +131,14 @@ def _uncounted(instruction: Instruction, contents: Contents | None) -> str:
 
 def _kernel(one: Compute, computation: Computation, call: Instruction) -> Compute:
     stated = stated_cost(call)
+    product = stated.product if stated else None
+    dtype = product.dtype if product else widest_dtype(computation, call)
     return replace(
         one,
         kind="kernel",
+        matmuls=(product,) if product else (),
         flops=stated.flops if stated else 0,
-        dtype=widest_dtype(computation, call) if stated and stated.flops else "",
+        dtype=dtype if stated and stated.flops else "",
         hbm_bytes=(stated.bytes_accessed if stated else 0) or one.hbm_bytes,
         uncounted=remark_on(call, stated),
     )

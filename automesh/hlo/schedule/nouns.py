@@ -50,9 +50,10 @@ class Compute:
       kind: `matrix` if it multiplies matrices, `kernel` for a custom call whose inside the compiler
         does not see, else `memory`: bounded by what it reads and writes.
       opcode: in XLA's words; for a custom call its target.
-      matmuls: what it multiplies; empty for `memory` and for `kernel`.
+      matmuls: what it multiplies; empty for `memory`; of a `kernel` the product that it repeats,
+        where its program was counted.
       flops: of `matmuls`, exactly (two per multiply-add that meets no padding); of a `kernel` those
-        that its author states, which have no shape.
+        that its author states, which have no shape, or that were counted in its program.
       dtype: element type that `flops` are done in; empty if there are none.
       hbm_bytes: read from and written to the device's main memory.
       onchip_bytes: read from and written to memory on the chip that the program addresses (VMEM of

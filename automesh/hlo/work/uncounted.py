@@ -8,6 +8,9 @@ element, and a window is read once for each of its elements. They are named inst
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 _OPCODES = frozenset(
     (
         "cholesky", "fft", "reduce-window", "rng", "rng-bit-generator", "select-and-scatter",
@@ -29,3 +32,13 @@ def unpriced_arithmetic(operation: str, target: str = "") -> str:
     name = target if operation in ("custom-call", "custom_call") else operation.replace("_", "-")
     opcode = _ALIASES.get(name, name)
     return f"arithmetic of `{opcode}`" if opcode in _OPCODES else ""
+
+
+def remark_on_counted(counted: Mapping[str, Any]) -> str:
+    """What is missing of a kernel that was counted in its own program, in words.
+
+    Args:
+      counted: what `program.kernels` has noted beside the figures.
+    """
+    most = ", as if it skipped no block" if counted.get("is_most") else ""
+    return f"counted by its matrix products and blocks{most}, its elementwise arithmetic left out"

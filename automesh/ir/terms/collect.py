@@ -16,7 +16,7 @@ from automesh.cost.terms import (
     flops,
     value_of,
 )
-from automesh.hlo.work.uncounted import unpriced_arithmetic
+from automesh.hlo.work.uncounted import remark_on_counted, unpriced_arithmetic
 from automesh.ir.fusion import Fusion, fuse, settled
 from automesh.ir.graph import Block, Graph, Operation, multiplied
 from automesh.ir.kernel_cost import cost_of, matmuls_of, moved
@@ -77,6 +77,14 @@ def _custom_call(operation: Operation) -> list[Uncounted]:
             Uncounted(
                 what=f"transfer to {placement} memory",
                 why="the link between host and device has no price",
+                source=operation.source,
+            )
+        ]
+    if counted := operation.attributes.get("counted"):
+        return [
+            Uncounted(
+                what=f"custom call {target}",
+                why=f"it states no cost: {remark_on_counted(counted)}",
                 source=operation.source,
             )
         ]

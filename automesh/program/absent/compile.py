@@ -23,6 +23,7 @@ from automesh.program.absent.client import (
     usable_bytes,
     versions_for,
 )
+from automesh.program.kernels.annotate import kernel_costs
 from automesh.program.lower.compiled import (
     compile_lowered,
     count_serialized,
@@ -125,10 +126,13 @@ def find_part(order: Order, *, fingerprint: str) -> Module | None:
     return _module(stored, order, key) if stored is not None else None
 
 
-def keep_part(compiled: jax.stages.Compiled, order: Order, *, fingerprint: str) -> Module:
+def keep_part(
+    lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: Order, *, fingerprint: str
+) -> Module:
     """Keeps one of several programs that make up a step.
 
     Args:
+      lowered: what was compiled.
       order: `axes` and `dcn` are those of the devices that run it.
       fingerprint: of this program.
 
@@ -136,7 +140,7 @@ def keep_part(compiled: jax.stages.Compiled, order: Order, *, fingerprint: str) 
       Refused: it cannot be read, or the store cannot be written.
     """
     check_compiled_for(order.one, compiled)
-    stored = _read(compiled, order)
+    stored = _read(lowered, compiled, order)
     key = _key(order, fingerprint, order.effort)
     _keep(order, key, stored)
     return _module(stored, order, key)
@@ -210,13 +214,14 @@ def _in_words(one: AbsentDevices) -> str:
 
 def _compiled(program: SingleProgram, order: Order, is_settled: bool | None) -> Stored:
     compiled, settled_at_once = _settle(program, order, is_settled)
-    stored = replace(_read(compiled, order), is_settled=settled_at_once)
+    stored = replace(_read(program.lowered, compiled, order), is_settled=settled_at_once)
     assert stored.memory is not None
     return replace(stored, out_of_memory=_verdict(stored.memory, order))
 
 
-def _read(compiled: jax.stages.Compiled, order: Order) -> Stored:
-    memory, module = read_memory(compiled, platform=order.one.platform), serialized(compiled)
+def _read(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, order: Order) -> Stored:
+    memory = read_memory(compiled, platform=order.one.platform)
+    module = serialized(compiled, kernel_costs(lowered))
     return replace(
         _blank(order, None),
         module=module,

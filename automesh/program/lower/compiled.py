@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,8 @@ from automesh.errors import AutomeshError
 from automesh.hlo import count, read_module
 from automesh.mesh.axes import Scalar
 from automesh.outcomes import Counts, Failed, Memory, OutOfMemory
+from automesh.program.kernels.annotate import with_costs
+from automesh.program.kernels.nouns import KernelCost
 from automesh.program.lower import compilation_cache
 from automesh.program.lower.memory_text import SIZE, needed_and_limit, size_bytes
 from automesh.program.refused import Refused
@@ -167,8 +169,11 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
     )
 
 
-def serialized(compiled: jax.stages.Compiled) -> bytes:
+def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -> bytes:
     """The compiled program as a serialized HLO module.
+
+    Args:
+      costs: what `kernel_costs` has counted in the program that was compiled; it is added.
 
     Raises:
       Refused: the executable holds no readable program, or not exactly one.
@@ -183,7 +188,7 @@ def serialized(compiled: jax.stages.Compiled) -> bytes:
     if len(blobs) != 1:
         what = "no program" if not blobs else f"{len(blobs)} programs"
         raise Refused(Failed(stage="compile", reason=f"the executable holds {what} instead of one"))
-    return blobs[0]
+    return with_costs(blobs[0], costs)
 
 
 def count_serialized(

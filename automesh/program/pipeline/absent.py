@@ -188,7 +188,7 @@ class _Compiler:
 
     def _made(self, lowered: jax.stages.Lowered, key: str) -> tuple[Any, Module]:
         compiled = compile_lowered(lowered, all_options(self.order, self.order.effort))
-        return compiled, keep_part(compiled, self.order, fingerprint=key)
+        return compiled, keep_part(lowered, compiled, self.order, fingerprint=key)
 
     def _found(
         self, lowered: jax.stages.Lowered, key: str, action: str

@@ -50,7 +50,7 @@ def count_here(program: StagedProgram, trained: Any) -> CompiledPipeline:
             stage=stage,
             action=action,
             memory=read_memory(compiled, platform=mesh.devices.flat[0].platform),
-            counts=count_serialized(serialized(compiled), list(mesh.shape.items())),
+            counts=count_serialized(serialized(compiled, {}), list(mesh.shape.items())),
         )
     return describe_pipeline(trained, found, axis=program.axis)
 

@@ -212,6 +212,8 @@ class AttributeReader:
                 name: (Monomial(coefficient=value),) if value else ()
                 for name, value in cost.items()
             }
+        if counted := group_of(config, "counted"):
+            read["counted"] = counted
         if "mhlo.frontend_attributes" in attributes:
             placed = _word(
                 operation, "mhlo.frontend_attributes", r'_xla_buffer_placement = "([^"]+)"'
@@ -348,20 +350,24 @@ def config_text(ir: Any, operation: Any) -> str:
 
 def stated_cost(config: str) -> dict[str, float]:
     """The `cost_estimate` in a backend's JSON; empty if there is none."""
+    stated = group_of(config, "cost_estimate")
+    return {key: float(stated[key]) for key in _COST if key in stated}
+
+
+def group_of(config: str, name: str) -> dict[str, Any]:
+    """The object of this name in a backend's JSON, however deep; empty if there is none."""
     try:
         read = json.loads(config)
     except ValueError:
         return {}
-    found: dict[str, float] = {}
     stack: list[Any] = [read]
     while stack:
         one = stack.pop()
         if not isinstance(one, dict):
             continue
         known = cast("dict[str, Any]", one)
-        estimate = known.get("cost_estimate")
-        if isinstance(estimate, dict):
-            stated = cast("dict[str, Any]", estimate)
-            found = {key: float(stated[key]) for key in _COST if key in stated}
+        found = known.get(name)
+        if isinstance(found, dict):
+            return cast("dict[str, Any]", found)
         stack.extend(known.values())
-    return found
+    return {}

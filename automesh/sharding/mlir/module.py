@@ -26,7 +26,8 @@ All calls are inlined. `Operation.name` is that of StableHLO, CHLO or Shardy wit
   constant                  splat: the number if all elements are the same, else None
   custom_call               target, config: the backend's text; cost: {"flops", "bytes_accessed",
                             "transcendentals"} if it states them, as a Pallas kernel may, at the
-                            sampled sizes; cost_terms: the same as sums, at all sizes;
+                            sampled sizes; cost_terms: the same as sums, at all sizes; counted:
+                            what `program.kernels` notes of a kernel in which it counted them;
                             placement: memory that a value is moved to (`pinned_host`, `device`);
                             aliases: (output, operand) positions that share memory
   while                     condition_source; the body's arguments pair up with operands and results

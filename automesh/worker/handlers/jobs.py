@@ -29,6 +29,7 @@ from automesh.program.execute.prepare import Ready, prepare
 from automesh.program.execute.team import Team, team_of
 from automesh.program.execute.timed_loop import visit
 from automesh.program.execute.value_domains import Domain, domains
+from automesh.program.kernels.annotate import kernel_costs
 from automesh.program.lower import compilation_cache
 from automesh.program.lower.compiled import (
     count_serialized,
@@ -341,12 +342,12 @@ def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Low
             compile_s=perf_counter() - begin - waited,
             pipeline=pipeline,
         )
-    _, compiled = compile_program(program, job.plan.compiler_options)
+    program, compiled = compile_program(program, job.plan.compiler_options)
     return CompileAnswer(
         fingerprint=fingerprint,
         memory=read_memory(compiled, platform=_platform(built)),
         counts=count_serialized(
-            serialized(compiled),
+            serialized(compiled, kernel_costs(program.lowered)),
             list(job.plan.sizes.items()),
             [axis.dcn for axis in job.plan.axes],
         ),

@@ -1,0 +1,144 @@
+"""Says beside every kernel of a program what it does, where its author does not (jax).
+
+Pallas lets an author state a cost, and few do. In the program that is estimated, the counted cost
+is written where a stated one would stand. A program that is compiled is left as it is, since XLA's
+scheduler reads that text too: there it is added to what the compiler gives back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from automesh.hlo.custom_calls import with_texts
+from automesh.program.kernels.constants import Array, Constants, body_of
+from automesh.program.kernels.grid import count_kernel
+from automesh.program.kernels.mosaic import Kernel, Unreadable, read_kernel
+from automesh.program.kernels.nouns import GROUP, TARGET, KernelCost
+from automesh.program.notes import note
+
+_MOST_PARTS = 64  # of a constant, that are tried to find the device with the most work
+
+
+def state_costs(module: Any) -> None:
+    """Writes the cost of its kernels into a lowered program, in place."""
+    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    with module.context:
+        for call, cost in _counted(module, ir):
+            text = ir.StringAttr(call.attributes["backend_config"]).value
+            call.attributes["backend_config"] = ir.StringAttr.get(_with_cost(text, cost))
+
+
+def kernel_costs(lowered: Any) -> dict[str, KernelCost]:
+    """What the kernels of a lowered program do, by a hash of their own programs.
+
+    Args:
+      lowered: `jax.stages.Lowered`.
+    """
+    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    module: Any = lowered.compiler_ir("stablehlo")
+    found: dict[str, KernelCost] = {}
+    with module.context:
+        for call, cost in _counted(module, ir):
+            key = _key(body_of(ir.StringAttr(call.attributes["backend_config"]).value))
+            if key not in found or cost.flops > found[key].flops:
+                found[key] = cost
+    return found
+
+
+def with_costs(module: bytes, costs: Mapping[str, KernelCost]) -> bytes:
+    """A serialized HLO module whose kernels say what was counted in them."""
+    if not costs:
+        return module
+
+    def added(text: str) -> str:
+        cost = costs.get(_key(body_of(text)))
+        return text if cost is None else _with_cost(text, cost)
+
+    return with_texts(module, TARGET, added)
+
+
+def _key(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def _with_cost(text: str, cost: KernelCost) -> str:
+    config = json.loads(text)
+    config[GROUP] |= cost.fields()
+    return json.dumps(config)
+
+
+def _counted(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
+    """Custom calls that state no cost, each with what was counted."""
+    constants = Constants.of(module, ir)
+    kernels: dict[str, Kernel | None] = {}
+    for call in _calls(module, ir):
+        body = body_of(ir.StringAttr(call.attributes["backend_config"]).value)
+        if body not in kernels:
+            kernels[body] = _kernel(body)
+        kernel = kernels[body]
+        if kernel is None:
+            continue
+        fetched = [constants.parts(value) for value in list(call.operands)[: kernel.scalars]]
+        try:
+            yield call, _heaviest(kernel, fetched)
+        except Unreadable as why:
+            note(f"a kernel for TPUs is not counted: {why}")
+
+
+def _calls(module: Any, ir: Any) -> list[Any]:
+    found: list[Any] = []
+
+    def visit(one: Any) -> Any:
+        if (
+            one.name == "stablehlo.custom_call"
+            and ir.StringAttr(one.attributes["call_target_name"]).value == TARGET
+            and "backend_config" in one.attributes
+            and _states_nothing(ir.StringAttr(one.attributes["backend_config"]).value)
+        ):
+            found.append(one)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return found
+
+
+def _states_nothing(text: str) -> bool:
+    try:
+        config = json.loads(text)
+    except ValueError:
+        return False
+    group = cast("dict[str, Any]", config.get(GROUP)) if isinstance(config, dict) else None
+    return isinstance(group, dict) and "body" in group and not group.get("cost_estimate")
+
+
+def _kernel(body: str) -> Kernel | None:
+    try:
+        return read_kernel(body)
+    except Unreadable as why:
+        note(f"a kernel for TPUs is not counted: {why}")
+        return None
+
+
+def _heaviest(kernel: Kernel, fetched: Sequence[Sequence[Array]]) -> KernelCost:
+    """On the device that does most: all wait for it."""
+    number = max((1, *(len(parts) for parts in fetched)))
+    costs: list[KernelCost] = []
+    seen: set[bytes] = set()
+    for place in range(min(number, _MOST_PARTS)):
+        arrays = [
+            np.asarray(parts[place if len(parts) > 1 else 0], np.int64)
+            if len(parts) in (1, number)
+            else None
+            for parts in fetched
+        ]
+        key = b"".join(b"?" if one is None else one.tobytes() for one in arrays)
+        if key not in seen:
+            seen.add(key)
+            costs.append(count_kernel(kernel, arrays))
+    return max(costs, key=lambda one: (one.flops, one.bytes_accessed))

@@ -1,0 +1,214 @@
+"""All that touches Mosaic: reads the program of a kernel for TPUs out of a custom call (jax).
+
+Pallas hands its kernels to XLA as MLIR bytecode in a dialect with versions; a pass of jaxlib
+brings it to the dialects of the day. Neither is promised to stay: what is missing is said in one
+sentence, and the kernel is then counted by its operands and results alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from automesh.program.kernels.nouns import Product
+
+_CURRENT = "builtin.module(mosaic-serde{serialize=false})"
+# What Pallas writes for a grid, or a dimension of it, that is known only when the kernel runs.
+_DYNAMIC = -(2**63)
+_INTEGERS = re.compile(r"-?\d+")
+_LISTS = re.compile(r"\[([\d, ]*)\]")
+_SPACE = re.compile(r"#tpu\.memory_space<(\w+)>")
+_TYPES = {"i1": "pred", "i4": "s4", "i8": "s8", "i16": "s16", "i32": "s32", "i64": "s64"}
+
+
+class Unreadable(Exception):
+    """A kernel whose program cannot be read, or says too little; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A block of an operand or result that the kernel holds during one step of its grid.
+
+    Attributes:
+      bytes: of the block.
+      index: the operation of the function that says which block it is; None for a whole array,
+        which is moved once.
+    """
+
+    bytes: int
+    index: Any | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """The program of one kernel.
+
+    Attributes:
+      main: the operation of its function: arguments are the indices into the grid, the arrays that
+        are fetched before it runs, then operands, results and scratch memory.
+      grid: sizes, the last of which changes fastest; empty for one step.
+      scalars: how many arrays are fetched beforehand.
+      scratch: how many of the last arguments are memory of its own.
+      module: holds the operations, which live as long as it does.
+    """
+
+    main: Any
+    grid: tuple[int, ...]
+    scalars: int
+    scratch: int
+    functions: Mapping[str, Any]
+    module: Any
+
+    @property
+    def arguments(self) -> list[Any]:
+        return list(self.main.regions[0].blocks[0].arguments)
+
+    @cached_property
+    def windows(self) -> tuple[Window, ...]:
+        """Blocks that are moved as the grid goes on.
+
+        Raises:
+          Unreadable: they are not written as expected.
+        """
+        first = len(self.grid) + self.scalars
+        if "window_params" not in self.main.attributes:
+            arrays = self.arguments[first : len(self.arguments) - self.scratch]
+            return tuple(
+                Window(bytes=_bytes_of(one.type, one.type.shape), index=None)
+                for one in arrays
+                if "<vmem>" in str(one.type)
+            )
+        found: list[Window] = []
+        for number, one in enumerate(self.main.attributes["window_params"]):
+            name = re.search(r"transform_indices = @(\w+)", str(one))
+            bounds = re.search(r"window_bounds = array<i64: ([\d, ]+)>", str(one))
+            array = self.arguments[first + number].type
+            if name is None or name[1] not in self.functions or bounds is None:
+                continue  # Left in main memory: the kernel moves parts of it by itself.
+            sizes = [int(size) for size in _INTEGERS.findall(bounds[1])]
+            index = self.functions[name[1]]
+            found.append(Window(bytes=_bytes_of(array, sizes), index=index))
+        return tuple(found)
+
+
+def read_kernel(body: str) -> Kernel:
+    """Reads what a custom call holds under `body`.
+
+    Args:
+      body: base64.
+
+    Raises:
+      Unreadable: this jaxlib has no reader for it, it is damaged, or its grid is known only when it
+        runs.
+    """
+    try:
+        ir: Any = importlib.import_module("jaxlib.mlir.ir")
+        passes: Any = importlib.import_module("jaxlib.mlir.passmanager")
+        tpu: Any = importlib.import_module("jax._src.lib").tpu
+    except (ImportError, AttributeError) as error:
+        raise Unreadable(f"this jaxlib cannot read kernels for TPUs: {error}") from error
+    context = ir.Context()
+    try:
+        tpu.register_dialect(context)
+        context.allow_unregistered_dialects = True
+        context.load_all_available_dialects()
+        with context, ir.Location.unknown():
+            module = ir.Module.parse(base64.b64decode(body, validate=True))
+            passes.PassManager.parse(_CURRENT).run(module.operation)
+    except Exception as error:  # MLIR's errors share no class with Python's.
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Unreadable(f"its program cannot be read: {line}") from error
+    with context:
+        return _kernel_of(module, ir)
+
+
+def _kernel_of(module: Any, ir: Any) -> Kernel:
+    functions = {
+        ir.StringAttr(one.attributes["sym_name"]).value: one.operation
+        for one in module.body.operations
+        if one.operation.name == "func.func"
+    }
+    mains = [one for one in functions.values() if "dimension_semantics" in one.attributes]
+    if len(mains) != 1:
+        raise Unreadable(f"it has {len(mains)} functions with a grid instead of one")
+    attributes = mains[0].attributes
+    grid = (
+        tuple(ir.DenseI64ArrayAttr(attributes["iteration_bounds"]))
+        if "iteration_bounds" in attributes
+        else ()
+    )
+    if _DYNAMIC in grid:
+        raise Unreadable("the size of its grid is known only when it runs")
+    scalars, scratch = (
+        ir.IntegerAttr(attributes[name]).value if name in attributes else 0
+        for name in ("scalar_prefetch", "scratch_operands")
+    )
+    return Kernel(
+        main=mains[0],
+        grid=grid,
+        scalars=scalars,
+        scratch=scratch,
+        functions=functions,
+        module=module,
+    )
+
+
+def _bytes_of(array: Any, sizes: Sequence[int]) -> int:
+    """Of a block of an array."""
+    return math.ceil(math.prod(sizes) * element_bits(str(array.element_type)) / 8)
+
+
+def element_bits(name: str) -> int:
+    """Bits of an MLIR element type: 16 of bf16, 8 of f8E4M3FN; 32 of an index."""
+    found = re.match(r"(?:bf|f|u?i|si)(\d+)", name)
+    return int(found[1]) if found else 32
+
+
+def product_of(matmul: Any) -> tuple[int, Product]:
+    """What one `tpu.matmul` multiplies: how many products at once, and one of them.
+
+    Raises:
+      Unreadable: its dimensions are not written as expected.
+    """
+    left, right = (matmul.operands[place].type for place in (0, 1))
+    lists = _LISTS.findall(str(matmul.attributes["dimension_numbers"]))
+    if len(lists) < 4:
+        raise Unreadable("the dimensions of its matrix products are not written as expected")
+    dimensions = [[int(one) for one in _INTEGERS.findall(part)] for part in lists]
+    batch = math.prod(left.shape[one] for one in dimensions[-2])
+    k = math.prod(left.shape[one] for one in dimensions[0])
+    m = math.prod(left.shape) // max(batch * k, 1)
+    n = math.prod(right.shape) // max(batch * k, 1)
+    wider = max((str(one.element_type) for one in (left, right)), key=element_bits)
+    return batch, Product(m=m, n=n, k=k, dtype=_TYPES.get(wider, wider.lower()))
+
+
+def elements_of(operation: Any) -> int:
+    """Elements of an operation's first result."""
+    kind = operation.results[0].type
+    return math.prod(kind.shape) if hasattr(kind, "shape") else 1
+
+
+def moved_bytes(operation: Any) -> int:
+    """Bytes that a kernel's own copy takes from or to main memory; 0 if it stays on the chip."""
+    arrays = [one.type for one in operation.operands if str(one.type).startswith("memref")]
+    sizes = [
+        math.prod(one.shape) * element_bits(str(one.element_type)) // 8
+        for one in arrays
+        if "semaphore" not in str(one)
+    ]
+    spaces = [found[1] if (found := _SPACE.search(str(one))) else "any" for one in arrays]
+    touches = any(space in ("any", "hbm") for space in spaces)
+    return sizes[0] if sizes and touches else 0
+
+
+def operations_in(region: Any) -> Iterator[Any]:
+    """Of the first block of a region."""
+    for one in region.blocks[0].operations:
+        yield one.operation

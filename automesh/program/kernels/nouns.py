@@ -1,0 +1,64 @@
+"""What was counted in one kernel, and how it stands in the text that XLA hands to its backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+TARGET = "tpu_custom_call"  # of custom calls that hold a kernel for TPUs
+GROUP = "custom_call_config"  # of its backend's text: holds `body`, and `cost_estimate` if stated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A matrix product that a kernel repeats.
+
+    Attributes:
+      m, n, k: rows, columns and contracted elements of one call of the matrix unit's operation.
+      dtype: element type of the wider operand, in XLA's words: bf16, f32, s8.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+
+    @property
+    def flops(self) -> int:
+        """Of one product, two per multiply-add."""
+        return 2 * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCost:
+    """What one call of a kernel does on one device.
+
+    Attributes:
+      flops: of its matrix products; two per multiply-add.
+      transcendentals: exponentials, logarithms and the like, per element.
+      bytes_accessed: moved between the device's main memory and the kernel's blocks.
+      product: the one that most of the FLOPs are done in; None if there is none.
+      is_most: True if the kernel skips work by what it reads in data that is not known here, so
+        that it was counted as if it skipped nothing.
+    """
+
+    flops: int
+    transcendentals: int
+    bytes_accessed: int
+    product: Product | None = None
+    is_most: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """What is added to the kernel's group in the backend's text."""
+        counted: dict[str, Any] = {"is_most": self.is_most}
+        if self.product is not None:
+            one = self.product
+            counted |= {"tile": [one.m, one.n, one.k], "dtype": one.dtype}
+        return {
+            "cost_estimate": {
+                "flops": self.flops,
+                "transcendentals": self.transcendentals,
+                "bytes_accessed": self.bytes_accessed,
+            },
+            "counted": counted,
+        }
