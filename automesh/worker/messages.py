@@ -146,8 +146,8 @@ class TraceJob:
 class VisitJob:
     """Answer: `VisitAnswer`.
 
-    The worker keeps the executables of plans that it has visited, but only one plan's arrays: state
-    is rebuilt at every visit.
+    The worker keeps the executables of plans that it has visited, and their arrays only if told:
+    else state is rebuilt at every visit.
 
     Attributes:
       steps: chained steps per sample; 0 measures nothing and only records losses.
@@ -155,6 +155,9 @@ class VisitJob:
       loss_steps: how many first steps to record the losses of.
       warmup_s: run steps for at least this long before the first sample.
       sensitivity: also try how rounding of the arguments changes the first update.
+      keep: leave the state for the next visit to this plan, which goes on with it without warming
+        up. The states of several plans stay side by side until a visit that does not keep, or
+        another job.
     """
 
     step: StepRef
@@ -165,6 +168,7 @@ class VisitJob:
     loss_steps: int
     warmup_s: float = 0.0
     sensitivity: bool = False
+    keep: bool = False
     kind: Literal["visit"] = "visit"
 
 

@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -246,11 +246,15 @@ def main(
     races: Annotated[int, typer.Option(min=0, help="Real races of each of the three sorts.")] = 60,
     simulated: Annotated[int, typer.Option(min=0, help="Simulated races of each sort.")] = 200,
     seed: Annotated[int, typer.Option(help="Of all shuffling.")] = 0,
+    apart: Annotated[
+        bool,
+        typer.Option("--apart", help="Visit plans one after the other, as if memory were short."),
+    ] = False,
 ) -> None:
     """Runs races of identical finalists and races with one slower, and counts the errors."""
     found = simulate(simulated, seed) if simulated else {}
     finals = simulate_finals(simulated, seed) if simulated else {}
-    real = run_races(races, seed) if races else {}
+    real = run_races(races, seed, is_together=not apart) if races else {}
     print(json.dumps({"simulated": found, "finals": finals, **real}))
 
 
@@ -266,8 +270,12 @@ def simulate_finals(finals: int, seed: int) -> dict[str, object]:
     return found
 
 
-def run_races(races: int, seed: int) -> dict[str, float | int]:
-    """Real races on this machine."""
+def run_races(races: int, seed: int, *, is_together: bool) -> dict[str, float | int]:
+    """Real races on this machine.
+
+    Args:
+      is_together: sample plans in turns, as a search does where memory suffices.
+    """
     began_s, tally, luck = time.monotonic(), Tally(), random.Random(seed)
     everyone = [plan(copy, 0) for copy in range(FINALISTS)]
     slow, little = plan(0, EXTRA), plan(0, LITTLE)
@@ -280,6 +288,7 @@ def run_races(races: int, seed: int) -> dict[str, float | int]:
             memory_limit_bytes=4 * 2**30,
         ) as pool:
             visitors, subject = Visitors(pool=pool), inspect(pool, Path(directory))
+            subject = replace(subject, fits=lambda _: is_together)
             known: dict[Plan, Calibration] = {}
             for number in range(3 * races):
                 if number % RACES_PER_PROCESS == 0:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest

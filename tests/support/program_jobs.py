@@ -46,6 +46,7 @@ class Worker:
         loss_steps=3,
         warmup_s=0.0,
         sensitivity=False,
+        keep=False,
     ):
         plan = self.plan(mesh, knobs, options)
         job = VisitJob(
@@ -55,6 +56,7 @@ class Worker:
             loss_steps=loss_steps,
             warmup_s=warmup_s,
             sensitivity=sensitivity,
+            keep=keep,
             **self._common(),
         )
         return jobs.handle(job, self._emit)

@@ -262,9 +262,37 @@ class Visit:
     updates: tuple[LeafUpdate, ...]
 
 
+class Kept:
+    """Training loops whose states wait for the next visit to their plans."""
+
+    def __init__(self) -> None:
+        self._loops: dict[Any, _Loop] = {}
+
+    def has(self, key: Any) -> bool:
+        """Whether the state of this plan is here."""
+        return key in self._loops
+
+    def clear(self) -> None:
+        """Frees all of them."""
+        if self._loops:
+            self._loops.clear()
+            gc.collect()
+
+    def take(self, key: Any) -> _Loop | None:
+        """The loop of a plan, if it is here; it is no longer kept."""
+        return self._loops.pop(key, None)
+
+    def put(self, key: Any, loop: _Loop) -> None:
+        """Keeps a loop."""
+        self._loops[key] = loop
+
+
 def visit(
     ready: Ready,
     *,
+    kept: Kept,
+    key: Any,
+    keep: bool,
     steps: int,
     samples: int,
     loss_steps: int,
@@ -274,9 +302,14 @@ def visit(
     team: Team,
     sensitivity: bool = False,
 ) -> Visit:
-    """Runs the step from its initial state; frees all of its arrays before it returns.
+    """Runs the step from its initial state, or from where the last visit to it has stopped.
+
+    All of its arrays are freed before it returns, unless they are to be kept.
 
     Args:
+      kept: states of earlier visits.
+      key: of this plan among them.
+      keep: leave the state there, for the next visit.
       steps: chained steps per sample; 0 takes no samples.
       samples: samples to take.
       loss_steps: how many first steps to record the scalar floats of.
@@ -291,12 +324,15 @@ def visit(
         still while the step ran.
     """
     before = _peak_bytes(ready)
+    loop = kept.take(key)
     try:
         with entered(ready.ambient, ready.workload.context):
+            is_new = loop is None
             disturbed = _disturbed_updates(ready) if sensitivity and loss_steps else ()
-            loop = _Loop(ready)
-            # Whoever is early would wait for the others in a collective of the step.
-            team.gather("state")
+            if loop is None:
+                loop = _Loop(ready)
+                # Whoever is early would wait for the others in a collective of the step.
+                team.gather("state")
             started()
             losses: list[float] = []
             updates: tuple[LeafUpdate, ...] = ()
@@ -308,16 +344,21 @@ def visit(
             taken: list[float] = []
             setup_s = perf_counter() - since_s
             if steps > 0 and samples > 0:
-                team.warm_up(loop.sample, warmup_s)
+                if is_new:
+                    team.warm_up(loop.sample, warmup_s)
                 setup_s = perf_counter() - since_s
                 for _ in range(samples):
                     team.align()
                     taken.append(_plausible(loop.sample(steps)))
             peak = _peak_bytes(ready)
+            if keep:
+                kept.put(key, loop)
     finally:
-        # The next plan may need the whole memory; arrays hang in cycles of tracebacks and closures.
         loop = None
-        gc.collect()
+        if not kept.has(key):
+            # The next plan may need the whole memory; arrays hang in cycles of tracebacks and
+            # closures.
+            gc.collect()
     return Visit(
         samples_s=tuple(taken),
         losses=tuple(losses),

@@ -85,16 +85,16 @@ def run_process(
     failures: dict[Plan, Failure] = {}
     begun_s = clock()
     pool.recycle()
-    for one in turns(order, passes):
-        if one.plan in failures:
-            continue
-        value_s = course.value_of(one)
-        if value_s is None:
-            break
-        if isinstance(value_s, Failure):
-            failures[one.plan] = value_s
-        else:
-            logs[one.plan].append(math.log(value_s))
+    is_over = False
+    for visits in _visits(order, passes, is_together=subject.fits([one.plan for one in order])):
+        chosen = [one for one in visits if one.plan not in failures]
+        values_s = {} if is_over else course.round_of(chosen)
+        is_over = is_over or len(values_s) < len(chosen)
+        for plan, value_s in values_s.items():
+            if isinstance(value_s, Failure):
+                failures[plan] = value_s
+            else:
+                logs[plan].append(math.log(value_s))
     left = {plan: found for plan, found in logs.items() if plan not in failures}
     # A pass that was cut short would compare other times of the one than of the other.
     whole = min(map(len, left.values()), default=0)
@@ -126,6 +126,15 @@ def process_s_of(entrants: Sequence[Calibration]) -> float:
     return PROCESS_START_S + sum(
         entrant.first.setup_s + passes * entrant.visit_s for entrant in entrants
     )
+
+
+def _visits(
+    order: Sequence[Calibration], passes: int, *, is_together: bool
+) -> list[Sequence[Calibration]]:
+    """Whom to visit at once, one after the other."""
+    every = turns(order, passes)
+    size = len(order) if is_together else 1
+    return [every[first : first + size] for first in range(0, len(every), size)]
 
 
 def turns(order: Sequence[Calibration], passes: int) -> list[Calibration]:

@@ -165,17 +165,19 @@ class Race(Generic[K]):
 
     def next_visit(self) -> NextVisit[K] | None:
         """Who is visited next; None when the race is over."""
+        rest = self.rest_of_round()
+        return NextVisit(finalist=rest[0], round_index=self.rounds_completed) if rest else None
+
+    def rest_of_round(self) -> tuple[K, ...]:
+        """Who is still to be visited in this round, in order; nobody when the race is over."""
         if self._ending:
-            return None
+            return ()
         done = self.rounds_completed
         # Drawn from all finalists, so that who is out has no say in the order of the others.
         order = list(self._finalists)
         random.Random(f"{self._seed} {done}").shuffle(order)
         waiting = set(self.survivors)
-        for finalist in order:
-            if finalist in waiting and len(self._values[finalist]) == done:
-                return NextVisit(finalist=finalist, round_index=done)
-        raise AssertionError("a race that goes on has somebody to visit")
+        return tuple(one for one in order if one in waiting and len(self._values[one]) == done)
 
     def record(self, finalist: K, value_s: float) -> None:
         """Notes a round's value; the last one of a round may end the race for somebody.

@@ -30,6 +30,7 @@ from automesh.tuner.measure.schedule import Calibration, Subject, VisitRules, ca
 from automesh.tuner.measure.statistics import median_interval
 from automesh.tuner.study.retrace import OTHER_PROGRAM, explain_programs, other_program
 from automesh.tuner.study.study import Trial
+from automesh.tuner.workers import memory_share_bytes
 from automesh.units import format_seconds
 
 RACE = RaceRules(max_rounds=12, keep=FinalRules().entrants)
@@ -351,7 +352,23 @@ class MeasureRung:
             step=self.search.preparation.step,
             cache_dir=str(self.search.preparation.cache_dir or ""),
             sources=(*inspection.sources, *inspection.reads.files),
+            fits=self._fit_together,
         )
+
+    def _fit_together(self, plans: Sequence[Plan]) -> bool:
+        """Whether the states of these plans, and a step of each, fit into the memory at once."""
+        known = [self.compiled.get(plan) for plan in plans]
+        peaks = [one.memory.peak_bytes for one in known if isinstance(one, Compiled)]
+        return len(peaks) == len(known) and sum(peaks) <= self._room_bytes
+
+    @property
+    def _room_bytes(self) -> int:
+        """Memory that plans may share on one device; of CPU devices half of what a worker has."""
+        memory = self.search.preparation.device_memory
+        if memory.limit_bytes:
+            return memory.limit_bytes - memory.reserve_bytes
+        worker_bytes = self.search.request.memory_limit_bytes or memory_share_bytes(1)
+        return worker_bytes // (2 * self.search.preparation.aim.num_devices)
 
     def _drop_unless_agreeing(self, plan: Plan, calibration: Calibration) -> None:
         if self._checks.agrees(plan):

@@ -20,6 +20,10 @@ _REFUSALS = ("load", "build", "lower", "compile")
 _CALIBRATIONS = 3
 _LONG_ENOUGH = 0.8
 _PATIENCE = 3.0
+# Of plans that are sampled in turns: long beside the message to the worker, and short beside what
+# other work on the machine changes (`python -m benchmarks.race_errors`, with and without --apart).
+TURN_S = 0.01
+_MOST_TURNS = 24
 
 
 class VisitPool(Protocol):
@@ -34,17 +38,23 @@ class VisitPool(Protocol):
         ...
 
 
+def _never(_: Sequence[Plan]) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """What all visits of one search have in common; the other attributes are those of `VisitJob`.
 
     Attributes:
       sources: the files of the script, as they were when it was inspected.
+      fits: whether the states of some plans fit into the memory side by side.
     """
 
     step: StepRef
     cache_dir: str
     sources: Sources = ()
+    fits: Callable[[Sequence[Plan]], bool] = _never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +106,7 @@ def visit_job(
     loss_steps: int,
     warmup_s: float,
     sensitivity: bool = False,
+    keep: bool = False,
 ) -> VisitJob:
     """The message that asks a worker for one visit."""
     return VisitJob(
@@ -107,6 +118,7 @@ def visit_job(
         loss_steps=loss_steps,
         warmup_s=warmup_s,
         sensitivity=sensitivity,
+        keep=keep,
     )
 
 
@@ -195,6 +207,7 @@ class Course:
     Attributes:
       deadline_s: when to stop, on `clock`.
       visit_s: seconds that the next visit to each plan should take.
+      is_apart: True once plans failed side by side: whose fault it is, is only seen one by one.
     """
 
     pool: VisitPool
@@ -203,6 +216,11 @@ class Course:
     clock: Callable[[], float]
     deadline_s: float
     visit_s: dict[Plan, float] = field(default_factory=dict[Plan, float])
+    is_apart: bool = False
+
+    def fits(self, plans: Sequence[Plan]) -> bool:
+        """Whether these plans are visited side by side."""
+        return not self.is_apart and len(plans) > 1 and self.subject.fits(plans)
 
     def has_time_for(self, plans: Sequence[Plan]) -> bool:
         """Whether visits to all of them should end before the deadline."""
@@ -214,29 +232,112 @@ class Course:
         Raises:
           UsageError: the script was edited meanwhile.
         """
-        plan = calibration.plan
-        job = visit_job(
+        started_s = self.clock()
+        job = self._job(calibration, steps=calibration.steps, samples=calibration.samples)
+        answer = self._answer(calibration, job, visit)
+        if not isinstance(answer, VisitAnswer):
+            return answer
+        self._note_time(calibration.plan, self.clock() - started_s)
+        return statistics.median(answer.samples_s)
+
+    def round_of(self, entrants: Sequence[Calibration]) -> dict[Plan, float | Failure]:
+        """Visits some plans side by side: one value for each, seconds per step.
+
+        Other work on the machine, and the machine itself, change from one tenth of a second to the
+        next. Plans that fit into the memory together are therefore sampled in turns of a hundredth
+        of a second, forwards and backwards, so that every change hits all of them; those that do
+        not are visited one after the other.
+
+        Returns:
+          Nothing of a plan that the deadline has left out; nothing at all where it cut the turns.
+
+        Raises:
+          UsageError: the script was edited meanwhile.
+        """
+        if self.fits([one.plan for one in entrants]):
+            together = self._in_turns(entrants)
+            if together is not None:
+                return together
+            self.is_apart = True
+        found: dict[Plan, float | Failure] = {}
+        for one in entrants:
+            value_s = self.value_of(one)
+            if value_s is None:
+                break
+            found[one.plan] = value_s
+        return found
+
+    def _in_turns(self, entrants: Sequence[Calibration]) -> dict[Plan, float | Failure] | None:
+        """Values of plans that are sampled in turns; None if one of them failed."""
+        share = min(TURN_S / self.rules.sample_s, 1.0)
+        steps = {one.plan: max(1, round(one.steps * share)) for one in entrants}
+        turns = min(
+            max(math.ceil(one.samples * one.steps / steps[one.plan]) for one in entrants),
+            _MOST_TURNS,
+        )
+        samples_s: dict[Plan, list[float]] = {one.plan: [] for one in entrants}
+        spent_s = dict.fromkeys(samples_s, 0.0)
+        # The first turn makes the states, each while the others wait: where it is one of many, it
+        # does not count.
+        unused = 1 if turns > 2 else 0
+        for turn in range(turns + unused):
+            is_last = turn == turns + unused - 1
+            for one in entrants if turn % 2 == 0 else reversed(entrants):
+                job = self._job(one, steps=steps[one.plan], samples=1, keep=not is_last)
+                started_s = self.clock()
+                answer = self._answer(one, job, _run)
+                if answer is None:
+                    return {}
+                if not isinstance(answer, VisitAnswer):
+                    return None
+                spent_s[one.plan] += self.clock() - started_s
+                if turn >= unused:
+                    samples_s[one.plan] += answer.samples_s
+        for plan, seconds in spent_s.items():
+            self._note_time(plan, seconds)
+        return {plan: statistics.median(found) for plan, found in samples_s.items()}
+
+    def _note_time(self, plan: Plan, seconds: float) -> None:
+        # Of one whose worker had to be started again, only a part is expected the next time.
+        self.visit_s[plan] = min(seconds, _PATIENCE * self.visit_s[plan])
+
+    def _job(
+        self, calibration: Calibration, *, steps: int, samples: int, keep: bool = False
+    ) -> VisitJob:
+        return visit_job(
             self.subject,
-            plan,
-            steps=calibration.steps,
-            samples=calibration.samples,
+            calibration.plan,
+            steps=steps,
+            samples=samples,
             loss_steps=0,
             warmup_s=self.rules.warmup_s,
+            keep=keep,
         )
+
+    def _answer(
+        self,
+        calibration: Calibration,
+        job: VisitJob,
+        make: Callable[[VisitPool, VisitJob, float], VisitAnswer | Failure],
+    ) -> VisitAnswer | Failure | None:
+        """One visit; None past the deadline.
+
+        Args:
+          make: makes it within so many seconds.
+        """
+        plan = calibration.plan
         started_s = self.clock()
         # A visit that was slow for once may overrun the deadline a little; a hanging one may not.
         patience_s = max(self.deadline_s - started_s, _PATIENCE * self.visit_s[plan])
         limit_s = min(self.rules.timeout_s, patience_s)
-        answer = visit(self.pool, job, limit_s)
+        answer = make(self.pool, job, limit_s)
         if isinstance(answer, TimedOut) and limit_s < self.rules.timeout_s:
             return None
         if not isinstance(answer, VisitAnswer):
             return answer
-        # Of one whose worker had to be started again, only a part is expected the next time.
-        self.visit_s[plan] = min(self.clock() - started_s, _PATIENCE * self.visit_s[plan])
         if answer.fingerprint != calibration.first.fingerprint:
             return other_program(self.subject.sources)
-        return statistics.median(answer.samples_s)
+        return answer
 
 
 def _run(pool: VisitPool, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
@@ -322,6 +423,7 @@ def run_race(
     course.visit_s.update({plan: one.visit_s for plan, one in calibrations.items()})
     failures: list[tuple[Plan, Failure]] = []
     round_begun = -1
+    values_s: dict[Plan, float | Failure] = {}
     while (upcoming := race.next_visit()) is not None:
         plan = upcoming.finalist
         course.deadline_s = deadline_s if race.rounds_completed else max(first_round_s, deadline_s)
@@ -329,7 +431,12 @@ def run_race(
         if not course.has_time_for(race.survivors if begins else (plan,)):
             break
         round_begun = upcoming.round_index
-        value_s = course.value_of(calibrations[plan])
+        if plan not in values_s:
+            rest = race.rest_of_round()
+            # One after the other they are also stored one by one.
+            together = rest if course.fits(rest) else (plan,)
+            values_s = course.round_of([calibrations[one] for one in together])
+        value_s = values_s.pop(plan, None)
         if value_s is None:
             break
         if isinstance(value_s, Failure):

@@ -27,7 +27,7 @@ from automesh.program.execute.arguments import made_up_arguments
 from automesh.program.execute.calibrate import calibrate
 from automesh.program.execute.prepare import Ready, prepare
 from automesh.program.execute.team import Team, team_of
-from automesh.program.execute.timed_loop import visit
+from automesh.program.execute.timed_loop import Kept, visit
 from automesh.program.execute.value_domains import Domain, domains
 from automesh.program.kernels.annotate import kernel_costs
 from automesh.program.lower import compilation_cache
@@ -100,17 +100,19 @@ _Step = tuple[Entry, Plan, tuple[str, ...]]
 
 @dataclass(slots=True)
 class _Memory:
-    """What a worker remembers between jobs: loaded scripts, and plans that are ready; no arrays.
+    """What a worker remembers between jobs: loaded scripts, and plans that are ready.
 
     Attributes:
       domains: per script, axes, axis types and mapping, what the values of each leaf may be.
       programs: per script, axes, knobs and devices, what its lowerings have in common.
+      kept: the states of plans that are visited in turns; all other arrays are freed with a job.
     """
 
     scripts: Scripts = field(default_factory=Scripts)
     ready: dict[_Step, Ready] = field(default_factory=dict[_Step, Ready])
     domains: dict[Any, tuple[Domain, ...]] = field(default_factory=dict[Any, tuple[Domain, ...]])
     programs: dict[Any, Propagations] = field(default_factory=dict[Any, Propagations])
+    kept: Kept = field(default_factory=Kept)
 
 
 _MEMORY = _Memory()
@@ -130,6 +132,8 @@ def handle(job: Job, emit: Emit) -> Answer:
     """
     join_gang(emit)
     stages = Stages(emit)
+    if not isinstance(job, VisitJob):
+        _MEMORY.kept.clear()
     try:
         match job:
             case InspectJob() | DiscoverJob() | ArraysJob() | SummarizeJob():
@@ -411,11 +415,18 @@ def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
         capture = replace(job.step.entry.capture, without_arrays=False)
         entry = replace(job.step.entry, capture=capture)
         job = replace(job, step=replace(job.step, entry=entry))
+    key, kept = _key(job), _MEMORY.kept
+    if not job.keep and not kept.has(key):
+        kept.clear()
     ready = _ready(job, stages)
-    team.gather("program")  # Compiling takes them longer or shorter.
-    stages.enter("materialize")
+    if not kept.has(key):
+        team.gather("program")  # Compiling takes them longer or shorter.
+        stages.enter("materialize")
     seen = visit(
         ready,
+        kept=kept,
+        key=key,
+        keep=job.keep,
         steps=job.steps,
         samples=job.samples,
         loss_steps=job.loss_steps,
@@ -437,8 +448,12 @@ def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
     )
 
 
+def _key(job: VisitJob) -> _Step:
+    return (job.step.entry, job.plan, job.step.axis_types)
+
+
 def _ready(job: VisitJob, stages: Stages) -> Ready:
-    key = (job.step.entry, job.plan, job.step.axis_types)
+    key = _key(job)
     if key in _MEMORY.ready:
         return _MEMORY.ready[key]
     ready = _MEMORY.ready[key] = _prepared(job, stages)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,6 +11,11 @@ import pytest
 from automesh.errors import UsageError
 from automesh.program.execute import timed_loop
 from automesh.program.execute.timed_loop import wait
+from automesh.worker.handlers import jobs
+from tests.support.paths import SCRIPTS
+from tests.support.program_jobs import Worker, own_process, script
+
+__all__ = ["own_process"]
 
 
 @jax.jit
@@ -50,3 +57,26 @@ def test_a_time_that_no_clock_gives_is_no_sample(seconds: float) -> None:
     with pytest.raises(UsageError, match="the clock says that a step took"):
         timed_loop._plausible(seconds)
     assert timed_loop._plausible(1e-6) == 1e-6
+
+
+def test_a_kept_state_goes_on_and_another_visit_frees_it(own_process: Path) -> None:
+    """The losses tell at which step a visit began."""
+    worker = Worker(script(SCRIPTS / "key_bias.py"), own_process / "cache", ("dp", "tp"))
+    whole = worker.visit("dp:1", loss_steps=4).losses
+    assert len(set(whole)) == 4
+    kept = jobs._MEMORY.kept
+    first = worker.visit("dp:1", loss_steps=1, keep=True)
+    beside = worker.visit("dp:2", loss_steps=1, keep=True)
+    assert (first.losses, beside.losses[0]) == (whole[:1], pytest.approx(whole[0], rel=1e-5))
+    second = worker.visit("dp:1", loss_steps=1, steps=1, samples=1, keep=True, warmup_s=5.0)
+    # No state was made, and nothing warmed up.
+    assert second.losses == whole[1:2] and second.setup_s < 1.0
+    worker.visit("dp:2", loss_steps=1)
+    assert worker.visit("dp:1", loss_steps=1).losses == whole[3:4]
+    assert worker.visit("dp:1", loss_steps=1).losses == whole[:1]
+    worker.visit("dp:2", loss_steps=1, keep=True)
+    worker.visit("dp:1", loss_steps=1)  # A visit that keeps nothing needs the whole memory.
+    assert kept._loops == {}
+    worker.visit("dp:2", loss_steps=1, keep=True)
+    worker.compile("dp:2")
+    assert kept._loops == {}

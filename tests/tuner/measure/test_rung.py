@@ -18,6 +18,7 @@ from automesh.program.nouns import VisitAnswer
 from automesh.program.script.sources import NOTHING_READ
 from automesh.report.estimates import Estimates
 from automesh.report.progress import Silent
+from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.decision import Decision, Records
 from automesh.tuner.measure.rung import MeasureRung
@@ -61,10 +62,15 @@ class LuckyPool(FakePool):
 
 @dataclass(kw_only=True)
 class Scene:
-    """A study in a folder, which several searches go on with."""
+    """A study in a folder, which several searches go on with.
+
+    Attributes:
+      room_bytes: of a device; with little, plans are visited one after the other.
+    """
 
     folder: Path
     pool: LuckyPool
+    room_bytes: int
     baseline: tuple[Plan, ...] = (BASE,)
     finalists: Sequence[Plan] = ()
     endings: list[str] = field(default_factory=list)
@@ -85,6 +91,7 @@ class Scene:
                 cache_dir="/cache",
                 step=SUBJECT.step,
                 inspection=SimpleNamespace(sources=(), reads=NOTHING_READ),
+                device_memory=DeviceMemory(limit_bytes=self.room_bytes, reserve_bytes=0),
             )
             rung = MeasureRung(
                 search=SearchContext(
@@ -122,10 +129,11 @@ class Scene:
             return {one.plan: one.outcome for one in study.measure.trials()}
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Callable[..., Scene]:
+@pytest.fixture(params=[2**50, 1], ids=["in turns", "one by one"])
+def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Scene]:
     def make(step_s: dict[Plan, float], **machine: Any) -> Scene:
-        return Scene(folder=tmp_path, pool=LuckyPool(step_s=step_s, **machine))
+        pool = LuckyPool(step_s=step_s, **machine)
+        return Scene(folder=tmp_path, pool=pool, room_bytes=request.param)
 
     return make
 

@@ -63,6 +63,9 @@ class FakePool:
       compile_s: what comes on top at the first visit in a process.
       script: failures or odd answers by plan and number of the visit to it, from 0.
       hangs: visits by plan and number that end only with their timeout.
+      slowness: what all steps take at a time on the clock, relative.
+      kept: plans whose states are there.
+      most_kept: of these, so many fit into the memory.
     """
 
     step_s: dict[Plan, float]
@@ -78,6 +81,9 @@ class FakePool:
     built: set[Plan] = field(default_factory=set)
     fingerprint: str = "f"
     luck: random.Random = field(default_factory=lambda: random.Random(0))
+    slowness: Callable[[float], float] = lambda _: 1.0
+    kept: set[Plan] = field(default_factory=set)
+    most_kept: int = 1000
 
     def clock(self) -> float:
         return self.now_s
@@ -91,12 +97,19 @@ class FakePool:
         if key in self.hangs:
             self.now_s += timeout_s
             return TimedOut(stage="run", limit_s=timeout_s)
-        setup_s = self.setup_s + (0.0 if job.plan in self.built else self.compile_s)
+        is_kept = job.plan in self.kept
+        if not is_kept and not job.keep:
+            self.kept.clear()
+        setup_s = 0.0 if is_kept else self.setup_s
+        setup_s += 0.0 if job.plan in self.built else self.compile_s
         self.built.add(job.plan)
         self.now_s += setup_s
+        if len(self.kept | {job.plan}) > self.most_kept:
+            return NO_MEMORY
+        (self.kept.add if job.keep else self.kept.discard)(job.plan)
         if key in self.script:
             return self.script[key]
-        step_s = self.step_s[job.plan]
+        step_s = self.step_s[job.plan] * self.slowness(self.now_s)
         samples: list[float] = []
         for _ in range(job.samples):
             noisy_s = step_s * (1 + self.luck.uniform(-self.noise, self.noise))
@@ -115,6 +128,7 @@ class FakePool:
     def recycle(self) -> None:
         self.processes += 1
         self.built.clear()
+        self.kept.clear()
 
 
 def calibrated(pool: FakePool, *plans: Plan) -> dict[Plan, Calibration]:
@@ -134,10 +148,11 @@ def race_of(
     deadline_s: float = 1e9,
     first_round_s: float = 0.0,
     on_round: Callable[[Plan, int, float], None] = lambda plan, index, value_s: None,
+    subject: Subject = SUBJECT,
 ) -> RaceReport:
     return run_race(
         pool,
-        SUBJECT,
+        subject,
         race,
         calibrations,
         rules=RULES,
@@ -394,12 +409,131 @@ def test_a_stopped_race_is_resumed_from_what_was_stored() -> None:
     assert report.ended == whole.ended
 
 
+# Plans that fit into the memory side by side.
+
+TOGETHER = replace(SUBJECT, fits=lambda _: True)
+
+
+def course_of(pool: FakePool, calibrations: dict[Plan, Calibration], **more: float) -> Course:
+    visit_s = {plan: one.visit_s for plan, one in calibrations.items()}
+    return Course(
+        pool=pool,
+        subject=TOGETHER,
+        rules=RULES,
+        clock=pool.clock,
+        deadline_s=more.get("deadline_s", 1e9),
+        visit_s=visit_s,
+    )
+
+
+def test_plans_that_fit_together_are_sampled_in_short_turns() -> None:
+    pool = FakePool(step_s={A: 0.001, B: 0.0011, C: 0.03})
+    calibrations = calibrated(pool, A, B, C)
+    before = len(pool.jobs)
+    found = course_of(pool, calibrations).round_of(list(calibrations.values()))
+    jobs = pool.jobs[before:]
+    assert all(job.samples == 1 and job.loss_steps == 0 for job in jobs)
+    turns = [[job.plan for job in jobs[first : first + 3]] for first in range(0, len(jobs), 3)]
+    assert turns == [[A, B, C] if turn % 2 == 0 else [C, B, A] for turn in range(len(turns))]
+    # As much timed work as visits of their own, after a turn that makes the states.
+    for one in (A, B):
+        steps = sum(job.steps for job in jobs[3:] if job.plan == one)
+        whole = calibrations[one].steps * calibrations[one].samples
+        assert whole <= steps <= 1.3 * whole
+    assert {job.steps for job in jobs if job.plan == C} == {1}
+    # All stay until their last turn, and nothing stays after it.
+    assert [job.keep for job in jobs] == [True] * (len(jobs) - 3) + [False] * 3
+    assert pool.kept == set()
+    assert found == {one: pytest.approx(pool.step_s[one], rel=0.005) for one in (A, B, C)}
+
+
+def test_a_machine_that_changes_hits_plans_in_turns_alike() -> None:
+    """Every 0.3 s it is fast or slow by chance, by a tenth in the mean."""
+
+    def slowness(now_s: float) -> float:
+        return 1 + random.Random(int(now_s / 0.3)).expovariate(10.0)
+
+    def error_of(subject: Subject) -> float:
+        pool = FakePool(step_s={A: 0.001, B: 0.00105}, slowness=slowness, setup_s=0.2)
+        calibrations = calibrated(pool, A, B)
+        errors: list[float] = []
+        for _ in range(40):
+            course = replace(course_of(pool, calibrations), subject=subject)
+            values = course.round_of(list(calibrations.values()))
+            ratio = values[B] / values[A]  # type: ignore[operator]
+            errors.append(abs(ratio / 1.05 - 1))
+        return sorted(errors)[20]
+
+    apart, together = error_of(SUBJECT), error_of(TOGETHER)
+    assert together < 0.01 and together < apart / 4
+
+
+def test_plans_that_do_not_fit_after_all_are_visited_one_by_one_and_not_blamed() -> None:
+    pool = FakePool(step_s={A: 0.01, B: 0.012}, most_kept=1)
+    calibrations = calibrated(pool, A, B)
+    course = course_of(pool, calibrations)
+    for _ in range(2):
+        before = len(pool.jobs)
+        found = course.round_of(list(calibrations.values()))
+        assert found == {A: pytest.approx(0.01, rel=0.01), B: pytest.approx(0.012, rel=0.01)}
+    assert [job.keep for job in pool.jobs[before:]] == [False, False]
+
+
+def test_who_fails_side_by_side_and_alone_is_blamed() -> None:
+    pool = FakePool(step_s={A: 0.01, B: 0.01})
+    calibrations = calibrated(pool, A, B)
+    pool.script = {(B, number): NO_MEMORY for number in range(1, 50)}
+    found = course_of(pool, calibrations).round_of(list(calibrations.values()))
+    assert found == {A: pytest.approx(0.01, rel=0.01), B: NO_MEMORY}
+
+
+def test_turns_that_the_deadline_cuts_have_no_value() -> None:
+    pool = FakePool(step_s={A: 0.01, B: 0.01})
+    calibrations = calibrated(pool, A, B)
+    pool.hangs = {(B, pool.visits_to(B) + 3)}
+    course = course_of(pool, calibrations, deadline_s=pool.now_s + 5.0)
+    assert course.round_of(list(calibrations.values())) == {}
+
+
+def test_a_race_in_turns_finds_what_one_by_one_takes_many_rounds_for() -> None:
+    def slowness(now_s: float) -> float:
+        return 1 + random.Random(int(now_s / 0.3)).expovariate(10.0)
+
+    rounds: dict[bool, int] = {}
+    for is_together in (True, False):
+        pool = FakePool(step_s={A: 0.001, B: 0.00105}, slowness=slowness)
+        calibrations = calibrated(pool, A, B)
+        race = Race((A, B), rules=RaceRules(), seed=0)
+        subject = TOGETHER if is_together else SUBJECT
+        report = race_of(pool, race, calibrations, subject=subject)
+        rounds[is_together] = len(report.standings[0].rounds_s)
+        if is_together:
+            assert verdicts(report) == ["winner", "slower"]
+    assert rounds[True] * 3 < rounds[False]
+
+
+def test_a_process_samples_its_plans_in_turns() -> None:
+    pool = FakePool(step_s={A: 0.1, B: 0.13})
+    calibrations = calibrated(pool, A, B)
+    before = len(pool.jobs)
+    ran = process_of(pool, calibrations, subject=TOGETHER)
+    assert ran.is_whole and pool.kept == set()
+    assert dict(ran.seconds)[B] / dict(ran.seconds)[A] == pytest.approx(1.3, rel=0.01)
+    jobs = pool.jobs[before:]
+    # The setup of a process is paid once for each pass, as when they are visited apart.
+    assert sum(not job.keep for job in jobs) == 2 * passes_of(list(calibrations.values()))
+
+
 def process_of(
-    pool: FakePool, calibrations: dict[Plan, Calibration], *, deadline_s: float = 1e9
+    pool: FakePool,
+    calibrations: dict[Plan, Calibration],
+    *,
+    deadline_s: float = 1e9,
+    subject: Subject = SUBJECT,
 ) -> ProcessRun:
     return run_process(
         pool,
-        SUBJECT,
+        subject,
         list(calibrations.values()),
         rules=RULES,
         number=0,
