@@ -105,17 +105,17 @@ def check_inside(name: str) -> str:
     """The path of a file in a bundle.
 
     Raises:
-      UsageError: it is absolute, or leads out of the folder.
+      UsageError: it is absolute, leads out of the folder, or would be an option of a command.
     """
     parts = name.split("/")
     if (
-        name.startswith(("/", "~"))
+        name.startswith(("/", "~", "-"))  # A dash would make an option of it.
         or "\\" in name
         or any(part in ("", ".", "..") for part in parts)
     ):
         raise UsageError(
             f"`{name}` is no path inside of the bundle",
-            hint="write it relative to the bundle's folder, without `..`",
+            hint="write it relative to the bundle's folder, without `..` or a dash in front",
         )
     return name
 
