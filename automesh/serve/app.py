@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
+from importlib.resources import files
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -17,7 +17,8 @@ from automesh.serve.problems import Problem, handle_problems
 from automesh.serve.service import Service, ServiceHere
 from automesh.submissions.home import is_held
 
-_STATIC = Path(__file__).parent / "static"
+_STATIC = files("automesh.serve") / "static"
+_OF_REPORT = files("automesh.report.html") / "static"
 # Of our own pages, which have no text of anybody in them: they load nothing from elsewhere, and
 # show the page of a study in a frame that is of no origin.
 _POLICY = "; ".join(
@@ -38,7 +39,11 @@ _FILES = {
     "index.html": "text/html; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
     "app.css": "text/css; charset=utf-8",
+    "dom.js": "text/javascript; charset=utf-8",
+    "format.js": "text/javascript; charset=utf-8",
 }
+_SHARED = ("dom.js", "format.js")
+"""That the report has, too."""
 
 
 def make_app(service: Service) -> FastAPI:
@@ -112,4 +117,4 @@ def _own(name: str) -> Response:
 
 @cache
 def _content(name: str) -> bytes:
-    return (_STATIC / name).read_bytes()
+    return ((_OF_REPORT if name in _SHARED else _STATIC) / name).read_bytes()

@@ -138,14 +138,13 @@ class Catalogue:
         """A study by its exact name: nothing of the name becomes a path."""
         return self._known.get(name)
 
-    def read(self, name: str) -> SearchResult:
+    def read(self, known: KnownStudy) -> SearchResult:
         """Everything that a study holds now.
 
         Raises:
-          KeyError: there is none of this name.
-          UsageError: it cannot be read.
+          UsageError: it cannot be read, or is not there any more.
         """
-        folder = self._known[name].folder
+        folder = known.folder
         with reading(folder, results=folder.parent, storage=self._storage) as (_, study, header):
             return assemble(study, header)
 

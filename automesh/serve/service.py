@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
+from automesh import limits
 from automesh.serve.catalogue import Catalogue
 from automesh.serve.limiter import Limiter, Watchers
 from automesh.serve.metrics import Metrics
@@ -19,6 +21,7 @@ from automesh.serve.pages import Pages
 from automesh.submissions.audit import Audit
 from automesh.submissions.database import Database
 from automesh.submissions.home import Home
+from automesh.submissions.retention import Retention
 from automesh.submissions.store import Store
 from automesh.submissions.tokens import Tokens
 
@@ -26,6 +29,7 @@ REFRESH_S = 1.0
 """Between two looks at which studies have changed."""
 PAUSE_S = 3.0
 """Before a study that changes all the time is read again: that takes a tenth of a second."""
+_LOG = logging.getLogger("automesh.serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class Settings:
         scheme, as in a `Host` header.
       searches: how many run at once.
       takes_submissions: False: it only shows.
+      keep_s: age from which on submissions that have ended are removed; None to keep all.
     """
 
     results: Path
@@ -46,6 +51,7 @@ class Settings:
     names: tuple[str, ...] = ()
     searches: int = 1
     takes_submissions: bool = True
+    keep_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,7 @@ class Service:
     tokens: Tokens
     store: Store
     audit: Audit
+    retention: Retention
     catalogue: Catalogue
     pages: Pages
     metrics: Metrics
@@ -80,6 +87,15 @@ class Service:
             pause_s = time.monotonic() - began_s if is_behind else REFRESH_S
             self.closing.wait(max(pause_s, 0.05))
 
+    def keep_house(self) -> None:
+        """Removes what is old until the service closes; a thread of its own does it."""
+        while not self.closing.is_set():
+            try:
+                self.retention.remove_old()
+            except Exception:  # noqa: BLE001  The disk may have room again soon.
+                _LOG.exception("what is old could not be removed")
+            self.closing.wait(limits.HOUSEKEEPING_S)
+
     def close(self) -> None:
         self.closing.set()
 
@@ -91,6 +107,7 @@ def open_service(home: Home, settings: Settings) -> Service:
       UsageError: its database or the storage of the studies cannot be used.
     """
     database = Database(home.database)
+    audit = Audit(database)
 
     def roots() -> Sequence[Path]:
         jobs = (one / "results" for one in sorted(home.jobs.iterdir()))
@@ -102,7 +119,8 @@ def open_service(home: Home, settings: Settings) -> Service:
         database=database,
         tokens=Tokens(database),
         store=Store(home, database),
-        audit=Audit(database),
+        audit=audit,
+        retention=Retention(home=home, database=database, audit=audit, keep_s=settings.keep_s),
         catalogue=Catalogue(roots, settings.storage, pause_s=PAUSE_S),
         pages=Pages(folder=home.pages, storage=settings.storage),
         metrics=Metrics(),

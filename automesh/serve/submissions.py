@@ -345,7 +345,7 @@ async def watch_submission(
     look = partial(_watched, service, number, access.owner_of(holder))
     await to_thread.run_sync(look)
     log = service.home.job(number) / "search.log"
-    return watching(service, holder, stream(service, look, log, last_event_id))
+    return watching(service, holder, stream(service, holder, look, log, last_event_id))
 
 
 def _watched(service: Service, number: str, owner: str | None) -> Watched:

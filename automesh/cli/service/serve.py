@@ -11,6 +11,7 @@ import typer
 from automesh.cli.options import read_option
 from automesh.errors import UsageError
 from automesh.texts.user_text import check_text, user_path
+from automesh.units import parse_duration
 
 HELP = """Serve studies over HTTP: pages, live progress, rules, and searches that others submit.
 
@@ -78,9 +79,19 @@ def serve(
             metavar="N", min=0, help="Submitted searches at once; 0: take none, only show."
         ),
     ] = 1,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Remove submissions that ended so long ago, with their studies: 90d; by default "
+            "never.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     for option, text in (("--storage", storage), ("--listen", listen)):
         read_option(option, check_text, text)
+    keep_s = read_option("--keep", parse_duration, keep) if keep is not None else None
     names = [read_option("--hostname", check_text, name) for name in hostname or ()]
 
     def path_of(option: str, text: str) -> Path:
@@ -110,5 +121,6 @@ def serve(
         certificate=pem[0],
         key=pem[1],
         searches=searches,
+        keep_s=keep_s,
     )
     start(options, to_stderr)

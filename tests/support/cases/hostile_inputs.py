@@ -305,6 +305,7 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--certificate": (NUL, BYTE, "missing", "note", "pipe", "folder", "device"),
         "--key": (NUL, BYTE, "missing", "note", "pipe", "folder", "device"),
         "--searches": INTEGERS,
+        "--keep": DURATIONS,
     },
     "submit": {
         "--server": SERVERS,
