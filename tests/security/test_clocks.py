@@ -34,6 +34,7 @@ _SHOWN = {
     "serve/access.py": "until when a page may be shown",
     "serve/submissions.py": "how long ago a runner was seen, for people",
     "submissions/audit.py": "when something was done",
+    "submissions/retention.py": "how long ago a submission ended, by the time that was noted",
     "submissions/runner.py": "when a runner was seen, and its searches began",
     "submissions/store.py": "when a search was submitted",
     "submissions/tokens.py": "until when a token holds",
