@@ -240,6 +240,17 @@ PENDING_SUBMISSIONS = 100
 LONGEST_BUDGET_S = 7 * 86_400.0
 """Of a search that is submitted: devices are shared."""
 
+LEASE_S = 45.0
+"""An agent of which nothing was heard for so long is lost, and its submission is queued again. It
+says every five seconds that it is there."""
+
+STATE_BYTES = 128 * 2**20
+"""What an agent sends of the studies of a submission, before it is packed: a study of 5,000 plans
+has some MiB, and logs of workers are left out beyond it. Packed it has the bound of a bundle."""
+
+SEARCH_LOG_BYTES = 64 * 2**20
+"""What a service keeps of the log of a search that an agent runs; the rest stays with the agent."""
+
 HOUSEKEEPING_S = 600.0
 """Between two times at which a service removes what is old."""
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.middleware import Middleware
 
-from automesh.serve import studies, submissions
+from automesh.serve import agents, studies, submissions
 from automesh.serve.access import Reader
 from automesh.serve.guard import Guard
 from automesh.serve.problems import Problem, handle_problems
@@ -63,11 +63,14 @@ def make_app(service: Service) -> FastAPI:
     handle_problems(app)
     app.include_router(studies.router)
     app.include_router(submissions.router)
+    app.include_router(agents.router)
 
     @app.get("/v1/health", tags=["service"], summary="Whether it works")
     def health(service: ServiceHere) -> JSONResponse:
-        """200 while the studies can be listed and there is a runner, else 503; needs no token."""
-        runs = not service.settings.takes_submissions or is_held(service.home.lock("runner"))
+        """200 while the studies can be listed and there is a runner, if there is to be one; else
+        503. Needs no token."""
+        has_runner = service.settings.takes_submissions and service.settings.has_runner
+        runs = not has_runner or is_held(service.home.lock("runner"))
         state = {"storage": service.metrics.can_list, "runner": runs}
         return JSONResponse(state, status_code=200 if all(state.values()) else 503)
 

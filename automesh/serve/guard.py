@@ -42,7 +42,7 @@ _HEADERS = {
 
 def body_limit(method: str, path: str) -> int:
     """Bytes that the body of a request may have."""
-    if method == "PUT" and path.startswith("/v1/bundles/"):
+    if method == "PUT" and path.startswith(("/v1/bundles/", "/v1/agent/leases/")):
         return limits.BUNDLE_BYTES
     return limits.PEOPLE_FILE_BYTES if path.endswith("/diff") else limits.REQUEST_BYTES
 
@@ -149,9 +149,10 @@ class Guard:
     async def _audit(self, request: Request, status: int) -> None:
         """Notes what was changed, and what was refused."""
         state = request.scope.get("state", {})
-        asks_for_change = request.method not in _READING and not state.get("is_routine")
+        asks_for_change = request.method not in _READING
         is_change = asks_for_change and status < 400
-        if not (asks_for_change or status in _AUDITED):
+        is_routine = is_change and state.get("is_routine")
+        if is_routine or not (asks_for_change or status in _AUDITED):
             return
         service = self._service
         address = request.client.host if request.client else ""

@@ -56,6 +56,7 @@ class ServeOptions:
       certificate, key: PEM files; both or none.
       searches: how many run at once; 0: it takes no submissions.
       keep_s: age from which on submissions that have ended are removed; None to keep all.
+      has_runner: searches are run on this host, too; False: by agents alone.
     """
 
     home: Path
@@ -67,6 +68,7 @@ class ServeOptions:
     key: Path | None
     searches: int
     keep_s: float | None = None
+    has_runner: bool = True
 
 
 def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
@@ -102,6 +104,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
         searches=options.searches,
         takes_submissions=options.searches > 0,
         keep_s=options.keep_s,
+        has_runner=options.has_runner,
     )
     home = open_home(options.home)
     try:
@@ -128,7 +131,10 @@ def _serve(
         threading.Thread(target=service.keep_house, name="housekeeping", daemon=True),
     ]
     runner = RunnerOfService(service)
+    has_runner = service.settings.takes_submissions and service.settings.has_runner
     if service.settings.takes_submissions:
+        threads.append(threading.Thread(target=service.keep_leases, name="leases", daemon=True))
+    if has_runner:
         threads.append(threading.Thread(target=runner.keep_alive, name="runner", daemon=True))
     url = f"{scheme}://{_in_url(host)}:{port}"
     sockets: list[socket.socket] = []
@@ -154,7 +160,7 @@ def _serve(
                 thread.join(5.0)
         if has_left_word:
             forget_server(port)
-        if service.settings.takes_submissions:
+        if has_runner:
             runner.stop(say)
         service.catalogue.close()
         service.database.close()

@@ -1,4 +1,4 @@
-"""The tables of a service: tokens, bundles, submissions, answers that are repeated, the audit.
+"""The tables of a service: tokens, bundles, submissions, leases, repeated answers, the audit.
 
 SQLite in the folder of the service. What a transaction has answered is on the disk: a server that
 is killed at any moment has either done a change and remembers its answer, or has not.
@@ -57,6 +57,21 @@ CUTS = sa.Table(  # how often runs of a submission were cut short since somebody
     _METADATA,
     sa.Column("number", sa.String, primary_key=True),
     *_columns(sa.Integer, "count"),
+)
+LEASES = sa.Table(  # which agent works on what
+    "leases",
+    _METADATA,
+    sa.Column("number", sa.String, primary_key=True),
+    sa.Column("lease", sa.String, nullable=False, unique=True),
+    *_columns(sa.Integer, "run"),
+    *_columns(sa.String, "holder", "agent", "place"),
+)
+STATES = sa.Table(  # the last state that an agent has sent of a submission
+    "states",
+    _METADATA,
+    sa.Column("number", sa.String, primary_key=True),
+    *_columns(sa.String, "lease", "place"),
+    *_columns(sa.Integer, "run", "sequence"),
 )
 ANSWERS = sa.Table(
     "answers",

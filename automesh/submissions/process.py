@@ -153,6 +153,12 @@ def code_of(job: Path, run: int) -> int | None:
     return 0 if (job / "mesh_rules.toml").exists() else 1
 
 
+def run_of(job: Path) -> int:
+    """The number of the last run that was started in a folder; 0 for none."""
+    run = _marked(job).get("run", 0)
+    return run if isinstance(run, int) else 0
+
+
 def last_error(job: Path) -> str:
     """The last sentence of a search that ended badly; empty if there is none."""
     with suppress(OSError, AutomeshError), open_regular(job / "search.log", follow=False) as log:

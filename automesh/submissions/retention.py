@@ -17,7 +17,14 @@ import sqlalchemy as sa
 
 from automesh import limits
 from automesh.submissions.audit import Audit
-from automesh.submissions.database import ANSWERS, BUNDLES, CUTS, SUBMISSIONS, Database
+from automesh.submissions.database import (
+    ANSWERS,
+    BUNDLES,
+    CUTS,
+    STATES,
+    SUBMISSIONS,
+    Database,
+)
 from automesh.submissions.home import Home
 from automesh.submissions.process import find_search
 from automesh.submissions.store import ENDED
@@ -68,7 +75,8 @@ class Retention:
                 if not connection.execute(sa.delete(SUBMISSIONS).where(mine, is_old)).rowcount:
                     continue
                 connection.execute(sa.delete(ANSWERS).where(ANSWERS.c.submission == row.number))
-                connection.execute(sa.delete(CUTS).where(CUTS.c.number == row.number))
+                for table in (CUTS, STATES):
+                    connection.execute(sa.delete(table).where(table.c.number == row.number))
             self.audit.note("removed", who=row.owner, subject=row.number, said="old")
         self._remove_folders(before_s)
 

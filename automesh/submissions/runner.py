@@ -73,7 +73,7 @@ class Runner:
     def serve(self) -> None:
         """Works until it is told to stop, or until there is neither a server nor work."""
         self.beat(is_new=True)
-        for left in self.store.listed(states=("running",))[0]:
+        for left in self.store.left_running():
             self.adopt(left)
         while not (self.is_stopping or self._is_alone()):
             self.beat()
@@ -89,7 +89,7 @@ class Runner:
         self.is_stopping = True
 
     def _is_alone(self) -> bool:
-        waits = any(self.store.counts().get(state) for state in ("queued", "running"))
+        waits = self.running or self.store.counts().get("queued")
         if waits or is_held(self.home.lock("server")):
             self._alone_since_s = 0.0
             return False

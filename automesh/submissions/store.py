@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +22,9 @@ import sqlalchemy as sa
 from automesh import limits
 from automesh.errors import UsageError
 from automesh.files import move_whole
-from automesh.jsonio import dumps, read_json, to_json
+from automesh.jsonio import dumps, read_json
 from automesh.submissions.bundle import Bundle
-from automesh.submissions.database import ANSWERS, BUNDLES, CUTS, SUBMISSIONS, Database
+from automesh.submissions.database import ANSWERS, BUNDLES, CUTS, LEASES, SUBMISSIONS, Database
 from automesh.submissions.home import Home
 from automesh.submissions.order import Order, checked
 from automesh.units import format_bytes
@@ -65,6 +65,10 @@ class Submission:
 
 class Conflict(UsageError):
     """A request that contradicts an earlier one, or what the submission is doing."""
+
+
+class Lapsed(Conflict):
+    """An agent speaks of a submission that is not its own, or not any more."""
 
 
 class TooMany(UsageError):
@@ -159,7 +163,7 @@ class Store:
           UsageError: the order cannot be run.
         """
         checked(order)
-        text = dumps(to_json(order, Order))
+        text = dumps(order.to_json())
         request = hashlib.sha256(f"submit {digest} {text}".encode()).hexdigest()
         now_s = self._clock()
         with self._database.change() as connection:
@@ -265,7 +269,7 @@ class Store:
                 return found
             if found.state == "running":
                 raise Conflict("the submission runs", hint="cancel it first, or wait for its end")
-            text = dumps(to_json(found.order.with_budget(budget), Order))
+            text = dumps(found.order.with_budget(budget).to_json())
             self._queue(connection, found, order=text)
             _answer(connection, who, key, request, number, self._clock())
             return _one(connection, number)
@@ -276,35 +280,72 @@ class Store:
         with self._database.read() as connection:
             return {str(state): int(count) for state, count in connection.execute(query)}
 
-    # For the runner, of which there is one.
+    # For the runner, of which there is one, and for agents, which have leases.
 
-    def start_next(self) -> Submission | None:
-        """The submission that has waited longest, which runs from now on; None if none waits."""
-        query = sa.select(SUBMISSIONS.c.number).where(SUBMISSIONS.c.state == "queued")
-        with self._database.change() as connection:
-            number = connection.execute(
-                query.order_by(SUBMISSIONS.c.changed_s, SUBMISSIONS.c.number).limit(1)
-            ).scalar_one_or_none()
-            if number is None:
+    def start_next(
+        self,
+        suits: Callable[[Order], bool] = lambda order: not order.needs,
+        *,
+        lease: Mapping[str, str] | None = None,
+    ) -> Submission | None:
+        """The submission that has waited longest, which runs from now on; None if none waits.
+
+        Args:
+          suits: whether an order is for who asks.
+          lease: of the agent that asks: `lease`, `holder`, `agent` and `place`.
+        """
+        query = sa.select(SUBMISSIONS).where(SUBMISSIONS.c.state == "queued")
+        query = query.order_by(SUBMISSIONS.c.changed_s, SUBMISSIONS.c.number)
+        with self._database.read() as connection:  # Most who ask find nothing: they lock nothing.
+            if connection.execute(query.limit(1)).one_or_none() is None:
                 return None
-            self._set(connection, number, state="running", runs=SUBMISSIONS.c.runs + 1)
-            return _one(connection, number)
-
-    def end(self, number: str, state: State, said: str) -> Submission:
-        """Says how the run of a submission has ended."""
         with self._database.change() as connection:
+            waiting = map(_submission, connection.execute(query).mappings())
+            found = next((one for one in waiting if suits(one.order)), None)
+            if found is None:
+                return None
+            run = found.runs + 1
+            self._set(connection, found.number, state="running", runs=run)
+            connection.execute(sa.delete(LEASES).where(LEASES.c.number == found.number))
+            if lease is not None:
+                row = {"number": found.number, "run": run, **lease}
+                connection.execute(sa.insert(LEASES).values(row))
+            return _one(connection, found.number)
+
+    def left_running(self) -> list[Submission]:
+        """What runs and is no agent's: a former runner has begun it."""
+        leased = sa.select(LEASES.c.number)
+        query = sa.select(SUBMISSIONS).where(
+            SUBMISSIONS.c.state == "running", SUBMISSIONS.c.number.not_in(leased)
+        )
+        with self._database.read() as connection:
+            return [_submission(row) for row in connection.execute(query).mappings()]
+
+    def end(self, number: str, state: State, said: str, *, lease: str = "") -> Submission:
+        """Says how the run of a submission has ended.
+
+        Args:
+          lease: of the agent that says it.
+
+        Raises:
+          Lapsed: its lease has ended.
+        """
+        with self._database.change() as connection:
+            _end_lease(connection, number, lease)
             self._set(connection, number, state=state, said=said)
             return _one(connection, number)
 
-    def cut(self, number: str, *, is_meant: bool) -> Submission:
+    def cut(self, number: str, *, is_meant: bool, lease: str = "") -> Submission:
         """Says that the run of a submission was cut short: it is queued again, unless its end was
         asked for, or that has happened too often.
 
         Args:
           is_meant: whoever ran it was told to end; that does not count.
+          lease: as for `end`, which it raises as well.
         """
         mine = CUTS.c.number == number
         with self._database.change() as connection:
+            _end_lease(connection, number, lease)
             # Asked in the same step: a cancel that came a moment ago is not lost.
             if _one(connection, number).is_cancelled:
                 said = "cancelled; resume it to go on"
@@ -337,6 +378,20 @@ class Store:
             .where(SUBMISSIONS.c.number == number)
             .values(changed_s=self._clock(), **values)
         )
+
+
+def _end_lease(connection: sa.Connection, number: str, lease: str) -> None:
+    """Ends the lease of a submission.
+
+    Args:
+      lease: that must be the one that it has; empty for none.
+
+    Raises:
+      Lapsed: it has another one, or none.
+    """
+    mine = sa.delete(LEASES).where(LEASES.c.number == number, LEASES.c.lease == lease)
+    if lease and not connection.execute(mine).rowcount:
+        raise Lapsed("the lease has ended: the submission is somebody else's now")
 
 
 def _check_room(connection: sa.Connection, owner: str) -> None:
