@@ -66,6 +66,19 @@ def write_whole(
             _sync_folder(path.parent)
 
 
+def move_whole(draft: Path, path: Path) -> None:
+    """Brings a file to the disk and lets it take a place in the same file system, in one step.
+
+    Raises:
+      OSError: it cannot; names `path`.
+    """
+    with _naming(path):
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+        _sync_folder(path.parent)
+
+
 def write_new(path: Path, content: str | bytes) -> bool:
     """Makes a file unless there is one; the caller holds its lock. As `write_whole`.
 

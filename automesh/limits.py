@@ -164,6 +164,12 @@ LOOK_S = 5.0
 BUNDLE_BYTES = 64 * 2**20
 """A bundle as it is sent: the folder of a script, without data. Refused with status 413."""
 
+BUNDLES_OF_ONE_BYTES = 4 * 2**30
+"""All bundles of one user together: sixty of the largest. More are refused with status 429."""
+
+BUNDLE_UNUSED_S = 7 * 86_400.0
+"""Age from which on a bundle is removed that no submission uses. It can be sent again."""
+
 BUNDLE_UNPACKED_BYTES = 256 * 2**20
 """What the files of a bundle take once unpacked: a packed one of a few kilobytes could otherwise
 fill the disk. Refused with status 422, and so is what is beyond the next four."""
@@ -233,6 +239,20 @@ PENDING_SUBMISSIONS = 100
 
 LONGEST_BUDGET_S = 7 * 86_400.0
 """Of a search that is submitted: devices are shared."""
+
+LEASE_S = 45.0
+"""An agent of which nothing was heard for so long is lost, and its submission is queued again. It
+says every five seconds that it is there."""
+
+STATE_BYTES = 128 * 2**20
+"""What an agent sends of the studies of a submission, before it is packed: a study of 5,000 plans
+has some MiB, and logs of workers are left out beyond it. Packed it has the bound of a bundle."""
+
+SEARCH_LOG_BYTES = 64 * 2**20
+"""What a service keeps of the log of a search that an agent runs; the rest stays with the agent."""
+
+HOUSEKEEPING_S = 600.0
+"""Between two times at which a service removes what is old."""
 
 REMOTE_ANSWER_BYTES = 64 * 2**20
 """What a server may answer a command of ours: the JSON of a study of 5,000 plans has some MiB."""

@@ -53,17 +53,21 @@ class OutOfBounds(Malformed):
 # Files
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Opens a regular file to read its bytes; follows links.
+def open_regular(path: Path, *, follow: bool = True) -> BufferedReader:
+    """Opens a regular file to read its bytes.
+
+    Args:
+      follow: links; False where somebody else may have put one.
 
     Raises:
       Unreadable: it is not there, is something else than a file, or may not be read.
     """
+    # Never waits, should it have become a named pipe since.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
         # Asked first: to open a device may already do something.
         _check_kind(path, path.stat().st_mode)
-        # Never waits, should it have become a named pipe since.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
     try:

@@ -1,18 +1,22 @@
-"""`automesh agent`: serves a search that runs on another host."""
+"""`automesh agent`: serves a search that runs on another host, or runs what a service has taken."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from automesh.cli.options import read_option
 from automesh.errors import UsageError
-from automesh.texts.user_text import check_text
+from automesh.texts.user_text import check_text, user_path
 from automesh.units import parse_duration
 
-HELP = """Serve a search on another host with the devices of this one, until it ends.
+HELP = """Serve searches with the devices of this host: one that runs on another host, or those that
+people have submitted to a service.
 
-ADDRESS is what the search listens at: 10.0.0.1:8600. The agent dials it, starts processes on
+ADDRESS is what a search listens at: 10.0.0.1:8600. The agent dials it, starts processes on
 this host when the search asks for them, and ends them and itself when the search ends, is lost,
 or says so. Start one on each host, as training is started there, in the folder in which you
 would train: the script must lie under the same path on all hosts.
@@ -24,16 +28,22 @@ Others can read a command, so it comes from the environment:
   AUTOMESH_TOKEN=TOKEN        a variable of the environment
   AUTOMESH_TOKEN_FILE=FILE    a file of mode 0600
 
+With --server, the agent asks a service (`automesh serve`) for submissions that suit this host,
+runs one after the other, and sends on what they say and find, until Ctrl-C. It needs a token of
+the scope `agent`, in AUTOMESH_SERVER_TOKEN or the file that AUTOMESH_SERVER_TOKEN_FILE names.
+The code of all who may submit there runs as your account.
+
 \b
 Examples:
   (umask 077; openssl rand -hex 32 > ~/automesh-token)      once, for all
   export AUTOMESH_TOKEN_FILE=~/automesh-token
   automesh search train.py --hosts 2 --listen 10.0.0.1:8600     on one host
   automesh agent 10.0.0.1:8600                                  on both
+  automesh agent --server https://mesh.example.com --has gpu-h100-8
 
 \b
 Exit codes:
-  0 the search has ended   2 refused, lost, or nothing answers
+  0 the search has ended, or Ctrl-C   2 refused, lost, or nothing answers
 """
 
 
@@ -41,7 +51,7 @@ def agent(
     address: Annotated[
         str,
         typer.Argument(metavar="ADDRESS", help="Of the search: its --listen.", show_default=False),
-    ],
+    ] = "",
     name: Annotated[
         str,
         typer.Option(metavar="NAME", help="Of this host in messages; by default its own."),
@@ -49,16 +59,74 @@ def agent(
     wait: Annotated[
         str, typer.Option(metavar="TIME", help="How long to wait for the search to be there.")
     ] = "1m",
+    server: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Of a service, instead of ADDRESS.", show_default=False),
+    ] = "",
+    takes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="With --server: targets to search for, as 'cpu:*'; may be given again. By "
+            "default all.",
+            show_default=False,
+        ),
+    ] = None,
+    has: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORD",
+            help="With --server: what this host has, for submissions that need it; may be given "
+            "again.",
+            show_default=False,
+        ),
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option(metavar="DIR", help="With --server: for bundles and studies.")
+    ] = Path("automesh-agent"),
 ) -> None:
+    if bool(address) == bool(server):
+        raise UsageError("give the ADDRESS of a search, or --server URL of a service")
+    check_text(name)
+    if server:
+        _serve_service(server, name, tuple(takes or ("*",)), tuple(has or ()), folder)
+        return
+    if takes or has:
+        raise UsageError("--takes and --has are for an agent of a service, with --server")
     from automesh.launch.wire import check_address
 
     check_address(address, port_needed=True)
-    check_text(name)
-    try:
-        wait_s = parse_duration(wait)
-    except UsageError as error:
-        raise UsageError(f"--wait: {error.message}", hint=error.hint) from None
+    wait_s = read_option("--wait", parse_duration, wait)
     # gRPC takes a third of a second to import, which a wrong word does not wait for.
     from automesh.launch.agent import serve_search
 
     serve_search(address, name=name, wait_s=wait_s)
+
+
+def _serve_service(
+    url: str, name: str, takes: tuple[str, ...], has: tuple[str, ...], folder: Path
+) -> None:
+    # Here and not above: an agent of a search needs no database.
+    from automesh.remote.agent import AgentOptions, serve_agent
+    from automesh.remote.client import open_server
+    from automesh.submissions.order import check_label, check_pattern
+
+    if name:
+        read_option("--name", check_label, name)
+    for text in takes:
+        read_option("--takes", check_pattern, text)
+    for text in has:
+        read_option("--has", check_label, text)
+    place = read_option("--folder", user_path, str(folder))
+    if place.exists() and not place.is_dir():
+        raise UsageError(f"--folder: `{place}` is no folder")
+    service, path = read_option("--server", open_server, url)
+    if path:
+        raise UsageError(f"--server: `{url}` has a path behind the address of the service")
+    options = AgentOptions(name=name, takes=takes, has=has, folder=place)
+    serve_agent(service, options, _say)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

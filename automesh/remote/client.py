@@ -90,21 +90,28 @@ class Server:
         body: bytes | None = None,
         *,
         headers: Mapping[str, str] | None = None,
+        most_bytes: int = REMOTE_ANSWER_BYTES,
     ) -> Answer:
         """Sends a request and reads its answer.
+
+        Args:
+          most_bytes: that are read of it.
 
         Raises:
           Unreachable: nobody answers.
           RefusedRequest: the service refuses it; says what the service says.
+          UsageError: its answer is larger than `most_bytes`.
         """
         with self._open(method, path, body, headers or {}, _WAIT_S) as reply:
             try:
-                data = reply.read(REMOTE_ANSWER_BYTES + 1)
+                data = reply.read(most_bytes + 1)
             except (OSError, http.client.HTTPException) as error:
                 raise self._lost(error) from None
-            if len(data) > REMOTE_ANSWER_BYTES:
+            if len(data) > most_bytes:
                 raise UsageError(
-                    f"the service answers with more than {format_bytes(REMOTE_ANSWER_BYTES)}"
+                    f"{self.url} answers with more than {format_bytes(most_bytes)}, which is more "
+                    "than what is asked for can have",
+                    hint=_IS_IT,
                 )
             names = {name.lower(): value for name, value in reply.headers.items()}
             return Answer(status=reply.status, headers=names, body=data)

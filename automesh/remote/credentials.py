@@ -21,9 +21,8 @@ from automesh.errors import UsageError
 from automesh.files import write_whole
 from automesh.limits import MOST_PASSWORD_BYTES, SMALL_RECORD_BYTES
 from automesh.reading import Unreadable, open_regular, parse_json, read_text
+from automesh.submissions.process import TOKEN, TOKEN_FILE
 
-TOKEN = "AUTOMESH_SERVER_TOKEN"
-TOKEN_FILE = "AUTOMESH_SERVER_TOKEN_FILE"
 _HINT = f"set {TOKEN}, or let {TOKEN_FILE} name a file of mode 0600 with the token"
 
 

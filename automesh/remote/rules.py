@@ -19,9 +19,7 @@ def load_rules(url: str) -> Rules:
       UsageError: nobody answers, the token is not taken, or it is no rule file.
     """
     server, path = open_server(url)
-    answer = server.ask("GET", path)
-    if len(answer.body) > PEOPLE_FILE_BYTES:
-        raise UsageError(f"{url} is larger than any file of rules")
+    answer = server.ask("GET", path, most_bytes=PEOPLE_FILE_BYTES)
     try:
         text = answer.body.decode()
     except UnicodeDecodeError:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from automesh.errors import NoFeasibleMesh, UsageError
-from automesh.jsonio import dumps, to_json
+from automesh.jsonio import dumps
 from automesh.mesh.rules.file import merge_rule, parse_rules
 from automesh.remote.client import RefusedRequest, Server, Unreachable
 from automesh.submissions.bundle import pack
@@ -106,7 +106,7 @@ def submit(
       UsageError: the folder is too large, nobody answers, or the service refuses.
     """
     data, bundle = pack(folder, without=rules)
-    body = dumps({"bundle": bundle.digest, "order": to_json(order, Order)}).encode()
+    body = dumps({"bundle": bundle.digest, "order": order.to_json()}).encode()
     key = secrets.token_hex(16) if is_new else hashlib.sha256(body).hexdigest()[:40]
     path = f"/v1/bundles/{bundle.digest}"
     _patiently(lambda: server.ask("PUT", path, data, headers={"Content-Type": "application/x-tar"}))

@@ -94,6 +94,7 @@ def reader_of(request: Request, service: Service, authorization: str) -> Holder:
 
 Reader = Annotated[Holder, Depends(_holder_for("read"))]
 Submitter = Annotated[Holder, Depends(_holder_for("submit"))]
+AgentHolder = Annotated[Holder, Depends(_holder_for("agent"))]
 Admin = Annotated[Holder, Depends(_holder_for("admin"))]
 
 

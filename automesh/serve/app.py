@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
+from importlib.resources import files
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.middleware import Middleware
 
-from automesh.serve import studies, submissions
+from automesh.serve import agents, studies, submissions
 from automesh.serve.access import Reader
 from automesh.serve.guard import Guard
 from automesh.serve.problems import Problem, handle_problems
 from automesh.serve.service import Service, ServiceHere
 from automesh.submissions.home import is_held
 
-_STATIC = Path(__file__).parent / "static"
+_STATIC = files("automesh.serve") / "static"
+_OF_REPORT = files("automesh.report.html") / "static"
 # Of our own pages, which have no text of anybody in them: they load nothing from elsewhere, and
 # show the page of a study in a frame that is of no origin.
 _POLICY = "; ".join(
@@ -38,7 +39,11 @@ _FILES = {
     "index.html": "text/html; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
     "app.css": "text/css; charset=utf-8",
+    "dom.js": "text/javascript; charset=utf-8",
+    "format.js": "text/javascript; charset=utf-8",
 }
+_SHARED = ("dom.js", "format.js")
+"""That the report has, too."""
 
 
 def make_app(service: Service) -> FastAPI:
@@ -58,11 +63,14 @@ def make_app(service: Service) -> FastAPI:
     handle_problems(app)
     app.include_router(studies.router)
     app.include_router(submissions.router)
+    app.include_router(agents.router)
 
     @app.get("/v1/health", tags=["service"], summary="Whether it works")
     def health(service: ServiceHere) -> JSONResponse:
-        """200 while the studies can be listed and there is a runner, else 503; needs no token."""
-        runs = not service.settings.takes_submissions or is_held(service.home.lock("runner"))
+        """200 while the studies can be listed and there is a runner, if there is to be one; else
+        503. Needs no token."""
+        has_runner = service.settings.takes_submissions and service.settings.has_runner
+        runs = not has_runner or is_held(service.home.lock("runner"))
         state = {"storage": service.metrics.can_list, "runner": runs}
         return JSONResponse(state, status_code=200 if all(state.values()) else 503)
 
@@ -112,4 +120,4 @@ def _own(name: str) -> Response:
 
 @cache
 def _content(name: str) -> bytes:
-    return (_STATIC / name).read_bytes()
+    return ((_OF_REPORT if name in _SHARED else _STATIC) / name).read_bytes()

@@ -79,6 +79,7 @@ class KnownStudy:
 
     Attributes:
       folder: where its logs and estimates are.
+      storage: that it is in; empty for SQLite in its folder.
       rule: the text of its rule file; empty without a rule.
       missing: why there is none.
       stamp: by which a change is told.
@@ -87,6 +88,7 @@ class KnownStudy:
 
     summary: StudySummary
     folder: Path
+    storage: str = ""
     rule: str = ""
     missing: str = "the study was not read yet"
     stamp: Stamp = ()
@@ -95,9 +97,10 @@ class KnownStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A study that is there, before it is read."""
+    """A study that is there, before it is read; `storage` as of `KnownStudy`."""
 
     folder: Path
+    storage: str
     stamp: Stamp
     changed_s: float
 
@@ -138,15 +141,14 @@ class Catalogue:
         """A study by its exact name: nothing of the name becomes a path."""
         return self._known.get(name)
 
-    def read(self, name: str) -> SearchResult:
+    def read(self, known: KnownStudy) -> SearchResult:
         """Everything that a study holds now.
 
         Raises:
-          KeyError: there is none of this name.
-          UsageError: it cannot be read.
+          UsageError: it cannot be read, or is not there any more.
         """
-        folder = self._known[name].folder
-        with reading(folder, results=folder.parent, storage=self._storage) as (_, study, header):
+        folder = known.folder
+        with reading(folder, results=folder.parent, storage=known.storage) as (_, study, header):
             return assemble(study, header)
 
     def refresh(self, most: int = 20) -> bool:
@@ -161,7 +163,9 @@ class Catalogue:
         for name, found in there.items():
             if name not in known:
                 summary = StudySummary(name=name, changed_s=found.changed_s)
-                known[name] = KnownStudy(summary=summary, folder=found.folder)
+                known[name] = KnownStudy(
+                    summary=summary, folder=found.folder, storage=found.storage
+                )
         known = {name: one for name, one in known.items() if name in there}
         now_s = time.monotonic()
         stale = [
@@ -184,11 +188,13 @@ class Catalogue:
     def _there(self) -> dict[str, Found]:
         """The studies that are there. One that is in two folders counts in the first."""
         found: dict[str, Found] = {}
+        roots = list(self._roots())
+        # Of a service with a storage, only agents keep studies in folders, which are below jobs.
+        for root in roots if self._place is None else roots[1:]:
+            for folder, stamp, changed_s in _folders(root):
+                one = Found(folder=folder, storage="", stamp=stamp, changed_s=changed_s)
+                found.setdefault(folder.name, one)
         if self._place is None:
-            for root in self._roots():
-                for folder, stamp, changed_s in _folders(root):
-                    one = Found(folder=folder, stamp=stamp, changed_s=changed_s)
-                    found.setdefault(folder.name, one)
             return found
         # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
         from automesh.tuner.study.backend import open_backend
@@ -197,11 +203,13 @@ class Catalogue:
             self._backend = open_backend(self._place)
         with self._backend.explained():
             changes = self._backend.changes()
-        folders = {one.name: one for root in self._roots() for one in _below(root)}
-        first = next(iter(self._roots()), Path())
+        folders = {one.name: one for root in reversed(roots) for one in _below(root)}
+        first = next(iter(roots), Path())
         for name, (stamp, changed_s) in changes.items():
             folder = folders.get(name, first / name)
-            found[name] = Found(folder=folder, stamp=stamp, changed_s=changed_s)
+            found[name] = Found(
+                folder=folder, storage=self._storage, stamp=stamp, changed_s=changed_s
+            )
         return found
 
     def _read(self, name: str, found: Found) -> KnownStudy:
@@ -209,11 +217,12 @@ class Catalogue:
         seen = KnownStudy(
             summary=StudySummary(name=name, changed_s=found.changed_s),
             folder=folder,
+            storage=found.storage,
             stamp=found.stamp,
             read_s=time.monotonic(),
         )
         try:
-            with reading(folder, results=folder.parent, storage=self._storage) as opened:
+            with reading(folder, results=folder.parent, storage=found.storage) as opened:
                 _, study, header = opened
                 result = assemble(study, header)
                 is_running = study.leader() is not None

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import re
-import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -25,9 +23,10 @@ from fastapi.sse import format_sse_event
 from starlette.types import Receive, Scope, Send
 
 from automesh.jsonio import dumps, to_json
+from automesh.reading import Unreadable, open_regular
 from automesh.serve.catalogue import KnownStudy, StudySummary
 from automesh.serve.service import PAUSE_S, REFRESH_S, Service
-from automesh.submissions.store import ENDED, Submission
+from automesh.submissions.store import ENDED, Missing, Submission
 from automesh.submissions.tokens import Holder
 from automesh.texts.terminal import clean_lines
 
@@ -73,9 +72,10 @@ def submission_json(one: Submission) -> dict[str, Any]:
 
 
 async def stream(
-    service: Service, look: Callable[[], Watched], log: Path | None, last_id: str
+    service: Service, holder: Holder, look: Callable[[], Watched], log: Path | None, last_id: str
 ) -> AsyncIterator[bytes]:
-    """The events `state`, `log` and `end`.
+    """The events `state`, `log` and `end`; breaks off when the token of its reader ends, or what
+    is watched is removed.
 
     Args:
       look: what is watched, asked again and again, in a thread.
@@ -89,7 +89,9 @@ async def stream(
     last_s = spoken_s = time.monotonic()
     while not service.closing.is_set():
         now_s = time.monotonic()
-        watched = await to_thread.run_sync(look)
+        watched = await to_thread.run_sync(_looked, service, holder, look)
+        if watched is None:
+            return
         text = dumps(watched.to_json())
         sign = hashlib.sha256(text.encode()).hexdigest()[:12]
         lines = _lines_after(log, offset)
@@ -111,6 +113,16 @@ async def stream(
         await asyncio.sleep(0.0 if len(lines) >= _CHUNK_BYTES else POLL_S)
 
 
+def _looked(service: Service, holder: Holder, look: Callable[[], Watched]) -> Watched | None:
+    """What is watched; None if this reader may not see it any more, or it is gone."""
+    if service.tokens.holder(holder.number) is None:
+        return None
+    try:
+        return look()
+    except Missing:
+        return None
+
+
 def _beginning(log: Path | None) -> int:
     """Where a reader begins who has nothing: of a long log with its end."""
     return max(0, _size(log) - _TAIL_BYTES)
@@ -128,15 +140,12 @@ def _lines_after(log: Path | None, offset: int) -> bytes:
     if log is None or _size(log) <= offset:
         return b""
     try:
-        # The code of the search could have put a link in its place.
-        descriptor = os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        # The code of the search could have put something else in its place.
+        with open_regular(log, follow=False) as file:
+            file.seek(offset)
+            data = file.read(_CHUNK_BYTES)
+    except (OSError, Unreadable):
         return b""
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return b""
-        file.seek(offset)
-        data = file.read(_CHUNK_BYTES)
     end = data.rfind(b"\n") + 1
     # A line that is longer than all that is sent at once goes in parts.
     return data[:end] if end or len(data) < _CHUNK_BYTES else data

@@ -48,9 +48,10 @@ class Limiter:
         """Counts a request without a valid token, by where it came from; as `take`."""
         return self._take(f"@{address}", limits.REFUSALS_PER_S, limits.REFUSALS_AT_ONCE)
 
-    def take_note(self, address: str) -> bool:
-        """Whether a refusal is to be audited: of thousands a second the first few are enough."""
-        return not self._take(f"#{address}", limits.REFUSALS_PER_S, limits.REFUSALS_AT_ONCE)
+    def take_note(self, who: str) -> bool:
+        """Whether a refusal is to be audited, by who was refused, or the address of a stranger: of
+        thousands a second the first few are enough."""
+        return not self._take(f"#{who}", limits.REFUSALS_PER_S, limits.REFUSALS_AT_ONCE)
 
     def _take(self, who: str, per_s: float, at_once: float) -> float:
         now_s = self._clock()

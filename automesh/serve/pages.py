@@ -52,11 +52,9 @@ class Pages:
 
     Attributes:
       folder: where they are written.
-      storage: of the studies.
     """
 
     folder: Path
-    storage: str
     _made: OrderedDict[tuple[object, ...], MadePage] = field(
         default_factory=OrderedDict[tuple[object, ...], MadePage]
     )
@@ -84,19 +82,20 @@ class Pages:
         with self._lock:
             made = self._made.get(stamp)
             if made is None:
-                made = self._make(known.summary.name, known.folder)
+                made = self._make(known)
                 self._made[stamp] = made
             self._made.move_to_end(stamp)
             while len(self._made) > _MOST_KEPT:
                 self._made.popitem(last=False)
         return made
 
-    def _make(self, name: str, folder: Path) -> MadePage:
-        path = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.html"
+    def _make(self, known: KnownStudy) -> MadePage:
+        sign = hashlib.sha256(known.summary.name.encode()).hexdigest()[:24]
+        path = self.folder / f"{sign}.html"
         words = [sys.executable, "-P", "-m", "automesh", "report", f"--out={path}"]
-        words += [f"--storage={self.storage}"] if self.storage else []
+        words += [f"--storage={known.storage}"] if known.storage else []
         try:
-            _run([*words, "--", str(folder)], self.folder)
+            _run([*words, "--", str(known.folder)], self.folder)
             html = read_bytes(path, limit_bytes=_PAGE_BYTES)
         finally:
             path.unlink(missing_ok=True)

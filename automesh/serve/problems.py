@@ -14,12 +14,14 @@ from automesh.errors import AutomeshError
 from automesh.jsonio import dumps
 from automesh.serve.limiter import TooManyWatchers
 from automesh.serve.pages import Busy
+from automesh.submissions.leases import Replayed
 from automesh.submissions.store import Conflict, Missing, TooMany
 from automesh.texts.storage_url import masked
 from automesh.texts.terminal import clean, shortened
 
 _CHARS = 500
 _STATUS: tuple[tuple[type[AutomeshError], int], ...] = (
+    (Replayed, 412),
     (Conflict, 409),
     (Missing, 404),
     (TooMany, 429),

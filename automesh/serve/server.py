@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import os
+import socket
 import ssl
+import subprocess
 import sys
 import threading
 import time
@@ -37,6 +40,8 @@ _SUPERVISE_S = 2.0
 _STOP_S = 70.0  # a search has a minute to end
 _LOCAL = "local"
 _MOST_CONNECTIONS = 2_000
+_BACKLOG = 512
+_LOG = logging.getLogger("automesh.serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,8 @@ class ServeOptions:
       names: further names under which it is reached, as behind a proxy.
       certificate, key: PEM files; both or none.
       searches: how many run at once; 0: it takes no submissions.
+      keep_s: age from which on submissions that have ended are removed; None to keep all.
+      has_runner: searches are run on this host, too; False: by agents alone.
     """
 
     home: Path
@@ -60,6 +67,8 @@ class ServeOptions:
     certificate: Path | None
     key: Path | None
     searches: int
+    keep_s: float | None = None
+    has_runner: bool = True
 
 
 def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
@@ -73,7 +82,7 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
         from elsewhere without TLS or without a token.
     """
     host, port = read_address(options.listen)
-    context = _tls(options)
+    context = tls_context(options)
     if not is_loopback(host) and context is None:
         raise UsageError(
             f"others than this machine can reach `{host}`, where tokens and code would be sent in "
@@ -94,6 +103,8 @@ def serve(options: ServeOptions, say: Callable[[str], None]) -> None:
         names=names_of(host, port, scheme, options.names),
         searches=options.searches,
         takes_submissions=options.searches > 0,
+        keep_s=options.keep_s,
+        has_runner=options.has_runner,
     )
     home = open_home(options.home)
     try:
@@ -115,40 +126,79 @@ def _serve(
     say: Callable[[str], None],
 ) -> None:
     scheme = "https" if context is not None else "http"
-    takes_submissions = service.settings.takes_submissions
-    threads: list[threading.Thread] = []
+    threads = [
+        threading.Thread(target=service.keep_up, name="studies", daemon=True),
+        threading.Thread(target=service.keep_house, name="housekeeping", daemon=True),
+    ]
+    runner = RunnerOfService(service)
+    has_runner = service.settings.takes_submissions and service.settings.has_runner
+    if service.settings.takes_submissions:
+        threads.append(threading.Thread(target=service.keep_leases, name="leases", daemon=True))
+    if has_runner:
+        threads.append(threading.Thread(target=runner.keep_alive, name="runner", daemon=True))
     url = f"{scheme}://{_in_url(host)}:{port}"
+    sockets: list[socket.socket] = []
+    has_left_word = False
     try:
         token = _first_token(service, host)
+        # Before anything else: who has the address already has left its own word.
+        sockets = bound(host, port)
         if token:
             leave_word(port, token)
+            has_left_word = True
             say(f"open {url}/#token={token}")
         say(f"serving {url} (stop with Ctrl-C)")
-        threads = [threading.Thread(target=service.keep_up, name="studies", daemon=True)]
-        if takes_submissions:
-            threads.append(
-                threading.Thread(target=_supervise, args=(service,), name="runner", daemon=True)
-            )
         for thread in threads:
             thread.start()
-        _run(service, host, port, context)
+        _run(service, sockets, context)
     finally:
         service.close()
+        for one in sockets:
+            one.close()
         for thread in threads:
-            thread.join(5.0)
-        if is_loopback(host):
+            if thread.ident is not None:
+                thread.join(5.0)
+        if has_left_word:
             forget_server(port)
-        if takes_submissions:
-            _stop_runner(service, say)
+        if has_runner:
+            runner.stop(say)
         service.catalogue.close()
         service.database.close()
 
 
-def _run(service: Service, host: str, port: int, context: ssl.SSLContext | None) -> None:
+def bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at all addresses of a host.
+
+    Raises:
+      UsageError: there is no such host, or something else listens there.
+    """
+    sockets: list[socket.socket] = []
+    reason = "it has no address of this machine"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            try:
+                sockets.append(socket.create_server(address, family=family, backlog=_BACKLOG))
+            except OSError as error:
+                # `localhost` has an address of IPv6 also where the system has no IPv6.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                reason = error.strerror or reason
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        sockets, reason = [], error.strerror or str(error)
+    if not sockets:
+        raise UsageError(
+            f"--listen: `{_in_url(host)}:{port}` cannot be listened at: {reason.lower()}",
+            hint="choose another address or port with --listen",
+        )
+    return sockets
+
+
+def _run(service: Service, sockets: list[socket.socket], context: ssl.SSLContext | None) -> None:
     config = uvicorn.Config(
         make_app(service),
-        host=host,
-        port=port,
         http=TimedProtocol,
         ws="none",
         loop="asyncio",
@@ -161,14 +211,14 @@ def _run(service: Service, host: str, port: int, context: ssl.SSLContext | None)
         timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=32 * 2**10,
         limit_concurrency=_MOST_CONNECTIONS,
-        backlog=512,
+        backlog=_BACKLOG,
         ssl_context_factory=None if context is None else lambda _config, _default: context,
     )
     server = Server(config)
     server.service = service
     # uvicorn repeats the signal that has ended it, for those who started it in a program.
     with suppress(KeyboardInterrupt):
-        server.run()
+        server.run(sockets=sockets)
 
 
 class Server(uvicorn.Server):
@@ -181,31 +231,44 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)  # pyright: ignore[reportArgumentType]
 
 
-def _supervise(service: Service) -> None:
+@dataclass
+class RunnerOfService:
     """Keeps a runner alive: one of a server that was killed is left at its work."""
-    mine = None
-    while not service.closing.is_set():
-        if mine is None or mine.poll() is not None:
-            mine = start_runner(
-                service.home,
-                searches=service.settings.searches,
-                storage=service.settings.storage,
-            )
-        service.closing.wait(_SUPERVISE_S)
 
+    service: Service
+    process: subprocess.Popen[bytes] | None = None
 
-def _stop_runner(service: Service, say: Callable[[str], None]) -> None:
-    """Ends the runner with its searches, which are queued for the next service."""
-    tell_to_stop(service.database)
-    lock, end_s = service.home.lock("runner"), time.monotonic() + _STOP_S
-    said = False
-    while time.monotonic() < end_s:
-        with suppress(Timeout), lock:
-            return
-        if not said and service.store.counts().get("running"):
-            say("waiting for the searches that run: they keep what they have")
-            said = True
-        time.sleep(0.2)
+    def keep_alive(self) -> None:
+        """Until the service closes; a thread of its own does it."""
+        service = self.service
+        while not service.closing.is_set():
+            if self.process is None or self.process.poll() is not None:
+                try:
+                    self.process = start_runner(
+                        service.home,
+                        searches=service.settings.searches,
+                        storage=service.settings.storage,
+                    )
+                except OSError as error:  # The disk may have room again soon.
+                    _LOG.warning("the runner cannot be started: %s", error)
+            service.closing.wait(_SUPERVISE_S)
+
+    def stop(self, say: Callable[[str], None]) -> None:
+        """Ends the runner with its searches, which are queued for the next service."""
+        service, mine = self.service, self.process
+        tell_to_stop(service.database)
+        if mine is not None and mine.poll() is None:
+            mine.terminate()  # It may not have begun to listen to the database.
+        lock, end_s = service.home.lock("runner"), time.monotonic() + _STOP_S
+        said = False
+        while time.monotonic() < end_s:
+            if mine is None or mine.poll() is not None:
+                with suppress(Timeout), lock:
+                    return
+            if not said and service.store.counts().get("running"):
+                say("waiting for the searches that run: they keep what they have")
+                said = True
+            time.sleep(0.2)
 
 
 def _first_token(service: Service, host: str) -> str:
@@ -283,7 +346,7 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _tls(options: ServeOptions) -> ssl.SSLContext | None:
+def tls_context(options: ServeOptions) -> ssl.SSLContext | None:
     """What connections are encrypted with; None without a certificate.
 
     Raises:

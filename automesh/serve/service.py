@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
+from automesh import limits
 from automesh.serve.catalogue import Catalogue
 from automesh.serve.limiter import Limiter, Watchers
 from automesh.serve.metrics import Metrics
@@ -19,13 +21,18 @@ from automesh.serve.pages import Pages
 from automesh.submissions.audit import Audit
 from automesh.submissions.database import Database
 from automesh.submissions.home import Home
+from automesh.submissions.leases import Leases
+from automesh.submissions.retention import Retention
 from automesh.submissions.store import Store
 from automesh.submissions.tokens import Tokens
 
 REFRESH_S = 1.0
 """Between two looks at which studies have changed."""
+LEASES_S = 2.0
+"""Between two looks at which agents are lost."""
 PAUSE_S = 3.0
 """Before a study that changes all the time is read again: that takes a tenth of a second."""
+_LOG = logging.getLogger("automesh.serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,8 @@ class Settings:
         scheme, as in a `Host` header.
       searches: how many run at once.
       takes_submissions: False: it only shows.
+      has_runner: searches are run on this host, too; False: by agents alone.
+      keep_s: age from which on submissions that have ended are removed; None to keep all.
     """
 
     results: Path
@@ -46,6 +55,8 @@ class Settings:
     names: tuple[str, ...] = ()
     searches: int = 1
     takes_submissions: bool = True
+    has_runner: bool = True
+    keep_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +69,8 @@ class Service:
     tokens: Tokens
     store: Store
     audit: Audit
+    retention: Retention
+    leases: Leases
     catalogue: Catalogue
     pages: Pages
     metrics: Metrics
@@ -80,6 +93,23 @@ class Service:
             pause_s = time.monotonic() - began_s if is_behind else REFRESH_S
             self.closing.wait(max(pause_s, 0.05))
 
+    def keep_house(self) -> None:
+        """Removes what is old until the service closes; a thread of its own does it."""
+        while not self.closing.is_set():
+            try:
+                self.retention.remove_old()
+            except Exception:  # noqa: BLE001  The disk may have room again soon.
+                _LOG.exception("what is old could not be removed")
+            self.closing.wait(limits.HOUSEKEEPING_S)
+
+    def keep_leases(self) -> None:
+        """Ends the leases of agents that are lost; a thread of its own does it."""
+        while not self.closing.wait(LEASES_S):
+            try:
+                self.leases.end_lost()
+            except Exception:  # noqa: BLE001  The database may be free again soon.
+                _LOG.exception("leases could not be looked at")
+
     def close(self) -> None:
         self.closing.set()
 
@@ -91,20 +121,32 @@ def open_service(home: Home, settings: Settings) -> Service:
       UsageError: its database or the storage of the studies cannot be used.
     """
     database = Database(home.database)
+    audit = Audit(database)
 
     def roots() -> Sequence[Path]:
         jobs = (one / "results" for one in sorted(home.jobs.iterdir()))
         return [settings.results, *(one for one in jobs if not one.is_symlink())]
+
+    store = Store(home, database)
+    catalogue = Catalogue(roots, settings.storage, pause_s=PAUSE_S)
+
+    def is_foreign(study: str, job: Path) -> bool:
+        known = catalogue.get(study)
+        return known is not None and known.folder.parent.parent != job
 
     return Service(
         home=home,
         settings=settings,
         database=database,
         tokens=Tokens(database),
-        store=Store(home, database),
-        audit=Audit(database),
-        catalogue=Catalogue(roots, settings.storage, pause_s=PAUSE_S),
-        pages=Pages(folder=home.pages, storage=settings.storage),
+        store=store,
+        audit=audit,
+        retention=Retention(home=home, database=database, audit=audit, keep_s=settings.keep_s),
+        leases=Leases(
+            home=home, database=database, store=store, audit=audit, is_foreign=is_foreign
+        ),
+        catalogue=catalogue,
+        pages=Pages(folder=home.pages),
         metrics=Metrics(),
         limiter=Limiter(),
         watchers=Watchers(),

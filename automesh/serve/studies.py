@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from fastapi.responses import PlainTextResponse, Response
 from automesh import limits
 from automesh.jsonio import dumps
 from automesh.mesh.rules.file import merged_rules
+from automesh.reading import Unreadable, open_regular
 from automesh.report.files.json import to_json
 from automesh.report.files.rule import rule_of
 from automesh.report.table import render
@@ -161,8 +161,8 @@ def get_study(name: str, service: ServiceHere, holder: Reader) -> StudyAnswer:
 @router.get("/{name}/result.json", summary="All figures, as `automesh show --json` prints them")
 def get_result(name: str, service: ServiceHere, holder: Reader) -> Response:
     del holder
-    known_study(service, name)
-    text = dumps(to_json(service.catalogue.read(name)), indent=1)
+    found = service.catalogue.read(known_study(service, name))
+    text = dumps(to_json(found), indent=1)
     return Response(text, media_type="application/json")
 
 
@@ -175,8 +175,7 @@ def get_table(
     top: Annotated[int, Query(ge=1, le=1000)] = 8,
 ) -> PlainTextResponse:
     del holder
-    known_study(service, name)
-    found = service.catalogue.read(name)
+    found = service.catalogue.read(known_study(service, name))
     return PlainTextResponse(render(found, top=top, width=width, colour=False) + "\n")
 
 
@@ -222,8 +221,7 @@ def diff_rules(
     """Takes a rule file and answers with a unified diff to what it would be with the rule merged
     into it; empty if it has the rule already. Nothing is changed."""
     del holder
-    known_study(service, name)
-    found = service.catalogue.read(name)
+    found = service.catalogue.read(known_study(service, name))
     source = Path("mesh_rules.toml")
     merged = merged_rules(mine, rule_of(found), selector=found.target, source=source)
     lines = difflib.unified_diff(
@@ -273,11 +271,10 @@ def log_part(path: Path, offset: int) -> PlainTextResponse:
       Problem: 404: it cannot be read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as log:
+        with open_regular(path, follow=False) as log:
             log.seek(offset)
             data = log.read(limits.LOG_SLICE_BYTES)
-    except OSError:
+    except (OSError, Unreadable):
         raise Problem(404, "the log cannot be read") from None
     text = clean_lines(data.decode(errors="replace"))
     return PlainTextResponse(text, headers={"X-Next-Offset": str(offset + len(data))})
@@ -342,7 +339,7 @@ async def watch_study(
     if number and may_see_logs(service, known, holder):
         log = service.home.job(number) / "search.log"
     look = partial(_watched, service, name, holder)
-    return watching(service, holder, stream(service, look, log, last_event_id))
+    return watching(service, holder, stream(service, holder, look, log, last_event_id))
 
 
 def _watched(service: Service, name: str, holder: Holder) -> Watched:

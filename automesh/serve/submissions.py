@@ -67,6 +67,7 @@ class OrderBody(BaseModel):
     xla: list[str] = []
     reserve_hbm: str = ""
     hardware: str = Field("", description="A TOML file of the bundle.")
+    needs: list[str] = Field([], description="What the agent that runs it must have.")
 
     def order(self) -> Order:
         """The same, checked.
@@ -118,17 +119,22 @@ class Host:
     """A host that runs searches.
 
     Attributes:
+      kind: the runner of the service, or an agent.
       state: `lost` if it has said nothing for a while.
       running: numbers of submissions.
+      takes, has: of an agent: patterns of targets, and what submissions may need.
     """
 
     name: str
+    kind: Literal["runner", "agent"]
     state: Literal["there", "lost"]
     cores: int
     memory_bytes: int
     started_s: float
     seen_s: float
     running: list[str]
+    takes: list[str]
+    has: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +351,7 @@ async def watch_submission(
     look = partial(_watched, service, number, access.owner_of(holder))
     await to_thread.run_sync(look)
     log = service.home.job(number) / "search.log"
-    return watching(service, holder, stream(service, look, log, last_event_id))
+    return watching(service, holder, stream(service, holder, look, log, last_event_id))
 
 
 def _watched(service: Service, number: str, owner: str | None) -> Watched:
@@ -363,18 +369,42 @@ def list_hosts(service: ServiceHere, holder: Reader) -> list[Host]:
     """Which submissions run is shown to an admin alone."""
     with service.database.read() as connection:
         rows = connection.execute(sa.select(RUNNERS).order_by(RUNNERS.c.host)).all()
-    return [
+    is_admin = holder.may("admin")
+    runners = [
         Host(
             name=row.host,
-            state="there" if time.time() - row.seen_s < _SEEN_S else "lost",
+            kind="runner",
+            state=_state(row.seen_s),
             cores=row.cores,
             memory_bytes=row.memory_bytes,
             started_s=row.started_s,
             seen_s=row.seen_s,
-            running=_numbers(row.running) if holder.may("admin") else [],
+            running=_numbers(row.running) if is_admin else [],
+            takes=["*"],
+            has=[],
         )
         for row in rows
     ]
+    agents = [
+        Host(
+            name=name,
+            kind="agent",
+            state=_state(one.seen_s),
+            cores=one.offer.cores,
+            memory_bytes=one.offer.memory_bytes,
+            started_s=one.started_s,
+            seen_s=one.seen_s,
+            running=[one.running] if is_admin and one.running else [],
+            takes=list(one.offer.takes),
+            has=list(one.offer.has),
+        )
+        for name, one in sorted(service.leases.agents.copy().items())
+    ]
+    return runners + agents
+
+
+def _state(seen_s: float) -> Literal["there", "lost"]:
+    return "there" if time.time() - seen_s < _SEEN_S else "lost"
 
 
 def _numbers(text: str) -> list[str]:

@@ -76,7 +76,7 @@ def pack(folder: Path, *, without: Path | None = None) -> tuple[bytes, Bundle]:
             if path.name == RULES or (without is not None and path.resolve() == without.resolve()):
                 continue
             name = path.relative_to(folder).as_posix()
-            _check_name(name)
+            check_name(name)
             with open_regular(path) as file:
                 status = os.fstat(file.fileno())
                 left -= status.st_size + 2 * tarfile.BLOCKSIZE
@@ -243,7 +243,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
                 f"`{member.name}` in the bundle is {_kind(member)}, and only files and folders are "
                 "taken"
             )
-        member.name = _check_name(member.name)
+        member.name = check_name(member.name)
         left -= member.size if member.isreg() else 0
         if member.size < 0 or left < 0:
             raise BadBundle(_too_large())
@@ -265,7 +265,7 @@ def _kind(member: tarfile.TarInfo) -> str:
     return "a sparse file" if member.issparse() else "something else"
 
 
-def _check_name(name: str) -> str:
+def check_name(name: str) -> str:
     """The name of a member without needless parts.
 
     Raises:

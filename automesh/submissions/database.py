@@ -1,4 +1,4 @@
-"""The tables of a service: tokens, bundles, submissions, answers that are repeated, the audit.
+"""The tables of a service: tokens, bundles, submissions, leases, repeated answers, the audit.
 
 SQLite in the folder of the service. What a transaction has answered is on the disk: a server that
 is killed at any moment has either done a change and remembers its answer, or has not.
@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 import sqlalchemy.exc as sa_errors
@@ -19,72 +20,83 @@ from automesh.errors import UsageError
 
 _METADATA = sa.MetaData()
 
+
+def _columns(kind: Any, *names: str, **settings: Any) -> list[sa.Column[Any]]:
+    """Columns of one kind, each of which always has a value unless `settings` say otherwise."""
+    return [sa.Column(name, kind, **{"nullable": False, **settings}) for name in names]
+
+
 TOKENS = sa.Table(
     "tokens",
     _METADATA,
     sa.Column("number", sa.String, primary_key=True),
-    sa.Column("name", sa.String, nullable=False),
-    sa.Column("hash", sa.String, nullable=False),
-    sa.Column("scope", sa.String, nullable=False),
-    sa.Column("made_s", sa.Double, nullable=False),
-    sa.Column("expires_s", sa.Double),
-    sa.Column("revoked_s", sa.Double),
+    *_columns(sa.String, "name", "hash", "scope"),
+    *_columns(sa.Double, "made_s"),
+    *_columns(sa.Double, "expires_s", "revoked_s", nullable=True),
 )
 BUNDLES = sa.Table(
     "bundles",
     _METADATA,
-    sa.Column("digest", sa.String, primary_key=True),
-    sa.Column("owner", sa.String, primary_key=True),
-    sa.Column("packed_bytes", sa.Integer, nullable=False),
-    sa.Column("files", sa.String, nullable=False),
-    sa.Column("made_s", sa.Double, nullable=False),
+    *_columns(sa.String, "digest", "owner", primary_key=True),
+    *_columns(sa.Integer, "packed_bytes"),
+    *_columns(sa.String, "files"),
+    *_columns(sa.Double, "made_s"),
 )
 SUBMISSIONS = sa.Table(
     "submissions",
     _METADATA,
     sa.Column("number", sa.String, primary_key=True),
-    sa.Column("owner", sa.String, nullable=False, index=True),
-    sa.Column("digest", sa.String, nullable=False),
-    sa.Column("order", sa.String, nullable=False),
-    sa.Column("state", sa.String, nullable=False, index=True),
-    sa.Column("said", sa.String, nullable=False),
-    sa.Column("is_cancelled", sa.Boolean, nullable=False),
-    sa.Column("runs", sa.Integer, nullable=False),
-    sa.Column("made_s", sa.Double, nullable=False),
-    sa.Column("changed_s", sa.Double, nullable=False),
+    *_columns(sa.String, "owner", "state", index=True),
+    *_columns(sa.String, "digest", "order", "said"),
+    *_columns(sa.Boolean, "is_cancelled"),
+    *_columns(sa.Integer, "runs"),
+    *_columns(sa.Double, "made_s", "changed_s"),
+)
+CUTS = sa.Table(  # how often runs of a submission were cut short since somebody queued it
+    "cuts",
+    _METADATA,
+    sa.Column("number", sa.String, primary_key=True),
+    *_columns(sa.Integer, "count"),
+)
+LEASES = sa.Table(  # which agent works on what
+    "leases",
+    _METADATA,
+    sa.Column("number", sa.String, primary_key=True),
+    sa.Column("lease", sa.String, nullable=False, unique=True),
+    *_columns(sa.Integer, "run"),
+    *_columns(sa.String, "holder", "agent", "place"),
+)
+STATES = sa.Table(  # the last state that an agent has sent of a submission
+    "states",
+    _METADATA,
+    sa.Column("number", sa.String, primary_key=True),
+    *_columns(sa.String, "lease", "place"),
+    *_columns(sa.Integer, "run", "sequence"),
 )
 ANSWERS = sa.Table(
     "answers",
     _METADATA,
-    sa.Column("owner", sa.String, primary_key=True),
-    sa.Column("key", sa.String, primary_key=True),
-    sa.Column("request", sa.String, nullable=False),
-    sa.Column("submission", sa.String, nullable=False),
-    sa.Column("made_s", sa.Double, nullable=False),
+    *_columns(sa.String, "owner", "key", primary_key=True),
+    *_columns(sa.String, "request", "submission"),
+    *_columns(sa.Double, "made_s"),
 )
 RUNNERS = sa.Table(
     "runners",
     _METADATA,
     sa.Column("host", sa.String, primary_key=True),
-    sa.Column("pid", sa.Integer, nullable=False),
-    sa.Column("started_s", sa.Double, nullable=False),
-    sa.Column("seen_s", sa.Double, nullable=False),
-    sa.Column("cores", sa.Integer, nullable=False),
-    sa.Column("memory_bytes", sa.BigInteger, nullable=False),
-    sa.Column("running", sa.String, nullable=False),
-    sa.Column("is_told_to_stop", sa.Boolean, nullable=False),
+    *_columns(sa.Integer, "pid", "cores"),
+    *_columns(sa.Double, "started_s", "seen_s"),
+    *_columns(sa.BigInteger, "memory_bytes"),
+    *_columns(sa.String, "running"),
+    *_columns(sa.Boolean, "is_told_to_stop"),
 )
 AUDIT = sa.Table(
     "audit",
     _METADATA,
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("at_s", sa.Double, nullable=False),
-    sa.Column("who", sa.String, nullable=False),
-    sa.Column("address", sa.String, nullable=False),
-    sa.Column("action", sa.String, nullable=False),
-    sa.Column("subject", sa.String, nullable=False),
-    sa.Column("status", sa.Integer, nullable=False),
-    sa.Column("said", sa.String, nullable=False),
+    *_columns(sa.Double, "at_s"),
+    *_columns(sa.String, "who", "address", "action", "subject", "said"),
+    *_columns(sa.Integer, "status"),
 )
 _APPEND_ONLY = tuple(
     f"CREATE TRIGGER IF NOT EXISTS audit_{name} BEFORE {name} ON audit "

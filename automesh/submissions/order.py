@@ -8,14 +8,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from automesh import limits
 from automesh.errors import UsageError
+from automesh.jsonio import to_json
 from automesh.texts.user_text import check_text
 from automesh.units import parse_duration
 
 _ENTRY = re.compile(r"(?P<path>[^:\0]+\.py)(?::(?P<function>[A-Za-z_]\w*))?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+_PATTERN = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9._:@*?-]{0,63}")
 _REPEATED = ("target", "split", "xla")
 
 
@@ -32,6 +36,7 @@ class Order:
       budget: time for each run of the search, as `10m`.
       baseline, top, timeout, step, split, xla, reserve_hbm: as the options of `automesh search`.
       hardware: path of a TOML file in the bundle; empty for none.
+      needs: what a host must have to run it, in the words of its agent.
     """
 
     entry: str
@@ -47,6 +52,7 @@ class Order:
     xla: tuple[str, ...] = ()
     reserve_hbm: str = ""
     hardware: str = ""
+    needs: tuple[str, ...] = ()
 
     @property
     def script(self) -> str:
@@ -59,6 +65,11 @@ class Order:
         """Files of the bundle that the order names."""
         own = [one for one in (self.space, self.hardware) if one.endswith(".toml")]
         return (self.script, *own)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is sent and kept: without what former versions do not know, if that is empty."""
+        found: dict[str, Any] = to_json(self, Order)
+        return {name: value for name, value in found.items() if value or name != "needs"}
 
     def with_budget(self, budget: str) -> Order:
         """The same order with another budget, which is checked."""
@@ -73,7 +84,7 @@ def checked(order: Order) -> Order:
     """
     words = [*order.args, *order.targets, *order.split, *order.xla, order.entry, order.space]
     words += [order.budget, order.baseline, order.timeout, order.step, order.reserve_hbm]
-    words += [order.hardware]
+    words += [order.hardware, *order.needs]
     if len(words) > limits.ORDER_WORDS:
         raise UsageError(f"the order has more than {limits.ORDER_WORDS} words")
     for word in words:
@@ -94,6 +105,8 @@ def checked(order: Order) -> Order:
         raise UsageError(f"`{order.hardware}` is no TOML file of the bundle")
     if not order.targets or any(not one.strip() for one in order.targets):
         raise UsageError("the order names no target", hint="`local` are the attached devices")
+    for need in order.needs:
+        check_label(need)
     if order.top < 0:
         raise UsageError(f"`top` is {order.top}; at least one finalist must be measured")
     if parse_duration(order.budget) > limits.LONGEST_BUDGET_S:
@@ -101,21 +114,48 @@ def checked(order: Order) -> Order:
     return order
 
 
+def check_label(text: str) -> str:
+    """What a host has, or a submission needs, in one word.
+
+    Raises:
+      UsageError: it is none.
+    """
+    if not _LABEL.fullmatch(text):
+        raise UsageError(
+            f"`{text}` is no word for what a host has",
+            hint="write letters, digits, dots, dashes and colons, such as gpu-h100-8",
+        )
+    return text
+
+
+def check_pattern(text: str) -> str:
+    """A pattern of targets, as `cpu:*`.
+
+    Raises:
+      UsageError: it is none.
+    """
+    if not _PATTERN.fullmatch(text):
+        raise UsageError(
+            f"`{text}` is no pattern of targets", hint="write `cpu:*`, `tpu-v5p-*` or `local`"
+        )
+    return text
+
+
 def check_inside(name: str) -> str:
     """The path of a file in a bundle.
 
     Raises:
-      UsageError: it is absolute, or leads out of the folder.
+      UsageError: it is absolute, leads out of the folder, or would be an option of a command.
     """
     parts = name.split("/")
     if (
-        name.startswith(("/", "~"))
+        name.startswith(("/", "~", "-"))  # A dash would make an option of it.
         or "\\" in name
         or any(part in ("", ".", "..") for part in parts)
     ):
         raise UsageError(
             f"`{name}` is no path inside of the bundle",
-            hint="write it relative to the bundle's folder, without `..`",
+            hint="write it relative to the bundle's folder, without `..` or a dash in front",
         )
     return name
 

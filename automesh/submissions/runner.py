@@ -10,8 +10,6 @@ the same command, and goes on.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import signal
 import socket
@@ -30,40 +28,21 @@ import sqlalchemy as sa
 from filelock import Timeout
 
 from automesh.errors import AutomeshError
-from automesh.files import open_log, write_whole
+from automesh.files import open_log
 from automesh.jsonio import dumps
-from automesh.limits import SMALL_RECORD_BYTES
-from automesh.reading import parse_json, read_text
 from automesh.submissions.audit import Audit
 from automesh.submissions.bundle import BadBundle, unpack
 from automesh.submissions.database import RUNNERS, Database
 from automesh.submissions.home import Home, is_held, open_home
 from automesh.submissions.order import words_of
-from automesh.submissions.store import State, Store, Submission
-from automesh.texts.terminal import clean
+from automesh.submissions.process import SearchProcess, code_of, find_search, start_search
+from automesh.submissions.store import Store, Submission
+from automesh.submissions.verdict import end_run
 
 TICK_S = 0.25
 _BEAT_S = 2.0
-_END_S = 60.0
-"""For a search to end after SIGTERM: it keeps what it has and ends its workers."""
 _ALONE_S = 10.0
 """Without a server and without work: then there is nobody to wait for."""
-_MOST_RUNS = 5
-"""Of one submission whose searches were killed by somebody else."""
-_LOG_TAIL_BYTES = 2**14
-
-
-@dataclass(kw_only=True)
-class RunningSearch:
-    """A submission whose search runs.
-
-    Attributes:
-      process: None where a former runner has started it.
-    """
-
-    submission: Submission
-    process: subprocess.Popen[bytes] | None
-    told_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -81,7 +60,7 @@ class Runner:
     searches: int = 1
     storage: str = ""
     is_stopping: bool = False
-    running: dict[str, RunningSearch] = field(default_factory=dict[str, RunningSearch])
+    running: dict[str, SearchProcess] = field(default_factory=dict[str, SearchProcess])
     _started_s: float = field(default_factory=time.time)
     _beat_s: float = 0.0
     _alone_since_s: float = 0.0
@@ -94,7 +73,7 @@ class Runner:
     def serve(self) -> None:
         """Works until it is told to stop, or until there is neither a server nor work."""
         self.beat(is_new=True)
-        for left in self.store.listed(states=("running",))[0]:
+        for left in self.store.left_running():
             self.adopt(left)
         while not (self.is_stopping or self._is_alone()):
             self.beat()
@@ -110,7 +89,7 @@ class Runner:
         self.is_stopping = True
 
     def _is_alone(self) -> bool:
-        waits = any(self.store.counts().get(state) for state in ("queued", "running"))
+        waits = self.running or self.store.counts().get("queued")
         if waits or is_held(self.home.lock("server")):
             self._alone_since_s = 0.0
             return False
@@ -152,12 +131,13 @@ class Runner:
             if submission is None:
                 return
             try:
-                self._start(submission)
+                self.running[submission.number] = self._start(submission)
             except (AutomeshError, OSError) as error:
                 said = error.message if isinstance(error, AutomeshError) else str(error)
-                self._end(submission, "failed", f"the search could not be started: {said}")
+                said = f"the search could not be started: {said}"
+                self._note_end(self.store.end(submission.number, "failed", said))
 
-    def _start(self, submission: Submission) -> None:
+    def _start(self, submission: Submission) -> SearchProcess:
         """Starts the search of a submission.
 
         Raises:
@@ -174,161 +154,56 @@ class Runner:
         words = words_of(submission.order, job)
         if self.storage:
             words.insert(words.index("--json"), f"--storage={self.storage}")
-        lock = _locked(job)
-        if lock is None:  # As long as it lives nobody else may measure for this submission.
-            self.running[submission.number] = RunningSearch(submission=submission, process=None)
-            return
-        try:
-            with (
-                open_log(job / "search.log") as log,
-                (job / "result.json").open("wb") as result,
-            ):
-                process = subprocess.Popen(
-                    words,
-                    cwd=folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=result,
-                    stderr=log,
-                    start_new_session=True,
-                    pass_fds=(lock,),
-                )
-        finally:
-            os.close(lock)  # The search has it from now on.
-        mark = {"pid": process.pid, "created_s": _created_s(process.pid)}
-        write_whole(job / "process.json", dumps(mark))
-        self.running[submission.number] = RunningSearch(submission=submission, process=process)
-        self.audit.note("run", who=submission.owner, subject=submission.number)
+        found = start_search(job, folder, words, run=submission.runs)
+        if found.process is not None:
+            self.audit.note("run", who=submission.owner, subject=submission.number)
+        return found
 
     def adopt(self, submission: Submission) -> None:
         """Goes on with what a former runner had begun: its search may still be at work."""
-        lock = _locked(self.home.job(submission.number))
-        if lock is None:
-            self.running[submission.number] = RunningSearch(submission=submission, process=None)
-            return
-        os.close(lock)
-        self._judge(submission, None)
+        try:
+            found = find_search(self.home.job(submission.number))
+        except OSError:  # Its folder is broken: that is said when it is started again.
+            found = None
+        if found is None:
+            self._end(submission, None)
+        else:
+            self.running[submission.number] = found
 
     def look_after(self) -> None:
         """Says of searches that have ended how they did, and ends those that are cancelled."""
         for number, one in list(self.running.items()):
             now = self.store.get(number, None)
-            if self._has_ended(one):
+            if one.has_ended():
                 del self.running[number]
-                self._judge(now, one.process.returncode if one.process else None)
+                self._end(now, one.code)
             elif now.is_cancelled:
-                self.tell_to_end(one)
+                one.tell_to_end()
 
-    def _has_ended(self, one: RunningSearch) -> bool:
-        if one.process is not None:
-            return one.process.poll() is not None
-        lock = _locked(self.home.job(one.submission.number))
-        if lock is not None:
-            os.close(lock)
-        return lock is not None
-
-    def _judge(self, submission: Submission, code: int | None) -> None:
+    def _end(self, submission: Submission, code: int | None) -> None:
         """Says what the end of a search means for its submission.
 
         Args:
           code: its exit code; None if nobody was there to hear it.
         """
         job = self.home.job(submission.number)
-        if code is None and _is_whole(job / "result.json"):
-            code = 0 if (job / "mesh_rules.toml").exists() else 1
-        match code:
-            case 0:
-                self._end(submission, "found", "a rule was found")
-            case 1:
-                self._end(submission, "nothing", _last_error(job) or "nothing may become a rule")
-            case 2:
-                self._end(submission, "failed", _last_error(job) or "the search was refused")
-            case _ if submission.is_cancelled:
-                self._end(submission, "cancelled", "cancelled; resume it to go on")
-            case _ if submission.runs >= _MOST_RUNS and not self.is_stopping:
-                self._end(submission, "failed", f"the search was ended {submission.runs} times")
-            case _:
-                self._end(submission, "queued", "the search was cut short, and goes on")
+        # A search that is told to end may print what it has.
+        is_told = self.is_stopping or submission.is_cancelled
+        if code is None and not is_told:
+            code = code_of(job, submission.runs)
+        self._note_end(end_run(self.store, submission.number, code, job, is_meant=self.is_stopping))
 
-    def _end(self, submission: Submission, state: State, said: str) -> None:
-        self.store.end(submission.number, state, said)
-        self.audit.note("end", who=submission.owner, subject=submission.number, said=state)
-
-    def tell_to_end(self, one: RunningSearch) -> None:
-        """As Ctrl-C first; by force if that does not help."""
-        now_s = time.monotonic()
-        if not one.told_s:
-            one.told_s = now_s
-            self._signal(one, signal.SIGTERM)
-        elif now_s - one.told_s > _END_S:
-            self._signal(one, signal.SIGKILL)
-
-    def _signal(self, one: RunningSearch, number: signal.Signals) -> None:
-        pid = one.process.pid if one.process else self._pid_of(one.submission)
-        if pid is None:
-            return
-        with suppress(ProcessLookupError):
-            if number == signal.SIGKILL:
-                os.killpg(pid, number)
-            else:
-                os.kill(pid, number)
-
-    def _pid_of(self, submission: Submission) -> int | None:
-        """The search that a former runner has started, if it is still the same process."""
-        with suppress(AutomeshError, KeyError, TypeError, psutil.Error):
-            path = self.home.job(submission.number) / "process.json"
-            mark = parse_json(read_text(path, limit_bytes=SMALL_RECORD_BYTES))
-            if abs(_created_s(int(mark["pid"])) - float(mark["created_s"])) < 1.0:
-                return int(mark["pid"])
-        return None
+    def _note_end(self, ended: Submission) -> None:
+        self.audit.note("end", who=ended.owner, subject=ended.number, said=ended.state)
 
     def _stop(self) -> None:
         """Ends all searches; they are queued, for the next runner to go on with."""
-        for one in self.running.values():
-            self.tell_to_end(one)
         while self.running:
-            self.look_after()
             for one in self.running.values():
-                self.tell_to_end(one)
+                one.tell_to_end()
             time.sleep(TICK_S)
+            self.look_after()
         self.database.close()
-
-
-def _created_s(pid: int) -> float:
-    """When a process was started; 0 if it has ended already."""
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return 0.0
-
-
-def _locked(job: Path) -> int | None:
-    """Takes the lock of a submission's search; None while such a search lives."""
-    lock = os.open(
-        job / "search.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a search has printed its result to the end."""
-    with suppress(OSError, ValueError, RecursionError):
-        return bool(json.loads(path.read_bytes()))
-    return False
-
-
-def _last_error(job: Path) -> str:
-    """The last sentence of a search that ended badly."""
-    with suppress(OSError), (job / "search.log").open("rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-        lines = log.read().decode(errors="replace").splitlines()
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return clean(errors[-1], 300) if errors else ""
-    return ""
 
 
 def tell_to_stop(database: Database) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,15 +21,19 @@ import sqlalchemy as sa
 
 from automesh import limits
 from automesh.errors import UsageError
-from automesh.jsonio import dumps, read_json, to_json
+from automesh.files import move_whole
+from automesh.jsonio import dumps, read_json
 from automesh.submissions.bundle import Bundle
-from automesh.submissions.database import ANSWERS, BUNDLES, SUBMISSIONS, Database
+from automesh.submissions.database import ANSWERS, BUNDLES, CUTS, LEASES, SUBMISSIONS, Database
 from automesh.submissions.home import Home
 from automesh.submissions.order import Order, checked
+from automesh.units import format_bytes
 
 State = Literal["queued", "running", "found", "nothing", "failed", "cancelled"]
 OPEN: tuple[State, ...] = ("queued", "running")
 ENDED: tuple[State, ...] = ("found", "nothing", "failed", "cancelled")
+_MOST_CUTS = 5
+"""Runs of one submission that somebody else has killed, since it was queued by its owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +67,12 @@ class Conflict(UsageError):
     """A request that contradicts an earlier one, or what the submission is doing."""
 
 
+class Lapsed(Conflict):
+    """An agent speaks of a submission that is not its own, or not any more."""
+
+
 class TooMany(UsageError):
-    """One user has more submissions that have not ended than are taken."""
+    """One user has more submissions that have not ended, or larger bundles, than are taken."""
 
 
 class Missing(UsageError):
@@ -87,12 +95,10 @@ class Store:
         """Keeps a bundle that was looked through, for its owner; `draft` is moved into its place.
 
         Whoever sends the same bytes has the bundle as well; nobody learns who else has it.
+
+        Raises:
+          TooMany: the bundles of this owner take more than is taken.
         """
-        place = self._home.bundle(bundle.digest)
-        if place.exists():
-            draft.unlink()
-        else:
-            draft.replace(place)
         row = {
             "digest": bundle.digest,
             "owner": owner,
@@ -100,8 +106,19 @@ class Store:
             "files": dumps(list(bundle.files)),
             "made_s": self._clock(),
         }
+        others = sa.and_(BUNDLES.c.owner == owner, BUNDLES.c.digest != bundle.digest)
         with self._database.change() as connection:
-            connection.execute(sa.insert(BUNDLES).prefix_with("OR IGNORE").values(row))
+            total = sa.select(sa.func.sum(BUNDLES.c.packed_bytes)).where(others)
+            there = connection.execute(total).scalar_one() or 0
+            if there + bundle.packed_bytes > limits.BUNDLES_OF_ONE_BYTES:
+                raise TooMany(
+                    f"bundles of yours take {format_bytes(there)} already",
+                    hint="those that no submission uses are removed after a week",
+                )
+            # Also where there is one already: that one may be what a power cut has left. In here,
+            # so that it is not removed as an old one.
+            move_whole(draft, self._home.bundle(bundle.digest))
+            connection.execute(sa.insert(BUNDLES).prefix_with("OR REPLACE").values(row))
 
     def bundle(self, digest: str, owner: str | None) -> Bundle:
         """A bundle that a user has sent.
@@ -112,11 +129,14 @@ class Store:
         Raises:
           Missing: there is none, or somebody else's alone.
         """
+        with self._database.read() as connection:
+            return self._bundle(connection, digest, owner)
+
+    def _bundle(self, connection: sa.Connection, digest: str, owner: str | None) -> Bundle:
         query = sa.select(BUNDLES).where(BUNDLES.c.digest == digest)
         if owner is not None:
             query = query.where(BUNDLES.c.owner == owner)
-        with self._database.read() as connection:
-            row = connection.execute(query.limit(1)).one_or_none()
+        row = connection.execute(query.limit(1)).one_or_none()
         if row is None or not self._home.bundle(digest).exists():
             raise Missing(
                 f"there is no bundle `{digest[:12]}` of yours", hint="send it first, with PUT"
@@ -143,23 +163,17 @@ class Store:
           UsageError: the order cannot be run.
         """
         checked(order)
-        files = self.bundle(digest, owner).files
-        for name in order.files:
-            if name not in files:
-                raise UsageError(f"there is no file `{name}` in the bundle")
-        text = dumps(to_json(order, Order))
+        text = dumps(order.to_json())
         request = hashlib.sha256(f"submit {digest} {text}".encode()).hexdigest()
         now_s = self._clock()
         with self._database.change() as connection:
             if (known := _answered(connection, owner, key, request)) is not None:
                 return _one(connection, known), False
-            waiting = connection.execute(
-                sa.select(sa.func.count())
-                .select_from(SUBMISSIONS)
-                .where(SUBMISSIONS.c.owner == owner, SUBMISSIONS.c.state.in_(OPEN))
-            ).scalar_one()
-            if waiting >= limits.PENDING_SUBMISSIONS:
-                raise TooMany(f"{waiting} searches of yours have not ended yet")
+            files = self._bundle(connection, digest, owner).files
+            for name in order.files:
+                if name not in files:
+                    raise UsageError(f"there is no file `{name}` in the bundle")
+            _check_room(connection, owner)
             number = secrets.token_hex(8)
             row = {
                 "number": number,
@@ -227,13 +241,14 @@ class Store:
         Raises:
           Missing: as `get`.
           Conflict: its end was asked for, and it has not ended yet.
+          TooMany: as `submit`.
         """
         with self._database.change() as connection:
             found = _one(connection, number, owner)
             if found.state == "running" and found.is_cancelled:
                 raise Conflict("the submission is being cancelled", hint="try again in a moment")
             if found.state in ENDED:
-                self._set(connection, number, state="queued", is_cancelled=False, said="")
+                self._queue(connection, found)
             return _one(connection, number)
 
     def extend(
@@ -244,6 +259,7 @@ class Store:
         Raises:
           Missing: as `get`.
           Conflict: it runs, or the key was used for something else.
+          TooMany: as `submit`.
           UsageError: no budget that is taken.
         """
         request = hashlib.sha256(f"extend {number} {budget}".encode()).hexdigest()
@@ -253,8 +269,8 @@ class Store:
                 return found
             if found.state == "running":
                 raise Conflict("the submission runs", hint="cancel it first, or wait for its end")
-            text = dumps(to_json(found.order.with_budget(budget), Order))
-            self._set(connection, number, state="queued", is_cancelled=False, said="", order=text)
+            text = dumps(found.order.with_budget(budget).to_json())
+            self._queue(connection, found, order=text)
             _answer(connection, who, key, request, number, self._clock())
             return _one(connection, number)
 
@@ -264,24 +280,97 @@ class Store:
         with self._database.read() as connection:
             return {str(state): int(count) for state, count in connection.execute(query)}
 
-    # For the runner, of which there is one.
+    # For the runner, of which there is one, and for agents, which have leases.
 
-    def start_next(self) -> Submission | None:
-        """The submission that has waited longest, which runs from now on; None if none waits."""
-        query = sa.select(SUBMISSIONS.c.number).where(SUBMISSIONS.c.state == "queued")
-        with self._database.change() as connection:
-            number = connection.execute(
-                query.order_by(SUBMISSIONS.c.changed_s, SUBMISSIONS.c.number).limit(1)
-            ).scalar_one_or_none()
-            if number is None:
+    def start_next(
+        self,
+        suits: Callable[[Order], bool] = lambda order: not order.needs,
+        *,
+        lease: Mapping[str, str] | None = None,
+    ) -> Submission | None:
+        """The submission that has waited longest, which runs from now on; None if none waits.
+
+        Args:
+          suits: whether an order is for who asks.
+          lease: of the agent that asks: `lease`, `holder`, `agent` and `place`.
+        """
+        query = sa.select(SUBMISSIONS).where(SUBMISSIONS.c.state == "queued")
+        query = query.order_by(SUBMISSIONS.c.changed_s, SUBMISSIONS.c.number)
+        with self._database.read() as connection:  # Most who ask find nothing: they lock nothing.
+            if connection.execute(query.limit(1)).one_or_none() is None:
                 return None
-            self._set(connection, number, state="running", runs=SUBMISSIONS.c.runs + 1)
+        with self._database.change() as connection:
+            waiting = map(_submission, connection.execute(query).mappings())
+            found = next((one for one in waiting if suits(one.order)), None)
+            if found is None:
+                return None
+            run = found.runs + 1
+            self._set(connection, found.number, state="running", runs=run)
+            connection.execute(sa.delete(LEASES).where(LEASES.c.number == found.number))
+            if lease is not None:
+                row = {"number": found.number, "run": run, **lease}
+                connection.execute(sa.insert(LEASES).values(row))
+            return _one(connection, found.number)
+
+    def left_running(self) -> list[Submission]:
+        """What runs and is no agent's: a former runner has begun it."""
+        leased = sa.select(LEASES.c.number)
+        query = sa.select(SUBMISSIONS).where(
+            SUBMISSIONS.c.state == "running", SUBMISSIONS.c.number.not_in(leased)
+        )
+        with self._database.read() as connection:
+            return [_submission(row) for row in connection.execute(query).mappings()]
+
+    def end(self, number: str, state: State, said: str, *, lease: str = "") -> Submission:
+        """Says how the run of a submission has ended.
+
+        Args:
+          lease: of the agent that says it.
+
+        Raises:
+          Lapsed: its lease has ended.
+        """
+        with self._database.change() as connection:
+            _end_lease(connection, number, lease)
+            self._set(connection, number, state=state, said=said)
             return _one(connection, number)
 
-    def end(self, number: str, state: State, said: str) -> None:
-        """Says how the run of a submission has ended; `queued` if it is to be run again."""
+    def cut(self, number: str, *, is_meant: bool, lease: str = "") -> Submission:
+        """Says that the run of a submission was cut short: it is queued again, unless its end was
+        asked for, or that has happened too often.
+
+        Args:
+          is_meant: whoever ran it was told to end; that does not count.
+          lease: as for `end`, which it raises as well.
+        """
+        mine = CUTS.c.number == number
         with self._database.change() as connection:
-            self._set(connection, number, state=state, said=said)
+            _end_lease(connection, number, lease)
+            # Asked in the same step: a cancel that came a moment ago is not lost.
+            if _one(connection, number).is_cancelled:
+                said = "cancelled; resume it to go on"
+                self._set(connection, number, state="cancelled", said=said)
+                return _one(connection, number)
+            before = connection.execute(sa.select(CUTS.c.count).where(mine)).scalar_one_or_none()
+            count = (before or 0) + (not is_meant)
+            if before is None:
+                connection.execute(sa.insert(CUTS).values(number=number, count=count))
+            else:
+                connection.execute(sa.update(CUTS).where(mine).values(count=count))
+            if count >= _MOST_CUTS:
+                said = f"the search was ended {count} times"
+                self._set(connection, number, state="failed", said=said)
+            else:
+                said = "the search was cut short, and goes on"
+                self._set(connection, number, state="queued", said=said)
+            return _one(connection, number)
+
+    def _queue(self, connection: sa.Connection, found: Submission, **values: Any) -> None:
+        """Queues a submission for its owner, whatever became of its former runs."""
+        if found.state in ENDED:
+            _check_room(connection, found.owner)
+        connection.execute(sa.delete(CUTS).where(CUTS.c.number == found.number))
+        self._set(connection, found.number, state="queued", is_cancelled=False, said="", **values)
 
     def _set(self, connection: sa.Connection, number: str, **values: Any) -> None:
         connection.execute(
@@ -289,6 +378,31 @@ class Store:
             .where(SUBMISSIONS.c.number == number)
             .values(changed_s=self._clock(), **values)
         )
+
+
+def _end_lease(connection: sa.Connection, number: str, lease: str) -> None:
+    """Ends the lease of a submission.
+
+    Args:
+      lease: that must be the one that it has; empty for none.
+
+    Raises:
+      Lapsed: it has another one, or none.
+    """
+    mine = sa.delete(LEASES).where(LEASES.c.number == number, LEASES.c.lease == lease)
+    if lease and not connection.execute(mine).rowcount:
+        raise Lapsed("the lease has ended: the submission is somebody else's now")
+
+
+def _check_room(connection: sa.Connection, owner: str) -> None:
+    """Raises TooMany for who has as many submissions that have not ended as are taken."""
+    waiting = connection.execute(
+        sa.select(sa.func.count())
+        .select_from(SUBMISSIONS)
+        .where(SUBMISSIONS.c.owner == owner, SUBMISSIONS.c.state.in_(OPEN))
+    ).scalar_one()
+    if waiting >= limits.PENDING_SUBMISSIONS:
+        raise TooMany(f"{waiting} searches of yours have not ended yet")
 
 
 def _answered(connection: sa.Connection, owner: str, key: str, request: str) -> str | None:

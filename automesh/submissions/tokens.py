@@ -12,7 +12,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -21,10 +21,14 @@ import sqlalchemy as sa
 from automesh.errors import UsageError
 from automesh.submissions.database import TOKENS, Database
 
-Scope = Literal["read", "submit", "admin"]
+Scope = Literal["read", "submit", "agent", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-"""Each may do what those before it may: look at studies; submit searches and see one's own; see
-and change everything."""
+_MAY: Mapping[Scope, tuple[Scope, ...]] = {
+    "read": ("read",),  # look at studies
+    "submit": ("read", "submit"),  # submit searches, and see one's own
+    "agent": ("agent",),  # take what was submitted, and say what was found; see nothing else
+    "admin": SCOPES,  # see and change everything
+}
 _TOKEN = re.compile(r"amt_(?P<number>[0-9a-f]{12})_(?P<secret>[0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
@@ -46,7 +50,7 @@ class Holder:
     expires_s: float | None = None
 
     def may(self, scope: Scope) -> bool:
-        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+        return scope in _MAY[self.scope]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

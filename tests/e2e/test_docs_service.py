@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from automesh.cli.app import app
-from automesh.serve import studies, submissions
+from automesh.serve import agents, studies, submissions
 from automesh.submissions.home import open_home
 from tests.e2e.test_readme import block as block_of_readme
 from tests.support.cases import bad_inputs_run
@@ -91,10 +91,10 @@ def test_tokens_of_the_guide(tmp_path: Path) -> None:
         bad_inputs_run.run(shlex.split(line)[1:], tmp_path)
         for line in (*commands("tokens"), commands("tls")[0])
     ]
-    assert [one.code for one in made] == [0, 0, 0, 0], made
+    assert [one.code for one in made] == [0] * 5, made
     assert re.fullmatch(r"amt_[0-9a-f]{12}_[0-9a-f]{64}\n", made[0].stdout)
-    lines = made[2].stdout.splitlines()
-    assert [line.split()[1] for line in lines] == ["submit", "read"]
+    lines = made[3].stdout.splitlines()
+    assert [line.split()[1] for line in lines] == ["submit", "read", "agent"]
     revoked = bad_inputs_run.run(["token", "--revoke", lines[0].split()[0]], tmp_path)
     assert revoked.code == 0
     assert "revoked" in bad_inputs_run.run("token --list", tmp_path).stdout
@@ -104,12 +104,13 @@ def test_tokens_of_the_guide(tmp_path: Path) -> None:
 def test_options_and_routes_of_the_guide_are_there() -> None:
 
     group: Any = typer.main.get_command(app)
-    for name in ("one person", "submit", "tokens", "team", "tls", "systemd"):
+    named = ("one person", "submit", "tokens", "team", "tls", "systemd")
+    for name in (*named, "agent token", "agent", "need"):
         for line in commands(name):
             if match := re.search(r"(?:^|\s|/)automesh (\w+ .*|\w+)$", line):
                 command, *words = shlex.split(match[1])
                 group.commands[command].make_context(command, words)
-    routes = {route.path for one in (studies, submissions) for route in one.router.routes}
+    routes = {route.path for one in (agents, studies, submissions) for route in one.router.routes}
     for path in re.findall(r"`(?:GET|POST|PUT) (/v1/[^ `?]+)", GUIDE):
         named = re.sub(r"NAME", "{name}", path)
         named = re.sub(r"(submissions)/NUMBER", r"\1/{number}", named)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from automesh.remote.client import Event, read_events
 from automesh.serve import events
 from automesh.serve.events import Watched, stream
 from automesh.submissions.store import Submission
+from automesh.submissions.tokens import Holder
 from tests.serve.test_submissions import BUNDLE, submit
 from tests.support.service import Running
 
@@ -66,6 +70,12 @@ def test_a_submission_with_its_log(running: Running) -> None:
     log.unlink()
     log.symlink_to("/etc/passwd")
     assert "log" not in {one.kind for one in read(running, path, "submit")}
+    log.unlink()
+    for make in (log.mkdir, lambda: os.mkfifo(log)):
+        make()
+        assert [one.kind for one in read(running, path, "submit")] == ["state", "end"]
+        assert running.ask("GET", f"/v1/submissions/{number}/log", token="submit").status == 404
+        log.rmdir() if log.is_dir() else log.unlink()
 
 
 def test_changes_are_sent_while_one_watches(running: Running, tmp_path: Path) -> None:
@@ -76,6 +86,8 @@ def test_changes_are_sent_while_one_watches(running: Running, tmp_path: Path) ->
     digest = running.send_bundle(BUNDLE)
     number = submit(running, digest).json()["number"]
     store = running.service.store
+    holder = running.service.tokens.check(running.tokens["admin"])
+    assert isinstance(holder, Holder)
     seen: list[Submission] = []
 
     def look() -> Watched:
@@ -84,7 +96,7 @@ def test_changes_are_sent_while_one_watches(running: Running, tmp_path: Path) ->
 
     async def watch() -> list[Any]:
         kinds: list[Any] = []
-        async for data in stream(running.service, look, log, ""):
+        async for data in stream(running.service, holder, look, log, ""):
             text = data.decode()
             if "event: state" in text:
                 kinds.append(seen[-1].state)
@@ -101,6 +113,24 @@ def test_changes_are_sent_while_one_watches(running: Running, tmp_path: Path) ->
         return kinds
 
     assert asyncio.run(watch()) == ["queued", "log", "running", "found", "end"]
+
+
+def test_a_stream_ends_with_the_token_of_its_reader(running: Running) -> None:
+    running.tokens["leaving"] = running.service.tokens.make("eve", "admin", None)
+    number = submit(running, running.send_bundle(BUNDLE)).json()["number"]
+    path = f"/v1/submissions/{number}/events"
+    found: list[list[Event]] = []
+    reader = threading.Thread(target=lambda: found.append(read(running, path, "leaving")))
+    reader.start()
+    end_s = time.monotonic() + 20
+    while not running.service.watchers.count:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    running.service.tokens.revoke(running.tokens["leaving"].split("_")[1])
+    reader.join(20)
+    assert not reader.is_alive()
+    assert "end" not in {one.kind for one in found[0]}  # It has not ended: this reader has.
+    running.service.store.cancel(number, None)
 
 
 def test_events_are_read_as_the_standard_has_them() -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import socket
+import ssl
 import subprocess
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +19,23 @@ import pytest
 
 import automesh
 from automesh.errors import UsageError
-from automesh.serve.server import ServeOptions, names_of, read_address, serve
+from automesh.remote import credentials
+from automesh.remote.client import open_server
+from automesh.remote.credentials import leave_word, token_for
+from automesh.serve.server import (
+    RunnerOfService,
+    ServeOptions,
+    bound,
+    names_of,
+    read_address,
+    serve,
+    tls_context,
+)
+from automesh.serve.service import Settings, open_service
 from automesh.submissions.home import open_home
 from tests.e2e.test_readme import block
 from tests.support.serve_process import ServeProcess
-from tests.support.service import order, tar_of
+from tests.support.service import make_measured, order, running_service, tar_of
 
 # `automesh search` refuses it in a second: what is tested is who runs it, and how often.
 REFUSED = b"\0"
@@ -92,6 +108,69 @@ def certificate(folder: Path) -> Path:
         pytest.skip("no openssl to make a certificate with")
     path.write_bytes(path.read_bytes() + key.read_bytes())
     return path
+
+
+def test_an_address_that_is_taken_is_said_and_its_service_keeps_its_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def state(_: str) -> Path:
+        return tmp_path / "state"
+
+    monkeypatch.setattr(credentials.platformdirs, "user_state_path", state)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        leave_word(port, "amt_of_the_other")
+        with pytest.raises(UsageError, match="cannot be listened at"):
+            serve(options(tmp_path, listen=f"127.0.0.1:{port}"), print)
+        assert token_for(port, is_local=True, environ={}) == "amt_of_the_other"
+    with pytest.raises(UsageError, match="cannot be listened at"):
+        bound("no.such.host.invalid", 1)
+
+
+def test_a_runner_that_has_just_been_started_ends_with_its_service(tmp_path: Path) -> None:
+    """Also before it could hear of it by the database."""
+    service = open_service(open_home(tmp_path / "service"), Settings(results=tmp_path))
+    runner = RunnerOfService(service)
+    thread = threading.Thread(target=runner.keep_alive)
+    thread.start()
+    end_s = time.monotonic() + 20
+    while runner.process is None:
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    service.close()
+    thread.join()
+    runner.stop(print)
+    assert runner.process.poll() is not None
+    service.catalogue.close()
+    service.database.close()
+
+
+def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real server with a certificate, asked by what training scripts and commands use."""
+    pem = certificate(tmp_path)
+    context = tls_context(options(tmp_path, certificate=pem, key=pem))
+    make_measured(tmp_path / "results" / "train-gpu-h100-16-0123abcd")
+    with running_service(tmp_path, context=context) as running:
+        url = f"https://localhost:{running.port}"
+        monkeypatch.setenv("AUTOMESH_SERVER_TOKEN", running.tokens["read"])
+        rules = f"{url}/v1/studies/train-gpu-h100-16-0123abcd/rules.toml"
+        with pytest.raises(UsageError, match="certificate is not trusted"):
+            automesh.load(rules)
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+        assert automesh.load(rules).rules[0].match == "gpu-h100-16"
+        server, _ = open_server(url)
+        assert "strict-transport-security" in server.ask("GET", "/v1/me").headers
+        with pytest.raises(UsageError):  # Without TLS nothing is said, neither here nor there.
+            open_server(f"http://localhost:{running.port}")[0].ask("GET", "/v1/me")
+        old = ssl.create_default_context(cafile=str(pem))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with (
+            socket.create_connection(("127.0.0.1", running.port), timeout=20) as plain,
+            pytest.raises(ssl.SSLError),
+        ):
+            old.wrap_socket(plain, server_hostname="localhost")
 
 
 def test_one_service_a_folder(tmp_path: Path) -> None:

@@ -198,10 +198,15 @@ def test_studies_in_one_storage(kind: str, tmp_path: Path, request: pytest.Fixtu
     results = tmp_path / "results"
     for number in range(2):
         make_measured(results / f"train-gpu-h100-16-{number}", storage=storage)
-    catalogue = Catalogue(lambda: [results], storage)
+    # What an agent has sent lies beside it.
+    job = tmp_path / "job" / "results"
+    make_measured(job / "train-gpu-h100-16-2")
+    catalogue = Catalogue(lambda: [results, job], storage)
     assert not catalogue.refresh()
     known = catalogue.known()
-    assert sorted(known) == ["train-gpu-h100-16-0", "train-gpu-h100-16-1"]
+    assert sorted(known) == [f"train-gpu-h100-16-{number}" for number in range(3)]
+    assert [known[name].storage for name in sorted(known)] == [storage, storage, ""]
+    assert all(catalogue.read(one).best is not None for one in known.values())
     assert all(one.summary.has_rule for one in known.values())
     make_measured(results / "train-gpu-h100-16-1", storage=storage, step_s=0.125)
     catalogue.refresh()

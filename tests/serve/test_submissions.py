@@ -82,6 +82,7 @@ def test_two_users_do_not_see_each_others_submissions(running: Running) -> None:
     # The audit tells who did it, and who could not.
     said = [(one["who"], one["action"], one["status"]) for one in running.audited()]
     assert ("ann", "POST /v1/studies", 201) in said
+    assert ("bob", f"POST {path}/cancel", 404) in said
     assert running.ask("GET", "/v1/audit", token="submit").status == 403
 
 

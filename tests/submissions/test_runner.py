@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -167,8 +168,99 @@ def test_a_search_outlives_its_runner_and_is_run_once(one: Runner) -> None:
         assert left.returncode == 143
     finally:
         for held in other.running.values():
-            other.tell_to_end(held)
+            held.tell_to_end()
         other.database.close()
+
+
+def test_a_runner_killed_before_its_search_began_is_no_end_for_the_next(one: Runner) -> None:
+    """Neither without the folder of the submission, nor with what a former run has left there."""
+    number = submit(one)
+    assert one.store.start_next() is not None  # and then SIGKILL
+    one.adopt(one.store.get(number, None))
+    assert state(one, number) == "queued"
+    until(one, lambda: state(one, number) == "found")
+    one.store.extend(number, "2m", owner="ann", who="ann", key="e" * 8)
+    assert one.store.start_next() is not None
+    one.adopt(one.store.get(number, None))
+    assert state(one, number) == "queued"
+    until(one, lambda: state(one, number) == "found")
+    assert runs(one, number) == 2
+
+
+def test_only_runs_that_somebody_killed_count_until_they_are_too_many(one: Runner) -> None:
+    number = submit(one)
+
+    def cut(*, is_meant: bool) -> str:
+        assert one.store.start_next() is not None
+        return one.store.cut(number, is_meant=is_meant).state
+
+    assert {cut(is_meant=True) for _ in range(9)} == {"queued"}
+    assert [cut(is_meant=False) for _ in range(5)] == [*["queued"] * 4, "failed"]
+    assert "5 times" in one.store.get(number, None).said
+    one.store.resume(number, "ann")
+    assert cut(is_meant=False) == "queued"
+
+
+def test_a_cancel_at_the_moment_of_the_end_is_not_lost(one: Runner) -> None:
+    number = submit(one)
+    before = one.store.start_next()
+    assert before is not None
+    one.store.cancel(number, "ann")
+    one.adopt(before)  # what the runner had read a moment ago
+    assert state(one, number) == "cancelled"
+
+
+@pytest.mark.parametrize("name", ["result.json", "search.log", "search.lock", "process.json"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_what_a_search_puts_in_the_place_of_our_files_stops_nobody(
+    one: Runner, tmp_path: Path, name: str, kind: str
+) -> None:
+    number = submit(one, "nothing")
+    until(one, lambda: state(one, number) == "nothing")
+    place, elsewhere = one.home.job(number) / name, tmp_path / "elsewhere"
+    place.unlink(missing_ok=True)
+    elsewhere.write_text("untouched")
+    {
+        "pipe": lambda: os.mkfifo(place),
+        "folder": place.mkdir,
+        "link": lambda: place.symlink_to(elsewhere),
+    }[kind]()
+    one.store.resume(number, "ann")
+    until(one, lambda: state(one, number) in ("nothing", "failed"))
+    one.store.resume(number, "ann")
+    assert one.store.start_next() is not None
+    one.adopt(one.store.get(number, None))
+    assert state(one, number) == "queued"
+    assert elsewhere.read_text() == "untouched"
+
+
+def test_a_search_whose_number_was_not_noted_is_cancelled_all_the_same(
+    one: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = runner_module.words_of
+
+    def with_rules(order: Order, job: Path) -> list[str]:
+        return [*words(order, job)[:-1], f"--rules={job / 'mesh_rules.toml'}", "--json"]
+
+    monkeypatch.setattr(runner_module, "words_of", with_rules)
+    number = submit(one, "wait")
+    until(one, lambda: runs(one, number) == 1)
+    left = one.running.pop(number).process
+    assert left is not None
+    (one.home.job(number) / "process.json").unlink()
+    one.adopt(one.store.get(number, None))
+    one.store.cancel(number, "ann")
+    until(one, lambda: left.poll() is not None)
+    until(one, lambda: state(one, number) == "cancelled")
+
+
+def test_a_search_has_no_token_of_the_service(one: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOMESH_SERVER_TOKEN", "amt_secret")
+    number = submit(one, "wait")
+    until(one, lambda: runs(one, number) == 1)
+    held = one.running[number].process
+    assert held is not None
+    assert b"amt_secret" not in Path(f"/proc/{held.pid}/environ").read_bytes()
 
 
 def test_what_cannot_be_started_is_told(one: Runner) -> None:
@@ -184,7 +276,7 @@ def test_a_stopped_runner_queues_what_it_ran(one: Runner) -> None:
     until(one, lambda: runs(one, number) == 1)
     store = Store(one.home, one.database)
     one.is_stopping = True
-    one.tell_to_end(one.running[number])
+    one.running[number].tell_to_end()
     end_s = time.monotonic() + 60
     while one.running and time.monotonic() < end_s:
         one.look_after()

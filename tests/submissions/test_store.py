@@ -12,7 +12,7 @@ import sqlalchemy.exc as sa_errors
 from automesh import limits
 from automesh.errors import UsageError
 from automesh.submissions.audit import Audit
-from automesh.submissions.bundle import check
+from automesh.submissions.bundle import check, digest_of
 from automesh.submissions.database import Database
 from automesh.submissions.home import open_home
 from automesh.submissions.order import Order, words_of
@@ -110,6 +110,7 @@ def test_the_life_of_a_submission(store: Store, tmp_path: Path) -> None:
         ({"entry": "../train.py"}, "no path inside"),
         ({"entry": "/etc/passwd.py"}, "no path inside"),
         ({"entry": "os:system"}, "no script"),
+        ({"entry": "--storage=x.py"}, "no path inside"),
         ({"entry": "train.py:build:x"}, "no script"),
         ({"entry": "missing.py"}, "no file"),
         ({"space": "../../x.toml"}, "no path inside"),
@@ -145,6 +146,31 @@ def test_one_user_cannot_fill_the_queue(
     with pytest.raises(TooMany):
         store.submit(ORDER, digest, owner="ann", key="c" * 8)
     assert not store.submit(ORDER, digest, owner="ann", key="a" * 8)[1]
+
+
+def test_what_is_queued_again_counts_as_well(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PENDING_SUBMISSIONS", 1)
+    digest = keep(store, tmp_path, "ann")
+    first, _ = store.submit(ORDER, digest, owner="ann", key="a" * 8)
+    store.cancel(first.number, "ann")
+    store.submit(ORDER, digest, owner="ann", key="b" * 8)
+    with pytest.raises(TooMany):
+        store.resume(first.number, "ann")
+    with pytest.raises(TooMany):
+        store.extend(first.number, "2m", owner="ann", who="ann", key="c" * 8)
+    assert store.counts() == {"cancelled": 1, "queued": 1}
+
+
+def test_a_bundle_that_a_power_cut_has_broken_is_mended_by_sending_it_again(
+    store: Store, tmp_path: Path
+) -> None:
+    digest = keep(store, tmp_path, "ann")
+    place = tmp_path / "service" / "bundles" / f"{digest}.tar"
+    place.write_bytes(b"")
+    assert keep(store, tmp_path, "ann") == digest
+    assert digest_of(place) == digest
 
 
 def test_values_with_dashes_are_no_options(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import io
 import json
+import ssl
 import tarfile
 import threading
 import time
@@ -100,7 +101,9 @@ class Running:
 
 
 @contextmanager
-def running_service(folder: Path, *, results: Path | None = None) -> Generator[Running]:
+def running_service(
+    folder: Path, *, results: Path | None = None, context: ssl.SSLContext | None = None
+) -> Generator[Running]:
     """Runs a service without a runner; `service.catalogue.refresh()` reads the studies."""
     port = free_ports(1)
     settings = Settings(
@@ -123,6 +126,7 @@ def running_service(folder: Path, *, results: Path | None = None) -> Generator[R
         log_level="critical",
         access_log=False,
         timeout_graceful_shutdown=1,
+        ssl_context_factory=None if context is None else lambda _config, _default: context,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

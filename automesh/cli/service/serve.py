@@ -11,13 +11,15 @@ import typer
 from automesh.cli.options import read_option
 from automesh.errors import UsageError
 from automesh.texts.user_text import check_text, user_path
+from automesh.units import parse_duration
 
 HELP = """Serve studies over HTTP: pages, live progress, rules, and searches that others submit.
 
 The service shows the studies under --results (or in --storage), and takes searches from
-`automesh submit`: they are run on this host, one at a time, by processes beside the server. On
-this machine's own address, which is the default, it makes a token for you and prints the
-address to open. Everybody else needs a token of their own (automesh token --help), and TLS.
+`automesh submit`: they are run on this host, one at a time, by processes beside the server, and
+on others by agents that connect (`automesh agent --server`). On this machine's own address,
+which is the default, it makes a token for you and prints the address to open. Everybody else
+needs a token of their own (automesh token --help), and TLS.
 
 Who may submit runs code as your account: give that scope to those alone who could log in as
 you. Ctrl-C ends the service and its searches; the next one goes on with them.
@@ -30,6 +32,7 @@ Examples:
   automesh serve                               on http://127.0.0.1:8700
   automesh serve --results /shared/results --searches 0     only show
   automesh serve --storage postgresql://me@db/mesh --hostname mesh.org
+  automesh serve --agents-only --keep 90d
   automesh serve --listen 10.0.0.1:8700 --certificate mesh.pem --key mesh.key
 
 \b
@@ -78,9 +81,30 @@ def serve(
             metavar="N", min=0, help="Submitted searches at once; 0: take none, only show."
         ),
     ] = 1,
+    agents_only: Annotated[
+        bool,
+        typer.Option(
+            "--agents-only", help="Run no submitted search here: agents that connect run them."
+        ),
+    ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Remove submissions that ended so long ago, with their studies: 90d; by default "
+            "never.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     for option, text in (("--storage", storage), ("--listen", listen)):
         read_option(option, check_text, text)
+    if agents_only and not searches:
+        raise UsageError(
+            "--agents-only: with --searches 0 the service takes no submissions for agents either",
+            hint="leave out one of the two",
+        )
+    keep_s = read_option("--keep", parse_duration, keep) if keep is not None else None
     names = [read_option("--hostname", check_text, name) for name in hostname or ()]
 
     def path_of(option: str, text: str) -> Path:
@@ -110,5 +134,7 @@ def serve(
         certificate=pem[0],
         key=pem[1],
         searches=searches,
+        keep_s=keep_s,
+        has_runner=not agents_only,
     )
     start(options, to_stderr)

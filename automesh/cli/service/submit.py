@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 SERVER = "AUTOMESH_SERVER"
 HELP = """Submit a search to a service, follow it, and take its rule home.
 
-The folder of SCRIPT is sent (or --folder, if it imports from further up): at most 64 MiB, without
-links, hidden folders, results, rules and caches. The search runs where the service is; what it
-says is shown here, its table goes to stdout, and its rule is merged into mesh_rules.toml beside the
-script, as `automesh search` does. Ctrl-C stops following, not the search: the same command goes
-on with it, wherever it was.
+The folder of SCRIPT is sent (or --folder, if it imports from further up): at most 64 MiB,
+without links, hidden folders, results, rules and caches. The search runs where the service is,
+or where an agent of it is (--need says what that host must have); what it says is shown here,
+its table goes to stdout, and its rule is merged into mesh_rules.toml beside the script, as
+`automesh search` does. Ctrl-C stops following, not the search: the same command goes on with it,
+wherever it was.
 
 The token for the service comes from AUTOMESH_SERVER_TOKEN, or the file of mode 0600 that
 AUTOMESH_SERVER_TOKEN_FILE names; for a service of yours on this machine it is found.
@@ -37,6 +38,7 @@ Examples:
   automesh submit train.py --server https://mesh.example.com
   automesh submit train.py --target cpu:8 --budget 3m
   automesh submit jobs/train.py --folder . --detach -- --size small
+  automesh submit train.py --need gpu-h100-8
 
 \b
 Exit codes:
@@ -66,7 +68,7 @@ def submit(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="As for `search`; local is what the service's host has.",
+            help="As for `search`; local is what the host has that runs it.",
             show_default=False,
         ),
     ] = None,
@@ -79,6 +81,14 @@ def submit(
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="For each run of the search: 90s, 10m, 1.5h.")
     ] = "10m",
+    need: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORD",
+            help="What its host must have, as its agent says: gpu-h100-8; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
     top: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="As for `search`.", show_default=False),
@@ -113,6 +123,7 @@ def submit(
         top=top or 0,
         baseline=baseline,
         rules=rules,
+        needs=tuple(need or ()),
     )
     submit_and_follow(asked, is_detached=detach, is_new=new, as_json=as_json)
 
@@ -131,6 +142,7 @@ class Asked:
     top: int
     baseline: str
     rules: Path | None
+    needs: tuple[str, ...] = ()
 
 
 def submit_and_follow(asked: Asked, *, is_detached: bool, is_new: bool, as_json: bool) -> None:
@@ -185,7 +197,7 @@ def _finish(
 
 def _order(asked: Asked) -> tuple[Order, Path]:
     from automesh.remote.submit import order_for
-    from automesh.submissions.order import Order
+    from automesh.submissions.order import Order, check_label
     from automesh.units import parse_duration
 
     for option, texts in (
@@ -196,6 +208,8 @@ def _order(asked: Asked) -> tuple[Order, Path]:
     ):
         for text in texts:
             read_option(option, check_text, text)
+    for text in asked.needs:
+        read_option("--need", check_label, text)
     read_option("--budget", parse_duration, asked.budget)
     if asked.folder:
         read_option("--folder", user_path, asked.folder)
@@ -206,6 +220,7 @@ def _order(asked: Asked) -> tuple[Order, Path]:
         budget=asked.budget,
         baseline=asked.baseline,
         top=asked.top,
+        needs=asked.needs,
     )
     return order_for(asked.script, order, folder=asked.folder, space=asked.space)
 

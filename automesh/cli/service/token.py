@@ -17,11 +17,13 @@ from automesh.units import parse_duration
 HELP = """Make a token for a service on this host, list all, or end one.
 
 NAME is who gets it: what is submitted with any token of one name is theirs. The token is printed
-once, on stdout; the service keeps a hash of it. A scope may do what those before it may:
+once, on stdout; the service keeps a hash of it. Scopes:
 
 \b
   read      see studies, pages and rules, and watch
-  submit    submit searches, which run as the service's account; see one's own
+  submit    also submit searches, which run as the account of the service
+            or of an agent; see one's own
+  agent     take what was submitted, with its code, and say what was found
   admin     see and change everything, read the audit
 
 Whoever gets it sets AUTOMESH_SERVER_TOKEN, or lets AUTOMESH_SERVER_TOKEN_FILE name a file of
@@ -31,6 +33,7 @@ mode 0600 that has it.
 Examples:
   automesh token ann --scope submit --expires 90d
   automesh token grafana --scope read
+  automesh token gpu-host-7 --scope agent
   automesh token --list
   automesh token --revoke 3fa9c1d27b60
 """
@@ -41,7 +44,9 @@ def token(
         str | None,
         typer.Argument(metavar="NAME", help="Of who gets the token.", show_default=False),
     ] = None,
-    scope: Annotated[str, typer.Option(metavar="SCOPE", help="read, submit or admin.")] = "read",
+    scope: Annotated[
+        str, typer.Option(metavar="SCOPE", help="read, submit, agent or admin.")
+    ] = "read",
     expires: Annotated[
         str,
         typer.Option(metavar="TIME", help="Until it ends, as 90d; by default a year."),

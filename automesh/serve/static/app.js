@@ -1,24 +1,11 @@
 // The pages of the service. What studies say is only ever set as text; the report of a study, which
-// holds what others wrote, is shown in a frame that is of no origin.
+// holds what others wrote, is shown in a frame that is of no origin. `el` and `Format` are those of
+// the report.
 "use strict";
 
 const main = document.getElementById("main");
 const KEY = "automesh-token";
 const ENDED = ["found", "nothing", "failed", "cancelled"];
-
-function el(name, attributes, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes || {})) {
-    if (value === null || value === undefined || value === false) continue;
-    if (key === "on") for (const [event, act] of Object.entries(value)) made.addEventListener(event, act);
-    else made.setAttribute(key, value === true ? "" : String(value));
-  }
-  for (const child of children.flat(Infinity)) {
-    if (child === null || child === undefined || child === false) continue;
-    made.append(child instanceof Node ? child : document.createTextNode(String(child)));
-  }
-  return made;
-}
 
 class Refused extends Error {
   constructor(status, detail) {
@@ -37,14 +24,6 @@ async function ask(path, options = {}) {
 
 const json = async (path, options) => (await ask(path, options)).json();
 const inPath = (name) => encodeURIComponent(name);
-
-function seconds(value) {
-  if (value === null || value === undefined) return "";
-  for (const [unit, size] of [["s", 1], ["ms", 1e-3], ["us", 1e-6]]) {
-    if (value >= size || unit === "us") return `${(value / size).toPrecision(3)} ${unit}`;
-  }
-  return "";
-}
 
 const day = (value) => (value ? new Date(value * 1000).toISOString().slice(0, 16).replace("T", " ") : "");
 
@@ -99,7 +78,7 @@ async function listStudies() {
       el("td", {}, one.target),
       el("td", { class: `state-${one.state}` }, one.state),
       el("td", {}, one.plan || one.problem),
-      el("td", { class: "number" }, seconds(one.step_s)),
+      el("td", { class: "number" }, Format.seconds(one.step_s)),
       el("td", {}, one.evidence),
       el("td", { class: "number" }, day(one.changed_s)))));
     count.textContent = `${found.total} ${found.total === 1 ? "study" : "studies"}`;

@@ -296,6 +296,12 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "doctor": {"--target": TARGETS},
     "agent": {"--name": NO_TEXT, "--wait": DURATIONS},
+    "agent of a service": {
+        "--server": SERVERS,
+        "--takes": ("", "a b", "(a*)*", "a/b", NUL, BYTE, ESCAPES, HUGE),
+        "--has": ("", "a b", "*", "-x", NUL, BYTE, ESCAPES, HUGE),
+        "--folder": (NUL, BYTE, HUGE, LONG, "loop", "note", "pipe", "device", "~nosuchuser/x"),
+    },
     "serve": {
         "--listen": ADDRESSES,
         "--results": (NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
@@ -305,6 +311,7 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--certificate": (NUL, BYTE, "missing", "note", "pipe", "folder", "device"),
         "--key": (NUL, BYTE, "missing", "note", "pipe", "folder", "device"),
         "--searches": INTEGERS,
+        "--keep": DURATIONS,
     },
     "submit": {
         "--server": SERVERS,
@@ -315,6 +322,7 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--top": ("0", *INTEGERS),
         "--baseline": NO_TEXT,
         "--rules": (NUL, BYTE, HUGE, "loop"),
+        "--need": ("", "a b", "*", "-x", NUL, BYTE, ESCAPES, HUGE),
     },
     "token": {
         "--scope": ("", "x", "READ", "admin ", NUL, BYTE, ESCAPES, HUGE),
@@ -373,6 +381,7 @@ _BASES: Mapping[str, tuple[str, ...]] = {
     "doctor": ("doctor",),
     "agent": ("agent", "127.0.0.1:1"),
     "hosts": ("hosts", "127.0.0.1:1"),
+    "agent of a service": ("agent", "--server", "http://127.0.0.1:1"),
     "serve": ("serve",),
     "submit": ("submit", "train.py", "--server", "http://127.0.0.1:1"),
     "token": ("token", "ann"),

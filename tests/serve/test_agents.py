@@ -1,0 +1,317 @@
+"""What agents say to a service: leases, and what may still come from who has lost one."""
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from automesh import limits
+from automesh.serve.limiter import Limiter
+from tests.serve.test_submissions import BUNDLE, submit
+from tests.support.service import Reply, Running, make_measured, running_service, tar_of
+
+OFFER: dict[str, Any] = {"name": "gpu-7", "takes": ["*"], "has": ["gpu-h100-8"], "place": "/a"}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("agents")
+    make_measured(folder / "results" / "train-gpu-h100-16-0123abcd")
+    with running_service(folder) as service:
+        for name in ("agent", "other"):
+            service.tokens[name] = service.service.tokens.make(f"{name}-7", "agent", None)
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def _nothing_waits(running: Running) -> None:
+    object.__setattr__(running.service, "limiter", Limiter())
+    store = running.service.store
+    for one in store.listed(states=("queued",))[0]:
+        store.cancel(one.number, None)
+
+
+def queue(running: Running, **changes: Any) -> str:
+    return submit(running, running.send_bundle(BUNDLE), **changes).json()["number"]
+
+
+def take(running: Running, token: str = "agent", **changes: Any) -> Reply:
+    return running.ask("POST", "/v1/agent/leases", token=token, body={**OFFER, **changes})
+
+
+def leased(running: Running, **changes: Any) -> tuple[str, str]:
+    """The number of a submission, and the path of its lease."""
+    number = queue(running)
+    found = take(running, **changes)
+    assert (found.status, found.json()["number"]) == (200, number), found.text
+    return number, f"/v1/agent/leases/{found.json()['id']}"
+
+
+def say(running: Running, path: str, token: str = "agent", **body: Any) -> Reply:
+    return running.ask("POST", path, token=token, body=body)
+
+
+def state(running: Running, number: str) -> str:
+    return running.service.store.get(number, None).state
+
+
+def database(folder: Path, text: str) -> bytes:
+    path = folder / "made.db"
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as made:
+        made.execute("CREATE TABLE said (text)")
+        made.execute("INSERT INTO said VALUES (?)", (text,))
+        made.commit()
+    return path.read_bytes()
+
+
+def lose(running: Running, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lets all agents be silent for too long."""
+    monkeypatch.setattr(limits, "LEASE_S", -1.0)
+    found = [one.number for one in running.service.leases.end_lost()]
+    monkeypatch.undo()
+    return found
+
+
+def test_the_life_of_a_lease(running: Running, tmp_path: Path) -> None:
+    number, path = leased(running)
+    assert state(running, number) == "running"
+    assert take(running, "other").status == 204
+    assert running.ask("GET", f"{path}/bundle", token="agent").body == BUNDLE
+    assert running.ask("GET", f"{path}/state", token="agent").status == 404
+    assert say(running, f"{path}/beat").json() == {"is_cancelled": False, "log_bytes": 0}
+
+    def log(offset: int, data: bytes) -> int:
+        reply = running.ask("POST", f"{path}/log?offset={offset}", token="agent", body=data)
+        return reply.json()["bytes"]
+
+    assert log(0, b"first\n") == 6
+    assert log(0, b"first\nsecond\n") == 13  # The answer to the first had got lost.
+    assert log(0, b"first\n") == 13
+    assert log(20, b"beyond a gap\n") == 13
+    shown = running.ask("GET", f"/v1/submissions/{number}/log", token="submit").text
+    assert shown == "first\nsecond\n"
+    rules = b"schema = 1\n"
+    files = {"results/mine-1/study.db": database(tmp_path, "new"), "mesh_rules.toml": rules}
+
+    def send(sequence: int, data: bytes) -> int:
+        target = f"{path}/state?sequence={sequence}"
+        return running.ask("PUT", target, token="agent", body=data).status
+
+    assert send(2, gzip.compress(tar_of(files))) == 204
+    job = running.service.home.job(number)
+    assert (job / "results" / "mine-1" / "study.db").read_bytes() == files[
+        "results/mine-1/study.db"
+    ]
+    old = {"results/mine-1/study.db": database(tmp_path, "old")}
+    for sequence in (1, 2):  # A replay changes nothing.
+        assert send(sequence, tar_of(old)) == 412
+    assert (job / "results" / "mine-1" / "study.db").read_bytes() == files[
+        "results/mine-1/study.db"
+    ]
+    assert send(3, tar_of({"results/mine-2/study.db": b"x"})) == 204
+    assert {one.name for one in (job / "results").iterdir()} == {"mine-1", "mine-2"}
+    assert not list(job.glob("*.draft"))
+    assert say(running, f"{path}/end", code=0).json() == {"state": "found"}
+    got = running.ask("GET", f"/v1/submissions/{number}/rules.toml", token="submit")
+    assert got.body == rules
+    for tail in ("beat", "end"):
+        assert say(running, f"{path}/{tail}").status == 409
+    said = [
+        (one["action"], one["who"], one["said"])
+        for one in running.audited()
+        if one["subject"] == number
+    ]
+    assert said[:2] == [
+        ("end", "ann", "found, says agent-7/gpu-7"),
+        ("run", "ann", "by agent-7/gpu-7"),
+    ]
+
+
+def test_who_has_lost_a_lease_changes_nothing(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, path = leased(running)
+    assert lose(running, monkeypatch) == [number]
+    assert state(running, number) == "queued"
+    second = take(running, "other", name="gpu-8").json()
+    assert (second["number"], second["run"]) == (number, 2)
+    # The first one comes back: also a holder of the same name has another lease.
+    tar = tar_of({"results/mine-1/study.db": database(tmp_path, "stale")})
+    asked = (
+        say(running, f"{path}/beat"),
+        running.ask("PUT", f"{path}/state?sequence=9", token="agent", body=tar),
+        running.ask("POST", f"{path}/log?offset=0", token="agent", body=b"stale\n"),
+        running.ask("GET", f"{path}/bundle", token="agent"),
+        say(running, f"{path}/end", code=0),
+    )
+    assert [one.status for one in asked] == [409] * 5
+    assert not (running.service.home.job(number) / "results" / "mine-1").exists()
+    theirs = f"/v1/agent/leases/{second['id']}"
+    assert say(running, f"{theirs}/beat", "agent").status == 409  # It is the lease of `other`.
+    assert say(running, f"{theirs}/end", "other", code=1).json() == {"state": "nothing"}
+
+
+def test_a_state_is_gone_on_with_where_its_paths_are_the_same(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, path = leased(running, place="/srv/a")
+    tar = tar_of({"results/mine-1/study.db": database(tmp_path, "one")})
+    assert running.ask("PUT", f"{path}/state?sequence=1", token="agent", body=tar).status == 204
+    lose(running, monkeypatch)
+    elsewhere = take(running, place="/srv/b").json()
+    assert (elsewhere["number"], elsewhere["state_run"]) == (number, 0)
+    lose(running, monkeypatch)
+    again = take(running, place="/srv/a").json()
+    assert (again["run"], again["state_run"]) == (3, 1)
+    got = running.ask("GET", f"/v1/agent/leases/{again['id']}/state", token="agent")
+    assert got.body == tar
+    say(running, f"/v1/agent/leases/{again['id']}/end", code=2, said="no \x1b[31mdisk")
+    assert running.service.store.get(number, None).said == "no disk"
+
+
+def test_cancelled_given_back_and_lost_too_often(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, path = leased(running)
+    running.ask("POST", f"/v1/submissions/{number}/cancel", token="submit")
+    assert say(running, f"{path}/beat").json()["is_cancelled"] is True
+    assert say(running, f"{path}/end", code=143).json() == {"state": "cancelled"}
+    number, path = leased(running)
+    for _ in range(6):
+        assert say(running, f"{path}/end", code=143, is_meant=True).json() == {"state": "queued"}
+        path = f"/v1/agent/leases/{take(running).json()['id']}"
+    for _ in range(5):
+        assert lose(running, monkeypatch) == [number]
+        take(running)
+    assert state(running, number) == "failed"
+    number, path = leased(running)
+    running.ask("POST", f"/v1/submissions/{number}/cancel", token="submit")
+    lose(running, monkeypatch)
+    assert state(running, number) == "cancelled"
+
+
+def test_a_restarted_server_gives_every_agent_its_time_anew(running: Running) -> None:
+    number, path = leased(running)
+    now_s = 1000.0
+    leases = running.service.leases
+    # As after SIGKILL: what is in memory is gone.
+    again = type(leases)(
+        home=leases.home,
+        database=leases.database,
+        store=leases.store,
+        audit=leases.audit,
+        is_foreign=leases.is_foreign,
+        clock=lambda: now_s,
+    )
+    now_s += limits.LEASE_S
+    assert again.end_lost() == []
+    assert again.beat(path.rpartition("/")[2], "agent-7").is_cancelled is False
+    now_s += limits.LEASE_S
+    assert again.end_lost() == []
+    assert running.service.store.left_running() == []  # None of them is the runner's.
+    now_s += 1.0
+    assert [one.number for one in again.end_lost()] == [number]
+
+
+@pytest.mark.parametrize(
+    ("changes", "offer", "is_taken"),
+    [
+        ({"needs": ["gpu-h100-8"]}, {}, True),
+        ({"needs": ["gpu-h100-8", "nvme"]}, {}, False),
+        ({"targets": ["cpu:2", "tpu-v5p-8"]}, {"takes": ["cpu:*"]}, False),
+        ({"targets": ["cpu:2", "tpu-v5p-8"]}, {"takes": ["cpu:*", "tpu-*"]}, True),
+        ({"targets": ["local"]}, {"takes": ["cpu:*"]}, False),
+    ],
+)
+def test_what_suits_whom(
+    running: Running, changes: dict[str, Any], offer: dict[str, Any], is_taken: bool
+) -> None:
+    number = queue(running, **changes)
+    found = take(running, **offer)
+    assert found.status == (200 if is_taken else 204)
+    if is_taken:
+        say(running, f"/v1/agent/leases/{found.json()['id']}/end", code=1)
+    elif changes.get("needs"):
+        # The service's own runner has nothing that it could need.
+        assert running.service.store.start_next() is None
+    assert state(running, number) == ("nothing" if is_taken else "queued")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"bundle/train.py": b"x"},
+        {"results/study.db": b"x"},
+        {"search.lock": b"x"},
+        {"../results/a/study.db": b"x"},
+        # A study that is somebody else's.
+        {"results/train-gpu-h100-16-0123abcd/study.db": b"x"},
+    ],
+)
+def test_what_may_be_in_no_state(running: Running, files: dict[str, bytes]) -> None:
+    number, path = leased(running)
+    reply = running.ask("PUT", f"{path}/state?sequence=1", token="agent", body=tar_of(files))
+    assert reply.status == 422, reply.text
+    job = running.service.home.job(number)
+    assert not job.exists() or list(job.iterdir()) == []
+    say(running, f"{path}/end", code=1)
+
+
+def test_scopes_and_bounds(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, path = leased(running)
+    for token in ("read", "submit", ""):
+        status = 403 if token else 401
+        assert take(running, token).status == status
+        assert say(running, f"{path}/beat", token).status == status
+    # An agent sees nothing but what it runs.
+    for place in ("/v1/studies", "/v1/submissions", f"/v1/submissions/{number}", "/v1/audit"):
+        assert running.ask("GET", place, token="agent").status == 403
+    assert submit(running, running.send_bundle(BUNDLE), token="agent").status == 403
+    for wrong in (
+        {"name": "a/b"},
+        {"name": ""},
+        {"takes": ["(a*)*b"]},
+        {"has": ["x"] * 51},
+        {"has": ["a b"]},
+        {"cores": "many"},
+        {"pid": 3},
+    ):
+        assert take(running, **wrong).status == 422, wrong
+    assert say(running, f"{path}/end", code=1e3).status == 422
+    assert say(running, f"{path}/end", code=10**9).status == 422
+    for lease in ("x", "0" * 31, "..%2f..", "0" * 32):
+        reply = say(running, f"/v1/agent/leases/{lease}/beat")
+        assert reply.status in (400, 404, 409), lease
+    monkeypatch.setattr(limits, "SEARCH_LOG_BYTES", 10)
+    reply = running.ask("POST", f"{path}/log?offset=0", token="agent", body=b"x" * 100)
+    assert reply.json() == {"bytes": 10}
+    too_much = bytes(limits.REQUEST_BYTES + 1)
+    assert running.ask("POST", f"{path}/log?offset=0", token="agent", body=too_much).status == 413
+    say(running, f"{path}/end", code=1)
+    # What it says every few seconds is not in the audit, what it was refused is.
+    done = [(one["who"], one["action"]) for one in running.audited()]
+    assert ("agent-7", f"POST {path}/beat") not in done
+    assert ("agent-7", "GET /v1/audit") in done
+
+
+def test_hosts(running: Running) -> None:
+    number, path = leased(running)
+    (mine,) = [
+        one for one in running.ask("GET", "/v1/hosts").json() if one["name"] == "agent-7/gpu-7"
+    ]
+    assert (mine["kind"], mine["state"], mine["running"]) == ("agent", "there", [number])
+    assert (mine["takes"], mine["has"]) == (["*"], ["gpu-h100-8"])
+    for one in running.ask("GET", "/v1/hosts", token="read").json():
+        assert one["running"] == []
+    say(running, f"{path}/end", code=1)
+    (mine,) = [
+        one for one in running.ask("GET", "/v1/hosts").json() if one["name"] == "agent-7/gpu-7"
+    ]
+    assert mine["running"] == []
