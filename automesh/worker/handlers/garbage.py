@@ -11,8 +11,11 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-# Some tens of megabytes that may wait for a collection.
-OBJECTS = 100_000
+# Some megabytes of small objects that may wait for a collection.
+OBJECTS = 50_000
+# Old objects are looked at after so many collections of younger ones, not after ten: arrays that
+# `build` makes may hang in cycles, and shall not wait for long.
+_OLDER = (3, 3)
 
 
 @contextmanager
@@ -22,7 +25,7 @@ def fewer_collections() -> Generator[None]:
     if not 0 < before[0] < OBJECTS:
         yield
         return
-    during = (OBJECTS, *before[1:])
+    during = (OBJECTS, *_OLDER)
     gc.set_threshold(*during)
     try:
         yield
