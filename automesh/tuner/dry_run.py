@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from automesh.hardware import Target
 from automesh.launch.cluster import workers_of
 from automesh.report.estimates import ESTIMATES, Estimates
-from automesh.report.files.csv import estimates_frame, write_table
+from automesh.report.files.csv import write_estimates
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.report.words import count
@@ -26,7 +26,7 @@ from automesh.tuner.session import BUILD_SHARE, open_session
 from automesh.tuner.study.freshness import settled
 from automesh.tuner.study.metadata import Header, header_of, notebook_of
 from automesh.tuner.study.results import nothing_tried, result_of
-from automesh.tuner.study.study import open_study, parse_storage
+from automesh.tuner.study.study import load_tools, open_study, parse_storage
 from automesh.units import format_bytes
 
 
@@ -42,7 +42,9 @@ def estimate_only(
     check_places(request)
     with (
         workers_of(request, target, progress) as start_worker,
-        open_session(request, target, space, progress, start_worker=start_worker) as session,
+        open_session(
+            request, target, space, progress, start_worker=start_worker, meanwhile=load_tools
+        ) as session,
     ):
         preparation = session.preparation
         make_study_folder(preparation.folder)
@@ -66,7 +68,7 @@ def estimate_only(
                 whole, preparation, estimates, study, is_ahead=target.absent is not None
             )
             notebook_of(study, header).note_header(header)
-        write_table(estimates_frame(estimates), preparation.folder / ESTIMATES)
+        write_estimates(estimates, preparation.folder / ESTIMATES)
         return _result(header, preparation, estimates)
 
 

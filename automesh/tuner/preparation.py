@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -151,11 +152,13 @@ def inspect(
     progress: Progress,
     *,
     warm_up: int = 0,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Inspection:
     """Asks a worker what the script and the devices are.
 
     Args:
       warm_up: further workers that start jax meanwhile, to be ready for what follows.
+      meanwhile: called once the worker is at work: what the search needs later, and takes time.
 
     Raises:
       UsageError: the script or its `build` cannot be used, or there are several processes.
@@ -165,6 +168,7 @@ def inspect(
     ticket = pool.submit(job, request.timeout_s)
     for _ in range(warm_up):
         pool.submit(DevicesJob(), request.timeout_s)
+    meanwhile()
     answer = answer_to(pool, ticket, job, Inspection)
     if isinstance(answer, Failure):
         raise inspection_error(answer, request.entry, space)

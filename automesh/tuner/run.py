@@ -14,7 +14,7 @@ from automesh.hardware.calibration.measured_speeds import find_speeds
 from automesh.launch.cluster import lent_workers, workers_of
 from automesh.program.nouns import Attachment
 from automesh.report.estimates import ESTIMATES
-from automesh.report.files.csv import estimates_frame, write_table
+from automesh.report.files.csv import write_estimates
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.space import SearchSpace
@@ -119,7 +119,7 @@ def run_search(
                 lender=lender,
             )
             strategy = strategy_for(context, target)
-            write_table(estimates_frame(estimates), preparation.folder / ESTIMATES)
+            write_estimates(estimates, preparation.folder / ESTIMATES)
             return SearchRun(
                 study=study,
                 header=header,

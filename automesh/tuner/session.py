@@ -173,11 +173,13 @@ def open_session(
     *,
     clock: Callable[[], float] = time.monotonic,
     start_worker: StartWorker = Process,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Generator[Session]:
     """Inspects the script and the devices, and enumerates the plans.
 
     Args:
       start_worker: starts the workers that have the target's own devices.
+      meanwhile: called while a worker inspects the script; see `inspect`.
 
     Raises:
       UsageError: the script, the space or the baseline cannot be used.
@@ -204,7 +206,13 @@ def open_session(
 
         pool = open_pool(workers if shared else 1, surroundings, start_worker)
         inspection = inspect(
-            pool, request, target, space, progress, warm_up=workers - 1 if shared else 0
+            pool,
+            request,
+            target,
+            space,
+            progress,
+            warm_up=workers - 1 if shared else 0,
+            meanwhile=meanwhile,
         )
         preparation = prepare(request, target, space, inspection, progress)
         enumeration = preparation.enumeration

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 
 from automesh import jsonio
 from automesh.errors import UsageError
-from automesh.mesh.axes import parse_mesh
-from automesh.outcomes import Compiled, Measured, Outcome
-from automesh.report.files.csv import dataframe, write_table
+from automesh.mesh.axes import MeshAxis, Plan, parse_mesh
+from automesh.outcomes import Compiled, Estimated, Measured, Outcome
+from automesh.report.estimates import Estimates
+from automesh.report.files.csv import dataframe, estimates_rows, write_estimates, write_table
 from automesh.report.files.json import to_json
 from tests.report.test_table import results
 from tests.support.samples import results_samples
@@ -77,6 +78,41 @@ def test_csv_holds_what_the_dataframe_holds(tmp_path: Path) -> None:
         assert read[name].isna().tolist() == made[name].isna().tolist()
         assert read[name].dropna().tolist() == made[name].dropna().tolist()
     assert read["reason"].dropna().tolist() == made["reason"].dropna().tolist()
+
+
+def test_estimates_are_written_as_pandas_would(tmp_path: Path) -> None:
+    figures = [(1e-5, 0.1 + 0.2, 1e16), (3.5, 1e15, 0.0), (2.0, 1 / 3, 123456789.123)]
+    plans = [
+        Plan(axes=(MeshAxis(name="dp", ici=2, dcn=4),), knobs=knobs)
+        for knobs in (
+            (("n", 1), ("remat", True), ("loss", 'a "b", c')),
+            (("n", 2), ("remat", False), ("rate", 1)),
+            (("n", 2), ("remat", "full"), ("rate", 0.5)),
+        )
+    ]
+    found = {
+        plan: Estimated(
+            step_s=step_s,
+            bracket_s=(low_s, high_s),
+            bound_s=low_s if step_s > 1 else 0.0,
+            memory_bytes=2**40 + 1,
+            causes=(("compute", low_s),) if step_s > 1 else (("ici dp", high_s),),
+            uncounted=("a loop",) if step_s > 1 else (),
+        )
+        for plan, (step_s, low_s, high_s) in zip(plans, figures, strict=True)
+    }
+    late = replace(plans[0], knobs=(("n", 3), ("flag", True), ("whole", 7)))
+    for estimates in (
+        Estimates(found=found),
+        Estimates(found=found, missing={late: "no time\nat all"}),
+        Estimates(missing={late: "no time"}),
+    ):
+        path = tmp_path / "estimates.csv"
+        write_estimates(estimates, path)
+        names, rows = estimates_rows(estimates)
+        table = pd.DataFrame(rows, columns=names)
+        write_table(table.astype({"rank": "Int64", "memory_bytes": "Int64"}), tmp_path / "own.csv")
+        assert path.read_text() == (tmp_path / "own.csv").read_text()
 
 
 def test_csv_is_replaced_whole(tmp_path: Path) -> None:

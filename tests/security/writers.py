@@ -31,7 +31,7 @@ from automesh.program.lower import program_text
 from automesh.program.lower.program_text import TextLine
 from automesh.program.script.payload import pickle_entry
 from automesh.report.estimates import Estimates
-from automesh.report.files.csv import dataframe, estimates_frame, write_table, write_text
+from automesh.report.files.csv import dataframe, write_estimates, write_table, write_text
 from automesh.tuner.command.run import Manner, Place, run
 from automesh.tuner.command.step_times import Printed
 from automesh.tuner.estimate.terms_cache import TermsCache
@@ -143,7 +143,7 @@ def _trials(folder: Path) -> Act:
 def _estimates(folder: Path) -> Act:
     def write(*names: str) -> None:
         missing = {Plan(axes=parse_mesh(name)): "no time" for name in names}
-        write_table(estimates_frame(Estimates(missing=missing)), folder / "estimates.csv")
+        write_estimates(Estimates(missing=missing), folder / "estimates.csv")
 
     write("dp:8")
     return lambda: write("dp:8", "tp:8")

@@ -7,12 +7,14 @@ are seen by Python's audit hook (PEP 578): what a library opens outside of Pytho
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import inspect
 import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -200,14 +202,18 @@ def _begun() -> Watch:
         if not _watches:
             watch = Watch(modules=frozenset(sys.modules))
             _watches.append(watch)
-            sys.addaudithook(lambda event, args: _heard(watch, event, args))
+            sys.addaudithook(_hook(watch))
             _watch_environment(watch)
         return _watches[0]
 
 
-def _heard(watch: Watch, event: str, args: tuple[Any, ...]) -> None:
-    if event == "open" and watch.is_on:
-        watch.saw_open(args[0], args[2])
+def _hook(watch: Watch) -> Callable[[str, tuple[Any, ...]], None]:
+    # Python calls it for many events as long as the process lives: it does little for the others.
+    def hear(event: str, args: tuple[Any, ...]) -> None:
+        if watch.is_on and event == "open":
+            watch.saw_open(args[0], args[2])
+
+    return hear
 
 
 def _watch_environment(watch: Watch) -> None:
@@ -244,6 +250,36 @@ def _is_users_code(file: str) -> bool:
 def _distributions(modules: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """The installed packages that modules belong to, with their versions."""
     top = {name.partition(".")[0] for name in modules}
-    owners = metadata.packages_distributions()
-    names = {owner for name in top for owner in owners.get(name, ())}
+    names = {one.metadata["Name"] for one in metadata.distributions() if _holds(one, top)}
     return tuple((name, metadata.version(name)) for name in sorted(names - {_OWN_DISTRIBUTION}))
+
+
+def _holds(distribution: metadata.Distribution, top: Collection[str]) -> bool:
+    """Whether one of these modules of the top level belongs to a distribution.
+
+    As `importlib.metadata.packages_distributions`, which looks for every file of everything that is
+    installed, and takes more than a second for it.
+    """
+    declared = (distribution.read_text("top_level.txt") or "").split()
+    if declared:
+        return not top.isdisjoint(declared)
+    recorded = distribution.read_text("RECORD")
+    if recorded is None:
+        return any(_module_of(str(path)) in top for path in distribution.files or ())
+    lines = recorded.splitlines()
+    paths = (
+        (row[0] for row in csv.reader(lines) if row)
+        if '"' in recorded
+        else (line.partition(",")[0] for line in lines)
+    )
+    return any(
+        _module_of(path) in top and Path(str(distribution.locate_file(path))).exists()
+        for path in paths
+    )
+
+
+def _module_of(path: str) -> str:
+    """The module of the top level that a file of a distribution belongs to; empty for none."""
+    folder, separator, _ = path.partition("/")
+    name = folder if separator else (inspect.getmodulename(path) or "")
+    return "" if "." in name else name

@@ -8,10 +8,11 @@ step and per device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from automesh.errors import unwritable
 from automesh.files import write_whole
@@ -31,6 +32,10 @@ from automesh.report.estimates import Estimates
 from automesh.report.predicted import exposed_s
 from automesh.report.result import Candidate, SearchResult
 from automesh.texts.terminal import clean, clean_lines
+
+# Pandas takes its time to import, which a dry run does without.
+if TYPE_CHECKING:
+    import pandas as pd
 
 Cell = Scalar | None
 
@@ -80,6 +85,8 @@ _TYPES: Mapping[str, str] = {
 
 def dataframe(result: SearchResult) -> pd.DataFrame:
     """One row per candidate with the columns of `trials.csv`; `rank` is empty for failures."""
+    import pandas as pd
+
     rows: list[dict[str, Cell]] = []
     rank = 0
     for candidate in result.candidates:
@@ -103,11 +110,11 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
     Raises:
       UsageError: the folder cannot be written.
     """
-    write_text(
-        clean_lines(table.to_csv(index=False, lineterminator="\n")),
-        path,
-        hint="name a folder that you may write to with --results",
-    )
+    _write_csv(table.to_csv(index=False, lineterminator="\n"), path)
+
+
+def _write_csv(text: str, path: Path) -> None:
+    write_text(clean_lines(text), path, hint="name a folder that you may write to with --results")
 
 
 def write_text(text: str, path: Path, *, hint: str) -> None:
@@ -127,6 +134,8 @@ def write_text(text: str, path: Path, *, hint: str) -> None:
 
 
 def _series(name: str, cells: list[Cell]) -> pd.Series:
+    import pandas as pd
+
     kind = "Int64" if name.startswith(("axis.", "dcn.")) else _TYPES.get(name, "object")
     if kind == "Int64" and any(isinstance(cell, int) and cell >= 2**63 for cell in cells):
         kind = "Float64"  # FLOPs of a very large step on few devices do not fit into 64 bits
@@ -236,10 +245,38 @@ def _outcome_cells(candidate: Candidate) -> dict[str, Cell]:
 # that cannot be built come last, with `ruled out` and the reason in `not_estimated`.
 
 _FIGURES = ("estimated_s", "low_s", "high_s", "bound_s", "memory_bytes")
+_WHOLE = ("rank", "memory_bytes")
 
 
-def estimates_frame(estimates: Estimates) -> pd.DataFrame:
-    """One row per plan with the columns of `estimates.csv`."""
+def write_estimates(estimates: Estimates, path: Path) -> None:
+    """Writes `estimates.csv`: one row per plan.
+
+    The text is what Pandas makes of the same rows: a column of whole numbers with gaps has the form
+    of floats, but for those that `_WHOLE` names.
+
+    Raises:
+      UsageError: the folder cannot be written.
+    """
+    names, rows = estimates_rows(estimates)
+    columns = [_as_text(name, [row.get(name) for row in rows]) for name in names]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(zip(*columns, strict=True))
+    _write_csv(text.getvalue(), path)
+
+
+def _as_text(name: str, cells: Sequence[Cell]) -> list[Cell]:
+    present = [cell for cell in cells if cell is not None]
+    are_numbers = all(type(cell) in (int, float) for cell in present)  # not bools
+    has_floats = any(isinstance(cell, float) for cell in present) or len(present) < len(cells)
+    if name in _WHOLE or not (are_numbers and has_floats):
+        return list(cells)
+    return [cell if cell is None else float(cell) for cell in cells]
+
+
+def estimates_rows(estimates: Estimates) -> tuple[list[str], list[dict[str, Cell]]]:
+    """The columns of `estimates.csv`, and a row per plan, which may lack some of them."""
     ranked = sorted(estimates.found.items(), key=lambda item: item[1].step_s)
     rows = [
         {"rank": rank, **plan_cells(plan), **_cells(one)}
@@ -260,7 +297,7 @@ def estimates_frame(estimates: Estimates) -> pd.DataFrame:
         plans |= dict.fromkeys(name for name in names if not name.startswith("cause."))
         causes |= dict.fromkeys(name for name in names if name.startswith("cause."))
     names = [*plans, *_FIGURES, *sorted(causes), "own_propagation", "uncounted", "not_estimated"]
-    return pd.DataFrame(rows, columns=names).astype({"rank": "Int64", "memory_bytes": "Int64"})
+    return names, rows
 
 
 def _is_figure(name: str) -> bool:

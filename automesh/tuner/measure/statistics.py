@@ -9,7 +9,6 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from automesh.units import format_change
 
@@ -79,6 +78,9 @@ def paired_ratio(
 
 def t_limit(above: float, freedom: float) -> float:
     """What Student's t exceeds with a probability of `above`, below a half."""
+    # SciPy takes its time to import, and a search that measures nothing does without.
+    from scipy import special
+
     return -float(special.stdtrit(freedom, above))
 
 

@@ -3,6 +3,7 @@ storage."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from types import TracebackType
@@ -21,7 +22,21 @@ if TYPE_CHECKING:
     from automesh.tuner.study.rung import Rung
 
 
-__all__ = ["Owner", "Round", "Storage", "Study", "Trial", "open_study", "parse_storage"]
+__all__ = [
+    "Owner",
+    "Round",
+    "Storage",
+    "Study",
+    "Trial",
+    "load_tools",
+    "open_study",
+    "parse_storage",
+]
+
+
+def load_tools() -> None:
+    """Imports Optuna and SQLAlchemy, which `open_study` would wait for."""
+    importlib.import_module("automesh.tuner.study.backend")
 
 
 def open_study(

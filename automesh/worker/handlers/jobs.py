@@ -67,6 +67,7 @@ from automesh.sharding.programs import lowered_for
 from automesh.space.mapping import StepMapping
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.compile_absent import compile_ahead
+from automesh.worker.handlers.garbage import fewer_collections
 from automesh.worker.handlers.inspect_step import Trials, default_mapping, seen_mapping, used_axes
 from automesh.worker.handlers.propagate import Propagations
 from automesh.worker.handlers.scripts import (
@@ -136,8 +137,6 @@ def handle(job: Job, emit: Emit) -> Answer:
         _MEMORY.kept.clear()
     try:
         match job:
-            case InspectJob() | DiscoverJob() | ArraysJob() | SummarizeJob():
-                return _look(job, stages)
             case LayoutJob():
                 stages.enter("layout")
                 return lay_out(job)
@@ -147,14 +146,13 @@ def handle(job: Job, emit: Emit) -> Answer:
                 return _compile(job, stages, emit)
             case TraceJob():
                 return _trace(job, stages)
-            case BuildJob():
-                return _build(job, stages)
             case VisitJob():
                 return _visit(job, stages, team_of(emit))
             case CalibrateJob():
                 return _calibrate(job, stages, emit)
-            case PropagateJob():
-                return _propagate(job, stages)
+            case _:
+                with fewer_collections():
+                    return _look(job, stages)
     except Refused as refused:
         raise OutcomeError(refused.outcome) from refused
     except jax.errors.JaxRuntimeError as error:
@@ -163,8 +161,11 @@ def handle(job: Job, emit: Emit) -> Answer:
         raise
 
 
-def _look(job: InspectJob | DiscoverJob | ArraysJob | SummarizeJob, stages: Stages) -> Answer:
-    """What is asked about the script itself."""
+def _look(
+    job: InspectJob | DiscoverJob | ArraysJob | SummarizeJob | BuildJob | PropagateJob,
+    stages: Stages,
+) -> Answer:
+    """What is asked about the script itself, and about programs that are never compiled."""
     match job:
         case InspectJob():
             return _inspect(job, stages)
@@ -174,6 +175,10 @@ def _look(job: InspectJob | DiscoverJob | ArraysJob | SummarizeJob, stages: Stag
             return _arrays(job, stages)
         case SummarizeJob():
             return _summarize(job, stages)
+        case BuildJob():
+            return _build(job, stages)
+        case PropagateJob():
+            return _propagate(job, stages)
 
 
 def _inspect(job: InspectJob, stages: Stages) -> Inspection:

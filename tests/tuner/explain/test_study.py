@@ -14,7 +14,7 @@ from automesh.errors import UsageError
 from automesh.mesh.axes import Plan
 from automesh.program.nouns import Entry, Propagation, StepRef
 from automesh.report.estimates import Estimates
-from automesh.report.files.csv import estimates_frame, write_table
+from automesh.report.files.csv import write_estimates
 from automesh.report.search_command import SearchCommand
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.tuner.study.metadata import Header, Notebook
@@ -70,7 +70,7 @@ def make_study(folder: Path, **changes: object) -> Path:
         plan: samples.explained(plan.mesh, decoder(*active_of(plan))).estimated for plan in plans
     }
     estimates = Estimates(found=found, missing={UNREACHED: "the time was used up"})
-    write_table(estimates_frame(estimates), folder / "estimates.csv")
+    write_estimates(estimates, folder / "estimates.csv")
     return folder
 
 
