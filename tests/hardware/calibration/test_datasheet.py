@@ -163,8 +163,8 @@ def test_one_node_of_gpus(chip, gpus, kind, published_us):
         assert microseconds / 1.45 < found_us < microseconds * 1.45
 
 
-# vinjn/nanotron-ultrascale-playbook @924e4d0b: bus GB/s of all-reduces on H100 nodes with EFA, mean
-# over message sizes. They fall faster with the nodes than ours, which stand between them and the
+# vinjn/nanotron-ultrascale-playbook @924e4d0b: bus GB/s of all-reduces of 256 MB on H100 nodes with
+# EFA, mean over runs. They fall faster with the nodes than ours, which stand between them and the
 # figures of InfiniBand clusters.
 @pytest.mark.parametrize(
     ("nodes", "bus"), [(1, 436), (2, 362), (4, 160), (8, 99.6), (16, 84.7), (32, 64.9)]
