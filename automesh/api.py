@@ -126,6 +126,7 @@ def search(
       launch: what starts the agents of a search on several hosts: `slurm`, `ray`, or `local`, all
         of them on this one; see docs/clusters.md.
       hosts: each with an agent; by default one for each process of the target.
+      processes_per_host: that each host has, with a share of its GPUs each; by default 1.
       listen: address of this host that agents dial, such as `10.0.0.1:8600`.
       wait: how long to wait for the agents, such as `5m`.
       progress: where to report to; by default nowhere.

@@ -139,6 +139,9 @@ start `automesh agent` on each host."""
 
 HOSTS_OPTION = """Hosts, each with an agent; by default one for each process of the target."""
 
+PROCESSES_OPTION = """Processes that each host has, which share its GPUs evenly; by default 1, and
+of cpu:N*P what --hosts leaves."""
+
 LISTEN_OPTION = """Address of this host that agents dial, with or without a port: 10.0.0.1:8600; for
 slurm and ray by default what its name means."""
 
@@ -298,6 +301,9 @@ def search(
     hosts: Annotated[
         int, typer.Option(metavar="N", min=0, help=HOSTS_OPTION, show_default=False)
     ] = 0,
+    processes_per_host: Annotated[
+        int, typer.Option(metavar="N", min=0, help=PROCESSES_OPTION, show_default=False)
+    ] = 0,
     listen: Annotated[
         str, typer.Option(metavar="ADDRESS", help=LISTEN_OPTION, show_default=False)
     ] = "",
@@ -366,6 +372,7 @@ def search(
         new=new,
         launch=launch,
         hosts=hosts,
+        processes_per_host=processes_per_host,
         listen=listen,
         wait=wait,
     )

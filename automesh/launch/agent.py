@@ -35,6 +35,7 @@ from automesh.worker.executables import executables_here
 from automesh.worker.messages import Surroundings
 from automesh.worker.place import PLACE, Place
 from automesh.worker.process import Ending, Process
+from automesh.worker.protocol import NO_CHANNEL
 from automesh.worker.temporary import temporary_folder
 from automesh.worker.wire import Message, WireError
 
@@ -42,9 +43,14 @@ _TICK_S = 1.0
 _MEMORY_SHARE = 0.9
 _LEAST_MEMORY_BYTES = 2**28
 _STOPPED_S = 8.0  # A process that was stopped for so long holds up all others.
+_SEVERED_S = 10.0  # One that has closed its channel and not ended by then has lost it.
 _END_S = 3.0
 _LOG_BYTES = 8 * 2**20
 _MOST_PROGRAM_BYTES = 48 * 2**20  # As text it is a third longer, and a message has 80 MiB.
+_GREETING_S = 2 * wire.HANDSHAKE_S  # The search, which says more of it, gives up before.
+
+_First = queue.SimpleQueue[bytes | Seal | None]
+"""What an agent says first, in plain; then the seal of all that follows, or None for nothing."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,6 +61,7 @@ class _Child:
       name: as the search calls it.
       sends_programs: what it compiles is kept on this host, and is sent to the search.
       stopped_since_s: when it was first seen stopped; None while it runs.
+      severed_at_s: when its channel came to its end: it can answer no more; None before.
       was_stopped: True if it was so when it was killed.
       reason: why this agent has ended it by itself; empty if it has not.
     """
@@ -64,6 +71,7 @@ class _Child:
     limit_bytes: int
     sends_programs: bool = False
     stopped_since_s: float | None = None
+    severed_at_s: float | None = None
     is_killed: bool = False
     was_stopped: bool = False
     reason: str = ""
@@ -149,16 +157,28 @@ class Agent:
         facts = own_facts(name=self._name, search=self._search)
         mine = new_nonce()
         serve = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")
-        first: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        first: _First = queue.SimpleQueue()
         first.put(dumps({"hello": mine}).encode())
-        sealed = threading.Event()
-        seals: list[Seal] = []
-        call = serve(self._outgoing(first, sealed, seals))
+        call = serve(self._outgoing(first))
+        is_late = threading.Event()
+        timer = threading.Timer(_GREETING_S, lambda: (is_late.set(), call.cancel()))
+        timer.daemon = True
+        timer.start()
+        own = None
         try:
-            theirs = self._shake_hands(call, mine, facts, first, seals)
-        except grpc.RpcError as error:
-            raise UsageError(f"the search at {self._search} broke off: {_said(error)}") from None
-        sealed.set()
+            own, theirs = self._shake_hands(call, mine, facts, first)
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            why = (
+                f"has not greeted this agent within {_GREETING_S:.0f} s"
+                if is_late.is_set()
+                else f"broke off: {_said(error)}"
+            )
+            raise UsageError(f"the search at {self._search} {why}") from None
+        finally:
+            timer.cancel()
+            first.put(own)
+            if own is None:
+                call.cancel()
         threading.Thread(target=self._listen, args=(call, theirs), daemon=True).start()
         return call
 
@@ -167,10 +187,9 @@ class Agent:
         call: Any,
         mine: str,
         facts: HostFacts,
-        first: queue.SimpleQueue[bytes],
-        seals: list[Seal],
-    ) -> Seal:
-        """Proves the token, and has it proved; gives the seal of what the search says."""
+        first: _First,
+    ) -> tuple[Seal, Seal]:
+        """Proves the token, and has it proved; gives the seals of both sides, the own one first."""
         answer = self._first_of(call)
         nonce = str(answer.get("nonce", ""))
         if not is_proof(answer.get("proof"), proof(self._token, "search", mine, nonce)):
@@ -181,20 +200,20 @@ class Agent:
                 f"the search at {self._search} has another token than this agent",
                 hint="give both the same AUTOMESH_TOKEN or AUTOMESH_TOKEN_FILE",
             )
-        seals.append(Seal(self._token, "agent", mine, nonce))
+        own = Seal(self._token, "agent", mine, nonce)
         seal = Seal(self._token, "search", mine, nonce)
-        body = seals[0].close({"facts": to_json(facts, HostFacts)}).hex()
+        body = b"".join(own.close({"facts": to_json(facts, HostFacts)})).hex()
         mine_proof = proof(self._token, "agent", mine, nonce)
         first.put(dumps({"proof": mine_proof, "facts": body}).encode())
         data = next(call, b"")
         if why := wire.plain(data).get("refused"):
             raise UsageError(f"the search at {self._search} refuses this agent: {why}")
         welcome = self._opened(seal, data)
-        if "welcome" not in welcome:
+        if welcome is None or "welcome" not in welcome:
             raise UsageError(f"the search at {self._search} refuses this agent")
         self._is_beside = welcome.get("machine") == facts.machine
         self._say(f"agent {facts.name} serves the search at {self._search}")
-        return seal
+        return own, seal
 
     def _first_of(self, call: Any) -> Message:
         answer = wire.plain(next(call, b""))
@@ -202,34 +221,32 @@ class Agent:
             raise UsageError(f"the search at {self._search} refuses this agent: {clean(str(why))}")
         return answer
 
-    def _opened(self, seal: Seal, data: bytes) -> Message:
+    def _opened(self, seal: Seal, data: bytes) -> Message | None:
         try:
             return seal.open(data)
         except BrokenSeal as error:
             raise UsageError(f"the search at {self._search} cannot be trusted: {error}") from None
 
-    def _outgoing(
-        self, first: queue.SimpleQueue[bytes], sealed: threading.Event, seals: list[Seal]
-    ) -> Iterator[bytes]:
-        while not sealed.is_set():
-            with contextlib.suppress(queue.Empty):
-                yield first.get(timeout=0.02)
-        while True:
+    def _outgoing(self, first: _First) -> Iterator[bytes]:
+        while isinstance(seal := first.get(), bytes):
+            yield seal
+        while seal is not None:
             try:
                 message = self._outbox.get(timeout=wire.BEAT_S)
             except queue.Empty:
                 message = {"beat": True, "load": _load()}
             if message is None:
                 return
-            yield seals[0].close(message)
+            yield from seal.close(message)
 
     def _listen(self, call: Any, seal: Seal) -> None:
         """In a thread of its own: takes what the search says, and wakes the loop."""
         try:
             for data in call:
                 self._heard_s = time.monotonic()
-                self._inbox.put(seal.open(data))
-                self._ring()
+                if (message := seal.open(data)) is not None:
+                    self._inbox.put(message)
+                    self._ring()
         except (grpc.RpcError, BrokenSeal):
             pass
         self._inbox.put(None)
@@ -271,6 +288,7 @@ class Agent:
             if now_s - looked_s >= _TICK_S:
                 looked_s = now_s
                 self._look_for_stopped(now_s)
+                self._look_for_severed(now_s)
 
     def _obey(self, message: Message) -> None:
         if "port" in message:
@@ -302,7 +320,7 @@ class Agent:
             )
         except OSError as error:
             reason = f"its process could not be started: {error}"
-            self._outbox.put({"from": name, "message": {"ended": reason}})
+            self._outbox.put({"from": name, "ended": reason})
             return
         child = self._children[name] = _Child(name=name, process=process, limit_bytes=limit)
         self._selector.register(process.leash, selectors.EVENT_READ, (child, "leash"))
@@ -341,6 +359,8 @@ class Agent:
 
     def _watch(self, child: _Child) -> None:
         channel = child.process.channel
+        if channel.ended:  # It could be read for ever.
+            return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.has_unsent else 0)
         if channel in self._selector.get_map():
             self._selector.modify(channel, events, (child, "channel"))
@@ -368,17 +388,19 @@ class Agent:
         try:
             messages = channel.receive()
         except WireError as error:
-            self._say(f"a process is ended, since its message cannot be read: {error}")
+            child.reason = f"the worker's message cannot be read: {error}"
             self._kill(child, force=False)
-            messages = []
+            channel.ended, messages = True, list[Message]()
         for message in messages:
             if "failure" in message:
                 message["tail"] = child.process.log_tail()
             elif child.sends_programs and "answer" in message:
                 self._send_programs(child, message["answer"])
             self._outbox.put({"from": child.name, "message": message})
-        if channel.ended and channel in self._selector.get_map():
-            self._selector.unregister(channel)
+        if channel.ended:
+            child.severed_at_s = time.monotonic()
+            if channel in self._selector.get_map():
+                self._selector.unregister(channel)
 
     def _bury(self, child: _Child) -> None:
         del self._children[child.name]
@@ -387,13 +409,14 @@ class Agent:
                 self._selector.unregister(end)
         ending = child.process.bury()
         said: Message = {
+            "from": child.name,
             "ended": child.reason or to_json(ending, Ending),
             "limit_bytes": child.limit_bytes,
             "stopped": child.was_stopped,
             "tail": child.process.log_tail(),
             "log": _text_of(child.process.log),
         }
-        self._outbox.put({"from": child.name, "message": said})
+        self._outbox.put(said)
         child.process.log.unlink(missing_ok=True)
 
     def _kill(self, child: _Child, *, force: bool) -> None:
@@ -414,6 +437,14 @@ class Agent:
                 child.stopped_since_s = now_s
             elif now_s - child.stopped_since_s > _STOPPED_S:
                 child.reason = f"its process was stopped by a signal for {_STOPPED_S:.0f} s"
+                self._kill(child, force=False)
+
+    def _look_for_severed(self, now_s: float) -> None:
+        """Ends processes that have closed their channel, and live: they would be waited for."""
+        for child in list(self._children.values()):
+            since_s = child.severed_at_s
+            if since_s is not None and not child.is_killed and now_s - since_s > _SEVERED_S:
+                child.reason = NO_CHANNEL
                 self._kill(child, force=False)
 
     def _end_all(self) -> None:

@@ -99,7 +99,7 @@ def _conversation(
             hint="give both the same AUTOMESH_TOKEN or AUTOMESH_TOKEN_FILE",
         )
     said.put(dumps({"asks": proof(token, "guest", mine, theirs)}).encode())
-    found = Seal(token, "search", mine, theirs).open(next(answers, b""))
+    found = Seal(token, "search", mine, theirs).read(answers)
     present = from_json(found.get("hosts"), tuple[HostStatus, ...])
     return Hosts(wanted=int(found.get("wanted", len(present))), present=present)
 

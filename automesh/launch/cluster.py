@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from automesh.errors import UsageError
 from automesh.hardware import Target
 from automesh.hlo.store import ModuleStore, default_store
+from automesh.launch.facts import joined_address
 from automesh.launch.launcher import Launcher
 from automesh.launch.ranks import Rank
 from automesh.launch.wire import check_address
@@ -28,6 +29,7 @@ _WAIT_LOCAL_S = 120.0  # They import half of automesh, on a machine that may be 
 _WAIT_S = 300.0  # People start agents by hand.
 _WAIT_ENGINE_S = 86400.0  # In a queue.
 _LOOPBACK = "127.0.0.1"
+MAX_PROCESSES = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class Cluster:
     Attributes:
       launch: what starts the agents, one of `LAUNCHERS`; empty for nothing, or what is usual.
       hosts: agents; 0 for one, or as many as the target has processes.
+      processes_per_host: that a host's agent starts, each with its share of the devices; 0 for one,
+        or for what the numbers of processes and hosts leave.
       listen: address, with or without a port, that agents dial; empty for this host alone.
       wait_s: for the agents to come; 0 for what is usual.
       is_everywhere: the same command runs on every host; see `automesh.launch.ranks`.
@@ -44,6 +48,7 @@ class Cluster:
 
     launch: str = ""
     hosts: int = 0
+    processes_per_host: int = 0
     listen: str = ""
     wait_s: float = 0.0
     is_everywhere: bool = False
@@ -67,7 +72,7 @@ class Cluster:
     @property
     def is_asked(self) -> bool:
         """Whether the user has asked for hosts at all."""
-        return bool(self.launch or self.hosts or self.listen)
+        return bool(self.launch or self.hosts or self.processes_per_host or self.listen)
 
 
 ALONE = Cluster()
@@ -91,6 +96,12 @@ def spread(target: Target, cluster: Cluster) -> Target:
     if not cluster.is_asked:
         return target
     if target.absent is not None:  # Compiled for on all hosts, and run on none.
+        if cluster.processes_per_host:
+            raise UsageError(
+                f"to compile for `{target.name}`, each host starts as many processes as it has "
+                f"room for, and --processes-per-host says {cluster.processes_per_host}",
+                hint="leave `--processes-per-host` out",
+            )
         if cluster.hosts < 1:
             raise UsageError(
                 f"to compile for `{target.name}` on several hosts, their number is needed",
@@ -102,17 +113,28 @@ def spread(target: Target, cluster: Cluster) -> Target:
             f"target `{target.name}` is searched on this host alone",
             hint="several hosts measure `--target local`, or `cpu:4*2` for virtual devices",
         )
-    if cluster.hosts < 2:
+    processes = cluster.hosts * max(cluster.processes_per_host, 1)
+    if cluster.hosts < 1 or processes < 2:
+        each = cluster.processes_per_host
         raise UsageError(
-            f"a search on several hosts needs their number, got --hosts {cluster.hosts}",
-            hint="give 2 or more; the attached devices of one host need no agents",
+            f"a search on several hosts needs their number, got --hosts {cluster.hosts}"
+            + (f" and --processes-per-host {each}" if each else ""),
+            hint="give 2 or more; the attached devices of one host need no agents, unless several "
+            "processes are to share them: --hosts 1 --processes-per-host 8",
         )
-    if cluster.launch == "local" and target.platforms != "cpu":
+    if processes > MAX_PROCESSES:
+        raise UsageError(
+            f"--hosts {cluster.hosts} and --processes-per-host {cluster.processes_per_host} are "
+            f"{processes} processes; {MAX_PROCESSES} are the most",
+            hint="give smaller numbers",
+        )
+    if cluster.launch == "local" and cluster.hosts > 1 and target.platforms != "cpu":
         raise UsageError(
             "several agents on this host would each want all of its accelerators",
-            hint="search them without `--launch`, in one process",
+            hint="let one deal them to several processes: --hosts 1 --processes-per-host N; or "
+            "search them without `--launch`, in one process",
         )
-    return replace(target, processes=cluster.hosts)
+    return replace(target, processes=processes)
 
 
 def ranked(cluster: Cluster, rank: Rank) -> Cluster:
@@ -121,17 +143,23 @@ def ranked(cluster: Cluster, rank: Rank) -> Cluster:
     Raises:
       UsageError: another number of hosts is asked for.
     """
+    if cluster.processes_per_host > 1:
+        raise UsageError(
+            f"this is process {rank.number} of {rank.count} that were started, and "
+            f"--processes-per-host says {cluster.processes_per_host}",
+            hint="leave `--processes-per-host` out: an engine starts as many on a host as it was "
+            "told; or add `--launch`, by which one agent on each host starts them",
+        )
     if cluster.hosts not in (0, rank.count):
         raise UsageError(
             f"this is process {rank.number} of {rank.count} that were started, and --hosts says "
             f"{cluster.hosts}",
             hint="leave `--hosts` out",
         )
-    host = f"[{rank.host}]" if ":" in rank.host else rank.host
     return replace(
         cluster,
         hosts=rank.count,
-        listen=cluster.listen or f"{host}:{rank.port}",
+        listen=cluster.listen or joined_address(rank.host, rank.port),
         is_everywhere=True,
     )
 
@@ -142,7 +170,20 @@ def hosts_for(target: Target, cluster: Cluster) -> int:
     Raises:
       UsageError: they cannot be spread evenly.
     """
-    hosts = cluster.hosts or target.processes
+    each = cluster.processes_per_host
+    if each and target.processes % each:
+        raise UsageError(
+            f"{target.processes} processes of target `{target.name}` cannot be dealt to hosts with "
+            f"{each} on each",
+            hint=f"give a divisor of {target.processes} with --processes-per-host",
+        )
+    if each and cluster.hosts and cluster.hosts * each != target.processes:
+        raise UsageError(
+            f"target `{target.name}` is {target.processes} processes, and --hosts {cluster.hosts} "
+            f"with --processes-per-host {each} are {cluster.hosts * each}",
+            hint="leave one of the two out",
+        )
+    hosts = cluster.hosts or target.processes // max(each, 1)
     if hosts < 1 or hosts > target.processes or target.processes % hosts:
         raise UsageError(
             f"{target.processes} processes of target `{target.name}` cannot be spread evenly "
@@ -181,7 +222,10 @@ def workers_of(request: Asked, target: Target, progress: Tells) -> Generator[Sta
     if target.processes == 1:
         yield Process
         return
-    with _fleet_of(request, target.processes, progress) as fleet:
+    hosts = hosts_for(target, request.cluster)
+    with _fleet_of(
+        request, hosts, progress, processes=target.processes, is_virtual=target.cpu_devices > 0
+    ) as fleet:
         yield fleet.start_gang
 
 
@@ -205,7 +249,7 @@ def lent_workers(
     from automesh.launch.lending import Lender
 
     store = default_store(os.environ)
-    with _fleet_of(request, request.cluster.hosts, progress, store) as fleet:
+    with _fleet_of(request, request.cluster.hosts, progress, store=store) as fleet:
         yield Lender(
             fleet,
             needed_bytes=request.memory_limit_bytes or needed_bytes,
@@ -215,14 +259,19 @@ def lent_workers(
 
 @contextmanager
 def _fleet_of(
-    request: Asked, processes: int, progress: Tells, store: ModuleStore | None = None
+    request: Asked,
+    hosts: int,
+    progress: Tells,
+    *,
+    processes: int = 0,
+    is_virtual: bool = True,
+    store: ModuleStore | None = None,
 ) -> Generator[Fleet]:
-    """The agents of a search, once all of them are there."""
+    """The agents of a search, once all of them are there; the arguments are those of `Fleet`."""
     # gRPC takes a third of a second to import, which other searches do without.
     from automesh.launch.fleet import Fleet
 
     cluster = request.cluster
-    hosts = cluster.hosts or processes
     with ExitStack() as stack:
         start = _start_of(cluster, stack)
         fleet = stack.enter_context(
@@ -231,6 +280,7 @@ def _fleet_of(
                 listen=check_address(start.listen, port_needed=False),
                 hosts=hosts,
                 processes=processes,
+                is_virtual=is_virtual,
                 launcher=start.launcher,
                 memory_limit_bytes=request.memory_limit_bytes,
                 notice=progress.notice,

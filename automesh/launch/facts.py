@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 import psutil
 
@@ -14,6 +17,14 @@ from automesh.hardware import parse_target
 from automesh.hardware.processes import usable_cores
 from automesh.launch.ranks import order_of_this_host
 
+LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
+"""The variable by which `jax.distributed.initialize` takes some of a host's GPUs alone."""
+# By platform, the variables that choose devices, and files of which each device has one: Linux'
+# device nodes of the NVIDIA driver, and the render nodes that AMD's KFD gives work to.
+_GPUS = {
+    "cuda": (("CUDA_VISIBLE_DEVICES",), ("/dev", "nvidia[0-9]*")),
+    "rocm": (("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), ("/dev/dri", "renderD*")),
+}
 _PACKAGES = (
     *(("automesh", "jax-automesh"), ("jax", "jax"), ("jaxlib", "jaxlib")),
     # The compiler of TPUs, and that of GPUs: what they make must be the same wherever it is made.
@@ -34,6 +45,8 @@ class HostFacts:
       platforms: what `--target local` means there, as a value of JAX_PLATFORMS.
       cores: that the agent may use.
       memory_bytes: free when it came.
+      devices: what JAX_LOCAL_DEVICE_IDS can name there: the GPUs that a process would take; none
+        where that cannot be told, or the devices are others.
       order: where it stands among the hosts of its engine, which the ranks of a gang follow; -1 if
         nobody says it.
     """
@@ -46,6 +59,7 @@ class HostFacts:
     platforms: str
     cores: int
     memory_bytes: int
+    devices: tuple[int, ...] = ()
     order: int = -1
 
 
@@ -67,6 +81,7 @@ def own_facts(*, name: str, search: str) -> HostFacts:
       name: that the user gave it; empty for the host's own.
       search: `address:port` of the search: what reaches it from here is where others reach us.
     """
+    platforms = parse_target("local", os.environ).platforms
     return HostFacts(
         # As the engine calls it: its users know its hosts by that.
         name=name or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
@@ -74,11 +89,51 @@ def own_facts(*, name: str, search: str) -> HostFacts:
         pid=os.getpid(),
         address=_address_towards(search),
         versions=own_versions(),
-        platforms=parse_target("local", os.environ).platforms,
+        platforms=platforms,
         cores=usable_cores(),
         memory_bytes=psutil.virtual_memory().available,
+        devices=local_devices(platforms, os.environ),
         order=order_of_this_host(),
     )
+
+
+def local_devices(platforms: str, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """The GPUs of this host by the numbers that jax gives them, without an import of jax.
+
+    They count those that the driver shows (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and
+    HIP_VISIBLE_DEVICES choose among them, and it counts anew).
+
+    Args:
+      platforms: value of JAX_PLATFORMS.
+    """
+    first = platforms.partition(",")[0].strip()
+    if first not in _GPUS:
+        return ()
+    if named := environ.get(LOCAL_DEVICES, "").strip():
+        ids = named.split(",")
+        return tuple(map(int, ids)) if all(re.fullmatch(r"[0-9]{1,4}", one) for one in ids) else ()
+    chosen, devices = _GPUS[first]
+    for variable in chosen:
+        if variable in environ:
+            named = environ[variable].strip()
+            return tuple(range(len(named.split(",")))) if named else ()
+    folder, pattern = devices
+    return tuple(range(len(list(Path(folder).glob(pattern)))))
+
+
+def shares_of(devices: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """Devices dealt to processes in order, as many to each.
+
+    Raises:
+      ValueError: they cannot be dealt evenly.
+
+    >>> shares_of((0, 1, 2, 3), 2)
+    ((0, 1), (2, 3))
+    """
+    if not devices or len(devices) % count:
+        raise ValueError(f"{len(devices)} devices cannot be dealt evenly to {count} processes")
+    each = len(devices) // count
+    return tuple(tuple(devices[at : at + each]) for at in range(0, len(devices), each))
 
 
 def version_difference(search: dict[str, str], agent: dict[str, str]) -> str:
@@ -87,6 +142,11 @@ def version_difference(search: dict[str, str], agent: dict[str, str]) -> str:
         if search[name] != agent.get(name):
             return f"{name} {agent.get(name, 'none')}, and the search {search[name]}"
     return ""
+
+
+def joined_address(host: str, port: int) -> str:
+    """`10.0.0.1:8600`, or `[fd00::1]:8600`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _address_towards(search: str) -> str:

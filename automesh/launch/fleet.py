@@ -14,6 +14,7 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,14 @@ from automesh.hlo.store import ModuleStore
 from automesh.jsonio import dumps, from_json, to_json
 from automesh.launch import wire
 from automesh.launch.asking import HostStatus
-from automesh.launch.facts import HostFacts, own_versions, version_difference
+from automesh.launch.facts import (
+    LOCAL_DEVICES,
+    HostFacts,
+    joined_address,
+    own_versions,
+    shares_of,
+    version_difference,
+)
 from automesh.launch.gang import Gang
 from automesh.launch.launcher import Launcher, Order
 from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof
@@ -37,6 +45,7 @@ from automesh.worker.place import Place
 from automesh.worker.wire import Message
 
 _MOST_AGENTS = 1024
+_MOST_TOLD = 20  # Refusals: who scans ports may knock without end.
 _PORT_S = 10.0  # For an agent to say which port is free on its host: milliseconds as a rule.
 _COME_BACK_S = 100.0  # For agents that are started again: below the limit of a worker's start.
 _STOP_S = 1.0
@@ -51,6 +60,7 @@ class _Agent:
       number: in the order in which they came.
       members: its processes by name: the gang, and the rank in it.
       close: ends the stream.
+      ports: questions for a free port, by number, each with a place for the answer.
       load: processes that wanted a core in the last minute, for each core; -1 if it was not said.
     """
 
@@ -62,8 +72,8 @@ class _Agent:
         default_factory=queue.SimpleQueue["Message | None"]
     )
     members: dict[str, tuple[Gang, int]] = field(default_factory=dict[str, tuple[Gang, int]])
-    ports: queue.SimpleQueue[tuple[int, int]] = field(
-        default_factory=queue.SimpleQueue[tuple[int, int]]
+    ports: dict[int, queue.SimpleQueue[int]] = field(
+        default_factory=dict[int, "queue.SimpleQueue[int]"]
     )
     load: float = -1.0
     is_lost: bool = False
@@ -120,6 +130,7 @@ class Fleet:
       listen: address and port to bind; port 0 for any that is free.
       hosts: agents that the search is for.
       processes: of a gang, spread over the hosts; 0 for one on each.
+      is_virtual: their devices are virtual ones, and need not be dealt to those of one host.
       launcher: that starts the agents; None if the user does.
       memory_limit_bytes: of one process; 0 for its share of what is free on its host.
       certificates: private key and certificate chain, PEM; None: no encryption.
@@ -134,6 +145,7 @@ class Fleet:
         listen: tuple[str, int],
         hosts: int,
         processes: int = 0,
+        is_virtual: bool = True,
         launcher: Launcher | None = None,
         memory_limit_bytes: int = 0,
         certificates: tuple[bytes, bytes] | None = None,
@@ -142,6 +154,7 @@ class Fleet:
     ) -> None:
         self.hosts = hosts
         self.processes = processes or hosts
+        self._is_virtual = is_virtual
         self._token = token
         self._listen = listen
         self._launcher = launcher
@@ -155,8 +168,10 @@ class Fleet:
         self._numbers = itertools.count(1)
         self._names = itertools.count(1)
         self._losses: list[str] = []
+        self._refusals = itertools.count(1)
         self._closing = threading.Event()
         self._server: Any = None
+        self._threads: futures.ThreadPoolExecutor | None = None
         self.address = ""
 
     def __enter__(self) -> Fleet:
@@ -202,6 +217,27 @@ class Fleet:
                 raise UsageError(self._too_few(limit_s, trouble), hint=self._how_to_come())
             time.sleep(_POLL_S)
         self._tell()
+        for facts in self.facts:
+            self._check_devices(facts)
+
+    def _check_devices(self, facts: HostFacts) -> None:
+        """Refuses a host whose devices cannot be dealt to its processes.
+
+        Raises:
+          UsageError: says which, and why.
+        """
+        each = self.processes // self.hosts
+        if self._is_virtual or each == 1 or facts.platforms == "cpu":
+            return
+        try:
+            shares_of(facts.devices, each)
+        except ValueError as error:
+            platform = facts.platforms.partition(",")[0]
+            raise UsageError(
+                f"{facts.name} cannot have {each} processes: of `{platform}`, {error}",
+                hint="give a divisor of its number of GPUs with --processes-per-host; a host of "
+                "TPUs has one process",
+            ) from None
 
     def start_gang(
         self, *, surroundings: Surroundings, log: Path, memory_limit_bytes: int, handler: str
@@ -232,11 +268,14 @@ class Fleet:
             agents = self._enough()
             placed = [agents[rank * len(agents) // len(members)] for rank in range(len(members))]
             port = self._free_port(placed[0])
-        except (OSError, AutomeshError) as error:
+        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
             gang.give_up(str(error))
             return
-        coordinator = f"{placed[0].facts.address}:{port}"
+        coordinator = joined_address(placed[0].facts.address, port)
+        locals_ = Counter[int]()
         for rank, (member, agent) in enumerate(zip(members, placed, strict=True)):
+            local = locals_[agent.number]
+            locals_[agent.number] += 1
             place = Place(rank=rank, count=len(members), coordinator=coordinator)
             share = sum(one.facts.machine == agent.facts.machine for one in placed)
             self._start(
@@ -245,7 +284,7 @@ class Fleet:
                 member,
                 rank,
                 {
-                    "surroundings": self._as_there(around, agent),
+                    "surroundings": self._as_there(around, agent, local),
                     "place": to_json(place, Place),
                     "share": share,
                     **order,
@@ -260,13 +299,22 @@ class Fleet:
             agent.members[member.name] = (gang, rank)
         member.place(agent, {"start": member.name, **order})
         if agent.is_lost:  # Since then, and perhaps before it knew of this gang.
-            gang.deliver(rank, {"ended": "its agent was lost"})
+            gang.end(rank, {"ended": "its agent was lost"})
 
-    @staticmethod
-    def _as_there(around: Surroundings, agent: _Agent) -> Message:
+    def _as_there(self, around: Surroundings, agent: _Agent, local: int = 0) -> Message:
+        """The surroundings of a process on a host.
+
+        Args:
+          local: of the processes of its gang on this host, which one.
+        """
+        facts, each = agent.facts, self.processes // self.hosts
         # What `local` means each host says: that of the search may have no devices.
         if around.cpu_devices <= 0:
-            around = replace(around, platforms=agent.facts.platforms)
+            around = replace(around, platforms=facts.platforms)
+            if each > 1 and facts.devices:
+                own = ",".join(map(str, shares_of(facts.devices, each)[local]))
+                variables = {**dict(around.variables), LOCAL_DEVICES: own}
+                around = replace(around, variables=tuple(sorted(variables.items())))
         return to_json(around, Surroundings)
 
     # Processes that are no gang; see `automesh.launch.lending`.
@@ -323,7 +371,7 @@ class Fleet:
             self._losses.append(lost)
             self._said.put(lost)
         for gang, rank in members:
-            gang.deliver(rank, {"ended": f"the agent on its host was lost: {why}"})
+            gang.end(rank, {"ended": f"the agent on its host was lost: {why}"})
         agent.outbox.put(None)
         agent.close()
 
@@ -337,6 +385,8 @@ class Fleet:
             agent.outbox.put(None)
         if self._server is not None:
             self._server.stop(_STOP_S).wait(2 * _STOP_S)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
 
     # Who is there
 
@@ -361,14 +411,14 @@ class Fleet:
 
     def _free_port(self, agent: _Agent) -> int:
         wanted = next(self._names)
+        answer = agent.ports[wanted] = queue.SimpleQueue[int]()
         agent.outbox.put({"port": wanted})
-        deadline = time.monotonic() + _PORT_S
-        while (left_s := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                asked, port = agent.ports.get(timeout=left_s)
-                if asked == wanted:
-                    return port
-        raise OSError(f"the agent on {agent.facts.name} does not answer")
+        try:
+            return answer.get(timeout=_PORT_S)
+        except queue.Empty:
+            raise OSError(f"the agent on {agent.facts.name} does not answer") from None
+        finally:
+            del agent.ports[wanted]
 
     def _too_few(self, limit_s: float, trouble: str) -> str:
         names = ", ".join(one.name for one in self.facts)
@@ -388,6 +438,14 @@ class Fleet:
         while not self._said.empty():
             self._notice(self._said.get())
 
+    def _refuse(self, text: str) -> None:
+        """Notes for the user who was refused; from any thread."""
+        number = next(self._refusals)
+        if number <= _MOST_TOLD:
+            self._said.put(text)
+        if number == _MOST_TOLD:
+            self._said.put(f"{number} connections were refused; further ones are not told")
+
     def _watch(self) -> None:
         """In a thread of its own: gives up agents that are silent."""
         while not self._closing.wait(1.0):
@@ -400,8 +458,9 @@ class Fleet:
 
     def _bind(self) -> None:
         host, port = self._listen
+        self._threads = futures.ThreadPoolExecutor(_MOST_AGENTS, thread_name_prefix="fleet")
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(max_workers=_MOST_AGENTS), options=wire.OPTIONS
+            self._threads, options=wire.OPTIONS, maximum_concurrent_rpcs=_MOST_AGENTS
         )
         method = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers(
@@ -442,37 +501,31 @@ class Fleet:
             if is_proof(answer.get("asks"), proof(self._token, "guest", theirs, mine)):
                 own = Seal(self._token, "search", theirs, mine)
                 hosts = to_json(self.status(), tuple[HostStatus, ...])
-                yield own.close({"hosts": hosts, "wanted": self.hosts})
+                yield from own.close({"hosts": hosts, "wanted": self.hosts})
                 return
             if not is_proof(answer.get("proof"), proof(self._token, "agent", theirs, mine)):
-                self._said.put(f"an agent at {peer} was refused: it has another token")
+                self._refuse(f"an agent at {peer} was refused: it has another token")
                 yield _refusal("it has another token")
                 return
             seal = Seal(self._token, "agent", theirs, mine)
             facts = _facts(seal, answer)
         except Exception as error:  # noqa: BLE001 - what a stranger sends may be anything
             if not self._closing.is_set():
-                self._said.put(f"a connection from {peer} was refused: {clean(str(error))}")
+                why = clean(str(error)) or "it hung up before it had said who it is"
+                self._refuse(f"a connection from {peer} was refused: {why}")
             yield _refusal("its first message cannot be read")
             return
         finally:
             timer.cancel()
-        if why := self._unfit(facts):
-            self._said.put(f"the agent on {facts.name} was refused: {why}")
-            yield _refusal(why)
+        agent = self._admit(facts, context.cancel)
+        if isinstance(agent, str):
+            self._refuse(f"the agent on {facts.name} was refused: {agent}")
+            yield _refusal(agent)
             return
-        agent = _Agent(
-            number=next(self._numbers),
-            facts=facts,
-            close=context.cancel,
-            heard_s=time.monotonic(),
-        )
-        with self._lock:
-            self._agents[agent.number] = agent
         context.add_callback(lambda: self.lose(agent, "its connection was closed"))
         threading.Thread(target=self._listen_to, args=(agent, requests, seal), daemon=True).start()
         own = Seal(self._token, "search", theirs, mine)
-        yield own.close({"welcome": agent.number, "machine": socket.gethostname()})
+        yield from own.close({"welcome": agent.number, "machine": socket.gethostname()})
         while True:
             try:
                 message = agent.outbox.get(timeout=wire.BEAT_S)
@@ -480,34 +533,38 @@ class Fleet:
                 message = {"beat": True}
             if message is None:
                 return
-            yield own.close(message)
+            yield from own.close(message)
 
-    def _unfit(self, facts: HostFacts) -> str:
-        """Why an agent cannot be one of this search's; empty if it can."""
+    def _admit(self, facts: HostFacts, close: Callable[[], object]) -> _Agent | str:
+        """Takes an agent among those of this search; else gives why it cannot be one."""
         if other := version_difference(dict(own_versions()), dict(facts.versions)):
             return f"it has {other}"
-        present = self._present()
-        if len(present) >= self.hosts:
-            return f"the {self.hosts} hosts of this search are there already"
-        for agent in present:
-            if agent.facts.platforms != facts.platforms:
-                return (
-                    f"its devices are of `{facts.platforms}`, and those of {agent.facts.name} of "
-                    f"`{agent.facts.platforms}`"
-                )
-        return ""
+        with self._lock:  # Two may come at once.
+            if len(self._agents) >= self.hosts:
+                return f"the {self.hosts} hosts of this search are there already"
+            for agent in self._agents.values():
+                if agent.facts.platforms != facts.platforms:
+                    return (
+                        f"its devices are of `{facts.platforms}`, and those of "
+                        f"{agent.facts.name} of `{agent.facts.platforms}`"
+                    )
+            number = next(self._numbers)
+            agent = _Agent(number=number, facts=facts, close=close, heard_s=time.monotonic())
+            self._agents[number] = agent
+        return agent
 
     def _listen_to(self, agent: _Agent, requests: Iterator[bytes], seal: Seal) -> None:
         """In a thread of its own: takes what an agent says."""
         why = "its connection was closed"
         try:
-            for data in requests:
+            for data in _until_closed(requests):
                 agent.heard_s = time.monotonic()
-                self._hear(agent, seal.open(data))
+                if (message := seal.open(data)) is not None:
+                    self._hear(agent, message)
         except BrokenSeal as error:
             why = str(error)
-        except Exception:  # noqa: BLE001 - gRPC raises bare exceptions when a stream ends
-            pass
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"its message is not understood: {error!r}"
         self.lose(agent, why)
 
     def status(self) -> tuple[HostStatus, ...]:
@@ -540,16 +597,18 @@ class Fleet:
     def _hear(self, agent: _Agent, message: Message) -> None:
         agent.load = float(message.get("load", agent.load))
         if "port" in message:
-            agent.ports.put((int(message["port"]), int(message["number"])))
+            if (asked := agent.ports.get(int(message["port"]))) is not None:
+                asked.put(int(message["number"]))
         elif "program" in message:
             self._keep(str(message["program"]), message.get("data"))
         elif (member := agent.members.get(str(message.get("from")))) is not None:
             gang, rank = member
-            said = message["message"]
-            if "ended" in said:
+            if "ended" in message:
                 with self._lock:
                     agent.members.pop(str(message["from"]), None)
-            gang.deliver(rank, said)
+                gang.end(rank, message)
+            else:
+                gang.deliver(rank, dict(message["message"]))
 
 
 def _order(agent: _Agent) -> tuple[int, list[str | int], int]:
@@ -559,12 +618,19 @@ def _order(agent: _Agent) -> tuple[int, list[str | int], int]:
     return agent.facts.order, natural, agent.number
 
 
+def _until_closed(requests: Iterator[bytes]) -> Iterator[bytes]:
+    """What arrives, until the stream ends: then gRPC raises a bare exception."""
+    with contextlib.suppress(Exception):
+        yield from requests
+
+
 def _refusal(why: str) -> bytes:
     return dumps({"refused": why}).encode()
 
 
 def _facts(seal: Seal, answer: Message) -> HostFacts:
     try:
-        return from_json(seal.open(bytes.fromhex(str(answer.get("facts", ""))))["facts"], HostFacts)
+        said = seal.open(bytes.fromhex(str(answer.get("facts", "")))) or {}
+        return from_json(said["facts"], HostFacts)
     except (AutomeshError, KeyError, ValueError):
         raise ValueError("it does not say what its host is") from None

@@ -121,7 +121,7 @@ class Gang:
         self.leash = _Bell()
         self.channel = GangChannel(self)
         self._ranks: list[_Rank] = []
-        self._heard: deque[tuple[int, Message]] = deque()
+        self._heard: deque[tuple[int, Message, bool]] = deque()
         self._job: Job | None = None
         self._stage = "start"
         self._forwarded = 0
@@ -137,11 +137,19 @@ class Gang:
         self._ranks = [_Rank(member=member) for member in members]
 
     def deliver(self, rank: int, message: Message) -> None:
-        """Takes a message of an agent about a process; from any thread."""
-        self._heard.append((rank, message))
+        """Takes a message of a process; from any thread."""
+        self._heard.append((rank, message, False))
         self.channel.bell.ring()
-        if "ended" in message:
-            self.leash.ring()
+
+    def end(self, rank: int, message: Message) -> None:
+        """Takes what an agent, or the loss of one, says of the end of a process; from any thread.
+
+        Args:
+          message: `ended` is an `Ending`, or why; see `automesh.launch.agent`.
+        """
+        self._heard.append((rank, message, True))
+        self.channel.bell.ring()
+        self.leash.ring()
 
     def give_up(self, why: str) -> None:
         """Says that it can never start; from any thread."""
@@ -239,28 +247,42 @@ class Gang:
                 failed = Failed(stage="start", reason=self._hopeless)
                 said.append(protocol.failure_message(failed, retire=True))
         while self._heard:
-            number, message = self._heard.popleft()
-            self._take(number, self._ranks[number], message, said)
+            number, message, is_end = self._heard.popleft()
+            if is_end:
+                self._end(number, self._ranks[number], message)
+            else:
+                self._take(number, self._ranks[number], message, said)
+            self._conclude(said)
         if not self._is_deaf and time.monotonic() >= self._decide_at_s:
             self._decide(said)
         return said
 
     def _take(self, number: int, rank: _Rank, message: Message, said: list[Message]) -> None:
-        if "ended" in message:
-            self._end(number, rank, message)
-        elif self._is_deaf:
+        if self._is_deaf:
             return
-        elif "accepted" in message:
+        try:
+            self._listen(number, rank, message, said)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            self._fail(number, f"the worker's message is not understood: {error!r}")
+            self._decide(said)
+
+    def _listen(self, number: int, rank: _Rank, message: Message, said: list[Message]) -> None:
+        if "accepted" in message:
             rank.accepted = True
             if all(one.accepted for one in self._ranks):
                 said.append({"accepted": True})
         elif "event" in message:
             self._event(number, rank, message, said)
-        else:
+        elif message.keys() & {"answer", "failure"}:
             rank.result, rank.steps = message, rank.steps + 1
             rank.tail = str(message.get("tail", rank.tail))
             if "failure" in message:
                 self._report_failure(number, rank, message)
+        else:
+            raise KeyError("answer")
+
+    def _conclude(self, said: list[Message]) -> None:
+        """Says how the job went once all have said it, or ended."""
         if self._is_deaf:
             return
         if all(one.result is not None or one.ended for one in self._ranks):

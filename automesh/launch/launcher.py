@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,4 +58,14 @@ class Launcher(Protocol):
         ...
 
 
-MakeLauncher = Callable[[], Launcher]
+def agent_command(order: Order, *, wait_s: float, name: str = "") -> list[str]:
+    """The command of an agent, with the Python of this process; the token is not in it.
+
+    Args:
+      wait_s: for the search, which listens already.
+      name: of its host; empty for its own.
+    """
+    # -P: an `automesh.py` in the folder of the user's script must not take its place.
+    command = [sys.executable, "-P", "-m", "automesh", "agent", order.search]
+    command += ["--name", name] if name else []
+    return [*command, "--wait", f"{wait_s:.0f}s"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from automesh.errors import UsageError
-from automesh.launch.launcher import Order
+from automesh.launch.launcher import Order, agent_command
 from automesh.worker.environment import TOKEN, TOKEN_FILE
 from automesh.worker.process import Guarded
 from automesh.worker.temporary import temporary_folder
@@ -40,29 +40,36 @@ class LocalLauncher:
         self._order: Order | None = None
         self._agents: dict[int, Guarded] = {}
         self._started = 0
+        self._lock = threading.Lock()  # A gang is manned by a thread of its own.
+        self._is_closed = False
 
     def start(self, order: Order) -> None:
         """See `Launcher`."""
         self._order = order
-        for number in range(1, 2 if self._is_one else order.hosts + 1):
-            self._start(number, order)
+        with self._lock:
+            for number in range(1, 2 if self._is_one else order.hosts + 1):
+                self._start(number, order)
 
     def refill(self) -> bool:
         """See `Launcher`."""
         assert self._order is not None
-        for number, agent in list(self._agents.items()):
-            if agent.has_ended():
-                agent.bury()
-                self._start(number, self._order)
-                self._filled_s = time.monotonic()
+        with self._lock:
+            if self._is_closed:
+                return False
+            for number, agent in list(self._agents.items()):
+                if agent.has_ended():
+                    agent.bury()
+                    self._start(number, self._order)
+                    self._filled_s = time.monotonic()
         return not self._is_one or time.monotonic() < self._filled_s + _WAIT_S
 
     def trouble(self) -> str:
         """See `Launcher`."""
-        for number, agent in self._agents.items():
-            if agent.has_ended():
-                lines = agent.log_tail().strip().splitlines()
-                return f"agent {number} has ended: {lines[-1] if lines else 'it says nothing'}"
+        with self._lock:
+            for number, agent in self._agents.items():
+                if agent.has_ended():
+                    lines = agent.log_tail().strip().splitlines()
+                    return f"agent {number} has ended: {lines[-1] if lines else 'it says nothing'}"
         return ""
 
     @property
@@ -78,6 +85,8 @@ class LocalLauncher:
 
     def close(self) -> None:
         """See `Launcher`."""
+        with self._lock:
+            self._is_closed = True
         for agent in self._agents.values():
             agent.kill()
         deadline, left = time.monotonic() + _CLOSE_S, dict(self._agents)
@@ -95,12 +104,10 @@ class LocalLauncher:
         variables = {**os.environ, TOKEN: order.token}
         variables.pop(TOKEN_FILE, None)
         self._started += 1
-        command = [sys.executable, "-P", "-m", "automesh", "agent", order.search]
         name = socket.gethostname() if self._is_one else f"local-{number}"
-        command += ["--name", name, "--wait", f"{_WAIT_S:.0f}s"]
         try:
             self._agents[number] = Guarded(
-                command,
+                agent_command(order, wait_s=_WAIT_S, name=name),
                 variables=variables,
                 log=self._folder / f"agent-{self._started}.log",
                 # Its workers have limits of their own.

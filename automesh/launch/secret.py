@@ -6,6 +6,9 @@ over fresh random numbers of both, so that the token itself never travels and no
 replayed), and every message is sealed by a key of this one conversation and its number in it.
 Without certificates the messages can be read on the way, but neither changed, nor added, nor left
 out in between.
+
+A long message is cut into pieces: so a stranger, who can send one piece before it is found out that
+it knows no token, cannot fill the memory, and whoever sends much is heard all the while.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from automesh.errors import UsageError
@@ -33,6 +36,10 @@ _HINT = (
 )
 _COUNT = struct.Struct(">Q")
 _DIGEST_BYTES = 32
+PIECE_BYTES = 2**20
+LARGEST_BYTES = 80 * 2**20
+"""Of a message in all its pieces: above what a worker may say at once (`automesh.worker.wire`)."""
+_MORE, _LAST = b"+", b"."
 
 
 def new_token() -> str:
@@ -108,27 +115,50 @@ class Seal:
     def __init__(self, token: str, side: str, agent_nonce: str, search_nonce: str) -> None:
         self._key = proof(token, f"{side} speaks", agent_nonce, search_nonce).encode()
         self._number = 0
+        self._begun = bytearray()
 
-    def close(self, message: Message) -> bytes:
-        """Seals the next message."""
+    def close(self, message: Message) -> Iterator[bytes]:
+        """Seals the next message, in as many pieces as it needs; all of them have to be sent."""
         body = dumps(message).encode()
-        return self._mac(body) + body
+        for start in range(0, len(body), PIECE_BYTES):
+            mark = _MORE if start + PIECE_BYTES < len(body) else _LAST
+            piece = mark + body[start : start + PIECE_BYTES]
+            yield self._mac(piece) + piece
 
-    def open(self, data: bytes) -> Message:
-        """Reads the next message.
+    def open(self, data: bytes) -> Message | None:
+        """Reads the next piece.
+
+        Returns:
+          The message that ends with it; None if more of it is to come.
 
         Raises:
           BrokenSeal: it is not what the other side has sent next.
         """
-        mac, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(body)):
+        mac, piece = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(piece)):
             raise BrokenSeal("a message was changed on its way")
+        self._begun += piece[1:]
+        if len(self._begun) > LARGEST_BYTES:
+            raise BrokenSeal(f"a message is longer than {LARGEST_BYTES} bytes")
+        if piece[:1] == _MORE:
+            return None
+        body, self._begun = bytes(self._begun), bytearray()
         message = decode_json(body)
         if message is None:
             raise BrokenSeal("a message is no JSON object")
         return message
 
-    def _mac(self, body: bytes) -> bytes:
-        mac = hmac.new(self._key, _COUNT.pack(self._number) + body, hashlib.sha256).digest()
+    def read(self, pieces: Iterator[bytes]) -> Message:
+        """Reads a whole message from a stream.
+
+        Raises:
+          BrokenSeal: as `open`, or the stream ends within it.
+        """
+        while (message := self.open(next(pieces, b""))) is None:
+            pass
+        return message
+
+    def _mac(self, piece: bytes) -> bytes:
+        mac = hmac.new(self._key, _COUNT.pack(self._number) + piece, hashlib.sha256).digest()
         self._number += 1
         return mac

@@ -13,8 +13,12 @@ Whoever knows the token may also ask what the hosts do (`launch.asking`), in the
     guest   {"asks": proof}
     search  sealed {"hosts": [...], "wanted": number}, and the end
 
-All that follows is sealed (`launch.secret`). Whoever has nothing to say says `{"beat": true}` every
-few seconds: who is silent for longer is stopped, lost, or behind a network that is.
+All that follows is sealed, and long messages come in pieces (`launch.secret`). Whoever has nothing
+to say says `{"beat": true}` every few seconds: who is silent for longer is stopped, lost, or behind
+a network that is.
+
+What a process says and what its agent says of it are told apart: `{"from": name, "message": ...}`
+and `{"from": name, "ended": ...}`. The former is the script's, and may be anything.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import re
 from typing import Any
 
 from automesh.errors import UsageError
+from automesh.launch.secret import PIECE_BYTES
 from automesh.worker.wire import Message, decode_json
 
 SERVICE, METHOD = "automesh.Fleet", "Serve"
@@ -30,7 +35,7 @@ BEAT_S = 2.0
 LOST_S = 20.0
 """An agent or a search that has said nothing for so long counts as lost (docs/clusters.md)."""
 HANDSHAKE_S = 15.0
-_LARGEST_BYTES = 80 * 2**20  # Above what a worker may say at once, see `automesh.worker.wire`.
+_LARGEST_BYTES = PIECE_BYTES + 2**10  # Of one piece with its seal; see `automesh.launch.secret`.
 _ADDRESS = re.compile(
     r"(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.%]{2,60}\])(?::(?P<port>[0-9]{1,5}))?"
 )

@@ -20,7 +20,7 @@ VALUED = frozenset(
         *("command", "step-time", "skip-steps", "timed-steps", "target", "hardware", "space"),
         *("step", "split", "budget", "top", "baseline", "rules", "results", "storage", "workers"),
         *("timeout", "worker-memory", "reserve-hbm", "xla", "launch", "hosts", "listen", "wait"),
-        *("image", "volume", "write", "server"),
+        *("image", "volume", "write", "server", "processes-per-host"),
     )
 )
 """The options of `automesh search` that take a value."""

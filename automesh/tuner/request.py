@@ -76,6 +76,7 @@ class SearchOptions(TypedDict, total=False):
     new: bool
     launch: str
     hosts: int
+    processes_per_host: int
     listen: str
     wait: str
 
@@ -243,6 +244,7 @@ def read_request(
         cluster=Cluster(
             launch=options.get("launch", ""),
             hosts=options.get("hosts", 0),
+            processes_per_host=options.get("processes_per_host", 0),
             listen=options.get("listen", ""),
             wait_s=read("wait", parse_duration, wait) if (wait := options.get("wait")) else 0.0,
         ),

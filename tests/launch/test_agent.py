@@ -6,10 +6,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from automesh.errors import UsageError
@@ -17,6 +19,7 @@ from automesh.launch import agent as agent_module
 from automesh.launch import fleet as fleet_module
 from automesh.launch import wire
 from automesh.launch.agent import Agent
+from automesh.launch.asking import ask
 from automesh.launch.fleet import Fleet
 from automesh.launch.secret import new_token
 
@@ -196,6 +199,115 @@ def test_a_stranger_that_says_nothing_sensible_is_hung_up_on(
     fleet.wait(60)
     fleet.close()
     serving.ends_well()
+
+
+class Mute:
+    """A server that is dialled as a search is, and says nothing."""
+
+    def __init__(self) -> None:
+        self._threads = futures.ThreadPoolExecutor(2)
+        self._over = threading.Event()
+        self._server = grpc.server(self._threads)
+        method = grpc.stream_stream_rpc_method_handler(self._serve)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: method}),)
+        )
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def _serve(self, requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
+        self._over.wait(60)
+        yield b""
+
+    def close(self) -> None:
+        self._over.set()
+        self._server.stop(0).wait(10)
+        self._threads.shutdown()
+
+
+def test_a_search_that_does_not_greet_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "_GREETING_S", 0.5)
+    mute = Mute()
+    before = set(threading.enumerate())
+    with pytest.raises(UsageError, match=r"has not greeted this agent within 0 s"):
+        Agent(search=mute.address, token=TOKEN, wait_s=60.0).serve()
+    deadline = time.monotonic() + 20
+    # Threads of the server of this test come and go.
+    own = threading.enumerate
+    while left := [one for one in own() if one not in before and "PoolExecutor" not in one.name]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    mute.close()
+
+
+def test_who_knocks_without_end_is_told_of_for_a_while(
+    make_fleet: MakeFleet, notices: list[str]
+) -> None:
+    fleet: Any = make_fleet()
+    for number in range(25):
+        fleet._refuse(f"stranger {number} was refused")
+    with pytest.raises(UsageError):
+        fleet.wait(0.0)
+    assert len(notices) == 21
+    assert notices[-1] == "20 connections were refused; further ones are not told"
+
+
+def test_who_hangs_up_is_told_of(make_fleet: MakeFleet, notices: list[str]) -> None:
+    fleet = make_fleet()
+    with pytest.raises(UsageError, match="has another token"):
+        ask(fleet.address, new_token())
+    said = heard(fleet, notices).partition(" was refused: ")[2]
+    assert said in ("it has another token", "it hung up before it had said who it is")
+
+
+def test_a_stranger_cannot_fill_the_memory(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet()
+    with grpc.insecure_channel(fleet.address) as channel:
+        serve: Any = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")
+        answers = serve(iter([b" " * 2**21]))
+        with pytest.raises(grpc.RpcError) as caught:
+            next(answers)
+    error: Any = caught.value
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_of_two_that_come_at_once_for_one_place_one_is_refused(
+    make_fleet: MakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+    different = fleet_module.version_difference
+
+    def later(*versions: Any) -> str:
+        both.wait(60)
+        return different(*versions)
+
+    monkeypatch.setattr(fleet_module, "version_difference", later)
+    fleet = make_fleet(hosts=1)
+    agents = [Serving(fleet, name=name) for name in ("host-a", "host-b")]
+    deadline = time.monotonic() + 60
+    while not any(one.error for one in agents) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(fleet.facts) == 1
+    fleet.close()
+    (refused,) = (one for one in agents if one.error is not None)
+    assert refused.refusal().endswith("the 1 hosts of this search are there already")
+
+
+def test_a_search_leaves_no_threads_behind(make_fleet: MakeFleet) -> None:
+    fleet = make_fleet(hosts=1)
+    serving = Serving(fleet)
+    fleet.wait(60)
+    assert _of_fleets()
+    fleet.close()
+    serving.ends_well()
+    deadline = time.monotonic() + 20
+    while _of_fleets() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _of_fleets() == []
+
+
+def _of_fleets() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("fleet")]
 
 
 def _port(fleet: Fleet) -> int:

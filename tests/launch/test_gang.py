@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from automesh.launch.local import LocalLauncher, local_launcher
 from automesh.launch.secret import new_token
 from automesh.outcomes import Failed, OutOfMemory, TimedOut
 from automesh.worker.pool import Finished, Pool
+from automesh.worker.protocol import NO_CHANNEL
 from tests.support.worker_jobs import ROOT, answer_of, job, living, surroundings
 
 MakePool = Callable[..., Pool]
@@ -163,6 +166,23 @@ def test_who_is_stopped_for_long_is_ended_before_the_time_is_up(pool: Pool) -> N
     goes_on(pool)
 
 
+def test_who_closes_its_channel_and_lives_is_ended_before_the_time_is_up(pool: Pool) -> None:
+    found = failure(pool, "sever", "1", timeout_s=600.0)
+    assert isinstance(found, Failed)
+    assert found.reason == NO_CHANNEL
+    assert found.where == "rank 1 on local-2"
+    goes_on(pool)
+
+
+def test_what_a_process_says_may_be_anything(pool: Pool) -> None:
+    for message in ({"ended": "by itself"}, {}):
+        found = failure(pool, "nonsense", "1", json.dumps(message), timeout_s=600.0)
+        assert isinstance(found, Failed)
+        assert found.reason.startswith("the worker's message is not understood: ")
+        assert found.where == "rank 1 on local-2"
+    goes_on(pool)
+
+
 def test_logs_of_all_ranks_are_gathered(pool: Pool, tmp_path: Path) -> None:
     failure(pool, "says", "1", "printed on the second host")
     goes_on(pool)
@@ -242,3 +262,31 @@ def test_too_few_agents_are_a_sentence() -> None:
     ):
         fleet.wait(0.3)
     assert caught.value.hint.startswith("run `automesh agent 127.0.0.1:")
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as one:
+            one.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="there is no IPv6 on this machine")
+def test_processes_meet_at_an_address_of_ipv6(tmp_path: Path) -> None:
+    with (
+        local_launcher() as launcher,
+        Fleet(token=new_token(), listen=("[::1]", 0), hosts=1, launcher=launcher) as fleet,
+        Pool(
+            size=1,
+            surroundings=surroundings(),
+            log_dir=tmp_path / "logs",
+            memory_limit_bytes=2**30,
+            handler="tests.support.handlers.in_gang",
+            start=fleet.start_gang,
+        ) as pool,
+    ):
+        fleet.wait(120)
+        met = answer_of(pool.run(job("meets", "all"), 60)).fingerprint
+    assert met.startswith("[::1]:")

@@ -71,6 +71,28 @@ def test_the_devices_are_those_of_all_processes(gang: Pool) -> None:
     assert [device.process_index for device in answer.devices] == [0, 0, 1, 1]
 
 
+def test_two_hosts_with_two_processes_each_are_one_program(tmp_path: Path, alone: Pool) -> None:
+    with (
+        local_launcher() as launcher,
+        Fleet(
+            token=new_token(),
+            listen=("127.0.0.1", 0),
+            hosts=2,
+            processes=4,
+            launcher=launcher,
+        ) as fleet,
+        pool_of(tmp_path, surroundings(cpu_devices=1), start=fleet.start_gang) as pool,
+    ):
+        fleet.wait(120)
+        answer = pool.run(DevicesJob(), LIMIT_S)
+        assert isinstance(answer, Attachment), answer
+        assert answer.process_count == 4
+        assert [device.process_index for device in answer.devices] == [0, 1, 2, 3]
+        (tmp_path / "alone").mkdir()
+        found = visit(pool, "dcn.dp:4", tmp_path)
+    assert found.losses == pytest.approx(visit(alone, "dp:4", tmp_path / "alone").losses, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("mesh", "same"),
     [

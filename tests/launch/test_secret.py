@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from automesh.errors import UsageError
+from automesh.launch import secret
 from automesh.launch.secret import (
+    PIECE_BYTES,
     BrokenSeal,
     Seal,
     is_proof,
@@ -64,6 +67,11 @@ def test_a_proof_is_of_one_side_in_one_conversation() -> None:
     assert TOKEN not in right
 
 
+def only(pieces: Iterator[bytes]) -> bytes:
+    (piece,) = pieces
+    return piece
+
+
 def seals() -> tuple[Seal, Seal]:
     return Seal(TOKEN, "agent", "a", "b"), Seal(TOKEN, "agent", "a", "b")
 
@@ -71,25 +79,48 @@ def seals() -> tuple[Seal, Seal]:
 def test_messages_arrive_as_they_were_sent() -> None:
     sender, reader = seals()
     for message in ({"beat": True}, {"from": "x", "message": {"n": [1.5, float("inf")]}}):
-        assert reader.open(sender.close(message)) == message
+        assert reader.open(b"".join(sender.close(message))) == message
+
+
+def test_a_long_message_comes_in_pieces() -> None:
+    sender, reader = seals()
+    message = {"log": "x" * (5 * PIECE_BYTES // 2)}
+    pieces = list(sender.close(message))
+    assert [reader.open(piece) for piece in pieces] == [None, None, message]
+    assert max(map(len, pieces)) < PIECE_BYTES + 100
+    assert reader.open(b"".join(sender.close({"beat": True}))) == {"beat": True}
+    sender, reader = seals()
+    pieces = list(sender.close(message))
+    with pytest.raises(BrokenSeal):
+        reader.read(iter((pieces[0], pieces[2])))
+    sender, reader = seals()
+    with pytest.raises(BrokenSeal):
+        reader.read(iter(list(sender.close(message))[:2]))
+
+
+def test_a_message_without_an_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secret, "LARGEST_BYTES", 2 * PIECE_BYTES)
+    sender, reader = seals()
+    with pytest.raises(BrokenSeal, match="a message is longer than"):
+        reader.read(sender.close({"log": "x" * (5 * PIECE_BYTES // 2)}))
 
 
 def test_what_was_changed_repeated_or_left_out_is_noticed() -> None:
     sender, reader = seals()
-    first, second = sender.close({"kill": False}), sender.close({"kill": False})
+    first, second = only(sender.close({"kill": False})), only(sender.close({"kill": False}))
     assert first != second
     with pytest.raises(BrokenSeal):
         reader.open(first[:-1] + b"]")
     sender, reader = seals()
-    first, second = sender.close({"a": 1}), sender.close({"a": 2})
+    first, second = only(sender.close({"a": 1})), only(sender.close({"a": 2}))
     with pytest.raises(BrokenSeal):
         reader.open(second)
     sender, reader = seals()
-    first = sender.close({"a": 1})
+    first = only(sender.close({"a": 1}))
     reader.open(first)
     with pytest.raises(BrokenSeal):
         reader.open(first)
     with pytest.raises(BrokenSeal):
-        Seal(TOKEN, "search", "a", "b").open(Seal(TOKEN, "agent", "a", "b").close({}))
+        Seal(TOKEN, "search", "a", "b").open(only(Seal(TOKEN, "agent", "a", "b").close({})))
     with pytest.raises(BrokenSeal):
         Seal(TOKEN, "search", "a", "b").open(b"")

@@ -20,7 +20,7 @@ from pathlib import Path
 from automesh.errors import UsageError
 from automesh.files import open_log
 from automesh.jsonio import dumps
-from automesh.launch.launcher import Order
+from automesh.launch.launcher import Order, agent_command
 from automesh.texts.terminal import clean
 from automesh.worker.environment import TOKEN_VARIABLES
 from automesh.worker.process import log_tail
@@ -77,6 +77,7 @@ class RayLauncher:
                 self._driver = subprocess.Popen(
                     [sys.executable, "-P", "-m", "automesh.launch.engines.ray_driver"],
                     env=variables,
+                    bufsize=0,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -88,12 +89,10 @@ class RayLauncher:
             ) from None
         self._listener = threading.Thread(target=self._listen, args=(self._driver,), daemon=True)
         self._listener.start()
-        command = [sys.executable, "-P", "-m", "automesh", "agent", order.search]
-        command += ["--wait", f"{_AGENT_WAIT_S}s"]
         # Through a pipe, and from there in the arguments of a call: in no command, no variable.
         self._tell(
             {
-                "start": command,
+                "start": agent_command(order, wait_s=_AGENT_WAIT_S),
                 "hosts": order.hosts,
                 "token": order.token,
                 "folder": str(Path.cwd()),
@@ -144,10 +143,11 @@ class RayLauncher:
         driver = self._driver
         assert driver is not None
         assert driver.stdin is not None
-        # A driver that is gone has trouble, of which `trouble` tells.
+        # A driver that is gone has trouble, of which `trouble` tells; one that is stopped does not
+        # stop the search: what its pipe has no room for is asked again, as all but the first is.
         with self._lock, contextlib.suppress(OSError, ValueError):
             driver.stdin.write(dumps(message).encode() + b"\n")
-            driver.stdin.flush()
+            os.set_blocking(driver.stdin.fileno(), False)
 
     def _listen(self, driver: subprocess.Popen[bytes]) -> None:
         """In a thread of its own: what the driver says is why there are no agents."""

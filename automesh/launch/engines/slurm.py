@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.files import open_log
-from automesh.launch.launcher import Order
+from automesh.launch.launcher import Order, agent_command
 from automesh.texts.terminal import clean
 from automesh.worker.environment import TOKEN, TOKEN_FILE
 from automesh.worker.process import log_tail
@@ -47,8 +46,7 @@ def command_of(order: Order, environ: Mapping[str, str]) -> list[str]:
         command += ["--overlap"]
     else:
         command += ["--exclusive", "--mem=0", "--job-name=automesh"]
-    command += [sys.executable, "-P", "-m", "automesh", "agent", order.search]
-    return [*command, "--wait", f"{_AGENT_WAIT_S}s"]
+    return [*command, *agent_command(order, wait_s=_AGENT_WAIT_S)]
 
 
 class SlurmLauncher:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from automesh.errors import UsageError
 from automesh.launch.engines import ray_driver
 from automesh.launch.engines.ray import RayLauncher, variables_to_take
 from automesh.launch.fleet import Fleet
+from automesh.launch.launcher import Order
 from automesh.launch.secret import new_token
 from automesh.worker.pool import Pool
 from tests.support.worker_jobs import ROOT, answer_of, job, living, surroundings
@@ -102,6 +104,24 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         fleet.wait(120)
     launcher.close()
+
+
+def test_a_process_for_ray_that_is_stopped_does_not_stop_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("automesh.launch.engines.ray.find_spec", lambda _: object())
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    launcher = RayLauncher(tmp_path)
+    launcher.start(Order(search="127.0.0.1:1", token="x" * 32, hosts=2))
+    os.kill(launcher.pid, signal.SIGSTOP)
+    asking = threading.Thread(target=lambda: [launcher.refill() for _ in range(10_000)])
+    asking.start()
+    asking.join(60)
+    was_waiting = asking.is_alive()
+    os.kill(launcher.pid, signal.SIGCONT)
+    asking.join(60)
+    launcher.close()
+    assert not was_waiting
 
 
 def test_where_ray_is_not_installed_it_says_so(

@@ -231,6 +231,7 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--command": ("python {tp}",),
         "--launch": ("x", "LOCAL", "local ", NUL, BYTE, ESCAPES, HUGE),
         "--hosts": ("1", "99999999999", *INTEGERS),
+        "--processes-per-host": ("1", "3", "99999999999", *INTEGERS),
         "--listen": ADDRESSES,
         "--wait": DURATIONS[1:],  # an empty one is as none
         "--image": ("x", NUL, BYTE),
@@ -241,6 +242,7 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "kubernetes": {
         "--target": ("local", "cpu:8", "tpu-v5litepod-8", "gpu-h100-8", "x", NUL, DIGITS),
         "--hosts": ("1", "3", DIGITS),
+        "--processes-per-host": ("2", "3", DIGITS),
         "--listen": ("10.0.0.1:8600", *ADDRESSES),
         "--image": ("", " ", "a b", "-x", ".", "a\nb", "a:", NUL, BYTE, ESCAPES, HUGE),
         "--volume": ("", "x", ":", "x:", "x:y", ":/y", "X:/y", "x:/y:z", NUL, BYTE, ESCAPES, HUGE),
@@ -399,6 +401,7 @@ _CALLED = {
     "--storage": ("~nosuchuser",),
     "--trace": ("cannot be replayed",),
     "--hosts": ("hosts",),
+    "--processes-per-host": ("hosts", "one host"),
     "--image": ("image",),
     "--volume": ("volume",),
     "--write": ("jobset",),

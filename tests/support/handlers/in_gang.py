@@ -6,11 +6,14 @@ The job's function names what to do, its first argument on which rank: the other
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from automesh.program.nouns import VisitAnswer
@@ -52,8 +55,34 @@ def agree(emit: Emit, rank: int, *what: str) -> VisitAnswer:
     )
 
 
+def meets(emit: Emit) -> VisitAnswer:
+    """Says where."""
+    place = place_in(os.environ)
+    assert place is not None
+    return replace(agree(emit, place.rank), fingerprint=place.coordinator)
+
+
+def devices(emit: Emit, folder: str) -> VisitAnswer:
+    """Writes which it was told to take."""
+    place = place_in(os.environ)
+    assert place is not None
+    said = f"{os.environ['JAX_LOCAL_DEVICE_IDS']} {os.environ['JAX_PLATFORMS']}"
+    Path(folder, f"rank{place.rank}").write_text(said)
+    return replace(agree(emit, place.rank), fingerprint="", samples_s=(0.1,))
+
+
 def stop(emit: Emit) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def sever(emit: Emit) -> None:
+    os.closerange(3, 4096)
+    time.sleep(600)
+
+
+def nonsense(emit: Emit, text: str) -> None:
+    emit(json.loads(text))
+    time.sleep(600)
 
 
 def says(emit: Emit, text: str) -> None:
