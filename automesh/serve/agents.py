@@ -82,8 +82,14 @@ def take(body: OfferBody, service: ServiceHere, holder: AgentHolder) -> Any:
     """The lease is kept by anything that is sent with it, at least every `LEASE_S` seconds."""
     if not service.settings.takes_submissions:
         raise Problem(403, "this service shows studies, and takes no submissions")
-    given = body.model_dump()
-    offer = Offer(**{**given, "takes": tuple(body.takes), "has": tuple(body.has)})
+    offer = Offer(
+        name=body.name,
+        takes=tuple(body.takes),
+        has=tuple(body.has),
+        place=body.place,
+        cores=body.cores,
+        memory_bytes=body.memory_bytes,
+    )
     found = service.leases.take(holder.name, offer)
     return Response(status_code=204) if found is None else found
 

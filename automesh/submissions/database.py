@@ -23,7 +23,8 @@ _METADATA = sa.MetaData()
 
 def _columns(kind: Any, *names: str, **settings: Any) -> list[sa.Column[Any]]:
     """Columns of one kind, each of which always has a value unless `settings` say otherwise."""
-    return [sa.Column(name, kind, **{"nullable": False, **settings}) for name in names]
+    settings = {"nullable": False, **settings}
+    return [sa.Column(name, kind, **settings) for name in names]
 
 
 TOKENS = sa.Table(

@@ -254,7 +254,7 @@ def _distributions(modules: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, metadata.version(name)) for name in sorted(names - {_OWN_DISTRIBUTION}))
 
 
-def _holds(distribution: metadata.Distribution, top: Collection[str]) -> bool:
+def _holds(distribution: metadata.Distribution, top: set[str]) -> bool:
     """Whether one of these modules of the top level belongs to a distribution.
 
     As `importlib.metadata.packages_distributions`, which looks for every file of everything that is
