@@ -47,7 +47,7 @@ def answer(case: Case) -> dict[str, Any]:
         partitioned = _partitioned(Path(folder), case.sizes)
     return {
         "partitioned": asdict(partitioned),
-        "flops": count_serialized(serialized(compiled), case.sizes).flops,
+        "flops": count_serialized(serialized(compiled, {}), case.sizes).flops,
         "memory": asdict(read_memory(compiled, platform="cpu")),
         "compile_s": compile_s,
     }

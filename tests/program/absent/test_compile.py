@@ -285,7 +285,8 @@ def test_a_compiled_step_talks_across_slices_over_the_dcn_axis_alone() -> None:
             compiler_options=dict(
                 known(platform_named("tpu").low_effort_options, mesh.devices.flat[0])
             )
-        )
+        ),
+        {},
     )
     schedule = read_schedule(read_module(module), (("dp", 2), ("tp", 4)), dcn=(2, 1))
     transfers = list(transfers_in(schedule.body))

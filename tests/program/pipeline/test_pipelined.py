@@ -19,7 +19,7 @@ from automesh.outcomes import CompiledPipeline
 from automesh.pipeline import simulate
 from automesh.program.absent.compile import Order
 from automesh.program.execute.team import Alone
-from automesh.program.execute.timed_loop import visit
+from automesh.program.execute.timed_loop import Kept, visit
 from automesh.program.nouns import Entry
 from automesh.program.pipeline.absent import (
     fingerprint_of_part,
@@ -67,6 +67,9 @@ def losses(program: StagedProgram, built: Built) -> tuple[tuple[float, ...], str
     )
     seen = visit(
         ready,
+        kept=Kept(),
+        key=(),
+        keep=False,
         steps=1,
         samples=1,
         loss_steps=3,
