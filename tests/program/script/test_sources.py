@@ -40,6 +40,7 @@ def test_distributions_are_those_of_the_standard_library_without_its_walk(
 ) -> None:
     owners = metadata.packages_distributions()
     wanted = {owner for name in MODULES for owner in owners.get(name.partition(".")[0], ())}
+    wanted -= {"gone"}  # Python 3.11 does not look whether the files are there.
     assert wanted == {"plain", "declared", "quoted"}
     monkeypatch.setattr(metadata, "packages_distributions", None)
     with watching() as watch:
