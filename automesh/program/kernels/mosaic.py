@@ -122,10 +122,16 @@ def read_kernel(body: str) -> Kernel:
             module = ir.Module.parse(base64.b64decode(body, validate=True))
             passes.PassManager.parse(_CURRENT).run(module.operation)
     except Exception as error:  # MLIR's errors share no class with Python's.
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise Unreadable(f"its program cannot be read: {line}") from error
+        raise Unreadable(f"its program cannot be read: {_cause(error)}") from error
     with context:
         return _kernel_of(module, ir)
+
+
+def _cause(error: Exception) -> str:
+    """What went wrong; MLIR says it below a heading and above the whole program."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("error: ")]
+    return (told or lines or [type(error).__name__])[0]
 
 
 def _kernel_of(module: Any, ir: Any) -> Kernel:
