@@ -16,6 +16,7 @@ from automesh.cost import collective_demand, kernels
 from automesh.cost.collective_demand import Collectives
 from automesh.cost.collective_prices import PlanRoutes, pieces_of_groups
 from automesh.cost.formulas import Formulas
+from automesh.cost.host_link import HostLink
 from automesh.cost.kernels import KernelPieces, Kernels
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import Kernel, Matmul, Terms, Uncounted, flops, value_of
@@ -108,6 +109,22 @@ class KernelCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostCost:
+    """Copies of one source line between a device and its host; seconds as if nothing ran beside.
+
+    Attributes:
+      count: executions per step.
+      bytes: of one execution.
+    """
+
+    is_to_host: bool
+    source: str
+    count: float
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeshCost:
     """A step on one mesh in pieces, the most expensive first.
 
@@ -127,6 +144,12 @@ class MeshCost:
     output_bytes: float
     alias_bytes: float
     uncounted: tuple[Uncounted, ...]
+    host: tuple[HostCost, ...] = ()
+
+    @property
+    def host_bytes(self) -> float:
+        """Copied to and from the host in a step of one device."""
+        return sum(copy.count * copy.bytes for copy in self.host)
 
     @property
     def ring_s(self) -> float:
@@ -176,7 +199,24 @@ def break_down(terms: Terms, batch: Batch, *, routes_of: RoutesOf, speeds: Speed
         output_bytes=value_of(terms.output_bytes, sizes),
         alias_bytes=value_of(terms.alias_bytes, sizes),
         uncounted=terms.uncounted,
+        host=tuple(sorted(_host(terms, batch, speeds), key=lambda copy: -copy.seconds)),
     )
+
+
+def _host(terms: Terms, batch: Batch, speeds: Speeds) -> Iterable[HostCost]:
+    formulas = Formulas(terms.active)
+    link = HostLink(terms, formulas)
+    row = _sizes(terms, batch)
+    each = link.each_s(formulas.values(row), speeds)[:, 0]
+    sizes = dict(zip(terms.active, row[0].tolist(), strict=True))
+    for copy, seconds in zip(link.copies, each.tolist(), strict=True):
+        yield HostCost(
+            is_to_host=copy.is_to_host,
+            source=copy.source,
+            count=value_of(copy.count, sizes),
+            bytes=value_of(copy.bytes, sizes),
+            seconds=seconds,
+        )
 
 
 def _sizes(terms: Terms, batch: Batch) -> Sizes:

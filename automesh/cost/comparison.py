@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from automesh.cost.breakdown import CollectiveCost, KernelCost, MeshCost
+from automesh.cost.breakdown import CollectiveCost, HostCost, KernelCost, MeshCost
 from automesh.outcomes import Estimated
 
 Reason = Literal[
-    "compute", "repeated", "small", "memory", "latency", "ici", "dcn", "bubble", "other"
+    "compute", "repeated", "small", "memory", "latency", "ici", "dcn", "host", "bubble", "other"
 ]
 Change = Literal["appears", "vanishes", "grows", "shrinks", "same"]
 
@@ -30,10 +30,10 @@ class Share:
     Attributes:
       axes: of the mesh: of the collectives, or those that multiplications are repeated along.
       seconds: of the estimated step; what other work hides is not in it.
-      collective, kernel: the most expensive piece of the source line that costs most for this
-        reason.
+      collective, kernel, copy: the most expensive piece of the source line that costs most for
+        this reason.
       piece_s: seconds of all such pieces of that line.
-      piece_bytes: that they read and write in device memory, or that the collectives move.
+      piece_bytes: that they read and write in device memory, or that collectives or copies move.
     """
 
     reason: Reason
@@ -41,6 +41,7 @@ class Share:
     seconds: float
     collective: CollectiveCost | None = None
     kernel: KernelCost | None = None
+    copy: HostCost | None = None
     piece_s: float = 0.0
     piece_bytes: float = 0.0
 
@@ -114,6 +115,7 @@ class _Part:
     exposed: float = 1.0
     collective: CollectiveCost | None = None
     kernel: KernelCost | None = None
+    copy: HostCost | None = None
 
 
 def shares_of(cost: MeshCost, estimated: Estimated) -> tuple[Share, ...]:
@@ -134,6 +136,7 @@ def _share(group: Sequence[_Part], shown: _Part) -> Share:
         seconds=_total_s(group),
         collective=shown.collective,
         kernel=shown.kernel,
+        copy=shown.copy,
         piece_s=_total_s(alike),
         piece_bytes=sum(map(_bytes, alike)),
     )
@@ -199,6 +202,10 @@ def _parts(cost: MeshCost) -> Iterable[_Part]:
                 exposed=one.exposed,
                 collective=one,
             )
+    for copy in cost.host:
+        yield _Part(
+            cause="host", reason="host", axes=(), seconds=copy.seconds, exposed=0.0, copy=copy
+        )
     for one in cost.kernels:
         yield _Part(cause="latency", reason="latency", axes=(), seconds=one.overhead_s, kernel=one)
         traffic_s = one.ring_s + (one.memory_s if one.is_memory_bound else 0.0)
@@ -223,7 +230,7 @@ def _compute_parts(one: KernelCost) -> Iterable[_Part]:
 
 def _reason_of(cause: str) -> Reason:
     match cause.split()[0]:
-        case "compute" | "memory" | "latency" | "ici" | "dcn" | "bubble" as reason:
+        case "compute" | "memory" | "latency" | "ici" | "dcn" | "host" | "bubble" as reason:
             return reason
         case _:
             return "other"
@@ -343,6 +350,8 @@ def _most_grown(parts: Sequence[_Part], others: Iterable[_Part]) -> _Part:
 def _bytes(part: _Part) -> float:
     if part.collective is not None:
         return part.collective.count * part.collective.payload_bytes
+    if part.copy is not None:
+        return part.copy.count * part.copy.bytes
     return part.kernel.count * part.kernel.bytes if part.kernel is not None else 0.0
 
 
@@ -350,4 +359,6 @@ def _identity(part: _Part) -> object:
     one, kernel = part.collective, part.kernel
     if one is not None:
         return one.kind, one.axes, one.source, one.region
+    if part.copy is not None:
+        return part.copy.is_to_host, part.copy.source
     return (kernel.operation, kernel.source, kernel.region) if kernel else part.cause

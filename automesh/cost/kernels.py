@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.formulas import Formulas, Indices, Sums, added
+from automesh.cost.host_link import HostLink
 from automesh.cost.terms import Kernel, Matmul, Monomial, Near, Sum, Terms
 from automesh.cost.windowed import repeats, windows
 from automesh.hardware.calibration.speeds import Speeds
@@ -18,15 +19,16 @@ from automesh.mesh.plan_arrays import Sizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSeconds:
-    """Seconds of a step on one device without communication; every field but one is [sizes].
+    """Seconds of a step on one device without its collectives; every field but one is [sizes].
 
     Attributes:
-      regions_s: [2 * regions, sizes]; `compute_s + memory_s + overhead_s` by region, then the part
-        of windowed multiplications in it.
+      regions_s: [2 * regions, sizes]; `compute_s + memory_s + overhead_s + host_s` by region, then
+        the part of windowed multiplications in it.
       compute_s: of kernels that the multiplications hold up.
       memory_s: of kernels that device memory holds up, and of windowed multiplications what they
         add to their results step by step.
       overhead_s: of starting kernels.
+      host_s: of waiting for copies to and from the host.
       least_s: if no multiplication is windowed.
       serial_s: if no kernel computes while it reads or writes.
       bytes: read and written in device memory, without what windowed multiplications repeat.
@@ -38,6 +40,7 @@ class KernelSeconds:
     compute_s: Floats
     memory_s: Floats
     overhead_s: Floats
+    host_s: Floats
     least_s: Floats
     serial_s: Floats
     bytes: Floats
@@ -98,6 +101,7 @@ class Kernels:
         self._buffers = Sums(formulas, [one.buffer_bytes for _, one in self._windowed])
         self._near = _NearTraffic([work.near for work in works], formulas)
         self._epilogues = Sums(formulas, [work.epilogue for work in works])
+        self._host_link = HostLink(terms, formulas)
 
     def seconds(self, values: Floats, sizes: Sizes, speeds: Speeds) -> KernelSeconds:
         """Prices the kernels.
@@ -120,15 +124,25 @@ class Kernels:
         through = streaming + (each.bytes - each.far_bytes) / speeds.memory_bytes_per_s
         serial = (multiplying + through) * counts + overhead + rings
         of_rings = np.where(each.is_ring, per_kernel, 0.0)
+        regions = np.stack(
+            [total(rows[region]) for rows in (per_kernel, of_rings) for region in self._regions]
+        )
+        least, in_turn = least + total(overhead), total(serial)
+        waiting = np.zeros(values.shape[1])
+        if self._host_link:
+            of_regions = regions[: len(self._regions)]
+            host = self._host_link.seconds(values, speeds, of_regions)
+            of_regions += host.exposed_s
+            waiting = np.add.reduce(host.exposed_s, axis=0)
+            least, in_turn = np.maximum(least, host.total_s), in_turn + host.total_s
         return KernelSeconds(
-            regions_s=np.stack(
-                [total(rows[region]) for rows in (per_kernel, of_rings) for region in self._regions]
-            ),
+            regions_s=regions,
             compute_s=total(compute),
             memory_s=total(memory),
             overhead_s=total(overhead),
-            least_s=least + total(overhead),
-            serial_s=total(serial),
+            host_s=waiting,
+            least_s=least,
+            serial_s=in_turn,
             bytes=total(each.bytes * counts),
             peak_s=total(each.bound_s * counts),
         )

@@ -37,14 +37,16 @@ def overlapped(
 ) -> StepSeconds:
     """Lets communication run beside the compute of its region.
 
-    Central: a region takes the larger of its compute and of the communication that hides, plus
+    Central: a region takes the larger of its compute and of the communication that hides (of copies
+    to and from the host first, then of collectives), plus
     what is exposed; rings of windowed multiplications hide behind these alone. The step takes no
     less than lower. Lower: everything runs beside everything, but for kernels beside each other and
     collectives over the same axes beside each other. Upper: the sum of all.
     """
     sets = list(dict.fromkeys(group.pairs.group.axes for group in groups))
     names = ["+".join(axes) for axes in sets]
-    causes = ("compute", "memory", *_of("ici", names), *_of("dcn", names), "latency")
+    host = ("host",) if kernels.host_s.any() else ()
+    causes = ("compute", "memory", *_of("ici", names), *_of("dcn", names), *host, "latency")
     result = StepSeconds(
         step_s=np.empty(len(plan_routes)),
         lower_s=np.empty(len(plan_routes)),
@@ -73,6 +75,8 @@ def _overlap(
     causes[0] = kernels.compute_s[size]
     causes[1] = kernels.memory_s[size]
     causes[2:] = 0.0
+    if "host" in result.causes:
+        causes[-2] = kernels.host_s[size]
     latency = causes[-1]
     latency += kernels.overhead_s[size]
     longest = kernels.least_s[size]
@@ -104,7 +108,8 @@ def _overlap(
     if len(sets):
         np.maximum(longest, alone.max(axis=0), out=longest)
         if (longest > step).any():
-            _lengthen(causes, np.maximum(longest - step, 0.0), alone.argmax(axis=0), hiding)
+            missing = np.maximum(longest - step, 0.0)
+            _lengthen(causes, missing, alone.argmax(axis=0), hiding, sets=len(sets))
             _sum(causes, step)
     # The same seconds added up in another order may differ in the last digit.
     np.minimum(longest, step, out=result.lower_s[chunk])
@@ -122,6 +127,8 @@ def _lengthen(
     missing: Floats,
     busiest: NDArray[np.intp],
     hiding: Sequence[Sequence[tuple[int, Sequence[Floats]]]],
+    *,
+    sets: int,
 ) -> None:
     """Adds what the busiest axes take longer than the step to what seemed to hide on them.
 
@@ -131,8 +138,8 @@ def _lengthen(
     Args:
       missing, busiest: seconds, and the place of the set of axes, [plans].
       hiding: by region, places and their latency, ICI and DCN seconds.
+      sets: how many sets of axes there are.
     """
-    sets = (len(causes) - 3) // 2
     parts = [one for region in hiding for one in region]
     for place in np.unique(busiest[missing > 0.0]):
         mine = [seconds for of, seconds in parts if of == place]

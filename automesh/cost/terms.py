@@ -162,6 +162,25 @@ class CollectiveTerm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostTransfer:
+    """A copy between the memory of a device and that of its host.
+
+    Attributes:
+      regions: indices into `Terms.regions`: what it can run beside.
+      count: executions per step, loops multiplied in.
+      bytes: of one execution.
+      is_to_host: True towards the host.
+      source: `file.py:12`, or empty.
+    """
+
+    regions: tuple[int, ...]
+    count: Sum
+    bytes: Sum
+    is_to_host: bool
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
     """A loop body or the top of the program, or a slot of one, which is what a collective that the
     compiler starts early runs beside: compute hides communication inside one region only.
@@ -216,6 +235,7 @@ class Terms:
         partitioned.
       points: candidates for the peak: the largest one counts.
       argument_bytes, output_bytes, alias_bytes: on one device; `alias` is what outputs take over.
+      host_transfers: copies to and from the memory of the host.
       guards: where the terms hold; elsewhere the mesh needs a propagation of its own.
       fixed: axes for which the terms hold at the sampled size only (sizes baked into shapes).
       limits: axes for which the terms hold up to some size only, and that size.
@@ -233,6 +253,7 @@ class Terms:
     argument_bytes: Sum
     output_bytes: Sum
     alias_bytes: Sum
+    host_transfers: tuple[HostTransfer, ...] = ()
     guards: tuple[Guard, ...] = ()
     uncounted: tuple[Uncounted, ...] = ()
     fixed: tuple[str, ...] = ()

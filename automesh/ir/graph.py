@@ -31,6 +31,9 @@ def element_bytes(dtype: str) -> float:
     raise KeyError(dtype)
 
 
+_NOTHING = Monomial(coefficient=0.0)
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Value:
     """One tensor.
@@ -48,6 +51,7 @@ class Value:
       manual: mesh axes of the manual regions around it.
       producer: the operation that makes it; None for an argument of a block.
       is_constant: True if it depends on no argument of the program.
+      on_host: True if it lies in the memory of the host; see `ir.passes.offload`.
     """
 
     shape: tuple[int, ...]
@@ -57,6 +61,7 @@ class Value:
     producer: Operation | None = None
     users: list[Operation] = field(default_factory=list["Operation"])
     is_constant: bool = False
+    on_host: bool = False
     grown: tuple[tuple[str, ...], ...] = ()
     free: tuple[int, ...] = ()
 
@@ -68,6 +73,11 @@ class Value:
     def bytes(self) -> Monomial:
         """On one device."""
         return _monomial(self.global_bytes, self.axes, self.grown)
+
+    @property
+    def device_bytes(self) -> Monomial:
+        """In the memory of one device."""
+        return _NOTHING if self.on_host else self.bytes
 
     def dimension(self, index: int) -> Monomial:
         """The size of one dimension on one device."""

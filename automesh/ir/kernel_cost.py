@@ -23,7 +23,8 @@ class Moved:
     """What one kernel reads and writes.
 
     Attributes:
-      buffers: the value behind each part, and the bytes of the part.
+      buffers: the value behind each part, and the bytes of the part; those in host memory are moved
+        by no kernel.
       epilogue: of a product, what it writes, or reads beside its operands.
       stated: what a custom call says of itself, wherever it lies.
     """
@@ -34,14 +35,14 @@ class Moved:
 
     @property
     def bytes(self) -> Sum:
-        """All of it."""
-        return added(*(size for _, size in self.buffers), *self.stated)
+        """All of it in device memory."""
+        return added(*(size for value, size in self.buffers if not value.on_host), *self.stated)
 
     def near(self, settled: Collection[Value]) -> tuple[Near, ...]:
         """What may stay on the chip: the parts of buffers that are not `settled` in memory."""
         parts: dict[Monomial, list[Monomial]] = {}
         for value, size in self.buffers:
-            if value not in settled:
+            if value not in settled and not value.on_host:
                 parts.setdefault(value.bytes, []).append(size)
         return tuple(
             Near(buffer_bytes=whole, bytes=added(*sizes)) for whole, sizes in parts.items()

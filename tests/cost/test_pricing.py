@@ -14,6 +14,7 @@ from automesh.cost.pricing import Prices, price, price_on
 from automesh.cost.terms import (
     CollectiveTerm,
     Guard,
+    HostTransfer,
     Kernel,
     Matmul,
     MemoryPoint,
@@ -119,6 +120,13 @@ collectives = st.builds(
     whole_bytes=sums(1e9),
     ring_region=st.one_of(st.none(), st.integers(0, 2)),
 )
+copies = st.builds(
+    HostTransfer,
+    regions=st.sampled_from([(0,), (1, 2)]),  # A block's regions are its own.
+    count=sums(64, 1),
+    bytes=sums(1e9, 2),
+    is_to_host=st.booleans(),
+)
 steps = st.builds(
     Terms,
     active=st.just(AXES),
@@ -127,6 +135,7 @@ steps = st.builds(
     regions=st.tuples(*[st.builds(Region, name=st.just("step"), trips=sums(32, 1))] * 3),
     kernels=st.lists(kernels_on_the_chip(), max_size=5).map(tuple),
     collectives=st.lists(collectives, max_size=6).map(tuple),
+    host_transfers=st.lists(copies, max_size=3).map(tuple),
     points=st.lists(st.builds(MemoryPoint, bytes=sums(1e9)), max_size=5).map(tuple),
     argument_bytes=sums(1e9),
     output_bytes=sums(1e9, 1),
@@ -217,7 +226,8 @@ def test_a_plan_costs_the_same_alone_in_any_order_and_in_any_part(
 @given(step=steps, batch=batches())
 def test_doubling_every_bandwidth_never_slows_a_plan(step: Terms, batch: Batch) -> None:
     slow = priced(step, batch)
-    fast = priced(step, batch, PlainSpeeds(memory_bytes_per_s=1.6e12, faster=2.0))
+    faster = PlainSpeeds(memory_bytes_per_s=1.6e12, host_bytes_per_s=3.0e10, faster=2.0)
+    fast = priced(step, batch, faster)
     for field in ("step_s", "lower_s", "upper_s"):
         assert (getattr(fast, field) <= getattr(slow, field) * (1 + 1e-12)).all()
 
@@ -251,6 +261,7 @@ def test_n_trips_cost_n_times_one(step: Terms, batch: Batch, n: int) -> None:
         regions=tuple(replace(one, trips=again(one.trips)) for one in step.regions),
         kernels=tuple(replace(one, count=again(one.count)) for one in step.kernels),
         collectives=tuple(replace(one, count=again(one.count)) for one in step.collectives),
+        host_transfers=tuple(replace(one, count=again(one.count)) for one in step.host_transfers),
     )
     once, often = priced(step, batch), priced(longer, batch)
     np.testing.assert_allclose(often.step_s, n * once.step_s, rtol=1e-12)

@@ -139,6 +139,23 @@ def loop(trips: int, *, stacked: bool = False) -> Block:
     return top
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_arrays_that_a_loop_carries_are_counted_each_even_if_they_begin_as_the_same_zeros(
+    is_shared,
+):
+    top = Block()
+    zeros = [apply(top, "constant", like=value(1024)) for _ in range(1 if is_shared else 2)]
+    starts = [zeros[0], zeros[-1]]
+    body = Block(arguments=[value(1024), value(1024)])
+    body.returned = [apply(body, "sine", one) for one in body.arguments]
+    results = [value(1024), value(1024)]
+    top.operations.append(
+        Operation(name="while", operands=starts, results=results, bodies=[body], trips=3)
+    )
+    top.returned = [apply(top, "dot_general", *results, like=value(1))]
+    assert peak(footprint(top)) == 2 * 4096
+
+
 @given(st.integers(1, 1000))
 def test_a_loop_keeps_one_copy_of_its_carry_however_often_it_runs(trips):
     assert peak(footprint(loop(trips))) == 4096 + 2 * 8192

@@ -99,6 +99,11 @@ class DataSheet:
         return engines.epilogue_bytes * engines.clock_hz(self.chip)
 
     @property
+    def host_bytes_per_s(self) -> float:
+        """See `Speeds`."""
+        return engines_of(self.chip).host_bytes_per_s
+
+    @property
     def bound_memory_bytes_per_s(self) -> float:
         """See `Speeds`."""
         return 0.0 if self.chip.rough else self.chip.hbm_bytes_per_s

@@ -39,6 +39,7 @@ class Calibrated:
         self.kernel_overhead_s = profile.kernel_s or base.kernel_overhead_s
         self.near_bytes = base.near_bytes
         self.epilogue_bytes_per_s = 0.0  # Fits of whole multiplications hold it already.
+        self.host_bytes_per_s = base.host_bytes_per_s
         self.bound_memory_bytes_per_s = base.bound_memory_bytes_per_s
 
     def bound_flops_per_s(self, dtype: str) -> float:

@@ -64,6 +64,7 @@ class Speeds(Protocol):
         none do.
       epilogue_bytes_per_s: what a product can write, and read beside its operands, wherever that
         lies; 0 where nothing but memory holds it up.
+      host_bytes_per_s: one way between a device's memory and that of its host.
       bound_memory_bytes_per_s: no device of this kind can do more; 0 if nothing sound is known.
     """
 
@@ -77,6 +78,8 @@ class Speeds(Protocol):
     def near_bytes(self) -> float: ...
     @property
     def epilogue_bytes_per_s(self) -> float: ...
+    @property
+    def host_bytes_per_s(self) -> float: ...
     @property
     def bound_memory_bytes_per_s(self) -> float: ...
 

@@ -39,6 +39,7 @@ class _Buffer:
       bytes: on one device.
       is_writable: False for arguments that the program must leave as they are.
       is_counted: True while it adds to what lives; never, if an outer block counts it.
+      is_taken: True once another value lies in it: of several that begin as one only the first can.
       last: place in the block of the last operation that needs it.
       home: the outer block's buffer that it lies in.
     """
@@ -46,6 +47,7 @@ class _Buffer:
     bytes: Monomial
     is_writable: bool = True
     is_counted: bool = False
+    is_taken: bool = False
     last: int = -1
     home: _Buffer | None = None
 
@@ -60,13 +62,13 @@ def walk(
     """
     reused = {top.arguments[argument] for argument in takeovers.values()}
     seen = {
-        argument: (_Buffer(bytes=argument.bytes, is_writable=argument in reused),)
+        argument: (_Buffer(bytes=argument.device_bytes, is_writable=argument in reused),)
         for argument in top.arguments
     }
     places: dict[Value, _Buffer] = {}
     for position, value in enumerate(top.returned):
         argument = takeovers.get(position)
-        free = _Buffer(bytes=value.bytes)
+        free = _Buffer(bytes=value.device_bytes)
         places[value] = free if argument is None else seen[top.arguments[argument]][0]
     points: list[MemoryPoint] = []
     _BlockWalk(compiler, order, top, seen, places, {}, points).run()
@@ -124,7 +126,9 @@ class _BlockWalk:
 
     def _size(self, step: Step, result: Value) -> Monomial:
         as_stated = step.bodies or result in self._places
-        return result.bytes if as_stated else self._compiler.kept_bytes(result)
+        if as_stated or result.on_host:
+            return result.device_bytes
+        return self._compiler.kept_bytes(result)
 
     def _is_stored(self, step: Step, result: Value) -> bool:
         return result in self._compiler.stored or result in self._places or bool(step.bodies)
@@ -187,7 +191,7 @@ class _BlockWalk:
             buffer.home = home
             return
         for one in dying:
-            if one.is_writable and one.bytes == buffer.bytes:
+            if one.is_writable and not one.is_taken and one.bytes == buffer.bytes:
                 self._take_over(one, buffer)
                 return
         self._count(buffer, place)
@@ -198,6 +202,7 @@ class _BlockWalk:
         return () if step.name in _NEVER_IN_PLACE else self._read(step.operands)
 
     def _take_over(self, dying: _Buffer, buffer: _Buffer) -> None:
+        dying.is_taken = True
         if dying.is_counted:
             self._drop(dying)
             self._count(buffer, -1)
@@ -267,7 +272,7 @@ class _BlockWalk:
         """Puts the first value of a carry where the loop keeps it."""
         before = self._read([start])
         ends = len(before) == 1 and before[0].last == place and before[0].is_writable
-        if ends and before[0].bytes == carried.bytes:
+        if ends and not before[0].is_taken and before[0].bytes == carried.bytes:
             self._take_over(before[0], carried)
             return
         home = self._places.get(result)

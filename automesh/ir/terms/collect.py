@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from automesh.collectives import why_unpriced
 from automesh.cost.terms import (
     CollectiveTerm,
+    HostTransfer,
     Kernel,
     Monomial,
     Region,
@@ -22,6 +24,7 @@ from automesh.ir.graph import Block, Graph, Operation, multiplied
 from automesh.ir.kernel_cost import cost_of, matmuls_of, moved
 from automesh.ir.memory.liveness import memory_points
 from automesh.ir.op_kinds import COLLECTIVES, NO_WORK
+from automesh.ir.passes.offload import computes_on_host, is_move, is_to_host
 from automesh.ir.passes.run import rewrite
 from automesh.ir.passes.windowed import WINDOWED
 from automesh.ir.terms.collectives import Places, collective_term, combined, has_slots, slots_of
@@ -51,6 +54,9 @@ def uncounted_in(operation: Operation) -> list[Uncounted]:
                 source=place,
             )
         )
+    elif computes_on_host(operation):
+        why = "the host would do it, whose work has no price"
+        found.append(Uncounted(what=f"{name} of values in host memory", why=why, source=source))
     elif name == "custom_call":
         found += _custom_call(operation)
     elif why := why_unpriced(name):
@@ -71,15 +77,8 @@ def uncounted_in(operation: Operation) -> list[Uncounted]:
 
 def _custom_call(operation: Operation) -> list[Uncounted]:
     target = operation.attributes.get("target", "")
-    placement = operation.attributes.get("placement", "")
-    if placement:
-        return [
-            Uncounted(
-                what=f"transfer to {placement} memory",
-                why="the link between host and device has no price",
-                source=operation.source,
-            )
-        ]
+    if is_move(operation):  # A transfer, or on CPUs nothing at all.
+        return []
     if counted := operation.attributes.get("counted"):
         return [
             Uncounted(
@@ -130,6 +129,7 @@ def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
         argument_bytes=memory.argument_bytes,
         output_bytes=memory.output_bytes,
         alias_bytes=memory.alias_bytes,
+        host_transfers=tuple(part.host_transfers),
         uncounted=tuple(dict.fromkeys(part.uncounted)),
     )
 
@@ -140,12 +140,14 @@ class _Part:
 
     kernels: list[Kernel] = field(default_factory=list[Kernel])
     collectives: list[CollectiveTerm] = field(default_factory=list[CollectiveTerm])
+    host_transfers: list[HostTransfer] = field(default_factory=list[HostTransfer])
     regions: list[Region] = field(default_factory=list[Region])
     uncounted: list[Uncounted] = field(default_factory=list[Uncounted])
 
     def add(self, other: _Part) -> None:
         self.kernels += other.kernels
         self.collectives += other.collectives
+        self.host_transfers += other.host_transfers
         self.regions += other.regions
         self.uncounted += other.uncounted
 
@@ -175,6 +177,8 @@ class _Collector:
                 )
                 if term is not None:
                     moved.append((operation, term))
+            elif is_move(operation):
+                part.host_transfers += self._moved(operation, places, count)
             elif kernel := self._kernel(operation, region, count):
                 part.kernels.append(kernel)
         part.collectives += combined(block, moved, self._platform, self._sizes)
@@ -210,6 +214,18 @@ class _Collector:
             operation=_words(operation, self._fusion),
             source=operation.source,
         )
+
+    def _moved(self, move: Operation, places: Places, count: Sum) -> Iterator[HostTransfer]:
+        """The copy that a move makes; none if the value lies there already."""
+        is_away = is_to_host(move)
+        if move.operands[0].on_host != is_away and move.results[0].on_host == is_away:
+            yield HostTransfer(
+                regions=places.regions,
+                count=count,
+                bytes=(move.operands[0].bytes,),
+                is_to_host=is_away,
+                source=move.source,
+            )
 
     def _loop(self, loop: Operation, count: Sum) -> _Part:
         trips = loop.times

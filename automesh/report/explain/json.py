@@ -76,6 +76,7 @@ def explained_to_json(one: Explained) -> dict[str, Any]:
         "collectives": [_collective(each) for each in one.cost.collectives],
         "flops": one.cost.flops,
         "memory_traffic_bytes": one.cost.memory_traffic_bytes,
+        "host_bytes": one.cost.host_bytes,
         "memory": _memory(one),
         "uncounted": [
             {"what": missing.what, "why": missing.why, "source": missing.source or None}
@@ -97,7 +98,7 @@ def _step(one: Explained) -> dict[str, Any]:
 
 
 def _share(share: Share) -> dict[str, Any]:
-    piece = share.collective or share.kernel
+    piece = share.collective or share.kernel or share.copy
     return {
         "reason": share.reason,
         "axes": list(share.axes),

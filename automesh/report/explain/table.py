@@ -200,6 +200,8 @@ def _amount(cause: str, cost: MeshCost) -> str:
             # What the stages of a pipeline send each other is no collective.
             moved = cost.payload_bytes(tuple(axes.split("+")))
             return format_bytes(moved) if moved else ""
+        case "host":
+            return format_bytes(cost.host_bytes)
         case "latency":
             runs = sum(one.count for one in (*cost.collectives, *cost.kernels))
             return f"{format_count(runs)}{GLUE}starts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from automesh.cost.breakdown import CollectiveCost, KernelCost
-from automesh.cost.comparison import Share, Verdict, judge, shares_of
+from automesh.cost.comparison import Reason, Share, Verdict, judge, shares_of
 from automesh.cost.windowed import THRESHOLDS
 from automesh.mesh.axes import PIPELINE
 from automesh.outcomes import Measured
@@ -21,6 +21,16 @@ from automesh.units import (
 )
 
 _TIE = 0.005  # replays have no noise: only what would not be seen on a clock is a tie
+# What seconds are spent on, for reasons that have no axes.
+_SUBJECTS: dict[Reason, str] = {
+    "compute": "compute",
+    "small": "multiplications that are too small to run at full speed",
+    "memory": "device memory traffic",
+    "latency": "latency",
+    "host": "waiting for copies between the device and its host",
+    "bubble": "the pipeline's bubble, in which ranks wait for each other",
+    "other": "other work",
+}
 _OPERATIONS = {"dot_general": "multiplication", "fusion": "elementwise work"}
 
 
@@ -203,7 +213,7 @@ def _reason(share: Share, one: Explained) -> str:
             return (
                 f"latency of many small pieces, {_part(share)} in {piece}" if piece else "latency"
             )
-        case "ici" | "dcn":
+        case "ici" | "dcn" | "host":
             return f"{_subject(share)}, {_part(share)} in {piece}" if piece else _subject(share)
         case "bubble":
             return _subject(share)
@@ -225,24 +235,14 @@ def _subject(share: Share) -> str:
         wires = "ICI" if share.reason == "ici" else "DCN"
         return f"transfers between the stages of the pipeline ({wires})"
     match share.reason:
-        case "compute":
-            return "compute"
         case "repeated":
             return f"compute that all {_repeats(share)} devices along {axes} repeat"
-        case "small":
-            return "multiplications that are too small to run at full speed"
-        case "memory":
-            return "device memory traffic"
-        case "latency":
-            return "latency"
         case "ici":
             return f"collectives over {axes} inside a granule (ICI)"
         case "dcn":
             return f"collectives over {axes} that cross the network between granules (DCN)"
-        case "bubble":
-            return "the pipeline's bubble, in which ranks wait for each other"
-        case "other":
-            return "other work"
+        case reason:
+            return _SUBJECTS[reason]
 
 
 def _repeats(share: Share) -> int:
@@ -252,6 +252,8 @@ def _repeats(share: Share) -> int:
 def _piece(share: Share, one: Explained) -> str:
     if share.collective is not None:
         return _collective(share.collective)
+    if share.copy is not None:
+        return _copy(share)
     if share.kernel is None:
         return ""
     match share.reason:
@@ -278,6 +280,16 @@ def _collective(one: CollectiveCost) -> str:
     source = f" at {clean(one.source)}" if one.source else ""
     ring = "ring of permutes in place of the " if one.is_ring else ""
     return f"the {ring}{one.kind} over {'+'.join(one.axes)}{source} ({runs}{inside})"
+
+
+def _copy(share: Share) -> str:
+    """`the copy to the host at train.py:31 (32 runs, 2.00 GiB)`."""
+    copy = share.copy
+    assert copy is not None
+    way = "to" if copy.is_to_host else "from"
+    source = f" at {clean(copy.source)}" if copy.source else ""
+    runs = f"{_runs(copy.count)}, {format_bytes(share.piece_bytes)}"
+    return f"the copy {way} the host{source} ({runs})"
 
 
 def _small(kernel: KernelCost) -> str:

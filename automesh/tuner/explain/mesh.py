@@ -73,7 +73,7 @@ def break_down_pipeline(
 
 def _seconds(runs: Sequence[_Run]) -> float:
     return sum(
-        times * sum(piece.seconds for piece in (*cost.collectives, *cost.kernels))
+        times * sum(piece.seconds for piece in (*cost.collectives, *cost.kernels, *cost.host))
         for times, cost in runs
     )
 
@@ -106,6 +106,11 @@ def _together(
         for times, cost in listed
         for kernel in cost.kernels
     ]
+    copies = [
+        replace(copy, count=times * copy.count, seconds=times * copy.seconds)
+        for times, cost in listed
+        for copy in cost.host
+    ]
     worst = max((cost for _, cost in listed), key=lambda cost: cost.peak_temporary_bytes)
     uncounted = dict.fromkeys(one for _, cost in listed for one in cost.uncounted)
     return MeshCost(
@@ -119,6 +124,7 @@ def _together(
         output_bytes=0.0,
         alias_bytes=0.0,
         uncounted=tuple(uncounted),
+        host=tuple(sorted(copies, key=lambda copy: -copy.seconds)),
     )
 
 

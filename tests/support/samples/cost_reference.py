@@ -33,6 +33,8 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
     least = serial = step = multiplying_at_peak = touched = executed = 0.0
     alone: dict[str, float] = defaultdict(float)
     behind: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    copying, waited = _copies(terms, sizes, speeds)
+    serial += copying
     for region in range(len(terms.regions)):
         compute = in_rings = 0.0
         for kernel in terms.kernels:
@@ -47,6 +49,8 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
                 causes[seconds.cause] += seconds.larger
                 causes["memory"] += seconds.rings
                 causes["latency"] += seconds.overhead
+        compute += waited[region]
+        causes["host"] += waited[region]
         exposed: dict[str, float] = defaultdict(float)
         hidden: dict[bool, dict[str, float]] = {False: defaultdict(float), True: defaultdict(float)}
         for term, shown, beside, slower, is_ring in _communication(terms, region, sizes):
@@ -72,6 +76,7 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
             serial += wanted
             for cause, seconds in hidden[is_ring].items():
                 causes[cause] += seconds * left / wanted if wanted else 0.0
+    least = max(least, copying)
     # What hides behind the same compute over the same axes waits for each other all the same.
     busiest = max(alone, key=alone.__getitem__, default="")
     missing = max([least, *alone.values()]) - step
@@ -97,6 +102,22 @@ def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Refe
         collectives=executed,
         causes=causes,
     )
+
+
+def _copies(
+    terms: Terms, sizes: dict[str, int], speeds: PlainSpeeds
+) -> tuple[float, dict[int, float]]:
+    """Seconds of all copies to and from the host, and what each region waits for them."""
+    beside: dict[tuple[int, ...], float] = defaultdict(float)
+    for copy in terms.host_transfers:
+        moved = value_of(copy.count, sizes) * value_of(copy.bytes, sizes)
+        beside[copy.regions] += moved / speeds.host_bytes_per_s
+    waited: dict[int, float] = defaultdict(float)
+    for regions, wanted in beside.items():
+        kernels = [one for one in terms.kernels if one.region in regions]
+        hidden = sum(_kernel(one, terms, sizes, speeds).central for one in kernels)
+        waited[regions[-1]] += max(wanted - hidden, 0.0)
+    return sum(beside.values()), waited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
