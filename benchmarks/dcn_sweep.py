@@ -474,7 +474,7 @@ def summary(case: Case, table: Table, *, is_whole: bool = True) -> tuple[dict[st
         "over_dcn": dict(sorted(splits.items())),
         "failed": sum(bool(row.failure) for row in rows),
         "losses_equal": sum(far <= TOLERANCE for far in apart.values()),
-        "largest_loss_difference": max(apart.values(), default=None),
+        "largest_loss_difference": _finite(max(apart.values(), default=math.inf), places=12),
         "noise_of_a_round": round(noise(rows), 4),
         "rounds": min((len(row.rounds_s) for row in rows if not row.failure), default=0),
         "asked": case.asked,
@@ -484,9 +484,12 @@ def summary(case: Case, table: Table, *, is_whole: bool = True) -> tuple[dict[st
         "ratio_min": round(min(ratios), 3) if ratios else None,
         "ratio_median": round(float(np.median(ratios)), 3) if ratios else None,
         "ratio_max": round(max(ratios), 3) if ratios else None,
-        "ratios": [{name: _rounded(value) for name, value in asdict(one).items()} for one in paid],
+        "ratios": [
+            {name: _finite(value) if isinstance(value, float) else value for name, value in pair}
+            for pair in (asdict(one).items() for one in paid)
+        ],
         "step_ms": {
-            str(row.plan): [round(one * 1e3, 2) for one in _middle(row)]
+            str(row.plan): [_finite(one * 1e3) for one in _middle(row)]
             for row in sorted(rows, key=lambda row: _middle(row)[0])
             if row.rounds_s
         },
@@ -502,8 +505,9 @@ def _middle(row: Row) -> tuple[float, float, float]:
     return (float(np.median(row.rounds_s)), *median_interval(row.rounds_s))
 
 
-def _rounded(value: object) -> object:
-    return round(value, 3) if isinstance(value, float) and math.isfinite(value) else value
+def _finite(value: float, *, places: int = 3) -> float | None:
+    """Rounded; None for what JSON has no number for."""
+    return round(value, places) if math.isfinite(value) else None
 
 
 # The command itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,15 @@ def test_what_failed_or_was_left_out_is_a_fault(tmp_path: Path) -> None:
     ]
     _, chosen = summary(DENSE, table_of(tmp_path, *GOOD[:2]), is_whole=False)
     assert chosen == []
+
+
+def test_figures_are_json_even_of_a_single_round(tmp_path: Path) -> None:
+    single = [replace(one, rounds_s=one.rounds_s[:1]) for one in GOOD]
+    other = replace(single[2], first=None)
+    figures, faults = summary(DENSE, table_of(tmp_path, *single[:2], other))
+    assert len(faults) == 1  # A single round shows nothing.
+    text = json.dumps(figures, allow_nan=False)
+    assert json.loads(text)["ratios"][0]["high"] is None
 
 
 def test_a_record_is_gone_on_with_and_failures_are_tried_again(tmp_path: Path) -> None:
