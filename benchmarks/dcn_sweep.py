@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from automesh import api
+from automesh.errors import AutomeshError
 from automesh.hardware import parse_target
 from automesh.jsonio import from_json, to_json
 from automesh.launch.cluster import workers_of
@@ -61,7 +62,7 @@ from automesh.tuner.workers import memory_share_bytes, surroundings_of
 from automesh.units import format_wait
 from automesh.worker.messages import Surroundings
 from automesh.worker.pool import Pool
-from automesh.worker.process import StartWorker
+from automesh.worker.process import Process, StartWorker
 from benchmarks.support.compiles import say
 from benchmarks.support.paths import EXAMPLES, ROOT
 from benchmarks.support.search_process import SearchProcess
@@ -266,14 +267,13 @@ def _header(case: Case, preparation: Preparation) -> dict[str, Any]:
     }
 
 
-def _pool(around: Surroundings, place: Path, start: StartWorker | None = None) -> Pool:
-    how = {} if start is None else {"start": start}
+def _pool(around: Surroundings, place: Path, start: StartWorker = Process) -> Pool:
     return Pool(
         size=1,
         surroundings=around,
         log_dir=place / "logs",
         memory_limit_bytes=memory_share_bytes(1),
-        **how,
+        start=start,
     )
 
 
@@ -501,7 +501,7 @@ def summary(case: Case, table: Table, *, is_whole: bool = True) -> tuple[dict[st
 def _middle(row: Row) -> tuple[float, float, float]:
     """Median of the rounds, and its 95 % interval; infinite without rounds."""
     if not row.rounds_s:
-        return (math.inf,) * 3
+        return math.inf, math.inf, math.inf
     return (float(np.median(row.rounds_s)), *median_interval(row.rounds_s))
 
 
@@ -569,7 +569,11 @@ def main(arguments: list[str]) -> int:
     for case in CASES:
         if case.name not in given.case:
             continue
-        table = sweep(case, folder, rounds=given.rounds, meshes=given.mesh)
+        try:
+            table = sweep(case, folder, rounds=given.rounds, meshes=given.mesh)
+        except AutomeshError as error:  # The other cases may come to something.
+            faults.append(f"{case.name}: {error}")
+            continue
         found[case.name], wrong = summary(case, table, is_whole=not given.mesh)
         faults += [f"{case.name}: {text}" for text in wrong]
         say(json.dumps({case.name: found[case.name]}, indent=1))

@@ -305,7 +305,8 @@ def files(ca: Pair, search: Pair) -> dict[str, str]:
 
 def test_files_that_go_together_are_read(files: dict[str, str], search: Pair) -> None:
     assert read_identity(**files) == (search.key.read_bytes(), search.certificate.read_bytes())
-    assert read_identity(**{**files, "ca": "", "host": ""})
+    secret, chain = read_identity(**{**files, "ca": "", "host": ""})
+    assert (secret, chain) == (search.key.read_bytes(), search.certificate.read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -350,7 +351,7 @@ def test_the_guide_makes_certificates_that_are_taken(tmp_path: Path) -> None:
     )
     paths = [str(tmp_path / name) for name in ("search.pem", "search.key", "ca.pem")]
     for host in ("10.0.0.1", "host-a"):
-        assert read_identity(*paths, host=host)
+        read_identity(*paths, host=host)
     assert stat.S_IMODE((tmp_path / "search.key").stat().st_mode) == 0o600
 
 
