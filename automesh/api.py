@@ -129,7 +129,8 @@ def search(
       processes_per_host: that each host has, with a share of its GPUs each; by default 1.
       listen: address of this host that agents dial, such as `10.0.0.1:8600`.
       wait: how long to wait for the agents, such as `5m`.
-      certificate, key: PEM files, for an encrypted channel to the agents.
+      certificate: PEM file, for an encrypted channel to the agents.
+      key: PEM file with the key to the certificate.
       ca: PEM file with what agents trust that are started for you.
       progress: where to report to; by default nowhere.
 

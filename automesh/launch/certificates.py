@@ -289,9 +289,9 @@ def _fault_of(search: str, trusted: bytes | None) -> str:
     except ssl.SSLEOFError:
         return ""
     except ssl.SSLError as error:
-        # What HTTP/2 says first is no TLS.
-        is_plain = error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-        return "encrypted" if is_plain and trusted is not None else ""
+        # What HTTP/2 says first is no TLS; who speaks TLS, and not with us, says so in an alert.
+        is_plain = trusted is not None and "ALERT" not in str(error.reason)
+        return "encrypted" if is_plain else ""
     except OSError:
         return ""
 
