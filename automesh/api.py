@@ -129,6 +129,9 @@ def search(
       processes_per_host: that each host has, with a share of its GPUs each; by default 1.
       listen: address of this host that agents dial, such as `10.0.0.1:8600`.
       wait: how long to wait for the agents, such as `5m`.
+      certificate: PEM file, for an encrypted channel to the agents.
+      key: PEM file with the key to the certificate.
+      ca: PEM file with what agents trust that are started for you.
       progress: where to report to; by default nowhere.
 
     Raises:
@@ -188,7 +191,11 @@ def join_processes(request: SearchRequest) -> SearchRequest | None:
         return request
     from automesh.launch.agent import serve_search
 
-    serve_search(request.cluster.listen, wait_s=request.cluster.wait_s or 300.0)
+    serve_search(
+        request.cluster.listen,
+        wait_s=request.cluster.wait_s or 300.0,
+        ca=request.cluster.ca,
+    )
     return None
 
 
@@ -226,7 +233,9 @@ def write_jobset(
     words = request.again.without(*here, *(["target"] if target.absent else [])).words
     path = user_path(file)
     name = jobset.name_of(request.again.script)
-    jobset.write(jobset.jobset_of(name, ["search", *words], pods, placing), path)
+    # As it was typed: a path in the pods, and none of this host.
+    ca = dict(request.again.options).get("ca", "")
+    jobset.write(jobset.jobset_of(name, ["search", *words], pods, placing, ca=ca), path)
     if is_applied:
         return f"{jobset.apply(path)}\nfollow it: kubectl logs --follow job/{name}-search-0"
     return f"{path} is written; start it: kubectl apply --filename {shlex.quote(str(path))}"

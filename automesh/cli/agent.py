@@ -46,6 +46,9 @@ Exit codes:
   0 the search has ended, or Ctrl-C   2 refused, lost, or nothing answers
 """
 
+CA_OPTION = """PEM file by which the search is known that has a --certificate: of who has signed it,
+or that certificate itself. All that is said is encrypted then."""
+
 
 def agent(
     address: Annotated[
@@ -59,6 +62,7 @@ def agent(
     wait: Annotated[
         str, typer.Option(metavar="TIME", help="How long to wait for the search to be there.")
     ] = "1m",
+    ca: Annotated[str, typer.Option(metavar="FILE", help=CA_OPTION, show_default=False)] = "",
     server: Annotated[
         str,
         typer.Option(metavar="URL", help="Of a service, instead of ADDRESS.", show_default=False),
@@ -88,6 +92,8 @@ def agent(
     if bool(address) == bool(server):
         raise UsageError("give the ADDRESS of a search, or --server URL of a service")
     check_text(name)
+    if server and ca:
+        raise UsageError("--ca is for an agent of a search, and --server names a service")
     if server:
         _serve_service(server, name, tuple(takes or ("*",)), tuple(has or ()), folder)
         return
@@ -100,7 +106,7 @@ def agent(
     # gRPC takes a third of a second to import, which a wrong word does not wait for.
     from automesh.launch.agent import serve_search
 
-    serve_search(address, name=name, wait_s=wait_s)
+    serve_search(address, name=name, wait_s=wait_s, ca=ca)
 
 
 def _serve_service(

@@ -29,18 +29,27 @@ def hosts(
         str,
         typer.Argument(metavar="ADDRESS", help="Of the search: its --listen.", show_default=False),
     ],
+    ca: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="PEM file, as of `automesh agent`.", show_default=False),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> None:
     from automesh.launch.secret import read_token
     from automesh.launch.wire import check_address
 
     check_address(address, port_needed=True)
-    token = read_token(os.environ)
     # gRPC takes a third of a second to import, which a wrong word does not wait for.
+    trusted = None
+    if ca:
+        from automesh.launch.certificates import read_trusted
+
+        trusted = read_trusted(ca)
+    token = read_token(os.environ)
     from automesh.launch.asking import ask
     from automesh.report.pages.hosts import hosts_to_json, render_hosts
 
-    found = ask(address, token)
+    found = ask(address, token, trusted=trusted)
     if as_json:
         sys.stdout.write(dumps(hosts_to_json(found), indent=1) + "\n")
     else:

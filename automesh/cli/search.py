@@ -147,6 +147,12 @@ slurm and ray by default what its name means."""
 
 WAIT_OPTION = """How long to wait for the agents; by default 5m, for slurm and ray 1d of queue."""
 
+CERTIFICATE_OPTION = """PEM file: encrypts what search and agents say to each other, who then
+need --ca; docs/clusters.md shows how it is made."""
+
+CA_OPTION = """PEM file, on all hosts, by which agents check --certificate that are started for you
+(--launch, srun): of who has signed it, or that certificate itself."""
+
 IMAGE_OPTION = """For --launch kubernetes: image of the pods, with automesh and what the script
 imports."""
 
@@ -308,6 +314,13 @@ def search(
         str, typer.Option(metavar="ADDRESS", help=LISTEN_OPTION, show_default=False)
     ] = "",
     wait: Annotated[str, typer.Option(metavar="TIME", help=WAIT_OPTION, show_default=False)] = "",
+    certificate: Annotated[
+        str, typer.Option(metavar="FILE", help=CERTIFICATE_OPTION, show_default=False)
+    ] = "",
+    key: Annotated[
+        str, typer.Option(metavar="FILE", help="PEM file with the key to --certificate.")
+    ] = "",
+    ca: Annotated[str, typer.Option(metavar="FILE", help=CA_OPTION, show_default=False)] = "",
     image: Annotated[
         str, typer.Option(metavar="IMAGE", help=IMAGE_OPTION, show_default=False)
     ] = "",
@@ -375,6 +388,9 @@ def search(
         processes_per_host=processes_per_host,
         listen=listen,
         wait=wait,
+        certificate=certificate,
+        key=key,
+        ca=ca,
     )
     request = api.read_request(
         script, options, targets=targets, again=read_words(typed()[2:]), spelled=_spelled

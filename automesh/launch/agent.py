@@ -27,6 +27,7 @@ from automesh.errors import UsageError
 from automesh.hlo.store import default_store
 from automesh.jsonio import dumps, from_json, to_json
 from automesh.launch import wire
+from automesh.launch.certificates import open_channel, read_trusted, wait_for
 from automesh.launch.facts import HostFacts, own_facts
 from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof, read_token
 from automesh.reading import Unreadable, read_bytes
@@ -85,7 +86,7 @@ class Agent:
       token: see `launch.secret`.
       name: of this host, for people; empty for its own.
       wait_s: how long to wait for the search to be there.
-      certificates: PEM text by which the search's certificate is checked; None: no encryption.
+      trusted: certificates by which that of the search is checked, PEM; None: no encryption.
       say: told what happens, in sentences.
     """
 
@@ -96,7 +97,7 @@ class Agent:
         token: str,
         name: str = "",
         wait_s: float = 60.0,
-        certificates: bytes | None = None,
+        trusted: bytes | None = None,
         say: Callable[[str], object] = lambda _: None,
     ) -> None:
         wire.check_address(search, port_needed=True)
@@ -104,7 +105,7 @@ class Agent:
         self._token = token
         self._name = name
         self._wait_s = wait_s
-        self._certificates = certificates
+        self._trusted = trusted
         self._say = say
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -125,7 +126,10 @@ class Agent:
           UsageError: nothing answers there, one refuses the other, or the search was lost.
         """
         try:
-            with temporary_folder("agent") as self._logs, self._channel() as channel:
+            with (
+                temporary_folder("agent") as self._logs,
+                open_channel(self._search, self._trusted) as channel,
+            ):
                 call = self._connect(channel)
                 try:
                     self._loop()
@@ -138,22 +142,14 @@ class Agent:
             self._bell.close()
             self._button.close()
 
-    def _channel(self) -> Any:
-        if self._certificates is None:
-            return grpc.insecure_channel(self._search, options=wire.OPTIONS)
-        credentials = grpc.ssl_channel_credentials(self._certificates)
-        return grpc.secure_channel(self._search, credentials, options=wire.OPTIONS)
-
     def _connect(self, channel: Any) -> Any:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=self._wait_s)
-        except grpc.FutureTimeoutError:
+        if not wait_for(channel, self._search, self._trusted, wait_s=self._wait_s):
             raise UsageError(
                 f"nothing answers at {self._search} that this agent can speak to, for "
                 f"{self._wait_s:.0f} s",
-                hint="is the search running, does it listen at that address, does a firewall let "
-                "the port through, and do both or neither use certificates?",
-            ) from None
+                hint="is the search running, does it listen at that address, and does a firewall "
+                "let the port through?",
+            )
         facts = own_facts(name=self._name, search=self._search)
         mine = new_nonce()
         serve = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")
@@ -475,15 +471,20 @@ def stored_in(answer: Any) -> list[str]:
     return list(found)
 
 
-def serve_search(search: str, *, name: str = "", wait_s: float) -> None:
+def serve_search(search: str, *, name: str = "", wait_s: float, ca: str = "") -> None:
     """Serves a search until it ends, as a program: with the token of its environment.
 
+    Args:
+      ca: file with the certificates that are trusted; empty: no encryption.
+
     Raises:
-      UsageError: as `Agent.serve`, or there is no token.
+      UsageError: as `Agent.serve`, there is no token, or the file cannot be used.
     """
+    trusted = read_trusted(ca) if ca else None
     Agent(
         search=search,
         token=read_token(os.environ),
+        trusted=trusted,
         name=name,
         wait_s=wait_s,
         say=lambda text: sys.stderr.write(f"{text}\n"),

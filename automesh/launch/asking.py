@@ -13,6 +13,7 @@ import grpc
 from automesh.errors import AutomeshError, UsageError
 from automesh.jsonio import dumps, from_json
 from automesh.launch import wire
+from automesh.launch.certificates import open_channel, wait_for
 from automesh.launch.secret import BrokenSeal, Seal, is_proof, new_nonce, proof
 
 _ANSWER_S = 15.0
@@ -53,24 +54,23 @@ class Hosts:
     present: tuple[HostStatus, ...]
 
 
-def ask(search: str, token: str) -> Hosts:
+def ask(search: str, token: str, *, trusted: bytes | None = None) -> Hosts:
     """Asks a search for its hosts.
 
     Args:
       search: `address:port` that its agents dial.
+      trusted: as of an agent; see `automesh.launch.certificates`.
 
     Raises:
-      UsageError: nothing answers there, or it has another token.
+      UsageError: nothing answers there, it has another token, or there can be no channel to it.
     """
     wire.check_address(search, port_needed=True)
-    with grpc.insecure_channel(search, options=wire.OPTIONS) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=_ANSWER_S)
-        except grpc.FutureTimeoutError:
+    with open_channel(search, trusted) as channel:
+        if not wait_for(channel, search, trusted, wait_s=_ANSWER_S):
             raise UsageError(
                 f"nothing answers at {search} for {_ANSWER_S:.0f} s",
                 hint="is the search running, and does it listen at that address?",
-            ) from None
+            )
         said: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         serve: Any = channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")
         answers = serve(_until_none(said), timeout=_ANSWER_S)

@@ -44,6 +44,9 @@ class Cluster:
       listen: address, with or without a port, that agents dial; empty for this host alone.
       wait_s: for the agents to come; 0 for what is usual.
       is_everywhere: the same command runs on every host; see `automesh.launch.ranks`.
+      certificate, key: PEM files of the search, of which gRPC makes an encrypted channel; empty for
+        none.
+      ca: PEM file with what its agents trust, on all hosts.
     """
 
     launch: str = ""
@@ -52,8 +55,28 @@ class Cluster:
     listen: str = ""
     wait_s: float = 0.0
     is_everywhere: bool = False
+    certificate: str = ""
+    key: str = ""
+    ca: str = ""
 
     def __post_init__(self) -> None:
+        if bool(self.certificate) != bool(self.key):
+            raise UsageError(
+                "--certificate and --key are given together, or neither of them",
+                hint="both are PEM files of this search: its certificate, and the key to it",
+            )
+        if self.ca and not self.certificate:
+            raise UsageError(
+                "--ca says what agents trust, and this search has no --certificate",
+                hint="give --certificate and --key, too; or leave --ca out",
+            )
+        is_by_hand = self.listen and not self.launch and not self.is_everywhere
+        if self.certificate and not self.ca and not is_by_hand:
+            raise UsageError(
+                "the agents of this search are started for you, and need a --ca to trust its "
+                "--certificate",
+                hint="give the certificate of who has signed it, or that certificate itself",
+            )
         if self.launch and self.launch not in LAUNCHERS:
             raise UsageError(
                 f"--launch: `{self.launch}` is not a launcher",
@@ -94,6 +117,12 @@ def spread(target: Target, cluster: Cluster) -> Target:
         hosts_for(target, cluster)
         return target
     if not cluster.is_asked:
+        if cluster.certificate:
+            raise UsageError(
+                "--certificate encrypts what a search and its agents say, and a search on this "
+                "host alone has none",
+                hint="leave --certificate and --key out; several hosts: see docs/clusters.md",
+            )
         return target
     if target.absent is not None:  # Compiled for on all hosts, and run on none.
         if cluster.processes_per_host:
@@ -269,28 +298,36 @@ def _fleet_of(
 ) -> Generator[Fleet]:
     """The agents of a search, once all of them are there; the arguments are those of `Fleet`."""
     # gRPC takes a third of a second to import, which other searches do without.
+    from automesh.launch.certificates import read_identity
     from automesh.launch.fleet import Fleet
 
     cluster = request.cluster
     with ExitStack() as stack:
         start = _start_of(cluster, stack)
+        listen = check_address(start.listen, port_needed=False)
+        certificates = None
+        if cluster.certificate:
+            # Agents that people start may dial another name than the one that is listened at.
+            dialled = listen[0].strip("[]") if start.launcher is not None else ""
+            certificates = read_identity(cluster.certificate, cluster.key, cluster.ca, host=dialled)
         fleet = stack.enter_context(
             Fleet(
                 token=start.token,
-                listen=check_address(start.listen, port_needed=False),
+                listen=listen,
                 hosts=hosts,
                 processes=processes,
                 is_virtual=is_virtual,
                 launcher=start.launcher,
                 memory_limit_bytes=request.memory_limit_bytes,
+                certificates=certificates,
+                ca=cluster.ca,
                 notice=progress.notice,
                 store=store,
             )
         )
         if start.launcher is None:
             progress.notice(
-                f"run `automesh agent {fleet.address}` on each of {hosts} hosts, with the token of "
-                "this search"
+                f"run `{fleet.agent_words}` on each of {hosts} hosts, with the token of this search"
             )
         progress.now(f"waiting for {hosts} agents")
         fleet.wait(cluster.wait_s or start.wait_s, progress.tick)

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import queue
 import re
+import shlex
 import socket
 import threading
 import time
@@ -28,6 +29,7 @@ from automesh.hlo.store import ModuleStore
 from automesh.jsonio import dumps, from_json, to_json
 from automesh.launch import wire
 from automesh.launch.asking import HostStatus
+from automesh.launch.certificates import quiet, told_by
 from automesh.launch.facts import (
     LOCAL_DEVICES,
     HostFacts,
@@ -134,6 +136,7 @@ class Fleet:
       launcher: that starts the agents; None if the user does.
       memory_limit_bytes: of one process; 0 for its share of what is free on its host.
       certificates: private key and certificate chain, PEM; None: no encryption.
+      ca: file with what the agents trust that the launcher starts.
       notice: told what the user should know, in the thread that calls `wait` or `start_gang`.
       store: where programs go that were compiled on other hosts.
     """
@@ -149,6 +152,7 @@ class Fleet:
         launcher: Launcher | None = None,
         memory_limit_bytes: int = 0,
         certificates: tuple[bytes, bytes] | None = None,
+        ca: str = "",
         notice: Callable[[str], object] = lambda _: None,
         store: ModuleStore | None = None,
     ) -> None:
@@ -160,6 +164,7 @@ class Fleet:
         self._launcher = launcher
         self._memory_limit_bytes = memory_limit_bytes
         self._certificates = certificates
+        self._ca = ca
         self._notice = notice
         self._store = store
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -184,7 +189,7 @@ class Fleet:
         threading.Thread(target=self._watch, daemon=True).start()
         if self._launcher is not None:
             try:
-                order = Order(search=self.address, token=self._token, hosts=self.hosts)
+                order = Order(search=self.address, token=self._token, hosts=self.hosts, ca=self._ca)
                 self._launcher.start(order)
             except BaseException:
                 self.close()
@@ -432,7 +437,15 @@ class Fleet:
     def _how_to_come(self) -> str:
         if self._launcher is not None:
             return "see what the launcher says, and whether the hosts reach " + self.address
-        return f"run `automesh agent {self.address}` on each host, with the same token"
+        return f"run `{self.agent_words}` on each host, with the same token"
+
+    @property
+    def agent_words(self) -> str:
+        """The command of an agent that somebody starts by hand."""
+        words = f"automesh agent {self.address}"
+        if self._certificates is None:
+            return words
+        return f"{words} --ca {shlex.quote(self._ca) if self._ca else 'FILE'}"
 
     def _tell(self) -> None:
         while not self._said.empty():
@@ -459,9 +472,10 @@ class Fleet:
     def _bind(self) -> None:
         host, port = self._listen
         self._threads = futures.ThreadPoolExecutor(_MOST_AGENTS, thread_name_prefix="fleet")
-        self._server = grpc.server(
-            self._threads, options=wire.OPTIONS, maximum_concurrent_rpcs=_MOST_AGENTS
-        )
+        with quiet():
+            self._server = grpc.server(
+                self._threads, options=wire.OPTIONS, maximum_concurrent_rpcs=_MOST_AGENTS
+            )
         method = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: method}),)
@@ -490,7 +504,11 @@ class Fleet:
         peer = clean(str(context.peer())).removeprefix("ipv4:")
         mine, theirs = new_nonce(), ""
         try:
-            theirs = str(wire.plain(next(requests, b"")).get("hello", ""))
+            hello = wire.plain(next(requests, b""))
+            if why := told_by(hello):
+                self._refuse(f"a connection from {peer} was given up: {why}")
+                return
+            theirs = str(hello.get("hello", ""))
             if not theirs or self._closing.is_set():
                 yield _refusal("it speaks another protocol")
                 return

@@ -15,11 +15,13 @@ class Order:
       search: `address:port` that agents dial.
       token: for the environment of the agents, never for their arguments.
       hosts: how many agents.
+      ca: file, on all hosts, with what they trust; empty for a channel without certificates.
     """
 
     search: str
     token: str
     hosts: int
+    ca: str = ""
 
 
 class Launcher(Protocol):
@@ -68,4 +70,5 @@ def agent_command(order: Order, *, wait_s: float, name: str = "") -> list[str]:
     # -P: an `automesh.py` in the folder of the user's script must not take its place.
     command = [sys.executable, "-P", "-m", "automesh", "agent", order.search]
     command += ["--name", name] if name else []
+    command += ["--ca", order.ca] if order.ca else []
     return [*command, "--wait", f"{wait_s:.0f}s"]

@@ -13,6 +13,10 @@ Whoever knows the token may also ask what the hosts do (`launch.asking`), in the
     guest   {"asks": proof}
     search  sealed {"hosts": [...], "wanted": number}, and the end
 
+Who comes to no channel, because of its certificate, says so and nothing else, unsealed:
+
+    stranger    {"turns_away": why}                see `launch.certificates`
+
 All that follows is sealed, and long messages come in pieces (`launch.secret`). Whoever has nothing
 to say says `{"beat": true}` every few seconds: who is silent for longer is stopped, lost, or behind
 a network that is.

@@ -21,6 +21,7 @@ VALUED = frozenset(
         *("step", "split", "budget", "top", "baseline", "rules", "results", "storage", "workers"),
         *("timeout", "worker-memory", "reserve-hbm", "xla", "launch", "hosts", "listen", "wait"),
         *("image", "volume", "write", "server", "processes-per-host"),
+        *("certificate", "key", "ca"),
     )
 )
 """The options of `automesh search` that take a value."""

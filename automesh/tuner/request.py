@@ -79,14 +79,17 @@ class SearchOptions(TypedDict, total=False):
     processes_per_host: int
     listen: str
     wait: str
+    certificate: str | Path
+    key: str | Path
+    ca: str | Path
 
 
-_PATHS = ("hardware", "rules", "results")
+_PATHS = ("hardware", "rules", "results", "certificate", "key", "ca")
 # Options that only one of the two kinds of search has.
 _OF_COMMANDS = ("step_time", "skip_steps", "timed_steps")
 _OF_BUILDS = (
     "args", "hardware", "workers", "reserve_hbm", "xla", "step", "split", "launch", "hosts",
-    "listen", "wait",
+    "listen", "wait", "certificate", "key", "ca",
 )  # fmt: skip
 
 
@@ -247,6 +250,9 @@ def read_request(
             processes_per_host=options.get("processes_per_host", 0),
             listen=options.get("listen", ""),
             wait_s=read("wait", parse_duration, wait) if (wait := options.get("wait")) else 0.0,
+            certificate=_file(options.get("certificate")),
+            key=_file(options.get("key")),
+            ca=_file(options.get("ca")),
         ),
     )
 
@@ -344,6 +350,11 @@ def _usual_space(subject: Entry | TimedCommand) -> str:
         return ""
     framework = framework_of(subject)
     return "auto" if framework is None else framework.space
+
+
+def _file(given: str | Path | None) -> str:
+    """A file as others find it who run elsewhere; empty for none."""
+    return str(user_path(given).absolute()) if given else ""
 
 
 def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:

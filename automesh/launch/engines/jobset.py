@@ -186,12 +186,15 @@ def name_of(script: str) -> str:
     return f"automesh-{plain}"[:_MOST_NAME_CHARS].rstrip("-")
 
 
-def jobset_of(name: str, words: Sequence[str], pods: Pods, placing: Placing) -> dict[str, Any]:
+def jobset_of(
+    name: str, words: Sequence[str], pods: Pods, placing: Placing, *, ca: str = ""
+) -> dict[str, Any]:
     """The JobSet of a search.
 
     Args:
       name: of the JobSet; see `name_of`.
       words: of the command that searches, behind `automesh`; without what says where.
+      ca: file in the pods with what agents trust; empty for a channel without certificates.
     """
     place = ["--hosts", str(pods.count), "--listen", f"$(POD_IP):{PORT}", "--wait", _WAIT]
     # In front of `--`, behind which all is the script's own.
@@ -209,7 +212,9 @@ def jobset_of(name: str, words: Sequence[str], pods: Pods, placing: Placing) -> 
     )
     search["ports"] = [{"containerPort": PORT, "name": "agents"}]
     address = f"{name}-search-0-0.{name}:{PORT}"
-    agent = _container("agent", ["agent", address, "--wait", _WAIT], placing, pods.resources)
+    trust = ["--ca", _plain(ca)] if ca else []
+    agent_args = ["agent", address, "--wait", _WAIT, *trust]
+    agent = _container("agent", agent_args, placing, pods.resources)
     agent_pod = _pod(agent, placing)
     if pods.selector:
         agent_pod["nodeSelector"] = dict(pods.selector)

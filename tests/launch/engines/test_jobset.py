@@ -131,6 +131,18 @@ def test_the_command_in_the_pod_is_one_that_runs_there(tmp_path: Path) -> None:
     assert agent["args"][:2] == ["agent", "automesh-train-search-0-0.automesh-train:8600"]
 
 
+def test_agents_in_pods_trust_what_the_search_names(tmp_path: Path) -> None:
+    more = ("--certificate", "search.pem", "--key", "search.key", "--ca", "$(x)/ca.pem")
+    text = written(tmp_path, "cpu:4*2", *more)
+    check(yaml.safe_load(text))
+    search, agents = (
+        group["template"]["spec"]["template"]["spec"]["containers"][0]["args"]
+        for group in yaml.safe_load(text)["spec"]["replicatedJobs"]
+    )
+    assert agents[-2:] == ["--ca", "$$(x)/ca.pem"]
+    assert search[search.index("--certificate") :][:4] == [*more[:4]]
+
+
 def test_no_secret_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOMESH_TOKEN", "a" * 32)
     monkeypatch.setenv("AUTOMESH_STORAGE_PASSWORD", "b" * 32)

@@ -141,6 +141,10 @@ ADDRESSES = (
     *(" ", "x:y", ":80", "host:", "::1:80", "[::1", "host:65536", f"host:{DIGITS}", "host:٣"),
     *("host:-1", "http://host:80", "host/x:80", "a b:80", NUL, BYTE, ESCAPES, HUGE),
 )
+PEM_FILES = (
+    *(NUL, BYTE, HUGE, LONG, "missing", "note", "pipe", "folder", "device", "loop", "nowhere"),
+    *("~nosuchuser/x", "sparse.toml", ESCAPES),
+)
 SPLITS = (
     *("", "x", "=", "data=", "data=a", "data=a,a", "data=data,b", "a b=c,d", "data=a;b", "1=a,b"),
     *("data=a,b=c", f"data={NUL},b", f"data={BYTE},b", f"{ESCAPES}=a,b", HUGE),
@@ -234,6 +238,9 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--processes-per-host": ("1", "3", "99999999999", *INTEGERS),
         "--listen": ADDRESSES,
         "--wait": DURATIONS[1:],  # an empty one is as none
+        "--certificate": ("note", NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
+        "--key": ("note", NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
+        "--ca": ("note", NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
         "--image": ("x", NUL, BYTE),
         "--volume": ("x:/y", NUL, BYTE),
         "--write": ("x.yaml",),
@@ -297,7 +304,8 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--trace": (NUL, BYTE, "note"),
     },
     "doctor": {"--target": TARGETS},
-    "agent": {"--name": NO_TEXT, "--wait": DURATIONS},
+    "agent": {"--name": NO_TEXT, "--wait": DURATIONS, "--ca": PEM_FILES},
+    "hosts": {"--ca": PEM_FILES},
     "agent of a service": {
         "--server": SERVERS,
         "--takes": ("", "a b", "(a*)*", "a/b", NUL, BYTE, ESCAPES, HUGE),
