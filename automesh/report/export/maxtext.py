@@ -6,13 +6,21 @@ Keys, defaults and the formula of the batch: `maxtext/configs/base.yml` and `typ
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from automesh.errors import UsageError
 from automesh.report.export.comment import head, xla_flags
-from automesh.report.export.nouns import AxisSize, Framework, Setting, refuse
+from automesh.report.export.nouns import (
+    AxisSize,
+    Framework,
+    Setting,
+    microbatch_rows,
+    multiplied_batch,
+    refuse,
+)
 from automesh.report.export.source_text import as_count, as_size, key_values, yaml_tree
 
 # In the order of `mesh_axes`; what the keys call `pipeline` is the axis `stage`.
@@ -55,6 +63,7 @@ _REMAT, _ACCUMULATION, _BATCH = (
     "gradient_accumulation_steps",
     "per_device_batch_size",
 )
+_NOT_RECOMPUTED = "none"
 _FLAGS, _SHARD_MODE = "compile_xla_flags", "shard_mode"
 
 
@@ -78,6 +87,11 @@ def _write(settings: tuple[Setting, ...]) -> str:
         "Global batch = per_device_batch_size * devices * gradient_accumulation_steps"
         + (f" = {setting.global_batch}." if setting.global_batch else "; not said by the rule.")
     ]
+    if setting.remat == _NOT_RECOMPUTED:
+        # `jax.checkpoint` around every scanned layer, with no policy: `layers/nnx_decoders.py`.
+        notes.append(
+            "Under `none`, too, scanned layers are recomputed: scan_layers=false keeps all."
+        )
     return head(settings, _TITLE, _SEEN_IN, notes) + "".join(
         f"{key}: {json.dumps(value)}\n" for key, value in values.items()
     )
@@ -96,24 +110,18 @@ def _batch(setting: Setting) -> dict[str, object]:
                 "its batch is one of a device, and the rule leaves the number of devices open",
                 hint="name the devices with --select",
             )
-        rows, rest = divmod(setting.global_batch, steps)
-        if rest:
-            raise refuse(
-                _TITLE,
-                f"a batch of {setting.global_batch} rows is not a multiple of {steps} microbatches",
-                hint="give another --batch",
-            )
-        found[_BATCH] = rows / devices
+        found[_BATCH] = _of_a_device(microbatch_rows(setting, _TITLE), devices)
     elif steps > 1:
-        raise refuse(
-            _TITLE,
-            f"its {steps} microbatches multiply the batch of a device there, and the rule does not "
-            "say the batch",
-            hint="give the rows of one update with --batch",
-        )
+        raise multiplied_batch(_TITLE, steps)
     if steps:
         found[_ACCUMULATION] = steps
     return found
+
+
+def _of_a_device(rows: int, devices: int) -> float:
+    """The share of a device. MaxText rounds down what it multiplies back: 29 / 100 * 100 is 28."""
+    share = rows / devices
+    return share if int(devices * share) == rows else math.nextafter(share, math.inf)
 
 
 def _read(text: str) -> tuple[Setting, ...]:

@@ -20,7 +20,8 @@ from automesh.report.export.frameworks import (
 )
 from automesh.report.export.nouns import AxisSize, Setting, Words
 from automesh.report.export.translate import rule_of, setting_of
-from tests.support.cases.exports import AXES, READERS, REMAT, rules_for, sizes_of, used
+from tests.support.cases.export_orders import check, orders_for
+from tests.support.cases.exports import READERS, rules_for, sizes_of
 from tests.support.paths import DATA
 
 MESHES = json.loads((DATA / "expert_meshes.json").read_text())["meshes"]
@@ -45,22 +46,15 @@ def test_a_rule_comes_back_and_means_the_same(name: str, data: st.DataObject) ->
     if name == "levanter" and expected.get("microbatches") == 1:
         del expected["microbatches"]  # The whole batch at once is its default.
     assert dict(after.knobs) == expected
-    if name in READERS:
-        _documented(name, text, rules)
 
 
-def _documented(name: str, text: str, rules: Rules) -> None:
-    """The framework's schema, as it is documented, makes the same of the text."""
-    knobs: dict[str, Any] = dict(rules.rules[0].knobs)
-    read = READERS[name](text)
-    theirs = AXES[name]
-    assert used(read.sizes) == {theirs[axis]: size for axis, size in sizes_of(rules).items()}
-    if "remat" in knobs:
-        assert read.remat == REMAT[name][knobs["remat"]]
-    if "microbatches" in knobs:
-        assert read.accumulation == knobs["microbatches"]
-    if "batch" in knobs and name != "axlearn":
-        assert read.global_batch == knobs["batch"]
+@pytest.mark.parametrize("name", READERS)
+@settings(max_examples=300, deadline=None, database=None)
+@given(data=st.data())
+def test_a_framework_as_it_is_documented_makes_of_a_rule_what_was_meant(
+    name: str, data: st.DataObject
+) -> None:
+    check(data.draw(orders_for(name)), name, READERS[name])
 
 
 def _setting(mesh: dict[str, Any]) -> Setting:

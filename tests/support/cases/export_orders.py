@@ -1,0 +1,97 @@
+"""Random rules with the devices that a framework then finds, and what it must make of them.
+
+Beside rules with all sizes given and a batch that divides there are such with sizes left open and
+with any batch: what a framework cannot train with must have been refused by the export.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from automesh.errors import UsageError
+from automesh.mesh.config import Rules
+from automesh.mesh.infer import resolve_shape
+from automesh.mesh.shape import HybridMeshShape
+from automesh.report.export.frameworks import export_rules
+from tests.support.cases.exports import AXES, REMAT, On, Read, Sizes, rules_for, used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A rule to be exported.
+
+    Attributes:
+      on: the devices that it is for.
+      is_plain: all sizes are given and the batch divides, so that no framework refuses it.
+    """
+
+    rules: Rules
+    on: On
+    is_plain: bool
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        return dict(self.rules.rules[0].knobs)
+
+    @property
+    def sizes(self) -> Sizes:
+        """By automesh's names, all of them inferred."""
+        (rule,) = self.rules.rules
+        shape = resolve_shape(
+            rule.hybrid_shape, num_devices=self.on.num_devices, num_granules=self.on.num_granules
+        )
+        pairs = zip(shape.ici_mesh_shape, shape.dcn_mesh_shape, strict=True)
+        return used(dict(zip(self.rules.axes, pairs, strict=True)))
+
+
+@st.composite
+def orders_for(draw: st.DrawFn, framework: str) -> Order:
+    rules = draw(rules_for(framework))
+    (rule,) = rules.rules
+    ici, dcn = list(rule.hybrid_shape.ici_mesh_shape), list(rule.hybrid_shape.dcn_mesh_shape)
+    granules = math.prod(dcn)
+    devices = math.prod(ici) * granules
+    knobs = dict(rule.knobs)
+    is_plain = True
+    axis = st.integers(0, len(ici) - 1)
+    if draw(st.integers(0, 3)) == 0:
+        ici[draw(axis)] = -1
+        is_plain = False
+    if framework != "tunix" and draw(st.integers(0, 5)) == 0:
+        dcn[draw(axis)] = -1
+        is_plain = False
+    # With open sizes a batch that does not divide is the framework's to refuse, when it trains.
+    if is_plain and "batch" in knobs and draw(st.booleans()):
+        knobs["batch"] = draw(st.one_of(st.integers(1, 3 * devices), st.integers(1, 100)))
+        is_plain = knobs["batch"] % (devices * knobs["microbatches"]) == 0
+    rule = replace(rule, mesh_shape=HybridMeshShape(ici, dcn), knobs=knobs)
+    selector = rule.match.replace("(a|b)-.*", "b-8")
+    return Order(
+        rules=replace(rules, rules=(rule,)),
+        on=On(num_devices=devices, num_granules=granules, selector=selector),
+        is_plain=is_plain,
+    )
+
+
+def check(order: Order, name: str, read: Callable[[str, On], Read]) -> None:
+    """The framework trains with what the rule says, or the export has refused the rule."""
+    try:
+        text = export_rules(order.rules, name)
+    except UsageError as error:
+        assert not order.is_plain, error
+        return
+    found = read(text, order.on)
+    knobs = order.knobs
+    assert used(found.sizes) == {AXES[name][axis]: size for axis, size in order.sizes.items()}, text
+    if "remat" in knobs:
+        assert found.remat == REMAT[name][knobs["remat"]], text
+    if "microbatches" in knobs:
+        assert found.accumulation == knobs["microbatches"], text
+    if "batch" in knobs and name != "axlearn":
+        # AXLearn's stands in a comment.
+        assert found.global_batch == knobs["batch"], text
