@@ -63,13 +63,20 @@ _REMAT, _ACCUMULATION, _BATCH = (
     "gradient_accumulation_steps",
     "per_device_batch_size",
 )
-_NOT_RECOMPUTED = "none"
+_NOT_RECOMPUTED, _PIPELINE = "none", "pipeline"
 _FLAGS, _SHARD_MODE = "compile_xla_flags", "shard_mode"
 
 
 def _write(settings: tuple[Setting, ...]) -> str:
     (setting,) = settings
     by_name = {axis.name: axis for axis in setting.axes}
+    pipeline = by_name.get(_PIPELINE)
+    if pipeline is not None and -1 in (pipeline.ici, pipeline.dcn):
+        raise refuse(
+            _TITLE,
+            f"it takes an open size of `{_PIPELINE}` for no pipeline",
+            hint="name the devices with --select",
+        )
     values: dict[str, object] = {}
     for network in _NETWORKS:
         for name in _ALL:
@@ -103,14 +110,14 @@ def _batch(setting: Setting) -> dict[str, object]:
     if setting.per_device_batch:
         found[_BATCH] = setting.per_device_batch
     elif setting.global_batch:
-        devices, steps = setting.num_devices, steps or 1
-        if not devices:
+        steps = steps or 1
+        if not setting.num_devices:
             raise refuse(
                 _TITLE,
                 "its batch is one of a device, and the rule leaves the number of devices open",
                 hint="name the devices with --select",
             )
-        found[_BATCH] = _of_a_device(microbatch_rows(setting, _TITLE), devices)
+        found[_BATCH] = _of_a_device(microbatch_rows(setting, _TITLE), setting)
     elif steps > 1:
         raise multiplied_batch(_TITLE, steps)
     if steps:
@@ -118,10 +125,31 @@ def _batch(setting: Setting) -> dict[str, object]:
     return found
 
 
-def _of_a_device(rows: int, devices: int) -> float:
-    """The share of a device. MaxText rounds down what it multiplies back: 29 / 100 * 100 is 28."""
+def _of_a_device(rows: int, setting: Setting) -> float:
+    """The share of a device, which MaxText multiplies back.
+
+    Raises:
+      UsageError: it would come to other rows, or MaxText cannot deal them to its pipeline.
+    """
+    devices = setting.num_devices
     share = rows / devices
-    return share if int(devices * share) == rows else math.nextafter(share, math.inf)
+    # In binary fractions 29 / 100 * 100 is less than 29, and what is less is cut off.
+    if int(devices * share) != rows:
+        raise refuse(
+            _TITLE,
+            f"{rows} rows are no share of its {devices} devices that can be written exactly",
+            hint="give a --batch of a multiple of the devices",
+        )
+    stages = math.prod(
+        size for axis in setting.axes if axis.name == _PIPELINE for size in (axis.ici, axis.dcn)
+    )
+    if rows % stages:
+        raise refuse(
+            _TITLE,
+            f"it deals the {rows} rows of a microbatch to {stages} pipeline stages in equal parts",
+            hint="give another --batch",
+        )
+    return share
 
 
 def _read(text: str) -> tuple[Setting, ...]:

@@ -210,10 +210,11 @@ def test_python_exports_and_imports(tmp_path: Path) -> None:
 
 
 def test_the_rows_of_a_device_are_not_rounded_down() -> None:
-    rules = rules_of(dp=(4, 1), fsdp=(25, 1), knobs={"batch": 29})
-    tree = yaml.safe_load(export_rules(rules, "maxtext"))
-    assert 29 / 100 * 100 < 29
-    assert int(100 * tree["per_device_batch_size"]) == 29
+    sizes = {"dp": (4, 1), "fsdp": (25, 1)}
+    with pytest.raises(UsageError, match="29 rows are no share of its 100 devices"):
+        export_rules(rules_of(**sizes, knobs={"batch": 29}), "maxtext")
+    tree = yaml.safe_load(export_rules(rules_of(**sizes, knobs={"batch": 50}), "maxtext"))
+    assert tree["per_device_batch_size"] == 0.5
     said = "per_device_batch_size=0.3 gradient_accumulation_steps=4 ici_fsdp_parallelism=8"
     granules = Granules(selector="cpu-8", num_devices=8, num_granules=1)
     found = import_rules(said, "maxtext", granules=granules).rules.rules[0]
@@ -226,6 +227,14 @@ def test_a_batch_of_easydel_is_one_microbatch() -> None:
     text = export_rules(rules, "easydel")
     assert '"total_batch_size": 16,' in text
     assert import_rules(text, "easydel").rules.rules[0].knobs["batch"] == 64
+
+
+def pipelined(size: int, **knobs: object) -> Rules:
+    rule = MeshRule(match="x", mesh_shape=HybridMeshShape((size, 2), (1, 1)), knobs=knobs)
+    return Rules(axes=("pp", "fsdp"), rules=(rule,))
+
+
+PIPELINED, OPEN_PIPELINE = pipelined(4, batch=12, microbatches=2), pipelined(-1)
 
 
 def test_what_maxtext_recomputes_all_the_same_is_said() -> None:
@@ -241,6 +250,8 @@ def test_what_maxtext_recomputes_all_the_same_is_said() -> None:
         ("easydel", rules_of(dp=(2, 1), fsdp=(4, -1)), "sizes that the rule leaves open"),
         ("easydel", rules_of(fsdp=(-1, 1), tp=(2, 2)), "sizes that the rule leaves open"),
         ("easydel", rules_of(fsdp=(8, 1), knobs={"microbatches": 2}), "does not say the batch"),
+        ("maxtext", PIPELINED, "deals the 6 rows of a microbatch to 4 pipeline stages"),
+        ("maxtext", OPEN_PIPELINE, "takes an open size of `pipeline` for no pipeline"),
         (
             "levanter",
             rules_of(dp=(4, 1), knobs={"batch": 6}),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from hypothesis import strategies as st
@@ -67,7 +68,11 @@ def orders_for(draw: st.DrawFn, framework: str) -> Order:
         is_plain = False
     # With open sizes a batch that does not divide is the framework's to refuse, when it trains.
     if is_plain and "batch" in knobs and draw(st.booleans()):
-        knobs["batch"] = draw(st.one_of(st.integers(1, 3 * devices), st.integers(1, 100)))
+        rows = draw(st.one_of(st.integers(1, 3 * devices), st.integers(1, 100)))
+        if framework == "maxtext":
+            # The share of a device times the length of a row must be whole, says MaxText itself.
+            rows *= _odd(Fraction(rows, devices * knobs["microbatches"]).denominator)
+        knobs["batch"] = rows
         is_plain = knobs["batch"] % (devices * knobs["microbatches"]) == 0
     rule = replace(rule, mesh_shape=HybridMeshShape(ici, dcn), knobs=knobs)
     selector = rule.match.replace("(a|b)-.*", "b-8")
@@ -76,6 +81,11 @@ def orders_for(draw: st.DrawFn, framework: str) -> Order:
         on=On(num_devices=devices, num_granules=granules, selector=selector),
         is_plain=is_plain,
     )
+
+
+def _odd(number: int) -> int:
+    """Without its factors of 2."""
+    return number // (number & -number)
 
 
 def check(order: Order, name: str, read: Callable[[str, On], Read]) -> None:

@@ -167,12 +167,15 @@ def read_maxtext(text: str, on: On) -> Read:
         axis: (whole[f"ici_{axis}_parallelism"], whole[f"dcn_{axis}_parallelism"]) for axis in axes
     }
     assert sizes.pop("sequence") == (1, 1)
+    assert -1 not in sizes["pipeline"], "it asks for sizes above 1"
     steps = whole["gradient_accumulation_steps"]
+    rows = int(on.num_devices * whole["per_device_batch_size"])
+    assert rows % math.prod(sizes["pipeline"]) == 0
     return Read(
         sizes=filled(sizes, on),
         remat=whole["remat_policy"],
         accumulation=steps,
-        global_batch=int(on.num_devices * whole["per_device_batch_size"]) * steps,
+        global_batch=rows * steps,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,33 @@ from maxtext.utils import max_utils  # pyright: ignore[reportMissingImports]
 
 # A model that every mesh of the tests divides; what is not there is not asked for.
 _MODEL = (
-    "base_num_decoder_layers=192",
-    "num_experts=192",
+    "base_num_decoder_layers=960",
+    "run_name=x",
+)
+_ALWAYS = (
     "internal_compile=true",
     "skip_jax_distributed_system=true",
     "hardware=tpu",
     "dataset_type=synthetic",
     "enable_checkpointing=false",
     "log_config=false",
-    "run_name=x",
 )
 # What the keys call otherwise than the mesh.
 _KEYS = {"stage": "pipeline"}
 
 
-def read(*, text: str, selector: str, num_devices: int, num_granules: int) -> dict[str, Any]:
+def read(
+    *,
+    text: str,
+    selector: str,
+    num_devices: int,
+    num_granules: int,
+    words: Sequence[str] = (),
+) -> dict[str, Any]:
+    """
+    Args:
+      words: more arguments, with the model; by default a model that every mesh divides.
+    """
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "mesh.yml"
         settings.write_text(f"{text}base_config: base.yml\n")
@@ -33,7 +46,8 @@ def read(*, text: str, selector: str, num_devices: int, num_granules: int) -> di
             [
                 "",
                 str(settings),
-                *_MODEL,
+                *(words or _MODEL),
+                *_ALWAYS,
                 f"base_output_directory={folder}",
                 f"internal_compile_num_devices={num_devices}",
                 f"compile_topology_num_slices={num_granules}",

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +57,19 @@ class OwnParser:
     name: str
     process: subprocess.Popen[str] | None = None
 
-    def read(self, text: str, *, selector: str, num_devices: int, num_granules: int) -> Read:
+    def read(
+        self,
+        text: str,
+        *,
+        selector: str = "",
+        num_devices: int,
+        num_granules: int,
+        words: Sequence[str] = (),
+    ) -> Read:
         """What the framework would train with.
+
+        Args:
+          words: more arguments of the command that trains (MaxText's).
 
         Raises:
           AssertionError: it refuses the text.
@@ -69,6 +81,7 @@ class OwnParser:
             "selector": selector,
             "num_devices": num_devices,
             "num_granules": num_granules,
+            **({"words": list(words)} if words else {}),
         }
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
