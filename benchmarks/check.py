@@ -6,8 +6,7 @@ A rule for the dense example on virtual CPU devices gets its figures by `--updat
 is checked as it is, `--runs` times, each time by a command of its own with another hash seed, and
 once after each of five edits, whose verdict must be the one that stands in `EDITS`. `--then` is the
 interpreter that writes the figures, with another version of jax. Another `--mesh` is another rule,
-on as many devices as its sizes multiply to. The last line is one JSON object; seconds of CPU time
-are those of all processes of the command.
+on as many devices as its sizes multiply to. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -108,7 +106,6 @@ class Run:
     reasons: tuple[str, ...]
     told: tuple[str, ...]
     wall_s: float
-    cpu_s: float
 
 
 def main(arguments: list[str]) -> None:
@@ -122,7 +119,7 @@ def main(arguments: list[str]) -> None:
         rules = folder / "mesh_rules.toml"
         rules.write_text(rules_text(given.mesh or ["fsdp:4,tp:2"]))
         first = run(folder, "--update", python=given.then)
-        print(f"figures written in {first.wall_s:.0f} s, {first.cpu_s:.0f} s of CPU", flush=True)
+        print(f"figures written in {first.wall_s:.0f} s", flush=True)
         recorded = rules.read_bytes()
         runs: list[Run] = []
         for number in range(given.runs):
@@ -187,7 +184,7 @@ def run(folder: Path, *options: str, python: str = sys.executable) -> Run:
     unwanted = ("PYTHONHASHSEED", "JAX_NUM_CPU_DEVICES")
     variables = {name: value for name, value in os.environ.items() if name not in unwanted}
     variables |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    began_s, before_s = time.monotonic(), _children_s()
+    began_s = time.monotonic()
     done = subprocess.run(
         [python, "-m", "automesh", "check", _SCRIPT, "--json", *options],
         cwd=folder,
@@ -196,7 +193,7 @@ def run(folder: Path, *options: str, python: str = sys.executable) -> Run:
         text=True,
         check=False,
     )
-    wall_s, cpu_s = time.monotonic() - began_s, _children_s() - before_s
+    wall_s = time.monotonic() - began_s
     try:
         rules = json.loads(done.stdout)["rules"]
     except json.JSONDecodeError:
@@ -211,18 +208,12 @@ def run(folder: Path, *options: str, python: str = sys.executable) -> Run:
             if change["verdict"] != "same"
         ),
         wall_s=wall_s,
-        cpu_s=cpu_s,
     )
-
-
-def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _words(one: Run) -> str:
     said = "; ".join(one.reasons) or ", ".join(one.told) or "as before"
-    return f"exit code {one.code}, {said} ({one.wall_s:.1f} s, {one.cpu_s:.1f} s of CPU)"
+    return f"exit code {one.code}, {said} ({one.wall_s:.1f} s)"
 
 
 def is_right(edit: Edit, one: Run) -> bool:
@@ -253,7 +244,6 @@ def summary(runs: Sequence[Run], wrong: Sequence[str], then: str, now: str) -> d
         "wrong_edits": list(wrong),
         "wall_s": round(statistics.median(one.wall_s for one in runs), 1) if runs else 0.0,
         "most_wall_s": round(max((one.wall_s for one in runs), default=0.0), 1),
-        "cpu_s": round(statistics.median(one.cpu_s for one in runs), 1) if runs else 0.0,
     }
 
 

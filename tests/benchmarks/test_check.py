@@ -10,7 +10,7 @@ import pytest
 from automesh.mesh.rules.file import read_rules
 from benchmarks.check import EDITS, Edit, Run, edited, example, is_right, rules_text, summary
 
-SILENT = Run(code=0, reasons=(), told=(), wall_s=20.0, cpu_s=10.0)
+SILENT = Run(code=0, reasons=(), told=(), wall_s=20.0)
 LOUD = replace(SILENT, code=1, reasons=("beyond the bounds: memory",), told=("memory",))
 
 

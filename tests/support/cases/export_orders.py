@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from automesh.errors import UsageError
 from automesh.mesh.config import Rules
 from automesh.mesh.infer import resolve_shape
+from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.shape import HybridMeshShape
-from automesh.report.export.frameworks import export_rules
-from tests.support.cases.exports import AXES, REMAT, On, Read, Sizes, rules_for, used
+from automesh.report.export.frameworks import FRAMEWORKS, export_rules
+from tests.support.cases.exports import AXES, REMAT, TARGETS, On, Read, Sizes, rules_for, used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,24 +28,32 @@ class Order:
     """A rule to be exported.
 
     Attributes:
+      rules: the rule, for a framework that keeps several with others beside it.
+      match: of the rule.
       on: the devices that it is for.
       is_plain: all sizes are given and the batch divides, so that no framework refuses it.
     """
 
     rules: Rules
+    match: str
     on: On
     is_plain: bool
 
     @property
+    def rule(self) -> MeshRule:
+        return next(rule for rule in self.rules.rules if rule.match == self.match)
+
+    @property
     def knobs(self) -> dict[str, Any]:
-        return dict(self.rules.rules[0].knobs)
+        return dict(self.rule.knobs)
 
     @property
     def sizes(self) -> Sizes:
         """By automesh's names, all of them inferred."""
-        (rule,) = self.rules.rules
         shape = resolve_shape(
-            rule.hybrid_shape, num_devices=self.on.num_devices, num_granules=self.on.num_granules
+            self.rule.hybrid_shape,
+            num_devices=self.on.num_devices,
+            num_granules=self.on.num_granules,
         )
         pairs = zip(shape.ici_mesh_shape, shape.dcn_mesh_shape, strict=True)
         return used(dict(zip(self.rules.axes, pairs, strict=True)))
@@ -75,9 +84,16 @@ def orders_for(draw: st.DrawFn, framework: str) -> Order:
         knobs["batch"] = rows
         is_plain = knobs["batch"] % (devices * knobs["microbatches"]) == 0
     rule = replace(rule, mesh_shape=HybridMeshShape(ici, dcn), knobs=knobs)
+    others = tuple(
+        replace(rule, match=match, mesh_shape=HybridMeshShape(ici[::-1], [1] * len(ici)))
+        for match in (TARGETS if FRAMEWORKS[framework].many else ())
+        if match != rule.match and draw(st.booleans())
+    )
+    at = draw(st.integers(0, len(others)))
     selector = rule.match.replace("(a|b)-.*", "b-8")
     return Order(
-        rules=replace(rules, rules=(rule,)),
+        rules=replace(rules, rules=(*others[:at], rule, *others[at:])),
+        match=rule.match,
         on=On(num_devices=devices, num_granules=granules, selector=selector),
         is_plain=is_plain,
     )

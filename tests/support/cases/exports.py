@@ -99,6 +99,13 @@ REMAT: dict[str, Mapping[str, object]] = {
     "json": {"none": "none", "full": "full", "any-thing": "any-thing"},
 }  # fmt: skip
 TARGETS = ("tpu-v5p-128", "tpu-v5litepod-256-4", "gpu-a3-megagpu-8g-64", "cpu-8", "tpu-(a|b)-.*")
+OPTIONS: dict[str, st.SearchStrategy[Any]] = {
+    "xla_tpu_enable_async_collective_fusion": st.booleans(),
+    "xla_tpu_scoped_vmem_limit_kib": st.integers(0, 10**6),
+    "xla_tpu_memory_model": st.sampled_from(("auto", "all=1,b=2")),
+}
+# The others have no key for them: they stand in a comment.
+WITH_OPTIONS = ("maxtext", "json")
 BATCH_AXES = {
     "maxtext": ("dp", "fsdp", "fsdp2", "ep"),
     "axlearn": ("dp", "ep", "fsdp"),
@@ -132,10 +139,18 @@ def rules_for(draw: st.DrawFn, framework: str) -> Rules:
         steps = draw(st.sampled_from((1, 2, 4)))
         knobs["microbatches"] = steps
         knobs["batch"] = math.prod(ici) * math.prod(dcn) * steps * draw(st.sampled_from((1, 3)))
+    options: dict[str, Any] = {}
+    if draw(st.integers(0, 3)) == 0:
+        options = draw(st.fixed_dictionaries({}, optional=OPTIONS))
     match = draw(st.sampled_from(TARGETS))
     if framework == "easydel" and max(dcn) > 1:
         match = "tpu-v5p-128"
-    rule = MeshRule(match=match, mesh_shape=HybridMeshShape(ici, dcn), knobs=knobs)
+    rule = MeshRule(
+        match=match,
+        mesh_shape=HybridMeshShape(ici, dcn),
+        knobs=knobs,
+        compiler_options=options,
+    )
     return Rules(axes=tuple(axes), batch_axes=BATCH_AXES[framework], rules=(rule,))
 
 
@@ -269,7 +284,7 @@ def read_axlearn(text: str, on: On) -> Read:
     """AXLearn 34aed43c of July 2026, whose package index has only one of 2024: a stand-in for three
     of its modules records what the text asks for."""
     module = run_python(text, _axlearn_stand_in())
-    ((_, chain),) = module["mesh_rules"]
+    chain = next(rule for match, rule in module["mesh_rules"] if re.fullmatch(match, on.selector))
     kinds = {one.owner: one.values for one in chain.values["config_modifiers"]}
     shape = kinds["MeshShapeModifier"]["mesh_shape"]
     pairs = zip(shape.ici_mesh_shape, shape.dcn_mesh_shape, strict=True)
@@ -315,12 +330,11 @@ def read_loadax(text: str, on: On) -> Read:
     shapes.HybridMeshShape, shapes.MeshConfig = HybridMeshShape, _LoadaxConfig  # pyright: ignore
     parents = {name: ModuleType(name) for name in ("loadax", "loadax.sharding")}
     config = run_python(text, parents | {shapes.__name__: shapes})["mesh_config"]
-    ((pattern, shape),) = config.mesh_rules
-    assert shape == config.mesh_shape
-    if "(" not in pattern.strip("(?:)$"):
-        # The beginning of a selector is enough there.
-        name = pattern.removeprefix("(?:").removesuffix(")$")
-        assert re.match(pattern, name) and not re.match(pattern, name + "-2")
+    assert config.mesh_rules[0][1] == config.mesh_shape
+    # The beginning of a selector is enough there.
+    shape = next(shape for match, shape in config.mesh_rules if re.match(match, on.selector))
+    whole = [match for match, _ in config.mesh_rules if ".*" not in match]
+    assert not any(re.match(match, f"{on.selector}-2") for match in whole)
     pairs = zip(shape.ici_mesh_shape, shape.dcn_mesh_shape, strict=True)
     return Read(sizes=filled(dict(zip(config.mesh_axis_names, pairs, strict=True)), on))
 
