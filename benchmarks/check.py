@@ -65,7 +65,7 @@ EDITS = {
         old="jax.jit(step, donate_argnums=0, ",
         new="jax.jit(step, ",
         code=1,
-        said="memory",
+        said="outputs beside donated memory",
     ),
     "doubled activation": Edit(
         file="lm/transformer.py",
