@@ -38,11 +38,13 @@ class ProgramFacts:
       step_s: predicted from the program, seconds.
       collectives: kind and mesh axes, executions, and bytes of the full arrays of one group, such
         as `("all-reduce dp+fsdp", 12, 4096)`; sorted.
+      undonated_bytes: of outputs that take the place of no donated argument; -1: not known.
     """
 
     fingerprint: str = ""
     flops: int = 0
     peak_bytes: int = 0
+    undonated_bytes: int = -1
     step_s: float = 0.0
     collectives: tuple[tuple[str, int, int], ...] = ()
 

@@ -50,6 +50,7 @@ def test_a_rule_rests_on_the_replay() -> None:
             fingerprint="ab12cd34",
             flops=81_000_000_000,
             peak_bytes=14 * GIB,
+            undonated_bytes=0,
             step_s=0.412,
             collectives=(
                 ("all-gather fsdp", 12, 12_000_000),

@@ -38,6 +38,7 @@ class _ProgramTable:
     fingerprint: str
     flops: _Count = 0
     peak_bytes: _Count = 0
+    undonated_bytes: _Count | None = None
     step_s: _Finite = 0.0
 
 
@@ -181,12 +182,14 @@ def _tree_of_evidence(evidence: Evidence) -> dict[str, Any]:
 def _tree_of_program(program: ProgramFacts) -> dict[str, Any]:
     if not program.fingerprint:
         return {}
-    return {
+    tree = {
         "fingerprint": program.fingerprint,
         "flops": program.flops,
         "peak_bytes": program.peak_bytes,
+        "undonated_bytes": program.undonated_bytes,
         "step_s": program.step_s,
     }
+    return {key: value for key, value in tree.items() if value != -1}
 
 
 def _check_schema(schema: object, source: Path) -> None:
@@ -246,6 +249,7 @@ def _program(table: _EvidenceTable) -> ProgramFacts:
         fingerprint=program.fingerprint,
         flops=program.flops,
         peak_bytes=program.peak_bytes,
+        undonated_bytes=-1 if program.undonated_bytes is None else program.undonated_bytes,
         step_s=program.step_s,
         collectives=tuple((name, runs, size) for name, (runs, size) in table.collectives.items()),
     )

@@ -30,6 +30,8 @@ class Bounds:
 
 BOUNDS = Bounds()
 _Form = Callable[[float], str]
+# Of the peak memory: a donation that is lost costs memory even where activations take most of it.
+_DONATION = 0.01
 # Sums of single numbers, such as a loss, come and go with versions of the compiler.
 _SMALL_BYTES = 1024
 
@@ -59,10 +61,15 @@ def facts_of(compiled: Compiled) -> ProgramFacts:
         name = f"{one.kind} {'+'.join(one.axes) or 'other groups'}"
         runs, size = sums.get(name, (0, 0))
         sums[name] = (runs + one.count, size + one.payload_bytes)
+    memory = compiled.memory
     return ProgramFacts(
         fingerprint=compiled.fingerprint,
         flops=compiled.counts.flops,
-        peak_bytes=compiled.memory.peak_bytes,
+        peak_bytes=memory.peak_bytes,
+        # Of a pipeline, the worst device's memory says nothing of any single program.
+        undonated_bytes=-1
+        if compiled.pipeline is not None
+        else max(memory.output_bytes - memory.alias_bytes, 0),
         step_s=compiled.step_s,
         collectives=tuple((name, runs, size) for name, (runs, size) in sorted(sums.items())),
     )
@@ -76,6 +83,7 @@ def compare(then: ProgramFacts, now: ProgramFacts, bounds: Bounds = BOUNDS) -> t
     """
     return (
         _figure("memory", then.peak_bytes, now.peak_bytes, bounds.memory, format_bytes),
+        *_donation(then, now),
         _flops(then.flops, now.flops, bounds.flops),
         *_collectives(then, now, bounds.collectives),
         _figure("step time, predicted", then.step_s, now.step_s, bounds.time, format_seconds),
@@ -89,6 +97,22 @@ def _figure(what: str, then: float, now: float, bound: float, form: _Form) -> Ch
     else:
         verdict = "changed" if now < then * (1 - bound) else "same"
     return Change(what=what, then=form(then), now=form(now), ratio=ratio, verdict=verdict)
+
+
+def _donation(then: ProgramFacts, now: ProgramFacts) -> Iterator[Change]:
+    """Outputs that replace no argument; nothing where one of the two does not know them."""
+    old, new = then.undonated_bytes, now.undonated_bytes
+    if min(old, new) < 0:
+        return
+    bound = max(_DONATION * then.peak_bytes, _SMALL_BYTES)
+    verdict: Verdict = "same" if abs(new - old) <= bound else "changed"
+    yield Change(
+        what="outputs beside donated memory",
+        then=format_bytes(old),
+        now=format_bytes(new),
+        ratio=new / old if old and new else 0.0,
+        verdict="regressed" if new - old > bound else verdict,
+    )
 
 
 def _flops(then: int, now: int, bound: float) -> Change:

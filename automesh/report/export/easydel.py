@@ -4,7 +4,9 @@ Keys: `easydel/infra/base_config.py` and `easydel/trainers/training_configuratio
 `sharding_axis_dims` are the sizes of the whole mesh. With several slices eformer 0.0.101
 (`escale/mesh/creation.py`) divides the first axis that the number of slices divides, whatever
 `sharding_dcn_axis_dims` says, and lays those sizes between the slices on top: the mesh is the one
-that was asked for only where both mean the same axis.
+that was asked for only where both mean the same axis. `total_batch_size` are the rows of one
+microbatch: its trainer loads that times the accumulation (`BaseTrainer.training_batch_size`), and
+splits it again.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from collections.abc import Sequence
 
 from automesh.errors import UsageError
 from automesh.report.export.comment import head
-from automesh.report.export.nouns import AxisSize, Framework, Setting, refuse
+from automesh.report.export.nouns import (
+    AxisSize,
+    Framework,
+    Setting,
+    microbatch_rows,
+    multiplied_batch,
+    refuse,
+)
 from automesh.report.export.source_text import (
     as_count,
     as_sizes,
@@ -55,14 +64,25 @@ def _write(settings: tuple[Setting, ...]) -> str:
     if setting.remat is not None:
         config[_REMAT] = setting.remat
     config |= dict(setting.extra)
-    training: dict[str, object] = {}
-    if setting.global_batch:
-        training[_BATCH] = setting.global_batch
-    if setting.accumulation:
-        training[_ACCUMULATION] = setting.accumulation
-    notes = ["config_kwargs is for the model, training_arguments for TrainingArguments."]
+    training = _training(setting)
+    notes = [
+        "config_kwargs is for the model, training_arguments for TrainingArguments.",
+        "Global batch = total_batch_size * gradient_accumulation_steps.",
+    ]
     text = head(settings, _TITLE, _SEEN_IN, notes) + _dict("config_kwargs", config)
     return text + (_dict("training_arguments", training) if training else "")
+
+
+def _training(setting: Setting) -> dict[str, object]:
+    found: dict[str, object] = {}
+    steps = setting.accumulation
+    if setting.global_batch:
+        found[_BATCH] = microbatch_rows(setting, _TITLE)
+    elif steps > 1:
+        raise multiplied_batch(_TITLE, steps)
+    if steps:
+        found[_ACCUMULATION] = steps
+    return found
 
 
 def _dict(name: str, values: dict[str, object]) -> str:
@@ -90,6 +110,13 @@ def _dcn(setting: Setting) -> tuple[int, ...] | None:
     dims = _dims(setting)
     across = [index for index, size in enumerate(dcn) if size != 1]
     divided = _divided_axis(dims, dcn)
+    if divided < 0 and -1 in (*dims, *dcn):
+        raise refuse(
+            _TITLE,
+            "which axis eformer divides by the number of granules depends on sizes that the rule "
+            "leaves open",
+            hint="name the devices with --select",
+        )
     if across != [divided]:
         names = ", ".join(setting.axes[index].name for index in across)
         what = "no axis" if divided < 0 else f"its axis `{setting.axes[divided].name}`"
@@ -112,11 +139,18 @@ def _first(setting: Setting, divided: int) -> str:
 
 
 def _divided_axis(dims: Sequence[int], dcn: Sequence[int]) -> int:
-    """The axis that eformer divides by the number of granules; -1 if there is none."""
-    granules = math.prod(dcn)
-    if -1 in dcn:  # As many as there are: a fixed size need not be a multiple of it.
-        return next((index for index, dim in enumerate(dims) if dim == -1), -1)
-    return next((i for i, dim in enumerate(dims) if dim == -1 or dim % granules == 0), -1)
+    """The axis that eformer divides by the number of granules; -1 if there is none, or if it
+    depends on sizes that are open."""
+    granules = 0 if -1 in dcn else math.prod(dcn)
+    for index, dim in enumerate(dims):
+        if dim == -1:
+            # What is left is a multiple of the granules if all of them lie there.
+            return index if dcn[index] in (-1, granules) else -1
+        if granules == 0 and dim != 1:
+            return -1
+        if granules and dim % granules == 0:
+            return index
+    return -1
 
 
 def _read(text: str) -> tuple[Setting, ...]:
@@ -130,6 +164,7 @@ def _read(text: str) -> tuple[Setting, ...]:
     sizes = _parts(dims, None if dcn is None else as_sizes(dcn, _DCN))
     remat = _one(tree, _REMAT)
     steps, batch = as_count(_one(tree, _ACCUMULATION)), as_count(_one(tree, _BATCH))
+    rows = max(batch or 0, 0) * max(steps or 1, 1)
     return (
         Setting(
             axes=tuple(
@@ -138,7 +173,7 @@ def _read(text: str) -> tuple[Setting, ...]:
             flat=dcn is None,
             remat=remat if isinstance(remat, str) else None,
             accumulation=max(steps or 0, 0),
-            global_batch=max(batch or 0, 0),
+            global_batch=rows,
         ),
     )
 
@@ -150,6 +185,12 @@ def _parts(dims: Sequence[int], dcn: Sequence[int] | None) -> list[tuple[int, in
     if len(dcn) != len(dims):
         raise UsageError(f"`{_DCN}` has {len(dcn)} sizes for {len(dims)} axes")
     divided, granules = _divided_axis(dims, dcn), math.prod(dcn)
+    if divided < 0 and -1 in (*dims, *dcn):
+        raise UsageError(
+            f"which axis of {tuple(dims)} eformer divides by the number of granules depends on "
+            f"sizes that are open, and so does the mesh with `{_DCN}` {tuple(dcn)}",
+            hint="give a file with all sizes",
+        )
     if divided < 0:
         raise UsageError(
             f"no axis of {tuple(dims)} is a multiple of the {granules} granules: eformer refuses it"

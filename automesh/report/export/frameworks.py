@@ -218,11 +218,12 @@ def _resolved_setting(setting: Setting, granules: Granules) -> Setting:
     )
     sizes = zip(setting.axes, shape.ici_mesh_shape, shape.dcn_mesh_shape, strict=True)
     axes = tuple(AxisSize(name=axis.name, ici=i, dcn=d) for axis, i, d in sizes)
-    batch = setting.per_device_batch * granules.num_devices * (setting.accumulation or 1)
+    # As MaxText does it: whole rows of all devices, then the microbatches.
+    batch = int(setting.per_device_batch * granules.num_devices) * (setting.accumulation or 1)
     return replace(
         setting,
         axes=axes,
         flat=False,
-        global_batch=setting.global_batch or int(batch),
+        global_batch=setting.global_batch or batch,
         per_device_batch=0.0 if batch else setting.per_device_batch,
     )

@@ -88,7 +88,7 @@ def _batch(setting: Setting) -> dict[str, int]:
         return {}
     found = {"train_batch_size": setting.global_batch}
     ways = _ways(setting)
-    if steps <= 1 or not ways:
+    if not ways:
         if steps > 1:
             raise refuse(
                 _TITLE,
@@ -96,15 +96,15 @@ def _batch(setting: Setting) -> dict[str, int]:
                 hint="name the devices with --select",
             )
         return found | {"per_device_parallelism": -1}
-    rows, rest = divmod(setting.global_batch, steps * ways)
+    rows, rest = divmod(setting.global_batch, max(steps, 1) * ways)
     if rest:
+        parts = f"{steps} microbatches over {ways} devices" if steps > 1 else f"{ways} devices"
         raise refuse(
             _TITLE,
-            f"a batch of {setting.global_batch} rows is not a multiple of {steps} microbatches "
-            f"over {ways} devices",
+            f"a batch of {setting.global_batch} rows is not a multiple of {parts}",
             hint="give another --batch",
         )
-    return found | {"per_device_parallelism": rows}
+    return found | {"per_device_parallelism": rows if steps > 1 else -1}
 
 
 def _ways(setting: Setting) -> int:

@@ -6,13 +6,21 @@ Keys, defaults and the formula of the batch: `maxtext/configs/base.yml` and `typ
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from automesh.errors import UsageError
 from automesh.report.export.comment import head, xla_flags
-from automesh.report.export.nouns import AxisSize, Framework, Setting, refuse
+from automesh.report.export.nouns import (
+    AxisSize,
+    Framework,
+    Setting,
+    microbatch_rows,
+    multiplied_batch,
+    refuse,
+)
 from automesh.report.export.source_text import as_count, as_size, key_values, yaml_tree
 
 # In the order of `mesh_axes`; what the keys call `pipeline` is the axis `stage`.
@@ -55,12 +63,20 @@ _REMAT, _ACCUMULATION, _BATCH = (
     "gradient_accumulation_steps",
     "per_device_batch_size",
 )
+_NOT_RECOMPUTED, _PIPELINE = "none", "pipeline"
 _FLAGS, _SHARD_MODE = "compile_xla_flags", "shard_mode"
 
 
 def _write(settings: tuple[Setting, ...]) -> str:
     (setting,) = settings
     by_name = {axis.name: axis for axis in setting.axes}
+    pipeline = by_name.get(_PIPELINE)
+    if pipeline is not None and -1 in (pipeline.ici, pipeline.dcn):
+        raise refuse(
+            _TITLE,
+            f"it takes an open size of `{_PIPELINE}` for no pipeline",
+            hint="name the devices with --select",
+        )
     values: dict[str, object] = {}
     for network in _NETWORKS:
         for name in _ALL:
@@ -78,6 +94,11 @@ def _write(settings: tuple[Setting, ...]) -> str:
         "Global batch = per_device_batch_size * devices * gradient_accumulation_steps"
         + (f" = {setting.global_batch}." if setting.global_batch else "; not said by the rule.")
     ]
+    if setting.remat == _NOT_RECOMPUTED:
+        # `jax.checkpoint` around every scanned layer, with no policy: `layers/nnx_decoders.py`.
+        notes.append(
+            "Under `none`, too, scanned layers are recomputed: scan_layers=false keeps all."
+        )
     return head(settings, _TITLE, _SEEN_IN, notes) + "".join(
         f"{key}: {json.dumps(value)}\n" for key, value in values.items()
     )
@@ -89,31 +110,46 @@ def _batch(setting: Setting) -> dict[str, object]:
     if setting.per_device_batch:
         found[_BATCH] = setting.per_device_batch
     elif setting.global_batch:
-        devices, steps = setting.num_devices, steps or 1
-        if not devices:
+        steps = steps or 1
+        if not setting.num_devices:
             raise refuse(
                 _TITLE,
                 "its batch is one of a device, and the rule leaves the number of devices open",
                 hint="name the devices with --select",
             )
-        rows, rest = divmod(setting.global_batch, steps)
-        if rest:
-            raise refuse(
-                _TITLE,
-                f"a batch of {setting.global_batch} rows is not a multiple of {steps} microbatches",
-                hint="give another --batch",
-            )
-        found[_BATCH] = rows / devices
+        found[_BATCH] = _of_a_device(microbatch_rows(setting, _TITLE), setting)
     elif steps > 1:
-        raise refuse(
-            _TITLE,
-            f"its {steps} microbatches multiply the batch of a device there, and the rule does not "
-            "say the batch",
-            hint="give the rows of one update with --batch",
-        )
+        raise multiplied_batch(_TITLE, steps)
     if steps:
         found[_ACCUMULATION] = steps
     return found
+
+
+def _of_a_device(rows: int, setting: Setting) -> float:
+    """The share of a device, which MaxText multiplies back.
+
+    Raises:
+      UsageError: it would come to other rows, or MaxText cannot deal them to its pipeline.
+    """
+    devices = setting.num_devices
+    share = rows / devices
+    # In binary fractions 29 / 100 * 100 is less than 29, and what is less is cut off.
+    if int(devices * share) != rows:
+        raise refuse(
+            _TITLE,
+            f"{rows} rows are no share of its {devices} devices that can be written exactly",
+            hint="give a --batch of a multiple of the devices",
+        )
+    stages = math.prod(
+        size for axis in setting.axes if axis.name == _PIPELINE for size in (axis.ici, axis.dcn)
+    )
+    if rows % stages:
+        raise refuse(
+            _TITLE,
+            f"it deals the {rows} rows of a microbatch to {stages} pipeline stages in equal parts",
+            hint="give another --batch",
+        )
+    return share
 
 
 def _read(text: str) -> tuple[Setting, ...]:

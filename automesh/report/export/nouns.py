@@ -141,6 +141,32 @@ class Framework:
     read: Callable[[str], tuple[Setting, ...]]
 
 
+def microbatch_rows(setting: Setting, title: str) -> int:
+    """The rows of one microbatch, for a framework that multiplies them by the accumulation.
+
+    Raises:
+      UsageError: the batch cannot be split so.
+    """
+    steps = setting.accumulation or 1
+    rows, rest = divmod(setting.global_batch, steps)
+    if rest:
+        raise refuse(
+            title,
+            f"a batch of {setting.global_batch} rows is not a multiple of {steps} microbatches",
+            hint="give another --batch",
+        )
+    return rows
+
+
+def multiplied_batch(title: str, steps: int) -> UsageError:
+    """What is raised where a framework multiplies the batch, and the rule does not say it."""
+    return refuse(
+        title,
+        f"its {steps} microbatches multiply the batch there, and the rule does not say the batch",
+        hint="give the rows of one update with --batch",
+    )
+
+
 def refuse(title: str, reason: str, *, hint: str) -> UsageError:
     """What is raised where a framework cannot say a rule."""
     return UsageError(f"{title} cannot say this rule: {reason}", hint=hint)

@@ -14,7 +14,14 @@ import yaml
 
 from automesh.errors import UsageError
 from automesh.report.export.comment import head
-from automesh.report.export.nouns import AxisSize, Framework, Setting, refuse
+from automesh.report.export.nouns import (
+    AxisSize,
+    Framework,
+    Setting,
+    microbatch_rows,
+    multiplied_batch,
+    refuse,
+)
 from automesh.report.export.source_text import (
     as_count,
     as_sizes,
@@ -39,6 +46,13 @@ def _write(settings: tuple[Setting, ...]) -> str:
             "nodes), and a mesh of Tunix has one size for each axis",
             hint="take a rule for one slice or node",
         )
+    open_axes = [axis for axis in setting.axes if axis.ici == -1]
+    if open_axes:
+        raise refuse(
+            _TITLE,
+            f"it infers no sizes, and that of its axis `{open_axes[0].name}` is open",
+            hint="name the devices with --select",
+        )
     model: dict[str, Any] = {
         "mesh": {
             "shape": _tuple([str(axis.ici) for axis in setting.axes]),
@@ -50,20 +64,9 @@ def _write(settings: tuple[Setting, ...]) -> str:
     tree: dict[str, Any] = {_SECTION: model}
     steps = setting.accumulation
     if setting.global_batch:
-        rows, rest = divmod(setting.global_batch, steps or 1)
-        if rest:
-            raise refuse(
-                _TITLE,
-                f"a batch of {setting.global_batch} rows is not a multiple of {steps} microbatches",
-                hint="give another --batch",
-            )
-        tree[_BATCH] = rows
+        tree[_BATCH] = microbatch_rows(setting, _TITLE)
     elif steps > 1:
-        raise refuse(
-            _TITLE,
-            f"its {steps} microbatches multiply the batch there, and the rule does not say it",
-            hint="give the rows of one update with --batch",
-        )
+        raise multiplied_batch(_TITLE, steps)
     if steps:
         tree[_TRAINING] = {_ACCUMULATION: steps}
     tree |= dict(setting.extra)

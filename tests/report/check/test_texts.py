@@ -22,6 +22,7 @@ THEN = ProgramFacts(
     fingerprint="a",
     flops=1000,
     peak_bytes=10**6,
+    undonated_bytes=2000,
     step_s=0.1,
     collectives=(("all-gather fsdp", 2, 10**6), ("all-reduce dp", 1, 4)),
 )
@@ -39,6 +40,10 @@ def worse(now: ProgramFacts) -> list[str]:
         ({"peak_bytes": 1_049_000}, []),
         ({"peak_bytes": 1_051_000}, ["memory"]),
         ({"peak_bytes": 100}, []),
+        ({"undonated_bytes": 11_900}, []),
+        ({"undonated_bytes": 12_100}, ["outputs beside donated memory"]),
+        ({"undonated_bytes": 0}, []),
+        ({"undonated_bytes": -1}, []),
         ({"flops": 1009}, []),
         ({"flops": 1011}, ["FLOPs"]),
         ({"flops": 500}, ["FLOPs"]),
@@ -53,6 +58,17 @@ def worse(now: ProgramFacts) -> list[str]:
 )
 def test_a_figure_counts_beyond_its_bound(change: dict[str, object], what: list[str]) -> None:
     assert worse(replace(THEN, **change)) == what  # pyright: ignore
+
+
+def test_outputs_of_less_than_a_kib_are_not_counted() -> None:
+    small = replace(THEN, peak_bytes=10_000, undonated_bytes=0)
+    for size, verdict in ((1024, "same"), (1025, "regressed")):
+        found = {
+            one.what: one.verdict for one in compare(small, replace(small, undonated_bytes=size))
+        }
+        assert found["outputs beside donated memory"] == verdict
+    known = replace(small, undonated_bytes=-1)
+    assert "outputs beside donated memory" not in {one.what for one in compare(known, small)}
 
 
 def test_figures_of_zero_are_compared() -> None:

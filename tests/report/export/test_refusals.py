@@ -14,7 +14,7 @@ from automesh.mesh.evidence import Evidence, RunnerUp
 from automesh.mesh.rules.rule import MeshRule
 from automesh.mesh.shape import HybridMeshShape
 from automesh.report.export.baseline import read_baseline
-from automesh.report.export.frameworks import export_rules, import_rules
+from automesh.report.export.frameworks import Granules, export_rules, import_rules
 from automesh.report.export.nouns import Words
 
 AXES = ("dp", "fsdp", "ep", "tp", "sp")
@@ -207,3 +207,70 @@ def test_python_exports_and_imports(tmp_path: Path) -> None:
     assert rules.select("tpu-v5p-256-4").knobs == {"microbatches": 1, "batch": 1024}
     with pytest.raises(UsageError, match="no devices whose number is known"):
         automesh.import_rules(out, framework="maxtext", target="local")
+
+
+def test_the_rows_of_a_device_are_not_rounded_down() -> None:
+    sizes = {"dp": (4, 1), "fsdp": (25, 1)}
+    with pytest.raises(UsageError, match="29 rows are no share of its 100 devices"):
+        export_rules(rules_of(**sizes, knobs={"batch": 29}), "maxtext")
+    tree = yaml.safe_load(export_rules(rules_of(**sizes, knobs={"batch": 50}), "maxtext"))
+    assert tree["per_device_batch_size"] == 0.5
+    said = "per_device_batch_size=0.3 gradient_accumulation_steps=4 ici_fsdp_parallelism=8"
+    granules = Granules(selector="cpu-8", num_devices=8, num_granules=1)
+    found = import_rules(said, "maxtext", granules=granules).rules.rules[0]
+    # Two rows of all devices, four times.
+    assert found.knobs["batch"] == 8
+
+
+def test_a_batch_of_easydel_is_one_microbatch() -> None:
+    rules = rules_of(fsdp=(8, 1), knobs={"microbatches": 4, "batch": 64})
+    text = export_rules(rules, "easydel")
+    assert '"total_batch_size": 16,' in text
+    assert import_rules(text, "easydel").rules.rules[0].knobs["batch"] == 64
+
+
+def pipelined(size: int, **knobs: object) -> Rules:
+    rule = MeshRule(match="x", mesh_shape=HybridMeshShape((size, 2), (1, 1)), knobs=knobs)
+    return Rules(axes=("pp", "fsdp"), rules=(rule,))
+
+
+PIPELINED, OPEN_PIPELINE = pipelined(4, batch=12, microbatches=2), pipelined(-1)
+
+
+def test_what_maxtext_recomputes_all_the_same_is_said() -> None:
+    for remat, is_said in (("none", True), ("full", False)):
+        text = export_rules(rules_of(fsdp=(8, 1), knobs={"remat": remat}), "maxtext")
+        assert ("scan_layers=false keeps all" in text) == is_said
+
+
+@pytest.mark.parametrize(
+    ("name", "rules", "reason"),
+    [
+        ("tunix", rules_of(fsdp=(-1, 1)), "infers no sizes, and that of its axis `fsdp` is open"),
+        ("easydel", rules_of(dp=(2, 1), fsdp=(4, -1)), "sizes that the rule leaves open"),
+        ("easydel", rules_of(fsdp=(-1, 1), tp=(2, 2)), "sizes that the rule leaves open"),
+        ("easydel", rules_of(fsdp=(8, 1), knobs={"microbatches": 2}), "does not say the batch"),
+        ("maxtext", PIPELINED, "deals the 6 rows of a microbatch to 4 pipeline stages"),
+        ("maxtext", OPEN_PIPELINE, "takes an open size of `pipeline` for no pipeline"),
+        (
+            "levanter",
+            rules_of(dp=(4, 1), knobs={"batch": 6}),
+            "a batch of 6 rows is not a multiple of 4 devices",
+        ),
+    ],
+)  # fmt: skip
+def test_what_depends_on_open_sizes_or_does_not_divide_is_refused(
+    name: str, rules: Rules, reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        export_rules(rules, name)
+
+
+def test_open_sizes_that_leave_no_doubt_are_written() -> None:
+    text = export_rules(rules_of(fsdp=(4, -1), tp=(2, 1)), "easydel")
+    assert "(1, -1, 1, 2, 1)" in text and "(1, -1, 1, 1, 1)" in text
+    assert import_rules(text, "easydel").rules.rules[0].mesh_shape == HybridMeshShape(
+        (1, -1, 1, 2, 1), (1, -1, 1, 1, 1)
+    )
+    with pytest.raises(UsageError, match="depends on sizes that are open"):
+        import_rules(text.replace("(1, -1, 1, 2, 1)", "(2, -1, 1, 2, 1)"), "easydel")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,13 +16,15 @@ from automesh.mesh.config import Rules
 from automesh.report.export.frameworks import (
     FRAMEWORKS,
     NAMES,
+    Granules,
     export_rules,
     granules_of,
     import_rules,
 )
 from automesh.report.export.nouns import AxisSize, Setting, Words
 from automesh.report.export.translate import rule_of, setting_of
-from tests.support.cases.exports import AXES, READERS, REMAT, rules_for, sizes_of, used
+from tests.support.cases.export_orders import check, orders_for
+from tests.support.cases.exports import READERS, WITH_OPTIONS, rules_for, sizes_of
 from tests.support.paths import DATA
 
 MESHES = json.loads((DATA / "expert_meshes.json").read_text())["meshes"]
@@ -45,22 +49,53 @@ def test_a_rule_comes_back_and_means_the_same(name: str, data: st.DataObject) ->
     if name == "levanter" and expected.get("microbatches") == 1:
         del expected["microbatches"]  # The whole batch at once is its default.
     assert dict(after.knobs) == expected
-    if name in READERS:
-        _documented(name, text, rules)
+    options = dict(before.compiler_options)
+    assert dict(after.compiler_options) == (options if name in WITH_OPTIONS else {})
 
 
-def _documented(name: str, text: str, rules: Rules) -> None:
-    """The framework's schema, as it is documented, makes the same of the text."""
-    knobs: dict[str, Any] = dict(rules.rules[0].knobs)
-    read = READERS[name](text)
-    theirs = AXES[name]
-    assert used(read.sizes) == {theirs[axis]: size for axis, size in sizes_of(rules).items()}
-    if "remat" in knobs:
-        assert read.remat == REMAT[name][knobs["remat"]]
-    if "microbatches" in knobs:
-        assert read.accumulation == knobs["microbatches"]
-    if "batch" in knobs and name != "axlearn":
-        assert read.global_batch == knobs["batch"]
+@pytest.mark.parametrize("name", READERS)
+@settings(max_examples=300, deadline=None, database=None)
+@given(data=st.data())
+def test_a_framework_as_it_is_documented_makes_of_a_rule_what_was_meant(
+    name: str, data: st.DataObject
+) -> None:
+    check(data.draw(orders_for(name)), name, READERS[name])
+
+
+# What may be left out: where it lies, and the default.
+DEFAULTS: dict[str, dict[tuple[str, ...], int]] = {
+    "maxtext": {
+        (f"{network}_{axis}_parallelism",): 1
+        for network in ("ici", "dcn")
+        for axis in ("data", "pipeline", "fsdp", "fsdp_transpose", "context", "expert", "tensor")
+    }
+    | {("ici_fsdp_parallelism",): -1, ("dcn_data_parallelism",): -1},
+    "levanter": {
+        ("trainer", "mesh", "axes", "data"): -1,
+        ("trainer", "mesh", "axes", "replica"): 1,
+        ("trainer", "mesh", "axes", "model"): 1,
+        ("trainer", "mesh", "dcn_axes", "replica_dcn"): -1,
+    },
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+@settings(max_examples=300, deadline=None, database=None)
+@given(data=st.data())
+def test_what_a_file_leaves_out_is_filled_in_as_the_framework_does(
+    name: str, data: st.DataObject
+) -> None:
+    order = data.draw(orders_for(name).filter(lambda order: order.is_plain))
+    tree = yaml.safe_load(export_rules(order.rules, name))
+    for *tables, key in data.draw(st.lists(st.sampled_from(list(DEFAULTS[name])), unique=True)):
+        table = reduce(lambda table, key: table[key], tables, tree)
+        if DEFAULTS[name][(*tables, key)] in (-1, table[key]):
+            del table[key]
+    granules = Granules(
+        selector="x", num_devices=order.on.num_devices, num_granules=order.on.num_granules
+    )
+    found = import_rules(yaml.safe_dump(tree), name, granules=granules).rules
+    assert sizes_of(found) == order.sizes
 
 
 def _setting(mesh: dict[str, Any]) -> Setting:

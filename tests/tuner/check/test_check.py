@@ -62,7 +62,7 @@ CHANGES = {
         1,
         "all-gather",
     ),
-    "lost donation": (", donate_argnums=0", "", 1, "memory"),
+    "lost donation": (", donate_argnums=0", "", 1, "memory, outputs beside donated memory"),
     "doubled activation": (
         HIDDEN,
         f"x = jnp.concatenate([x, x])\n        {HIDDEN}",

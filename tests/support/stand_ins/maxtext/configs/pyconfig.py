@@ -43,6 +43,9 @@ def _initialize(argv):
     sizes = [size for key, size in keys.items() if key.endswith("_parallelism") and size != -1]
     if any(size < 1 for size in sizes):
         raise ValueError("a size must be positive")
+    for name in ("emb_dim", "mlp_dim", "num_query_heads", "num_kv_heads"):
+        # MaxText's own keys begin with `base_`; here 0 leaves the default.
+        keys[name] = keys[f"base_{name}"] or keys[name]
     devices = len(jax.devices())
     rows = keys["per_device_batch_size"] * devices * keys["gradient_accumulation_steps"]
     rules = keys["custom_mesh_and_rule"]
