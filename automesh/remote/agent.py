@@ -40,6 +40,7 @@ from automesh.submissions.leases import Lease
 from automesh.submissions.order import checked, words_of
 from automesh.submissions.process import SearchProcess, find_search, run_of, start_search
 from automesh.submissions.state import check_state, pack_state, put_in_place
+from automesh.submissions.store import ENDED
 from automesh.texts.terminal import clean
 
 POLL_S = 2.0
@@ -232,7 +233,7 @@ class Agent:
             else:
                 state = sender.end(search.code, is_meant=self.is_stopping)
         self.say(f"submission {lease.number}: {clean(state) or 'the service did not answer'}")
-        if state and state != "queued":
+        if state in ENDED:
             shutil.rmtree(job, ignore_errors=True)
 
     def _started(self, lease: Lease, job: Path, path: str) -> SearchProcess:
@@ -394,7 +395,7 @@ class _Sender:
         """Says how the search ended.
 
         Returns:
-          What the submission is now; empty if nobody has answered.
+          What the submission is now, or why that is not known; empty if nobody has answered.
         """
         body = dumps({"code": code, "said": said[:2_000], "is_meant": is_meant}).encode()
         headers = {"Content-Type": "application/json"}
@@ -403,6 +404,9 @@ class _Sender:
                 lambda: self.agent.server.ask("POST", f"{self.path}/end", body, headers=headers)
             ).json()
             return str(found["state"])
+        except RefusedRequest as error:
+            # It may have heard the first time, and its answer got lost.
+            return "its lease has ended" if error.status in _LOST else ""
         except (UsageError, KeyError, TypeError):
             return ""
 

@@ -49,7 +49,7 @@ class OfferBody(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=64)
     takes: list[Label] = Field(["*"], max_length=20, description="Patterns of targets: `cpu:*`.")
     has: list[Label] = Field([], max_length=50, description="What submissions may need.")
-    place: str = Field("", max_length=1_000, description="Its folder.")
+    place: str = Field("", max_length=1_000, description="Its folder, for people.")
     cores: int = Field(1, ge=1, le=2**20)
     memory_bytes: int = Field(0, ge=0, le=2**60)
 

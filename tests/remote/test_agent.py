@@ -183,7 +183,7 @@ def test_an_agent_that_was_lost_ends_its_search_and_another_goes_on(
     until(lambda: at.state(number) == "found")
 
 
-def test_the_state_of_another_machine_is_taken_where_the_paths_are_the_same(
+def test_the_state_of_another_machine_is_gone_on_with_in_whatever_folder(
     at: At, started: Callable[[Agent], threading.Thread]
 ) -> None:
     number = at.submit("wait")
@@ -192,9 +192,7 @@ def test_the_state_of_another_machine_is_taken_where_the_paths_are_the_same(
     until(lambda: (at.running.service.home.job(number) / "results").exists())
     agent.is_stopping = True
     thread.join(60)
-    # Another machine with the same paths: nothing is there yet.
-    subprocess.run(["rm", "-r", str(agent.home.folder)], check=True)
-    other = at.agent(name="b")
+    other = at.agent(name="b", folder="elsewhere")
     started(other)
     until(lambda: "trials: 2\n" in at.log(number))
     (other.home.job(number) / "go").touch()
