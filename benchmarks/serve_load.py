@@ -97,6 +97,7 @@ class Served:
     port: int
     process: subprocess.Popen[bytes]
     tokens: list[str]
+    log: Path
     most_bytes: int = 0
     closing: threading.Event = field(default_factory=threading.Event)
 
@@ -130,12 +131,12 @@ def served(folder: Path, load: Load, storage: str) -> Generator[Served]:
     words = ["serve", "--agents-only", f"--home={home.folder}", f"--listen=127.0.0.1:{port}"]
     words += [f"--results={folder / 'results'}", *([f"--storage={storage}"] if storage else [])]
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "automesh", *words],
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
-    one = Served(port=port, process=process, tokens=tokens)
+    log = folder / "serve.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "automesh", *words], stdout=out, stderr=out, env=environment
+        )
+    one = Served(port=port, process=process, tokens=tokens, log=log)
     memory = threading.Thread(target=one.watch_memory, daemon=True)
     memory.start()
     try:
@@ -144,20 +145,30 @@ def served(folder: Path, load: Load, storage: str) -> Generator[Served]:
     finally:
         one.closing.set()
         memory.join()
-        process.terminate()
-        process.wait(60)
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process of ours, by force if it does not listen."""
+    process.terminate()
+    try:
+        process.wait(180)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def wait_until_read(one: Served, studies: int) -> None:
     """Waits until a service has read all of its studies."""
     end_s = time.monotonic() + _START_S
-    while time.monotonic() < end_s:
+    while time.monotonic() < end_s and one.process.poll() is None:
         with contextlib.suppress(OSError, ValueError, KeyError):
             status, body = ask(one, "/v1/studies?state=ended&size=1", one.tokens[0])
             if status == 200 and json.loads(body)["total"] >= studies:
                 return
         time.sleep(0.5)
-    raise SystemExit("the service has not read all studies in time")
+    said = one.log.read_text(errors="replace")[-2000:]
+    raise SystemExit(f"the service has not read all studies within {_START_S:.0f} s: {said}")
 
 
 def ask(
@@ -328,12 +339,7 @@ def searching(one: Served, folder: Path, storage: str) -> Generator[str]:
         if process.poll() is not None:
             raise SystemExit(f"the search has ended before the requests did: {log.read_text()}")
     finally:
-        process.terminate()
-        try:
-            process.wait(180)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
 
 
 def wait_for_study(one: Served, process: subprocess.Popen[bytes], log: Path) -> str:

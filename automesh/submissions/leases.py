@@ -143,9 +143,13 @@ class Leases:
         row = {"lease": lease, "holder": holder, "agent": offer.name, "place": offer.place}
         note = self.audit.noting("run", lambda _: f"by {holder}/{offer.name}")
         self._heard_s[lease] = self.clock()  # Before anybody can see it and take it for lost.
-        found = self.store.start_next(offer.suits, lease=row, note=note)
+        found = None
+        try:
+            found = self.store.start_next(offer.suits, lease=row, note=note)
+        finally:
+            if found is None:
+                del self._heard_s[lease]
         if found is None:
-            del self._heard_s[lease]
             return None
         self._see(holder, offer, found.number)
         with self.database.read() as connection:

@@ -16,6 +16,7 @@ import pytest
 
 from automesh import limits
 from automesh.serve.limiter import Limiter
+from automesh.submissions import leases as leases_module
 from automesh.submissions.database import Database
 from automesh.submissions.leases import Offer
 from automesh.submissions.store import Store
@@ -217,6 +218,35 @@ def test_what_the_runner_has_left_is_gone_on_with_by_an_agent(
     fourth = take(running).json()
     assert (fourth["number"], fourth["state_run"]) == (number, 0)
     say(running, f"/v1/agent/leases/{fourth['id']}/end", code=1)
+
+
+def test_a_state_that_was_cut_short_is_taken_when_it_is_sent_again(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends between the studies and what others go on with, and before the answer."""
+    number, path = leased(running)
+
+    def send(text: str, sequence: int) -> int:
+        tar = tar_of({"results/mine-1/study.db": database(tmp_path, text)})
+        target = f"{path}/state?sequence={sequence}"
+        return running.ask("PUT", target, token="agent", body=tar).status
+
+    def broken(*_: object) -> None:
+        raise OSError("killed")
+
+    assert send("one", 1) == 204
+    with monkeypatch.context() as patch:
+        patch.setattr(leases_module, "move_whole", broken)
+        assert send("two", 2) >= 500
+    assert send("two", 2) == 204
+    assert send("two", 2) == 412  # Now it is a replay.
+    lose(running, monkeypatch)
+    again = take(running).json()
+    got = running.ask("GET", f"/v1/agent/leases/{again['id']}/state", token="agent").body
+    assert b"two" in got and b"one" not in got
+    study = running.service.home.job(number) / "results" / "mine-1" / "study.db"
+    assert study.read_bytes() in got
+    say(running, f"/v1/agent/leases/{again['id']}/end", code=1)
 
 
 def test_of_many_who_ask_at_once_one_gets_a_submission(running: Running) -> None:

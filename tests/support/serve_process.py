@@ -267,8 +267,13 @@ class AgentProcess:
         return self._log.read_text(errors="replace")[-3000:] if self._log.exists() else ""
 
 
-def until(is_so: Callable[[], object], limit_s: float, said: Callable[[], str]) -> None:
+def until(
+    is_so: Callable[[], object], limit_s: float, said: Callable[[], str], *, every_s: float = 0.2
+) -> None:
     """Waits until something is so.
+
+    Args:
+      every_s: between two looks.
 
     Raises:
       AssertionError: not within the limit; with what `said` tells then.
@@ -276,4 +281,4 @@ def until(is_so: Callable[[], object], limit_s: float, said: Callable[[], str]) 
     end_s = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < end_s, f"not within {limit_s:.0f} s:\n{said()}"
-        time.sleep(0.2)
+        time.sleep(every_s)
