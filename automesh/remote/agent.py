@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -129,6 +130,7 @@ class Agent:
     say: Callable[[str], None]
     is_stopping: bool = False
     _trouble: str = ""
+    _wish: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def serve(self) -> None:
         """Works until it is told to stop.
@@ -169,6 +171,9 @@ class Agent:
             "takes": list(self.options.takes),
             "has": list(self.options.has),
             "place": str(self.home.folder),
+            # The same one until an answer comes: what was given with one that got lost is given
+            # again, and does not wait until its agent counts as lost.
+            "lease": self._wish,
             "cores": os.cpu_count() or 1,
             "memory_bytes": psutil.virtual_memory().total,
         }
@@ -186,6 +191,7 @@ class Agent:
         if self._trouble:
             self.say(f"{self.server.url} answers again")
             self._trouble = ""
+        self._wish = secrets.token_hex(16)
         if answer.status == 204:
             return None
         lease: Lease = from_json(answer.json(), Lease)

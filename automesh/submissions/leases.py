@@ -136,10 +136,20 @@ class Leases:
 
     # An agent without work
 
-    def take(self, holder: str, offer: Offer) -> Lease | None:
-        """The submission that has waited longest of those that suit an agent; None if none does."""
+    def take(self, holder: str, offer: Offer, lease: str = "") -> Lease | None:
+        """The submission that has waited longest of those that suit an agent; None if none does.
+
+        Args:
+          lease: 32 hexadecimal digits by which it is to be known; who asks again with the same ones
+            because no answer has come gets the same submission. Empty to choose some here.
+
+        Raises:
+          Lapsed: it is the lease of another holder.
+        """
         self._see(holder, offer)
-        lease = secrets.token_hex(16)
+        if lease and (given := self._given(lease, holder, offer)) is not None:
+            return given
+        lease = lease or secrets.token_hex(16)
         row = {"lease": lease, "holder": holder, "agent": offer.name, "place": offer.place}
         note = self.audit.noting("run", lambda _: f"by {holder}/{offer.name}")
         self._heard_s[lease] = self.clock()  # Before anybody can see it and take it for lost.
@@ -152,6 +162,22 @@ class Leases:
         if found is None:
             return None
         self._see(holder, offer, found.number)
+        return self._told(lease, found)
+
+    def _given(self, lease: str, holder: str, offer: Offer) -> Lease | None:
+        """What an agent was given by an answer that it did not get; None if there was none."""
+        with self.database.read() as connection:
+            row = connection.execute(sa.select(LEASES).where(LEASES.c.lease == lease)).one_or_none()
+        if row is None:
+            return None
+        if row.holder != holder:
+            raise Lapsed("the lease is somebody else's")
+        self._heard_s[lease] = self.clock()
+        self._see(holder, offer, row.number)
+        return self._told(lease, self.store.get(row.number, None))
+
+    def _told(self, lease: str, found: Submission) -> Lease:
+        """What an agent is told of a submission that it has just been given."""
         with self.database.read() as connection:
             query = sa.select(STATES.c.run).where(STATES.c.number == found.number)
             state_run = connection.execute(query).scalar_one_or_none()

@@ -285,6 +285,28 @@ def test_of_many_who_ask_at_once_one_gets_a_submission(running: Running) -> None
         running.service.store.end(number, "nothing", "", lease=lease)
 
 
+def test_who_has_got_no_answer_gets_the_same_submission_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = queue(running), queue(running)
+    wish = "0123456789abcdef" * 2
+    given = take(running, lease=wish)
+    assert (given.json()["id"], given.json()["number"]) == (wish, first)
+    assert take(running, lease=wish).json() == given.json()
+    assert running.service.store.get(first, None).runs == 1
+    assert [one["action"] for one in running.audited() if one["subject"] == first].count("run") == 1
+    assert take(running, "other", lease=wish).status == 409
+    for wrong in ("0" * 31, "0" * 33, "x" * 32, "A" * 32, "0" * 32 + "\n"):
+        assert take(running, lease=wrong).status == 422
+    assert state(running, second) == "queued"
+    # What was lost in the meantime is anybody's: then it is a lease as any other.
+    lose(running, monkeypatch)
+    again = take(running, lease=wish).json()
+    assert (again["id"], again["number"], again["run"]) == (wish, second, 1)
+    for path in (f"/v1/agent/leases/{wish}", f"/v1/agent/leases/{take(running).json()['id']}"):
+        assert say(running, f"{path}/end", code=1).json() == {"state": "nothing"}
+
+
 def test_a_lease_that_was_just_given_is_not_lost(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
