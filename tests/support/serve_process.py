@@ -242,10 +242,16 @@ class AgentProcess:
         until(lambda: not self.left(), 300.0, lambda: f"left of {self.name}: {self.left()}")
 
     def stop(self) -> int:
-        """As Ctrl-C; its exit code."""
+        """As Ctrl-C, once it has begun to ask for work; its exit code."""
         assert self.process is not None
+        until(self._has_begun, START_S, self.said)
         self.process.send_signal(signal.SIGINT)
         return self.process.wait(180)
+
+    def _has_begun(self) -> bool:
+        # Before that, Ctrl-C ends a Python that is still importing: with another code, or not at
+        # all where a shell has started it in the background.
+        return self._log.read_text(errors="replace").count("asking ") == len(self.marks)
 
     def left(self) -> list[str]:
         """The commands of processes that it, or an earlier start of it, has left behind."""
