@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -40,6 +41,7 @@ from automesh.submissions.leases import Lease
 from automesh.submissions.order import checked, words_of
 from automesh.submissions.process import SearchProcess, find_search, run_of, start_search
 from automesh.submissions.state import check_state, pack_state, put_in_place
+from automesh.submissions.store import ENDED
 from automesh.texts.terminal import clean
 
 POLL_S = 2.0
@@ -128,6 +130,7 @@ class Agent:
     say: Callable[[str], None]
     is_stopping: bool = False
     _trouble: str = ""
+    _wish: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def serve(self) -> None:
         """Works until it is told to stop.
@@ -168,6 +171,9 @@ class Agent:
             "takes": list(self.options.takes),
             "has": list(self.options.has),
             "place": str(self.home.folder),
+            # The same one until an answer comes: what was given with one that got lost is given
+            # again, and does not wait until its agent counts as lost.
+            "lease": self._wish,
             "cores": os.cpu_count() or 1,
             "memory_bytes": psutil.virtual_memory().total,
         }
@@ -185,6 +191,7 @@ class Agent:
         if self._trouble:
             self.say(f"{self.server.url} answers again")
             self._trouble = ""
+        self._wish = secrets.token_hex(16)
         if answer.status == 204:
             return None
         lease: Lease = from_json(answer.json(), Lease)
@@ -232,7 +239,7 @@ class Agent:
             else:
                 state = sender.end(search.code, is_meant=self.is_stopping)
         self.say(f"submission {lease.number}: {clean(state) or 'the service did not answer'}")
-        if state and state != "queued":
+        if state in ENDED:
             shutil.rmtree(job, ignore_errors=True)
 
     def _started(self, lease: Lease, job: Path, path: str) -> SearchProcess:
@@ -394,7 +401,7 @@ class _Sender:
         """Says how the search ended.
 
         Returns:
-          What the submission is now; empty if nobody has answered.
+          What the submission is now, or why that is not known; empty if nobody has answered.
         """
         body = dumps({"code": code, "said": said[:2_000], "is_meant": is_meant}).encode()
         headers = {"Content-Type": "application/json"}
@@ -403,6 +410,9 @@ class _Sender:
                 lambda: self.agent.server.ask("POST", f"{self.path}/end", body, headers=headers)
             ).json()
             return str(found["state"])
+        except RefusedRequest as error:
+            # It may have heard the first time, and its answer got lost.
+            return "its lease has ended" if error.status in _LOST else ""
         except (UsageError, KeyError, TypeError):
             return ""
 

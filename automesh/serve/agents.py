@@ -49,7 +49,13 @@ class OfferBody(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$", max_length=64)
     takes: list[Label] = Field(["*"], max_length=20, description="Patterns of targets: `cpu:*`.")
     has: list[Label] = Field([], max_length=50, description="What submissions may need.")
-    place: str = Field("", max_length=1_000, description="Its folder.")
+    place: str = Field("", max_length=1_000, description="Its folder, for people.")
+    lease: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{32})?$",
+        description="By which the lease is to be known, chosen at random: who has got no answer "
+        "asks again with the same one, and gets the same submission.",
+    )
     cores: int = Field(1, ge=1, le=2**20)
     memory_bytes: int = Field(0, ge=0, le=2**60)
 
@@ -90,7 +96,7 @@ def take(body: OfferBody, service: ServiceHere, holder: AgentHolder) -> Any:
         cores=body.cores,
         memory_bytes=body.memory_bytes,
     )
-    found = service.leases.take(holder.name, offer)
+    found = service.leases.take(holder.name, offer, body.lease)
     return Response(status_code=204) if found is None else found
 
 

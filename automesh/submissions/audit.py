@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from automesh.submissions.database import AUDIT, Database
+from automesh.submissions.store import Note, Submission
 from automesh.texts.terminal import clean, shortened
 
 _CHARS = 300  # of each word: what is refused may be anything
@@ -60,12 +61,40 @@ class Audit:
         subject: str = "",
         status: int = 0,
         said: str = "",
+        within: sa.Connection | None = None,
     ) -> None:
-        """Adds an entry."""
+        """Adds an entry.
+
+        Args:
+          within: the change that it tells of: the entry is there if and only if that was done,
+            whenever the process is killed. None for a change of its own.
+        """
         texts = {"who": who, "address": address, "action": action, "subject": subject, "said": said}
         row: dict[str, Any] = {name: shortened(clean(text), _CHARS) for name, text in texts.items()}
+        entry = sa.insert(AUDIT).values(**row, status=status, at_s=self._clock())
+        if within is not None:
+            within.execute(entry)
+            return
         with self._database.change() as connection:
-            connection.execute(sa.insert(AUDIT).values(**row, status=status, at_s=self._clock()))
+            connection.execute(entry)
+
+    def noting(self, action: str, said: Callable[[str], str]) -> Note:
+        """What notes a change of a submission, in the step that does it.
+
+        Args:
+          said: gets what the submission is then.
+        """
+
+        def note(connection: sa.Connection, found: Submission) -> None:
+            self.note(
+                action,
+                who=found.owner,
+                subject=found.number,
+                said=said(found.state),
+                within=connection,
+            )
+
+        return note
 
     def entries(self, *, before: int | None = None, count: int = 100) -> list[Entry]:
         """The latest entries first.

@@ -27,14 +27,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from automesh import limits
-from automesh.errors import UsageError
-from automesh.files import move_whole, open_log
+from automesh.errors import AutomeshError, UsageError
+from automesh.files import move_whole, open_log, write_whole
 from automesh.submissions.audit import Audit
 from automesh.submissions.bundle import BadBundle, check, unpack
 from automesh.submissions.database import LEASES, STATES, Database
 from automesh.submissions.home import Home
 from automesh.submissions.order import Order
-from automesh.submissions.state import RESULTS, check_state, put_in_place
+from automesh.submissions.state import RESULTS, check_state, pack_state, put_in_place
 from automesh.submissions.store import Lapsed, Store, Submission
 from automesh.submissions.verdict import end_run
 
@@ -50,7 +50,7 @@ class Offer:
       name: of the agent, for people.
       takes: patterns of targets that it searches for, as `cpu:*`.
       has: what its host has; a submission may need some of it.
-      place: its folder: another agent can go on with its studies in a folder of the same name.
+      place: its folder, for who looks for what a lost agent has left.
     """
 
     name: str
@@ -136,24 +136,53 @@ class Leases:
 
     # An agent without work
 
-    def take(self, holder: str, offer: Offer) -> Lease | None:
-        """The submission that has waited longest of those that suit an agent; None if none does."""
+    def take(self, holder: str, offer: Offer, lease: str = "") -> Lease | None:
+        """The submission that has waited longest of those that suit an agent; None if none does.
+
+        Args:
+          lease: 32 hexadecimal digits by which it is to be known; who asks again with the same ones
+            because no answer has come gets the same submission. Empty to choose some here.
+
+        Raises:
+          Lapsed: it is the lease of another holder.
+        """
         self._see(holder, offer)
-        lease = secrets.token_hex(16)
+        if lease and (given := self._given(lease, holder, offer)) is not None:
+            return given
+        lease = lease or secrets.token_hex(16)
         row = {"lease": lease, "holder": holder, "agent": offer.name, "place": offer.place}
-        found = self.store.start_next(offer.suits, lease=row)
+        note = self.audit.noting("run", lambda _: f"by {holder}/{offer.name}")
+        self._heard_s[lease] = self.clock()  # Before anybody can see it and take it for lost.
+        found = None
+        try:
+            found = self.store.start_next(offer.suits, lease=row, note=note)
+        finally:
+            if found is None:
+                del self._heard_s[lease]
         if found is None:
             return None
-        self._heard_s[lease] = self.clock()
-        who = f"{holder}/{offer.name}"
-        self.audit.note("run", who=found.owner, subject=found.number, said=f"by {who}")
         self._see(holder, offer, found.number)
+        return self._told(lease, found)
+
+    def _given(self, lease: str, holder: str, offer: Offer) -> Lease | None:
+        """What an agent was given by an answer that it did not get; None if there was none."""
         with self.database.read() as connection:
-            state = connection.execute(
-                sa.select(STATES).where(
-                    STATES.c.number == found.number, STATES.c.place == offer.place
-                )
-            ).one_or_none()
+            row = connection.execute(sa.select(LEASES).where(LEASES.c.lease == lease)).one_or_none()
+        if row is None:
+            return None
+        if row.holder != holder:
+            raise Lapsed("the lease is somebody else's")
+        self._heard_s[lease] = self.clock()
+        self._see(holder, offer, row.number)
+        return self._told(lease, self.store.get(row.number, None))
+
+    def _told(self, lease: str, found: Submission) -> Lease:
+        """What an agent is told of a submission that it has just been given."""
+        with self.database.read() as connection:
+            query = sa.select(STATES.c.run).where(STATES.c.number == found.number)
+            state_run = connection.execute(query).scalar_one_or_none()
+        if state_run is None:
+            state_run = self._pack_left(found)
         return Lease(
             id=lease,
             number=found.number,
@@ -161,8 +190,31 @@ class Leases:
             digest=found.digest,
             order=found.order,
             log_bytes=_size(self._log(found.number)),
-            state_run=state.run if state is not None else 0,
+            state_run=state_run,
         )
+
+    def _pack_left(self, found: Submission) -> int:
+        """Packs what the service's own runner has left of a submission.
+
+        Returns:
+          The run that it is of; 0 if there is nothing that can be gone on with.
+        """
+        job, run = self.home.job(found.number), found.runs - 1
+        results = job / RESULTS
+        try:
+            if not run or results.is_symlink() or not any(results.glob("*/study.db")):
+                return 0
+            state = pack_state(job)
+            if state is None:
+                return 0
+            write_whole(job / "state.tar", state.data)
+        except (AutomeshError, OSError):  # Then it begins anew.
+            return 0
+        row = {"number": found.number, "lease": "", "place": "", "run": run, "sequence": 0}
+        with self.database.change() as connection:
+            connection.execute(sa.delete(STATES).where(STATES.c.number == found.number))
+            connection.execute(sa.insert(STATES).values(row))
+        return run
 
     def _see(self, holder: str, offer: Offer, running: str = "") -> None:
         key, now_s = f"{holder}/{offer.name}", time.time()
@@ -286,13 +338,18 @@ class Leases:
         with self.database.read() as connection:
             row = _row(connection, lease, holder)
         job = self.home.job(row.number)
+        who = f"{row.holder}/{row.agent}"
         ended = end_run(
-            self.store, row.number, code, job, is_meant=is_meant, said=said, lease=lease
+            self.store,
+            row.number,
+            code,
+            job,
+            is_meant=is_meant,
+            said=said,
+            lease=lease,
+            note=self.audit.noting("end", lambda state: f"{state}, says {who}"),
         )
         self._forget(row)
-        who = f"{row.holder}/{row.agent}"
-        said = f"{ended.state}, says {who}"
-        self.audit.note("end", who=ended.owner, subject=ended.number, said=said)
         return ended
 
     def end_lost(self) -> list[Submission]:
@@ -305,14 +362,18 @@ class Leases:
             if self.clock() - heard_s <= limits.LEASE_S:
                 continue
             try:
-                found = self.store.cut(row.number, is_meant=False, lease=row.lease)
+                found = self._cut_lost(row)
             except Lapsed:
                 continue  # It has just said how it ended.
             self._forget(row)
-            said = f"{row.holder}/{row.agent} is lost: {found.state}"
-            self.audit.note("end", who=found.owner, subject=found.number, said=said)
             ended.append(found)
         return ended
+
+    def _cut_lost(self, row: sa.Row[Any]) -> Submission:
+        """Ends the lease of a lost agent; raises as `beat`."""
+        who = f"{row.holder}/{row.agent}"
+        note = self.audit.noting("end", lambda state: f"{who} is lost: {state}")
+        return self.store.cut(row.number, is_meant=False, lease=row.lease, note=note)
 
     def _heard(self, row: sa.Row[Any]) -> None:
         self._heard_s[row.lease] = self.clock()

@@ -28,6 +28,7 @@ from automesh.jsonio import dumps
 from automesh.limits import REMOTE_ANSWER_BYTES, SMALL_RECORD_BYTES
 from automesh.reading import open_regular, parse_json, read_bytes, read_text
 from automesh.texts.terminal import clean
+from automesh.tuner.study.identity import BUNDLE
 
 TOKEN = "AUTOMESH_SERVER_TOKEN"
 TOKEN_FILE = "AUTOMESH_SERVER_TOKEN_FILE"
@@ -95,7 +96,8 @@ def start_search(job: Path, folder: Path, words: Sequence[str], *, run: int) -> 
 
     Args:
       job: folder of its submission.
-      folder: in which it is started.
+      folder: of its bundle, in which it is started. Its studies are known by the number of the
+        submission and not by this path, so that another host can go on with them.
       run: number of this run of the submission.
 
     Raises:
@@ -112,7 +114,7 @@ def start_search(job: Path, folder: Path, words: Sequence[str], *, run: int) -> 
             process = subprocess.Popen(
                 words,
                 cwd=folder,
-                env={k: v for k, v in os.environ.items() if k not in (TOKEN, TOKEN_FILE)},
+                env=_environment() | {BUNDLE: f"{job.name}:{folder}"},
                 stdin=subprocess.DEVNULL,
                 stdout=result,
                 stderr=log,
@@ -167,6 +169,10 @@ def last_error(job: Path) -> str:
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         return clean(errors[-1], 300) if errors else ""
     return ""
+
+
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in (TOKEN, TOKEN_FILE)}
 
 
 def _mark(job: Path, run: int, pid: int) -> None:

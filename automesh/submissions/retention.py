@@ -55,9 +55,10 @@ class Retention:
         """
         now_s = self.clock()
         bundles = self.home.folder / "bundles"
-        for draft in bundles.glob("*.draft"):
+        # Of servers that were killed: bundles that had not arrived, states that were put in place.
+        for draft in (*bundles.glob("*.draft"), *self.home.jobs.glob("*/*.draft")):
             if _changed_s(draft) < now_s - limits.ABANDONED_DRAFT_S:
-                draft.unlink(missing_ok=True)
+                _remove(draft)
         if self.keep_s is not None:
             self._remove_submissions(now_s - self.keep_s)
         self._remove_bundles(now_s - limits.BUNDLE_UNUSED_S)
@@ -102,6 +103,14 @@ class Retention:
             # While nobody can send them anew.
             for digest in gone:
                 self.home.bundle(digest).unlink(missing_ok=True)
+
+
+def _remove(draft: Path) -> None:
+    """Removes a file, or a folder with what is in it."""
+    if draft.is_dir() and not draft.is_symlink():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        draft.unlink(missing_ok=True)
 
 
 def _changed_s(path: Path) -> float:

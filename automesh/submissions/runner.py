@@ -36,7 +36,7 @@ from automesh.submissions.database import RUNNERS, Database
 from automesh.submissions.home import Home, is_held, open_home
 from automesh.submissions.order import words_of
 from automesh.submissions.process import SearchProcess, code_of, find_search, start_search
-from automesh.submissions.store import Store, Submission
+from automesh.submissions.store import Note, Store, Submission
 from automesh.submissions.verdict import end_run
 
 TICK_S = 0.25
@@ -127,7 +127,7 @@ class Runner:
     def start_more(self) -> None:
         """Starts what has waited longest, as long as there is room."""
         while len(self.running) < self.searches:
-            submission = self.store.start_next()
+            submission = self.store.start_next(note=self.audit.noting("run", lambda _: ""))
             if submission is None:
                 return
             try:
@@ -135,7 +135,7 @@ class Runner:
             except (AutomeshError, OSError) as error:
                 said = error.message if isinstance(error, AutomeshError) else str(error)
                 said = f"the search could not be started: {said}"
-                self._note_end(self.store.end(submission.number, "failed", said))
+                self.store.end(submission.number, "failed", said, note=self._noting_end())
 
     def _start(self, submission: Submission) -> SearchProcess:
         """Starts the search of a submission.
@@ -154,10 +154,7 @@ class Runner:
         words = words_of(submission.order, job)
         if self.storage:
             words.insert(words.index("--json"), f"--storage={self.storage}")
-        found = start_search(job, folder, words, run=submission.runs)
-        if found.process is not None:
-            self.audit.note("run", who=submission.owner, subject=submission.number)
-        return found
+        return start_search(job, folder, words, run=submission.runs)
 
     def adopt(self, submission: Submission) -> None:
         """Goes on with what a former runner had begun: its search may still be at work."""
@@ -191,10 +188,17 @@ class Runner:
         is_told = self.is_stopping or submission.is_cancelled
         if code is None and not is_told:
             code = code_of(job, submission.runs)
-        self._note_end(end_run(self.store, submission.number, code, job, is_meant=self.is_stopping))
+        end_run(
+            self.store,
+            submission.number,
+            code,
+            job,
+            is_meant=self.is_stopping,
+            note=self._noting_end(),
+        )
 
-    def _note_end(self, ended: Submission) -> None:
-        self.audit.note("end", who=ended.owner, subject=ended.number, said=ended.state)
+    def _noting_end(self) -> Note:
+        return self.audit.noting("end", lambda state: state)
 
     def _stop(self) -> None:
         """Ends all searches; they are queued, for the next runner to go on with."""

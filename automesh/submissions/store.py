@@ -24,7 +24,15 @@ from automesh.errors import UsageError
 from automesh.files import move_whole
 from automesh.jsonio import dumps, read_json
 from automesh.submissions.bundle import Bundle
-from automesh.submissions.database import ANSWERS, BUNDLES, CUTS, LEASES, SUBMISSIONS, Database
+from automesh.submissions.database import (
+    ANSWERS,
+    BUNDLES,
+    CUTS,
+    LEASES,
+    STATES,
+    SUBMISSIONS,
+    Database,
+)
 from automesh.submissions.home import Home
 from automesh.submissions.order import Order, checked
 from automesh.units import format_bytes
@@ -61,6 +69,15 @@ class Submission:
     runs: int
     made_s: float
     changed_s: float
+
+
+Note = Callable[[sa.Connection, Submission], None]
+"""Writes down, in the step that changes a submission, what was done to it."""
+
+
+def _no_note(connection: sa.Connection, submission: Submission) -> None:
+    """Where nobody wants to know."""
+    del connection, submission
 
 
 class Conflict(UsageError):
@@ -287,12 +304,14 @@ class Store:
         suits: Callable[[Order], bool] = lambda order: not order.needs,
         *,
         lease: Mapping[str, str] | None = None,
+        note: Note = _no_note,
     ) -> Submission | None:
         """The submission that has waited longest, which runs from now on; None if none waits.
 
         Args:
           suits: whether an order is for who asks.
           lease: of the agent that asks: `lease`, `holder`, `agent` and `place`.
+          note: gets the submission as it is then.
         """
         query = sa.select(SUBMISSIONS).where(SUBMISSIONS.c.state == "queued")
         query = query.order_by(SUBMISSIONS.c.changed_s, SUBMISSIONS.c.number)
@@ -310,7 +329,10 @@ class Store:
             if lease is not None:
                 row = {"number": found.number, "run": run, **lease}
                 connection.execute(sa.insert(LEASES).values(row))
-            return _one(connection, found.number)
+            else:
+                # The runner goes on in the folder itself: what an agent had sent is older soon.
+                connection.execute(sa.delete(STATES).where(STATES.c.number == found.number))
+            return _noted(connection, found.number, note)
 
     def left_running(self) -> list[Submission]:
         """What runs and is no agent's: a former runner has begun it."""
@@ -321,11 +343,14 @@ class Store:
         with self._database.read() as connection:
             return [_submission(row) for row in connection.execute(query).mappings()]
 
-    def end(self, number: str, state: State, said: str, *, lease: str = "") -> Submission:
+    def end(
+        self, number: str, state: State, said: str, *, lease: str = "", note: Note = _no_note
+    ) -> Submission:
         """Says how the run of a submission has ended.
 
         Args:
           lease: of the agent that says it.
+          note: gets the submission as it is then.
 
         Raises:
           Lapsed: its lease has ended.
@@ -333,15 +358,17 @@ class Store:
         with self._database.change() as connection:
             _end_lease(connection, number, lease)
             self._set(connection, number, state=state, said=said)
-            return _one(connection, number)
+            return _noted(connection, number, note)
 
-    def cut(self, number: str, *, is_meant: bool, lease: str = "") -> Submission:
+    def cut(
+        self, number: str, *, is_meant: bool, lease: str = "", note: Note = _no_note
+    ) -> Submission:
         """Says that the run of a submission was cut short: it is queued again, unless its end was
         asked for, or that has happened too often.
 
         Args:
           is_meant: whoever ran it was told to end; that does not count.
-          lease: as for `end`, which it raises as well.
+          lease, note: as for `end`, which it raises as well.
         """
         mine = CUTS.c.number == number
         with self._database.change() as connection:
@@ -350,7 +377,7 @@ class Store:
             if _one(connection, number).is_cancelled:
                 said = "cancelled; resume it to go on"
                 self._set(connection, number, state="cancelled", said=said)
-                return _one(connection, number)
+                return _noted(connection, number, note)
             before = connection.execute(sa.select(CUTS.c.count).where(mine)).scalar_one_or_none()
             count = (before or 0) + (not is_meant)
             if before is None:
@@ -363,7 +390,7 @@ class Store:
             else:
                 said = "the search was cut short, and goes on"
                 self._set(connection, number, state="queued", said=said)
-            return _one(connection, number)
+            return _noted(connection, number, note)
 
     def _queue(self, connection: sa.Connection, found: Submission, **values: Any) -> None:
         """Queues a submission for its owner, whatever became of its former runs."""
@@ -438,6 +465,12 @@ def _one(connection: sa.Connection, number: str, owner: str | None = None) -> Su
     if row is None:
         raise Missing(f"there is no submission `{number[:16]}` of yours")
     return _submission(row)
+
+
+def _noted(connection: sa.Connection, number: str, note: Note) -> Submission:
+    found = _one(connection, number)
+    note(connection, found)
+    return found
 
 
 def _submission(row: sa.RowMapping) -> Submission:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from automesh.submissions.process import last_error
-from automesh.submissions.store import Store, Submission
+from automesh.submissions.store import Note, Store, Submission
 from automesh.texts.terminal import clean
 
 
@@ -16,6 +16,7 @@ def end_run(
     job: Path,
     *,
     is_meant: bool,
+    note: Note,
     said: str = "",
     lease: str = "",
 ) -> Submission:
@@ -26,19 +27,19 @@ def end_run(
       job: folder of the submission, with the log of the search.
       is_meant: whoever ran it was told to end.
       said: why it could not be started; empty if it was.
-      lease: of the agent that says it, see `Store.end`.
+      lease, note: see `Store.end`.
 
     Returns:
       The submission: queued again if the search was cut short.
     """
     match code:
         case 0:
-            return store.end(number, "found", "a rule was found", lease=lease)
+            return store.end(number, "found", "a rule was found", lease=lease, note=note)
         case 1:
             said = last_error(job) or "nothing may become a rule"
-            return store.end(number, "nothing", said, lease=lease)
+            return store.end(number, "nothing", said, lease=lease, note=note)
         case 2:
             said = clean(said, 300) or last_error(job) or "the search was refused"
-            return store.end(number, "failed", said, lease=lease)
+            return store.end(number, "failed", said, lease=lease, note=note)
         case _:
-            return store.cut(number, is_meant=is_meant, lease=lease)
+            return store.cut(number, is_meant=is_meant, lease=lease, note=note)

@@ -23,7 +23,7 @@ from automesh.tuner.choose.baseline import baseline_text, parse_plan
 from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.estimate.logical_knobs import with_knobs
 from automesh.tuner.request import SearchRequest
-from automesh.tuner.study.identity import study_name
+from automesh.tuner.study.identity import BUNDLE, study_name
 from automesh.tuner.worker_errors import inspection_error
 from automesh.tuner.workers import answer_to, fewer_workers, refuse_several_processes
 from automesh.worker.messages import DevicesJob, InspectJob
@@ -224,6 +224,7 @@ def prepare(
         axes=space.names,
         scope=request.results,
         figures=target.figures,
+        bundle=os.environ.get(BUNDLE, ""),
     )
     folder = study_folder(request.results, name, new=request.new)
     return Preparation(

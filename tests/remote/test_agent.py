@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -18,7 +19,7 @@ import sqlalchemy as sa
 from automesh.errors import UsageError
 from automesh.remote import agent as agent_module
 from automesh.remote.agent import Agent, AgentOptions, serve_agent
-from automesh.remote.client import open_server
+from automesh.remote.client import Answer, Server, Unreachable, open_server
 from automesh.remote.tied import tied
 from automesh.submissions.database import LEASES
 from automesh.submissions.home import open_home
@@ -183,7 +184,7 @@ def test_an_agent_that_was_lost_ends_its_search_and_another_goes_on(
     until(lambda: at.state(number) == "found")
 
 
-def test_the_state_of_another_machine_is_taken_where_the_paths_are_the_same(
+def test_the_state_of_another_machine_is_gone_on_with_in_whatever_folder(
     at: At, started: Callable[[Agent], threading.Thread]
 ) -> None:
     number = at.submit("wait")
@@ -192,13 +193,36 @@ def test_the_state_of_another_machine_is_taken_where_the_paths_are_the_same(
     until(lambda: (at.running.service.home.job(number) / "results").exists())
     agent.is_stopping = True
     thread.join(60)
-    # Another machine with the same paths: nothing is there yet.
-    subprocess.run(["rm", "-r", str(agent.home.folder)], check=True)
-    other = at.agent(name="b")
+    other = at.agent(name="b", folder="elsewhere")
     started(other)
     until(lambda: "trials: 2\n" in at.log(number))
     (other.home.job(number) / "go").touch()
     until(lambda: at.state(number) == "found")
+
+
+def test_an_answer_that_gets_lost_costs_nothing(
+    at: At, started: Callable[[Agent], threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = at.submit("found")
+    lost: list[str] = []
+    ask = Server.ask
+
+    def losing(self: Server, method: str, path: str, *args: Any, **settings: Any) -> Answer:
+        answer = ask(self, method, path, *args, **settings)
+        kind = path.partition("?")[0].rpartition("/")[2]
+        if kind in ("leases", "bundle", "state", "end") and kind not in lost:
+            if answer.status == 204 and kind == "leases":
+                return answer
+            lost.append(kind)
+            raise Unreachable("the connection broke")
+        return answer
+
+    monkeypatch.setattr(Server, "ask", losing)
+    started(at.agent())
+    until(lambda: at.state(number) == "found")
+    until(lambda: sorted(lost) == ["bundle", "end", "leases", "state"])
+    assert at.running.service.store.get(number, None).runs == 1
+    until(lambda: f"submission {number}: its lease has ended" in at.said)
 
 
 def test_what_cannot_be_started_is_told(

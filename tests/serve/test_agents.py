@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import sqlite3
+import tarfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,10 +16,15 @@ import pytest
 
 from automesh import limits
 from automesh.serve.limiter import Limiter
+from automesh.submissions import leases as leases_module
+from automesh.submissions.database import Database
+from automesh.submissions.leases import Offer
+from automesh.submissions.store import Store
 from tests.serve.test_submissions import BUNDLE, submit
 from tests.support.service import Reply, Running, make_measured, running_service, tar_of
 
 OFFER: dict[str, Any] = {"name": "gpu-7", "takes": ["*"], "has": ["gpu-h100-8"], "place": "/a"}
+OFFER_NOUN = Offer(name="gpu-7", takes=("*",), has=(), place="/a", cores=1, memory_bytes=0)
 
 
 @pytest.fixture(scope="module")
@@ -158,22 +166,193 @@ def test_who_has_lost_a_lease_changes_nothing(
     assert say(running, f"{theirs}/end", "other", code=1).json() == {"state": "nothing"}
 
 
-def test_a_state_is_gone_on_with_where_its_paths_are_the_same(
+def test_a_state_is_gone_on_with_by_whoever_takes_it_next(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number, path = leased(running, place="/srv/a")
     tar = tar_of({"results/mine-1/study.db": database(tmp_path, "one")})
     assert running.ask("PUT", f"{path}/state?sequence=1", token="agent", body=tar).status == 204
     lose(running, monkeypatch)
-    elsewhere = take(running, place="/srv/b").json()
-    assert (elsewhere["number"], elsewhere["state_run"]) == (number, 0)
-    lose(running, monkeypatch)
-    again = take(running, place="/srv/a").json()
-    assert (again["run"], again["state_run"]) == (3, 1)
-    got = running.ask("GET", f"/v1/agent/leases/{again['id']}/state", token="agent")
+    elsewhere = take(running, "other", place="/srv/b").json()
+    assert (elsewhere["number"], elsewhere["run"], elsewhere["state_run"]) == (number, 2, 1)
+    got = running.ask("GET", f"/v1/agent/leases/{elsewhere['id']}/state", token="other")
     assert got.body == tar
+    lose(running, monkeypatch)  # Nothing of its own had come from that one.
+    again = take(running, place="/srv/c").json()
+    assert (again["run"], again["state_run"]) == (3, 1)
     say(running, f"/v1/agent/leases/{again['id']}/end", code=2, said="no \x1b[31mdisk")
     assert running.service.store.get(number, None).said == "no disk"
+
+
+def test_what_the_runner_has_left_is_gone_on_with_by_an_agent(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, path = leased(running)
+    old = tar_of({"results/mine-1/study.db": database(tmp_path, "of the agent")})
+    assert running.ask("PUT", f"{path}/state?sequence=1", token="agent", body=old).status == 204
+    lose(running, monkeypatch)
+    store = running.service.store
+    second = store.start_next()  # The runner, in the folder itself.
+    assert second is not None and second.number == number
+    study = running.service.home.job(number) / "results" / "mine-1" / "study.db"
+    study.write_bytes(database(tmp_path, "of the runner"))
+    store.cut(number, is_meant=True)
+    third = take(running).json()
+    assert (third["number"], third["run"], third["state_run"]) == (number, 3, 2)
+    state = running.ask("GET", f"/v1/agent/leases/{third['id']}/state", token="agent").body
+    with tarfile.open(fileobj=io.BytesIO(state)) as tar:
+        member = tar.extractfile("results/mine-1/study.db")
+        assert member is not None
+        (tmp_path / "got.db").write_bytes(member.read())
+    with closing(sqlite3.connect(tmp_path / "got.db")) as got:
+        assert got.execute("SELECT text FROM said").fetchall() == [("of the runner",)]
+    say(running, f"/v1/agent/leases/{third['id']}/end", code=1)
+    # Nothing to go on with: neither is a link that somebody's code has put there.
+    number, path = leased(running)
+    lose(running, monkeypatch)
+    assert store.start_next() is not None
+    job = running.service.home.job(number)
+    job.mkdir()
+    (job / "results").symlink_to(study.parent.parent)
+    store.cut(number, is_meant=True)
+    fourth = take(running).json()
+    assert (fourth["number"], fourth["state_run"]) == (number, 0)
+    say(running, f"/v1/agent/leases/{fourth['id']}/end", code=1)
+
+
+def test_a_state_that_was_cut_short_is_taken_when_it_is_sent_again(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends between the studies and what others go on with, and before the answer."""
+    number, path = leased(running)
+
+    def send(text: str, sequence: int) -> int:
+        tar = tar_of({"results/mine-1/study.db": database(tmp_path, text)})
+        target = f"{path}/state?sequence={sequence}"
+        return running.ask("PUT", target, token="agent", body=tar).status
+
+    def broken(*_: object) -> None:
+        raise OSError("killed")
+
+    assert send("one", 1) == 204
+    with monkeypatch.context() as patch:
+        patch.setattr(leases_module, "move_whole", broken)
+        assert send("two", 2) >= 500
+    assert send("two", 2) == 204
+    assert send("two", 2) == 412  # Now it is a replay.
+    lose(running, monkeypatch)
+    again = take(running).json()
+    got = running.ask("GET", f"/v1/agent/leases/{again['id']}/state", token="agent").body
+    assert b"two" in got and b"one" not in got
+    study = running.service.home.job(number) / "results" / "mine-1" / "study.db"
+    assert study.read_bytes() in got
+    say(running, f"/v1/agent/leases/{again['id']}/end", code=1)
+
+
+def test_of_many_who_ask_at_once_one_gets_a_submission(running: Running) -> None:
+    """Agents at the server, and beside it a runner: another process with the same database."""
+    numbers = {queue(running, args=[str(number)]) for number in range(4)}
+    database = Database(running.service.home.database)
+    runner = Store(running.service.home, database)
+    gate = threading.Barrier(9)
+    got: list[tuple[str, str]] = []
+
+    def ask_as_agent(name: str) -> None:
+        gate.wait()
+        for _ in range(4):
+            reply = take(running, name=name)
+            assert reply.status in (200, 204), reply.text
+            if reply.status == 200:
+                got.append((reply.json()["number"], reply.json()["id"]))
+
+    def ask_as_runner() -> None:
+        gate.wait()
+        while (found := runner.start_next()) is not None:
+            got.append((found.number, ""))
+
+    threads = [threading.Thread(target=ask_as_agent, args=(f"a{one}",)) for one in range(8)]
+    threads.append(threading.Thread(target=ask_as_runner))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    database.close()
+    assert sorted(number for number, _ in got) == sorted(numbers)
+    runs = [(one["action"], one["subject"]) for one in running.audited()]
+    assert all(runs.count(("run", number)) <= 1 for number in numbers)
+    assert {running.service.store.get(one, None).runs for one in numbers} == {1}
+    for number, lease in got:
+        running.service.store.end(number, "nothing", "", lease=lease)
+
+
+def test_who_has_got_no_answer_gets_the_same_submission_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = queue(running), queue(running)
+    wish = "0123456789abcdef" * 2
+    given = take(running, lease=wish)
+    assert (given.json()["id"], given.json()["number"]) == (wish, first)
+    assert take(running, lease=wish).json() == given.json()
+    assert running.service.store.get(first, None).runs == 1
+    assert [one["action"] for one in running.audited() if one["subject"] == first].count("run") == 1
+    assert take(running, "other", lease=wish).status == 409
+    for wrong in ("0" * 31, "0" * 33, "x" * 32, "A" * 32, "0" * 32 + "\n"):
+        assert take(running, lease=wrong).status == 422
+    assert state(running, second) == "queued"
+    # What was lost in the meantime is anybody's: then it is a lease as any other.
+    lose(running, monkeypatch)
+    again = take(running, lease=wish).json()
+    assert (again["id"], again["number"], again["run"]) == (wish, second, 1)
+    for path in (f"/v1/agent/leases/{wish}", f"/v1/agent/leases/{take(running).json()['id']}"):
+        assert say(running, f"{path}/end", code=1).json() == {"state": "nothing"}
+
+
+def test_a_lease_that_was_just_given_is_not_lost(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service is older than a lease is long, and looks for lost agents at this very moment."""
+    number = queue(running)
+    leases = running.service.leases
+    start_next, lost = running.service.store.start_next, list[str]()
+
+    def look_then(*args: Any, **settings: Any) -> object:
+        found = start_next(*args, **settings)
+        lost.extend(one.number for one in leases.end_lost())
+        return found
+
+    monkeypatch.setattr(leases, "_since_s", leases.clock() - 10 * limits.LEASE_S)
+    monkeypatch.setattr(running.service.store, "start_next", look_then)
+    path = f"/v1/agent/leases/{take(running).json()['id']}"
+    assert (lost, state(running, number)) == ([], "running")
+    say(running, f"{path}/end", code=1)
+
+
+def test_what_was_done_is_in_the_audit_if_and_only_if_it_was_done(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the server is killed in between: there is no in between."""
+    number = queue(running)
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError("killed")
+
+    def said() -> list[str]:
+        return [one["action"] for one in running.audited() if one["subject"] == number]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.service.audit, "note", broken)
+        with pytest.raises(OSError, match="killed"):
+            running.service.leases.take("agent-7", OFFER_NOUN)
+    assert (state(running, number), running.service.store.get(number, None).runs) == ("queued", 0)
+    lease = take(running).json()["id"]
+    with monkeypatch.context() as patch:
+        patch.setattr(running.service.audit, "note", broken)
+        with pytest.raises(OSError, match="killed"):
+            running.service.leases.end(lease, "agent-7", 1)
+    assert state(running, number) == "running"
+    assert "end" not in said()
+    assert say(running, f"/v1/agent/leases/{lease}/end", code=1).json() == {"state": "nothing"}
+    assert (said().count("run"), said().count("end")) == (1, 1)
 
 
 def test_cancelled_given_back_and_lost_too_often(

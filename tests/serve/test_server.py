@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import http.client
 import random
 import socket
 import ssl
@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,8 +33,8 @@ from automesh.serve.server import (
 from automesh.serve.service import Settings, open_service
 from automesh.submissions.home import open_home
 from tests.e2e.test_readme import block
-from tests.support.serve_process import ServeProcess
-from tests.support.service import make_measured, order, running_service, tar_of
+from tests.support.serve_process import START_S, ServeProcess, until
+from tests.support.service import make_measured, running_service, tar_of
 
 # `automesh search` refuses it in a second: what is tested is who runs it, and how often.
 REFUSED = b"\0"
@@ -197,28 +196,52 @@ def served(tmp_path: Path) -> Iterator[ServeProcess]:
     found.end()
 
 
-def send(served: ServeProcess, key: str, content: bytes, **changes: Any) -> str:
-    """Sends a bundle and an order until there is an answer, as a patient client does."""
-    data = tar_of({"train.py": content})
+def begin_upload(served: ServeProcess, data: bytes) -> http.client.HTTPConnection:
+    """Sends the first half of a bundle, and waits until the service has begun to write it."""
     digest = hashlib.sha256(data).hexdigest()
-    body = json.dumps({"bundle": digest, "order": order(**changes)}).encode()
-    status, said = served.ask("PUT", f"/v1/bundles/{digest}", data)
-    assert status == 201, said
-    headers = {"Content_Type": "application/json", "Idempotency_Key": key}
-    status, said = served.ask("POST", "/v1/studies", body, **headers)
-    assert status in (200, 201), said
-    return said["number"]
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    connection.putrequest("PUT", f"/v1/bundles/{digest}")
+    connection.putheader("Authorization", f"Bearer {served.token}")
+    connection.putheader("Content-Length", str(len(data)))
+    connection.endheaders(data[: len(data) // 2])
+    drafts = served.home / "bundles"
+    until(lambda: list(drafts.glob("*.draft")), 60.0, served.said)
+    return connection
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_in_the_middle_of_an_upload(served: ServeProcess) -> None:
+    served.start()
+    files = {"train.py": REFUSED, "data.bin": random.Random(0).randbytes(2**20)}
+    data = tar_of(files)
+    upload = begin_upload(served, data)
+    served.kill()
+    upload.close()
+    served.start()
+    bundles = served.home / "bundles"
+    # Half of it is no bundle, whatever it is called by; and it is sent anew as if nothing had been.
+    assert [one.suffix for one in bundles.iterdir()] == [".draft"]
+    number = served.send("after-the-kill", files)
+    assert served.send("after-the-kill", files) == number
+    (kept,) = bundles.glob("*.tar")
+    assert kept.read_bytes() == data
+    until(
+        lambda: served.submission(number)["submission"]["state"] == "failed",
+        START_S,
+        lambda: f"{served.submission(number)}\n{served.said()}",
+    )
+    assert served.stop() == 0, served.said()
 
 
 @pytest.mark.slow
 def test_a_killed_server_loses_nothing_and_runs_nothing_twice(served: ServeProcess) -> None:
     served.start()
-    numbers = [send(served, "submission", REFUSED)]
+    numbers = [served.send("submission", {"train.py": REFUSED})]
     for _ in range(KILLS):
         served.kill()
         assert served.ask("GET", "/v1/health")[0] == 0
         served.start()
-        again = [send(served, "submission", REFUSED)]
+        again = [served.send("submission", {"train.py": REFUSED})]
         assert again == numbers
     while True:
         states = [served.ask("GET", f"/v1/submissions/{one}")[1]["submission"] for one in numbers]
@@ -241,14 +264,14 @@ def test_twenty_kills_during_a_search_lose_nothing(
     """A whole submission, up to a rule that was measured, under a server that dies all the time."""
     luck = random.Random(7)
     served.start()
-    script = block("script").encode()
+    files = {"train.py": block("script").encode()}
     changes = {"targets": ["cpu:2"], "budget": "10m", "top": 1}
-    number = send(served, "whole-submission", script, **changes)
+    number = served.send("whole-submission", files, **changes)
     for _ in range(20):
         time.sleep(luck.uniform(0.0, 2.0))
         served.kill()
         served.start()
-        assert send(served, "whole-submission", script, **changes) == number
+        assert served.send("whole-submission", files, **changes) == number
     end_s = time.monotonic() + 1500
     while True:
         found = served.ask("GET", f"/v1/submissions/{number}")[1]

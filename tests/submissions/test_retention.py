@@ -98,16 +98,21 @@ def test_submissions_that_ended_long_ago(kept: Kept) -> None:
 def test_bundles_that_nobody_uses_and_drafts(kept: Kept) -> None:
     used, unused, again, shared = (kept.bundle("ann", name) for name in (b"1", b"2", b"3", b"4"))
     kept.bundle("bob", b"4")
-    kept.submit(used)
+    job = kept.home.job(kept.submit(used))
     draft = kept.home.bundle("x").with_name("tmp.draft")
     draft.write_bytes(b"")
+    # What a server was putting in place that was killed, and a link that somebody's code has left.
+    state, link = job / "x.draft", job / "link.draft"
+    (state / "new").mkdir(parents=True)
+    link.symlink_to(job / "results")
     kept.remove()
-    assert draft.exists()
+    assert draft.exists() and state.exists()
     kept.now_s += limits.BUNDLE_UNUSED_S + 1.0
     assert kept.bundle("ann", b"3") == again
     kept.bundle("bob", b"4")
     kept.remove()
-    assert not draft.exists()
+    assert not (draft.exists() or state.exists() or link.is_symlink())
+    assert (job / "results").is_dir()
     there = {one.stem for one in kept.home.bundle("x").parent.iterdir()}
     assert there == {used, again, shared}
     for digest in (unused, shared):

@@ -254,13 +254,18 @@ def test_a_search_whose_number_was_not_noted_is_cancelled_all_the_same(
     until(one, lambda: state(one, number) == "cancelled")
 
 
-def test_a_search_has_no_token_of_the_service(one: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_has_no_token_of_the_service_and_is_known_by_its_number(
+    one: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AUTOMESH_SERVER_TOKEN", "amt_secret")
     number = submit(one, "wait")
     until(one, lambda: runs(one, number) == 1)
     held = one.running[number].process
     assert held is not None
-    assert b"amt_secret" not in Path(f"/proc/{held.pid}/environ").read_bytes()
+    environment = Path(f"/proc/{held.pid}/environ").read_bytes()
+    assert b"amt_secret" not in environment
+    folder = one.home.job(number) / "bundle"
+    assert f"AUTOMESH_BUNDLE={number}:{folder}\0".encode() in environment
 
 
 def test_what_cannot_be_started_is_told(one: Runner) -> None:

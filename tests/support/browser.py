@@ -91,6 +91,18 @@ def take_picture(page: Page, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True, timeout=SLOW_MS)
 
 
+def first_paint_ms(page: Page) -> dict[str, float]:
+    """`first-paint` and `first-contentful-paint` of an open page, in milliseconds since it was
+    asked for; waits until both were."""
+    page.wait_for_function(
+        "performance.getEntriesByType('paint').length >= 2", timeout=SLOW_MS, polling=50
+    )
+    return page.evaluate(
+        "Object.fromEntries(performance.getEntriesByType('paint')"
+        ".map(one => [one.name, one.startTime]))"
+    )
+
+
 def wait_for_charts(page: Page) -> None:
     page.wait_for_selector(
         "html[data-ready=true][data-charts=done]", state="attached", timeout=SLOW_MS

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from automesh.program.nouns import Entry
 
+BUNDLE = "AUTOMESH_BUNDLE"
+"""A variable of the environment, `WORD:FOLDER`: in what a study is known by, the word stands for
+the folder. So a search of a service is gone on with wherever an agent has unpacked its bundle."""
 # Names of files that say nothing of what they train.
 _SAY_NOTHING = ("build", "main", "run", "step", "launch", "mesh")
 
@@ -33,20 +36,41 @@ def workload_name(entry: Entry) -> str:
 
 
 def study_name(
-    entry: Entry, *, selector: str, axes: Sequence[str], scope: Path, figures: str = ""
+    entry: Entry,
+    *,
+    selector: str,
+    axes: Sequence[str],
+    scope: Path,
+    figures: str = "",
+    bundle: str = "",
 ) -> str:
     """`<workload>-<target>-<hash>`; hashed are script path, function, arguments, target, axes.
 
     Args:
       scope: directory of all studies; it stands for the location of a callable, which has no path.
       figures: of a target of the user's own, see `Target`.
+      bundle: the value of `BUNDLE`; empty where the script's own path counts.
     """
+
+    def ending_at(location: str) -> str:
+        identity = [entry.kind, location, entry.function, list(entry.argv), selector, list(axes)]
+        identity += [figures] if figures else []
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
+        return f"-{selector}-{digest}"
+
     location = str(scope) if entry.kind == "pickle" else entry.location
-    identity = [entry.kind, location, entry.function, list(entry.argv), selector, list(axes)]
-    identity += [figures] if figures else []
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
-    name, ending = workload_name(entry), f"-{selector}-{digest}"
-    return _former(scope, ending) or f"{name}{ending}"
+    own, ending = ending_at(location), ending_at(_in_bundle(location, bundle))
+    # Before bundles had words, their studies were known by the path, too.
+    return _former(scope, ending) or _former(scope, own) or f"{workload_name(entry)}{ending}"
+
+
+def _in_bundle(location: str, bundle: str) -> str:
+    """A location in the folder of a bundle as the same text on every host; any other as it is."""
+    word, _, folder = bundle.partition(":")
+    if not word or not folder:
+        return location
+    path, top = Path(location), Path(folder).resolve()
+    return f"{word}:{path.relative_to(top).as_posix()}" if path.is_relative_to(top) else location
 
 
 def _former(results: Path, ending: str) -> str:

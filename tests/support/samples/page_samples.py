@@ -1,4 +1,5 @@
-"""Pages of studies for the tests of the report: recorded, replayed, pipelined, failed, large."""
+"""Pages of studies for the tests of the report: real ones as they were recorded, and made-up ones
+that are larger, worse or more hostile than a small search is."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ from automesh.report.html.nouns import (
 from automesh.report.result import Candidate, SearchResult, Standing, Verification
 from automesh.tuner.choose.ranking import rank
 from automesh.tuner.page.drawings import placed, wiring_of
+from tests.regenerate import record_pages
 from tests.regenerate.record_studies import FOLDER, read
 from tests.support.cases.explain_golden import decoder
 from tests.support.cases.replay_golden import ALL as MODULES
@@ -343,8 +345,10 @@ def hostile() -> StudyPage:
     return replace(page, result=result, left_out={"rounds": HOSTILE})
 
 
+REAL = tuple(record_pages.SEARCHES)
 PAGES = {
     **{name: (lambda name=name: recorded(name)) for name in EXAMPLES},
+    **{name: (lambda name=name: record_pages.read(name)) for name in REAL},
     "replayed": replayed,
     "pipelined": pipelined,
     "failed": failed,

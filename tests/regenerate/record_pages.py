@@ -1,0 +1,137 @@
+"""Writes tests/data/pages/*.json.gz: what the pages of real studies show, for tests in a browser.
+
+    python -m tests.regenerate.record_pages [NAME]...
+
+Each is of a whole search: for TPUs that are not here, of a pipeline for two slices of them, of a
+pipeline on virtual devices, and of a script whose every plan fails. Those for TPUs need libtpu.
+It takes some minutes, on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import automesh
+from automesh.errors import NoFeasibleMesh
+from automesh.jsonio import read_json, to_text
+from automesh.report.html.nouns import StudyPage
+from automesh.tuner.page.collect import page_of
+from automesh.tuner.study.metadata import reading
+from benchmarks.kill_resume import SCRIPT
+from tests.support.paths import DATA, EXAMPLES, SCRIPTS
+
+FOLDER = DATA / "pages"
+_PIPELINE = """\
+[axes]
+pp = { min = 2, max = 2, dcn = true }
+dp = {}
+tp = { max = 2 }
+[constraints]
+pp = { divides = "num_layers" }
+"dp*microbatches" = { divides = "batch" }
+[knobs]
+microbatches = [4]
+schedule = ["1f1b"]
+"""
+# It compiles, and none of its plans can be run.
+_FAILING = SCRIPT.replace(
+    "def build(",
+    """def refuse(loss):
+    raise ValueError(f"no reader of batches has begun, the loss would be {loss}")
+
+
+def build(""",
+).replace(
+    "        return [w",
+    """        loss = jax.pure_callback(refuse, jax.ShapeDtypeStruct((), jnp.float32), loss)
+        return [w""",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """A search that is recorded.
+
+    Attributes:
+      script: its text; empty for the file `location`.
+    """
+
+    target: str
+    space: str
+    location: Path = Path()
+    script: str = ""
+    budget: str = "10m"
+    top: int = 2
+
+
+SEARCHES = {
+    "slice": Searched(
+        location=EXAMPLES / "dense_lm.py",
+        target="v5e:2x2",
+        space='[axes]\ndp = {}\nfsdp = {}\ntp = {}\nsp = {}\n[knobs]\nremat = ["full", "none"]\n',
+    ),
+    "slices": Searched(location=SCRIPTS / "pipelined.py", target="v5e:2x2*2", space=_PIPELINE),
+    "ranks": Searched(location=SCRIPTS / "pipelined.py", target="cpu:4", space=_PIPELINE),
+    "refused": Searched(script=_FAILING, target="cpu:4", space="[axes]\ndp = {}\ntp = {}\n"),
+}
+
+
+def read(name: str) -> StudyPage:
+    """What was recorded."""
+    data = gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes())
+    return read_json(data, StudyPage)
+
+
+def search(name: str, folder: Path) -> Path:
+    """Searches; the folder of the study."""
+    one = SEARCHES[name]
+    location, space = one.location, folder / "space.toml"
+    space.write_text(one.space)
+    if one.script:
+        location = folder / "train.py"
+        location.write_text(one.script)
+    with suppress(NoFeasibleMesh):  # Its study is what one wants to see then.
+        automesh.search(
+            location,
+            target=one.target,
+            space=space,
+            budget=one.budget,
+            timeout="10m",
+            top=one.top,
+            rules=folder / "mesh_rules.toml",
+            results=folder / "results",
+        )
+    (study,) = (folder / "results").iterdir()
+    return study
+
+
+def page(study: Path) -> StudyPage:
+    """What the page of a study shows."""
+    with reading(study, results=study.parent, storage="") as (folder, opened, header):
+        return page_of(folder, opened, header)
+
+
+def record(name: str) -> bytes:
+    """Searches and packs what the page shows, without the folders of this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = to_text(page(search(name, Path(folder))), StudyPage)
+        for own in {folder, str(Path(folder).resolve()), str(DATA.parents[1])}:
+            text = text.replace(own, "/home/ann/model")
+    return gzip.compress(text.encode(), 9, mtime=0)
+
+
+def main(names: list[str]) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name in names or SEARCHES:
+        data = record(name)
+        (FOLDER / f"{name}.json.gz").write_bytes(data)
+        print(f"{name}: {len(data)} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
