@@ -281,7 +281,12 @@ class Fleet:
         for rank, (member, agent) in enumerate(zip(members, placed, strict=True)):
             local = locals_[agent.number]
             locals_[agent.number] += 1
-            place = Place(rank=rank, count=len(members), coordinator=coordinator)
+            place = Place(
+                rank=rank,
+                count=len(members),
+                coordinator=coordinator,
+                host=agent.facts.address,
+            )
             share = sum(one.facts.machine == agent.facts.machine for one in placed)
             self._start(
                 agent,

@@ -6,6 +6,7 @@ A worker of a gang joins before any code of the user's runs. A script that calls
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import jax
@@ -19,17 +20,23 @@ from automesh.program.notes import note
 # limits are the second line, far above it.
 _JOIN_S = 100
 _HEARTBEAT_S = 100
+_SOCKET = "jax_cross_host_transfer_socket_address"
 
 
-def join(coordinator: str, *, rank: int, count: int) -> None:
+def join(coordinator: str, *, rank: int, count: int, host: str = "") -> None:
     """Makes this process number `rank` of `count` that run one jax program.
 
     Args:
       coordinator: `address:port` of the process of rank 0.
+      host: address at which the others reach this one; empty if nobody says it: then stages of a
+        pipeline cannot send from CPU to CPU.
 
     Raises:
       RuntimeError: the others did not come, or jax had started already.
     """
+    if host and jax.config.values.get("jax_platforms") == "cpu":
+        # Before jax makes its devices, of whatever plans these are for. Other devices have wires.
+        jax.config.update(_SOCKET, _free_address(host))
     distributed: Any = jax.distributed
     distributed.initialize(
         coordinator_address=coordinator,
@@ -43,6 +50,18 @@ def join(coordinator: str, *, rank: int, count: int) -> None:
     )
     distributed.initialize = _joined_already
     distributed.shutdown = _stays_joined
+
+
+def _free_address(host: str) -> str:
+    """With a port that nobody has now; jax binds it when it makes its devices.
+
+    Port 0 leaves the receiver waiting for ever (jax 0.10.2).
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as one:
+        one.bind((host, 0))
+        port = one.getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_joined() -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 PLACE = "AUTOMESH_GANG"
 """Variable of a worker: its place, as `Place.text` writes it; absent for a process by itself."""
-_PLACE = re.compile(r"(?P<rank>\d+)/(?P<count>\d+)@(?P<coordinator>\S+)")
+_PLACE = re.compile(r"(?P<rank>\d+)/(?P<count>\d+)@(?P<coordinator>\S+)(?: (?P<host>\S+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,20 +19,22 @@ class Place:
       rank: jax's process index.
       count: processes of the gang.
       coordinator: `address:port` at which the process of rank 0 serves jax's coordination service.
+      host: address at which the others reach this process's host; empty if nobody says it.
     """
 
     rank: int
     count: int
     coordinator: str
+    host: str = ""
 
     @property
     def text(self) -> str:
         """For the variable `PLACE`.
 
-        >>> Place(rank=1, count=2, coordinator="10.0.0.1:41234").text
-        '1/2@10.0.0.1:41234'
+        >>> Place(rank=1, count=2, coordinator="10.0.0.1:41234", host="10.0.0.2").text
+        '1/2@10.0.0.1:41234 10.0.0.2'
         """
-        return f"{self.rank}/{self.count}@{self.coordinator}"
+        return f"{self.rank}/{self.count}@{self.coordinator} {self.host}".rstrip()
 
 
 def place_in(environ: Mapping[str, str]) -> Place | None:
@@ -41,5 +43,8 @@ def place_in(environ: Mapping[str, str]) -> Place | None:
     if found is None:
         return None
     return Place(
-        rank=int(found["rank"]), count=int(found["count"]), coordinator=found["coordinator"]
+        rank=int(found["rank"]),
+        count=int(found["count"]),
+        coordinator=found["coordinator"],
+        host=found["host"] or "",
     )

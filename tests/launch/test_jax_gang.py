@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ import pytest
 from automesh.launch.fleet import Fleet
 from automesh.launch.local import local_launcher
 from automesh.launch.secret import new_token
-from automesh.mesh.axes import Plan, parse_mesh
+from automesh.mesh.axes import DEFAULT_AXES, PIPELINE, MeshAxis, Plan, parse_mesh
 from automesh.outcomes import Failure
 from automesh.program.nouns import Attachment, Entry, StepRef, VisitAnswer
 from automesh.worker.messages import DevicesJob, Surroundings, VisitJob
 from automesh.worker.pool import Pool
-from tests.support.paths import DATA
+from tests.support.paths import DATA, EXAMPLES
 from tests.support.worker_jobs import surroundings
 
 pytestmark = pytest.mark.slow
@@ -116,6 +117,30 @@ def test_losses_and_updates_are_those_of_one_process(
         assert update.apart == 0.0
         assert update.norm == pytest.approx(one.norm, rel=1e-4)
         assert update.projections == pytest.approx(one.projections, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("mesh", ["dcn.pp:2,dp:2", "dcn.dp:2,pp:2"])
+def test_a_pipeline_of_two_processes_has_the_losses_of_one(
+    gang: Pool, alone: Pool, tmp_path: Path, mesh: str
+) -> None:
+    """Stages on one process each, which send to each other, and stages that all processes share."""
+    axes = parse_mesh(mesh, (PIPELINE, *DEFAULT_AXES))
+    inside = tuple(MeshAxis(name=axis.name, ici=axis.size) for axis in axes)
+    job = VisitJob(
+        step=StepRef(entry=Entry(kind="script", location=str(EXAMPLES / "dense_lm.py"))),
+        plan=Plan(axes=axes, knobs=(("microbatches", 4),)),
+        cache_dir=str(tmp_path / "executables"),
+        steps=1,
+        samples=2,
+        loss_steps=3,
+    )
+    found = gang.run(job, LIMIT_S)
+    assert isinstance(found, VisitAnswer), found
+    wanted = alone.run(replace(job, plan=replace(job.plan, axes=inside)), LIMIT_S)
+    assert isinstance(wanted, VisitAnswer), wanted
+    assert len(found.losses) == 3
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
+    assert len(found.samples_s) == 2
 
 
 def test_a_script_that_joins_by_itself_finds_it_done(gang: Pool, tmp_path: Path) -> None:

@@ -61,15 +61,20 @@ class Sampled:
     apart: float
 
 
-def sampled(args: Any) -> dict[str, Sampled]:
-    """Reads the chosen elements of all float arrays among the arguments, by their paths."""
+def sampled(args: Any, *, is_shared: bool = False) -> dict[str, Sampled]:
+    """Reads the chosen elements of all float arrays among the arguments, by their paths.
+
+    Args:
+      is_shared: the arguments are those of several processes, all of which call this: some may have
+        an array that the others have nothing of, as stages of a pipeline do.
+    """
     found: dict[str, Sampled] = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
         array: Any = leaf[...] if is_ref(leaf) else leaf
         if not isinstance(array, jax.Array) or not _is_float(array) or array.size == 0:
             continue
         path = jax.tree_util.keystr(keys)
-        values, apart = _elements(array, path)
+        values, apart = _elements(array, path, is_shared=is_shared)
         found[path] = Sampled(
             path=path, dtype=str(array.dtype), leaf=leaf, values=values, apart=apart
         )
@@ -172,7 +177,7 @@ def _places(size: int, path: str) -> NDArray[np.int64]:
     return ((np.arange(SAMPLED) + luck.random(SAMPLED)) * stretch).astype(np.int64)
 
 
-def _elements(array: Any, path: str) -> tuple[Floats, float]:
+def _elements(array: Any, path: str, *, is_shared: bool) -> tuple[Floats, float]:
     """The chosen elements, and how far copies of them are apart at most."""
     places = np.unravel_index(_places(array.size, path), array.shape) if array.shape else ()
     count = min(array.size, SAMPLED)
@@ -196,7 +201,9 @@ def _elements(array: Any, path: str) -> tuple[Floats, float]:
             apart = max(apart, float(np.max(np.nan_to_num(gaps))))
         values[inside] = np.where(known, values[inside], read)
         is_read |= inside
-    return (values, apart) if array.is_fully_addressable else _elements_of_all(values, apart)
+    if array.is_fully_addressable and not is_shared:
+        return values, apart
+    return _elements_of_all(values, apart)
 
 
 def _elements_of_all(values: Floats, apart: float) -> tuple[Floats, float]:
@@ -401,9 +408,11 @@ class _Loop:
 
     def first_step(self) -> tuple[list[float], tuple[LeafUpdate, ...]]:
         """Runs one step: its scalar floats, and what it changes in the arrays that go on."""
-        before = sampled(self._args)
+        devices = self._ready.mesh.devices.flat
+        is_shared = len({one.process_index for one in devices}) > 1
+        before = sampled(self._args, is_shared=is_shared)
         losses = self.losses_of_step()
-        return losses, updates_of(before, sampled(self._args))
+        return losses, updates_of(before, sampled(self._args, is_shared=is_shared))
 
     def losses_of_step(self) -> list[float]:
         """Runs one step and reads its scalar floats."""

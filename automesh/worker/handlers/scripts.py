@@ -137,7 +137,7 @@ def join_gang(emit: Emit) -> None:
     """
     if _PLACE is not None and not is_joined():
         emit({"event": "stage", "stage": "start"})
-        join(_PLACE.coordinator, rank=_PLACE.rank, count=_PLACE.count)
+        join(_PLACE.coordinator, rank=_PLACE.rank, count=_PLACE.count, host=_PLACE.host)
 
 
 def start_jax(stages: Stages) -> None:
