@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import automesh
 from automesh.mesh.rules.file import read_rules
+from automesh.report.check.facts import compare
 from tests.support.paths import DATA
 
 SCRIPT = DATA / "check" / "decoder.py"
@@ -52,6 +54,20 @@ def test_a_patch_of_jax_raises_no_alarm(path: Path, tmp_path: Path) -> None:
     assert "\n\n\ndef build" in text
     doubled.write_text(text.replace("\n\n\ndef build", "\nROWS *= 2\n\n\ndef build"))
     assert automesh.check(doubled, rules=path).exit_code == 1
+
+
+def test_figures_of_two_patches_agree_within_the_bounds_and_not_to_the_byte() -> None:
+    facts = {release(path): read_rules(path).rules[0].evidence.program for path in RECORDED}
+    pairs = [
+        (then, now) for then, now in itertools.permutations(facts, 2) if series(then) == series(now)
+    ]
+    assert pairs
+    for then, now in pairs:
+        found = compare(facts[then], facts[now])
+        assert [one.what for one in found if one.verdict != "same"] == [], (then, now)
+    # Another hash, and another packing of temporaries: the bounds are there for something.
+    assert any(facts[then].fingerprint != facts[now].fingerprint for then, now in pairs)
+    assert any(facts[then].peak_bytes != facts[now].peak_bytes for then, now in pairs)
 
 
 def test_there_are_figures_of_two_patches_of_one_release() -> None:
