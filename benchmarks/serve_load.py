@@ -346,8 +346,8 @@ def wait_for_study(one: Served, process: subprocess.Popen[bytes], log: Path) -> 
     """The name of the study that a search has begun, once the service shows that it runs."""
     end_s = time.monotonic() + _SEARCH_S
     while time.monotonic() < end_s and process.poll() is None:
-        _, body = ask(one, "/v1/studies?state=running&size=1", one.tokens[0])
-        with contextlib.suppress(ValueError, KeyError):
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError):
+            _, body = ask(one, "/v1/studies?state=running&size=1", one.tokens[0])
             found = json.loads(body)["studies"]
             if found:
                 return str(found[0]["name"])
