@@ -141,6 +141,10 @@ def test_a_pipeline_of_two_processes_has_the_losses_of_one(
     assert len(found.losses) == 3
     assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
     assert len(found.samples_s) == 2
+    # The first process tells also of arrays that it has nothing of.
+    norms = {update.path: update.norm for update in wanted.updates}
+    assert {update.path: update.norm for update in found.updates} == pytest.approx(norms, rel=1e-3)
+    assert any("layers" in path for path in norms)
 
 
 def test_a_script_that_joins_by_itself_finds_it_done(gang: Pool, tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def state(ready: Ready) -> tuple[tuple[Any, ...], dict[str, Any]]:
             # What comes out of `init` is ours to donate, unless it gave the same array twice.
             shared = position not in from_init or id(leaf) in seen
             seen.add(id(leaf))
-            copy = shared and ready.donated[position] and not _is_elsewhere(leaf)
+            copy = shared and ready.donated[position] and not is_elsewhere(leaf)
             # In place, so that no more than one leaf is there twice.
             leaves[position] = _owned(leaf, ready.shardings[position], copy=copy)
     return structure.unflatten(leaves)
@@ -266,7 +266,7 @@ def conform(leaf: Any, sharding: Any) -> Any:
     return jax.device_put(leaf, sharding)
 
 
-def _is_elsewhere(leaf: Any) -> bool:
+def is_elsewhere(leaf: Any) -> bool:
     """Whether other processes alone have an array: nothing of it can be donated here."""
     return isinstance(leaf, jax.Array) and not leaf.sharding.addressable_devices
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from automesh.errors import UsageError, kind_of
 from automesh.program.distributed import gathered
-from automesh.program.execute.prepare import Ready, conform, duplicate, state
+from automesh.program.execute.prepare import Ready, conform, duplicate, is_elsewhere, state
 from automesh.program.execute.team import Team
 from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import LeafUpdate
@@ -87,7 +87,8 @@ def updates_of(before: dict[str, Sampled], after: dict[str, Sampled]) -> tuple[L
         _update(old, after[path])
         for path, old in before.items()
         if path in after
-        and (after[path].leaf is not old.leaf or is_ref(old.leaf))
+        # What other processes alone have is stood in for by the same array at every step.
+        and (after[path].leaf is not old.leaf or is_ref(old.leaf) or is_elsewhere(old.leaf))
         and len(after[path].values) == len(old.values)
     )
 
