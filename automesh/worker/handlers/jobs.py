@@ -97,6 +97,10 @@ from automesh.worker.protocol import Answer
 from automesh.worker.stages import Emit, Stages
 
 _Step = tuple[Entry, Plan, tuple[str, ...]]
+# Plans that a worker keeps ready to be visited again. A loaded program of the CPU compiler holds
+# several hundred memory maps, of which Linux lets a process have 65,530 (`vm.max_map_count`): at
+# the end of these XLA ends the process.
+MOST_READY = 32
 
 
 @dataclass(slots=True)
@@ -460,7 +464,9 @@ def _key(job: VisitJob) -> _Step:
 def _ready(job: VisitJob, stages: Stages) -> Ready:
     key = _key(job)
     if key in _MEMORY.ready:
+        _MEMORY.ready[key] = _MEMORY.ready.pop(key)  # The last one used is the last to go.
         return _MEMORY.ready[key]
+    _make_room()
     ready = _MEMORY.ready[key] = _prepared(job, stages)
     # Every visit ends with a collection; what a plan keeps for good (modules, programs) need not be
     # walked each time. The arrays of a visit are made after this; those that `build` makes may hang
@@ -469,6 +475,16 @@ def _ready(job: VisitJob, stages: Stages) -> Ready:
     if ready.build_again is None:
         gc.freeze()
     return ready
+
+
+def _make_room() -> None:
+    """Forgets the plan that was visited longest ago, if as many as may be are ready."""
+    idle = [key for key in _MEMORY.ready if not _MEMORY.kept.has(key)]
+    if len(_MEMORY.ready) < MOST_READY or not idle:
+        return
+    del _MEMORY.ready[idle[0]]
+    gc.unfreeze()
+    gc.collect()
 
 
 def _prepared(job: VisitJob, stages: Stages) -> Ready:

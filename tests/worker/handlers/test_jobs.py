@@ -67,6 +67,19 @@ def test_adamw_with_synthetic_state(worker):
     assert from_json(to_json(again, VisitAnswer), VisitAnswer) == again
 
 
+def test_the_plan_visited_longest_ago_makes_room_for_the_next(worker, monkeypatch):
+    """Loaded programs hold memory maps, of which a process may have so many and no more."""
+    monkeypatch.setattr(jobs, "MOST_READY", 2)
+    jobs._MEMORY.ready.clear()
+    adamw = worker("adamw")
+    first = {mesh: adamw.visit(mesh).losses for mesh in ("dp:1", "dp:8")}
+    adamw.visit("dp:1")
+    adamw.visit("dp:2,tp:4")
+    shapes = [{axis.name: axis.size for axis in plan.axes} for _, plan, _ in jobs._MEMORY.ready]
+    assert [(one["dp"], one["tp"]) for one in shapes] == [(1, 1), (2, 4)]
+    assert adamw.visit("dp:8").losses == first["dp:8"]
+
+
 def test_compile_reads_memory_and_counts(worker):
     adamw = worker("adamw")
     one, data, both = (adamw.compile(mesh) for mesh in MESHES)
