@@ -2,9 +2,9 @@
 
     python -m tests.regenerate.record_pages [NAME]...
 
-Each is of a whole search: for TPUs that are not here, of a pipeline for two slices of them, of a
-pipeline on virtual devices, and of a script whose every plan fails. Those for TPUs need libtpu.
-It takes some minutes, on a machine that does nothing else.
+Each is of a whole search: for TPUs that are not here, of a pipeline for two slices of them, and of
+a pipeline on virtual devices. Those for TPUs need libtpu. It takes some minutes, on a machine that
+does nothing else.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from __future__ import annotations
 import gzip
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import automesh
-from automesh.errors import NoFeasibleMesh
 from automesh.jsonio import read_json, to_text
 from automesh.report.html.nouns import StudyPage
 from automesh.tuner.page.collect import page_of
 from automesh.tuner.study.metadata import reading
-from benchmarks.kill_resume import SCRIPT
 from tests.support.paths import DATA, EXAMPLES, SCRIPTS
 
 FOLDER = DATA / "pages"
@@ -38,19 +35,6 @@ pp = { divides = "num_layers" }
 microbatches = [4]
 schedule = ["1f1b"]
 """
-# It compiles, and none of its plans can be run.
-_FAILING = SCRIPT.replace(
-    "def build(",
-    """def refuse(loss):
-    raise ValueError(f"no reader of batches has begun, the loss would be {loss}")
-
-
-def build(""",
-).replace(
-    "        return [w",
-    """        loss = jax.pure_callback(refuse, jax.ShapeDtypeStruct((), jnp.float32), loss)
-        return [w""",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +42,13 @@ class Searched:
     """A search that is recorded.
 
     Attributes:
-      script: its text; empty for the file `location`.
+      location: of its script.
+      space: the text of its space.
     """
 
+    location: Path
     target: str
     space: str
-    location: Path = Path()
-    script: str = ""
     budget: str = "10m"
     top: int = 2
 
@@ -77,7 +61,6 @@ SEARCHES = {
     ),
     "slices": Searched(location=SCRIPTS / "pipelined.py", target="v5e:2x2*2", space=_PIPELINE),
     "ranks": Searched(location=SCRIPTS / "pipelined.py", target="cpu:4", space=_PIPELINE),
-    "refused": Searched(script=_FAILING, target="cpu:4", space="[axes]\ndp = {}\ntp = {}\n"),
 }
 
 
@@ -90,22 +73,18 @@ def read(name: str) -> StudyPage:
 def search(name: str, folder: Path) -> Path:
     """Searches; the folder of the study."""
     one = SEARCHES[name]
-    location, space = one.location, folder / "space.toml"
+    space = folder / "space.toml"
     space.write_text(one.space)
-    if one.script:
-        location = folder / "train.py"
-        location.write_text(one.script)
-    with suppress(NoFeasibleMesh):  # Its study is what one wants to see then.
-        automesh.search(
-            location,
-            target=one.target,
-            space=space,
-            budget=one.budget,
-            timeout="10m",
-            top=one.top,
-            rules=folder / "mesh_rules.toml",
-            results=folder / "results",
-        )
+    automesh.search(
+        one.location,
+        target=one.target,
+        space=space,
+        budget=one.budget,
+        timeout="10m",
+        top=one.top,
+        rules=folder / "mesh_rules.toml",
+        results=folder / "results",
+    )
     (study,) = (folder / "results").iterdir()
     return study
 

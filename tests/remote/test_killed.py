@@ -134,7 +134,8 @@ def test_every_submission_ends_once_whoever_is_killed(
     ann.kill()
     left = killed.trials(first)
     bob.start()
-    until(lambda: killed.taken_by(first) == ["ann", "bob"], START_S, killed.said)
+    # On a machine that hears nobody for a while it may be lost to bob, too, and taken again by him.
+    until(lambda: killed.taken_by(first)[:2] == ["ann", "bob"], START_S, killed.said)
     until(lambda: killed.state(first) == "found", SEARCH_S, killed.said)
     ended = killed.trials(first)
     assert {key: ended.get(key) for key in left} == left
