@@ -16,8 +16,7 @@ from automesh.cost import collective_demand, kernels
 from automesh.cost.collective_demand import Collectives
 from automesh.cost.collective_prices import PlanRoutes, pieces_of_groups
 from automesh.cost.formulas import Formulas
-from automesh.cost.host_link import HostLink
-from automesh.cost.kernels import KernelPieces, Kernels
+from automesh.cost.kernels import HostLink, KernelPieces, Kernels
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import Kernel, Matmul, Terms, Uncounted, flops, value_of
 from automesh.hardware.calibration.speeds import Speeds

@@ -41,8 +41,11 @@ _EVEN_SPREAD = 0.5
 _EVEN_TOLERANCE = {"float64": 1e-2, "float32": 0.2, "bfloat16": 0.6, "float16": 0.5}
 # What a change of the arguments by one unit in the last place does to an update of the reference,
 # so many times over, another order of summation may do, too. Gradients that cancel, as those of the
-# biases of keys in attention, are rounding alone: nothing is said of them.
+# biases of keys in attention, are rounding alone: then any direction is as good as another, two
+# updates of one norm are up to twice it apart, and eight projections may show half as much again.
 _SENSITIVITIES = 2.0
+_ROUNDING_ALONE = 0.3
+_ANY_DIRECTION = 3.0
 _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 _NARROW_UNIT = 0.25
 
@@ -162,6 +165,8 @@ def _distance(there: LeafUpdate, here: LeafUpdate, dtype: str) -> tuple[float, s
     is_even = max(there.spread, here.spread) < _EVEN_SPREAD
     tolerance = _EVEN_TOLERANCE.get(dtype, 1.0) if is_even else _tolerance(dtype)
     tolerance += _SENSITIVITIES * there.sensitivity
+    if there.sensitivity > _ROUNDING_ALONE:
+        tolerance = max(tolerance, _ANY_DIRECTION)
     allowed = tolerance * scale + rounding
     ratio = here.norm / there.norm if there.norm else math.inf
     return apart / allowed, (

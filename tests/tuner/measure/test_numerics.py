@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.tuner.measure.numerics import Agreement, compare_losses, loss_tolerance
+from automesh.program.nouns import LeafUpdate
+from automesh.tuner.measure.numerics import (
+    Agreement,
+    compare_losses,
+    compare_updates,
+    loss_tolerance,
+)
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float4_e2m1fn")
 REFERENCE = (5.545, 5.541, 5.538)
@@ -89,3 +95,26 @@ def test_two_plans_agree_or_differ_as_finite_numbers_do(
     found = compare_losses(one, other, dtype)
     assert found.verdict in ("agree", "differ")
     assert bool(found.detail) == (found.verdict == "differ")
+
+
+@pytest.mark.parametrize("sensitivity", [0.35, 0.56, 1.4])
+def test_of_an_update_that_is_rounding_alone_any_direction_will_do(sensitivity: float) -> None:
+    """Adam makes a unit step of it, whose signs another order of summation may turn round."""
+
+    def update(sign: float, sensitivity: float = 0.0) -> LeafUpdate:
+        return LeafUpdate(
+            path="key_bias",
+            dtype="float32",
+            norm=1.0,
+            old_norm=0.0,
+            spread=0.0,
+            apart=0.0,
+            count=8,
+            is_finite=True,
+            projections=(sign,) * 8,
+            sensitivity=sensitivity,
+        )
+
+    there, here = [update(1.0, sensitivity)], [update(-1.0)]
+    assert compare_updates(there, here, "float32").verdict == "agree"
+    assert compare_updates([update(1.0, 0.05)], here, "float32").verdict == "differ"
