@@ -81,6 +81,8 @@ def orders_for(draw: st.DrawFn, framework: str) -> Order:
         if framework == "maxtext":
             # The share of a device times the length of a row must be whole, says MaxText itself.
             rows *= _odd(Fraction(rows, devices * knobs["microbatches"]).denominator)
+            # Its rows have 2,048 tokens: no device gets less than a 1,024th of one.
+            rows *= max(Fraction(rows, devices * knobs["microbatches"]).denominator // 1024, 1)
         knobs["batch"] = rows
         is_plain = knobs["batch"] % (devices * knobs["microbatches"]) == 0
     rule = replace(rule, mesh_shape=HybridMeshShape(ici, dcn), knobs=knobs)
