@@ -1,11 +1,11 @@
 """How often a race is wrong: identical finalists called different, a slower one not found.
 
-First simulated races under six kinds of noise, by the race of the package, by the former one and
-by a fixed number of rounds; how often 95 % intervals of a ratio hold the truth; and simulated
-finals in fresh processes, which decide what is exported. Then real races of five, run by the
-package's own driver through a worker process on virtual CPU devices: a third of them have five
-identical finalists, in the others one does 10 % or 5 % more of the same work. The last line on
-stdout is JSON; progress goes to stderr.
+First simulated races under six kinds of noise, of a machine and of each plan by itself, by the race
+of the package, by the former one and by a fixed number of rounds; how often 95 % intervals of a
+ratio hold the truth; and simulated finals in fresh processes, which decide what is exported. Then
+real races of five, run by the package's own driver through a worker process on virtual CPU devices:
+a third of them have five identical finalists, in the others one does 10 % or 5 % more of the same
+work. The last line on stdout is JSON; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -41,7 +41,16 @@ from automesh.worker.messages import InspectJob, Surroundings
 from automesh.worker.pool import Pool
 from benchmarks.race_errors.finals import METHODS as FINALS
 from benchmarks.race_errors.finals import figures
-from benchmarks.race_errors.noise import METHODS, NOISES, PROCESSES, coverage, rates
+from benchmarks.race_errors.noise import (
+    IN_TIME,
+    METHODS,
+    NOISES,
+    PROCESSES,
+    SAMPLINGS,
+    Sampling,
+    coverage,
+    rates,
+)
 from benchmarks.support.visitors import Visitors, ask
 
 FINALISTS = 5
@@ -211,17 +220,23 @@ def say(text: str) -> None:
 def simulate(races: int, seed: int) -> dict[str, object]:
     """Simulated races of five and of ten at 2 and 5 % noise, and the coverage of intervals."""
     found: dict[str, object] = {}
-    for kind in NOISES:
-        for name, method in METHODS.items():
-            for finalists, size in itertools.product((5, 10), (0.02, 0.05)):
+    wrong: dict[str, float] = {}
+    rounds: dict[str, dict[str, float]] = {}
+    for where, kinds in (("machine", IN_TIME), ("plan", NOISES)):
+        for kind, (finalists, size) in itertools.product(
+            kinds, itertools.product((5, 10), (0.02, 0.05))
+        ):
+            case = f"{where}, {kind}, {finalists} finalists, {size:.0%}"
+            for name, method, sampling in methods(where):
                 one = rates(
-                    method,
+                    METHODS[method],
                     kind,
                     races=races,
                     finalists=finalists,
                     size=size,
                     slower=(0.1, 0.05),
                     seed=seed,
+                    sampling=sampling,
                 )
                 said = {
                     "wrong": round(one.wrong, 4),
@@ -229,17 +244,64 @@ def simulate(races: int, seed: int) -> dict[str, object]:
                     "rounds": {key: round(value, 1) for key, value in one.rounds.items()},
                     "visits": {key: round(value) for key, value in one.visits.items()},
                 }
-                found[f"{kind}, {name}, {finalists} finalists, {size:.0%}"] = said
-                say(f"{kind}, {name}, {finalists} finalists at {size:.0%} noise: {said}")
-        covered = {
+                found[f"{case}, {name}"] = said
+                say(f"{case}, {name}: {said}")
+                rounds.setdefault(case, {})[name] = one.rounds["10%"]
+                if method == "race":
+                    wrong[f"{case}, {name}"] = one.wrong
+    found["summary"] = {**summary_of(wrong, rounds), "coverage": covered(races, seed)}
+    say(f"summary: {found['summary']}")
+    return found
+
+
+def methods(where: str) -> list[tuple[str, str, Sampling]]:
+    """Name, method and how it samples, for a machine's noise or that of each plan."""
+    if where == "machine":
+        return [(name, method, sampling) for name, (method, sampling) in SAMPLINGS.items()]
+    return [(name, name, "own") for name in METHODS]
+
+
+def summary_of(
+    wrong: dict[str, float], rounds: dict[str, dict[str, float]]
+) -> dict[str, float | dict[str, float]]:
+    """What the package's race may be held to.
+
+    Args:
+      wrong: share of races of equals with a wrong verdict, by case.
+      rounds: that one who is 10 % slower ran, by case and method.
+
+    Returns:
+      The most wrong, with and without the drift of each plan by itself; rounds beside those of the
+      former method, over all cases of a machine's noise and for each.
+    """
+    own_drift = {case: value for case, value in wrong.items() if "drift" in case}
+    others = {case: value for case, value in wrong.items() if case not in own_drift}
+    timed = {case: values for case, values in rounds.items() if case.startswith("machine")}
+    ratios = {case: values["race"] / values["former"] for case, values in timed.items()}
+    spent = {
+        name: sum(values[name] for values in timed.values())
+        for name in ("race", "race, apart", "former")
+    }
+    return {
+        "wrong_at_most": round(max(others.values()), 4),
+        "wrong_under_drift_of_a_plan": round(max(own_drift.values()), 4),
+        "rounds_to_former": round(spent["race"] / spent["former"], 3),
+        "rounds_to_former_apart": round(spent["race, apart"] / spent["former"], 3),
+        "rounds_to_former_by_case": {case: round(one, 3) for case, one in ratios.items()},
+    }
+
+
+def covered(races: int, seed: int) -> dict[str, dict[str, float]]:
+    """How often 95 % intervals hold the truth, by noise and number of processes."""
+    return {
+        kind: {
             str(count): round(
                 coverage(kind, processes=count, draws=20 * races, size=0.05, seed=seed), 4
             )
             for count in PROCESSES
         }
-        found[f"{kind}, coverage"] = covered
-        say(f"{kind}: 95 % intervals hold the truth, by processes: {covered}")
-    return found
+        for kind in NOISES
+    }
 
 
 def main(

@@ -1,7 +1,13 @@
 """Races on simulated machines: how often a race errs, what it finds, how many rounds it takes.
 
-Three methods see the same numbers: the race of the package; the former one, kept here for
-comparison; and the textbook's, a fixed number of rounds and one test of each finalist at the end.
+Three methods: the race of the package; the former one, kept here for comparison; and the
+textbook's, a fixed number of rounds and one test of each finalist at the end.
+
+Noise comes in two ways. Of a `machine` it goes along with time, and hits whoever runs then: the
+race samples its finalists in turns of a hundredth of a second, as a search does where memory
+suffices, the others visit them one after the other, as all did before. Noise of a `plan` is a
+series of each finalist's own, which nothing but more rounds can average: the worst case, in which
+all methods see the same numbers.
 """
 
 from __future__ import annotations
@@ -9,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -20,8 +27,12 @@ RULES = RaceRules()
 FIXED_ROUNDS = 20
 NOISES = ("independent", "correlated", "strongly correlated", "bimodal", "one in twenty", "drift")
 _CORRELATIONS = {"correlated": 0.5, "strongly correlated": 0.8}
+IN_TIME = NOISES[:-1]  # a drift of one plan alone is not the machine's
 PROCESSES = (5, 6, 8, 12)
 _VISITS = 4  # of a plan in one fresh process
+_TURNS = 15  # of a finalist in a round, of a hundredth of a second each: as long as a visit
+_SAMPLES = 3  # of a visit
+_MEDIAN_OF_THREE = 0.6701  # standard deviation of the median of three standard normal numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +49,7 @@ class Finish:
 
 
 Method = Callable[[Floats], Finish]
+Sampling = Literal["own", "turns", "visits"]
 
 
 def noise(kind: str, rng: np.random.Generator, finalists: int, rounds: int, size: float) -> Floats:
@@ -61,6 +73,56 @@ def noise(kind: str, rng: np.random.Generator, finalists: int, rounds: int, size
             return 0.3 * size * np.cumsum(normal, axis=1) + size * rng.standard_normal(normal.shape)
         case _:
             raise ValueError(f"no noise is called {kind}")
+
+
+def machine_noise(
+    kind: str, rng: np.random.Generator, finalists: int, rounds: int, size: float, *, turns: bool
+) -> Floats:
+    """Logarithms of what a machine adds to a finalist's value of each round, which goes along with
+    time; shape (finalists, rounds).
+
+    Args:
+      kind: one of `IN_TIME`. What lasts does so for about a visit, 0.15 s: a correlation is that of
+        one visit and the next, a mode or a disturbance changes after each. Independent noise
+        changes with every turn, of a hundredth of a second.
+      size: standard deviation of a visit.
+      turns: finalists take turns, forwards and backwards, and the extreme fifths of a finalist's
+        samples are left out; else each is visited by itself in a shuffled order, for the median of
+        three samples.
+    """
+    slots = _slots(kind, rng, finalists * rounds * _TURNS, size)
+    if turns:
+        taken = slots.reshape(rounds, _TURNS, finalists)
+        taken[:, 1::2] = taken[:, 1::2, ::-1]
+        kept = np.sort(taken, axis=1)[:, _TURNS // 5 : _TURNS - _TURNS // 5]
+        return kept.mean(axis=1).T
+    samples = slots.reshape(rounds, finalists, _SAMPLES, _TURNS // _SAMPLES).mean(axis=3)
+    return rng.permuted(np.median(samples, axis=2), axis=1).T
+
+
+def _slots(kind: str, rng: np.random.Generator, count: int, size: float) -> Floats:
+    """Logarithms of what a machine adds to each hundredth of a second."""
+    normal = rng.standard_normal(count)
+    # So that the median of three means of five has the standard deviation `size`.
+    white = normal * size * math.sqrt(_TURNS / _SAMPLES) / _MEDIAN_OF_THREE
+    visits = count // _TURNS + 2
+
+    def lasting(values: Floats) -> Floats:
+        """One value per visit, from anywhere in the first one on."""
+        return np.repeat(values, _TURNS)[int(rng.integers(_TURNS)) :][:count]
+
+    match kind:
+        case "independent":
+            return white
+        case "correlated" | "strongly correlated":
+            correlation = _CORRELATIONS[kind] ** (1 / _TURNS)
+            return size * _series(normal[None, :], correlation)[0]
+        case "bimodal":
+            return 0.3 * white + 2 * size * lasting(1.0 * (rng.random(visits) < 0.5))
+        case "one in twenty":
+            return 0.5 * white + math.log(1.5) * lasting(1.0 * (rng.random(visits) < 0.05))
+        case _:
+            raise ValueError(f"no noise of a machine is called {kind}")
 
 
 def race(values: Floats) -> Finish:
@@ -121,6 +183,13 @@ def fixed_sample(values: Floats) -> Finish:
 
 
 METHODS: dict[str, Method] = {"race": race, "former": former_race, "fixed": fixed_sample}
+# How each samples finalists where the noise is a machine's.
+SAMPLINGS: dict[str, tuple[str, Sampling]] = {
+    "race": ("race", "turns"),
+    "race, apart": ("race", "visits"),
+    "former": ("former", "visits"),
+    "fixed": ("fixed", "visits"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,19 +218,27 @@ def rates(
     size: float,
     slower: Sequence[float],
     seed: int,
+    sampling: Sampling = "own",
 ) -> Rates:
     """Runs races of equals, and races in which the last one is slower.
 
     Args:
       slower: how much, 0.1 for 10 %.
+      sampling: `own` gives each finalist a noise of its own; of a machine's noise, finalists are
+        sampled in `turns` or by `visits`.
     """
     rng = np.random.default_rng(seed)
+
+    def logs() -> Floats:
+        shape = finalists, RULES.max_rounds
+        if sampling == "own":
+            return noise(kind, rng, *shape, size)
+        return machine_noise(kind, rng, *shape, size, turns=sampling == "turns")
 
     def finishes(extra: float) -> list[Finish]:
         true_s = np.ones((finalists, 1))
         true_s[-1] += extra
-        shape = finalists, RULES.max_rounds
-        return [method(true_s * np.exp(noise(kind, rng, *shape, size))) for _ in range(races)]
+        return [method(true_s * np.exp(logs())) for _ in range(races)]
 
     last = finalists - 1
     of = {f"{extra:.0%}": finishes(extra) for extra in slower}

@@ -11,7 +11,7 @@ from automesh.tuner.measure.schedule import RaceReport
 from benchmarks.race_errors import command as race_errors
 from benchmarks.race_errors import finals
 from benchmarks.race_errors.command import EXTRA, FINALISTS, Tally, count, plan, summary
-from benchmarks.race_errors.noise import METHODS, NOISES, noise
+from benchmarks.race_errors.noise import IN_TIME, METHODS, NOISES, machine_noise, noise
 
 EVERYONE = [plan(copy, 0) for copy in range(FINALISTS)]
 SLOW, LITTLE = plan(0, EXTRA), plan(0, race_errors.LITTLE)
@@ -38,7 +38,7 @@ def test_errors_and_finds_are_counted() -> None:
     assert found["detection_rate"] == 0.5
     assert found["detection_rate_5_percent"] == 0.0
     assert found["slower_measured"] == 1.1
-    assert found["rounds_until_found_mean"] == 6  # the first look of more than the hopeless
+    assert found["rounds_until_found_mean"] == 5  # the first look of more than the hopeless
     count(tally, report({**dict.fromkeys(EVERYONE[1:], 1.0), LITTLE: 1.05}), LITTLE)
     assert summary(tally, 9.6)["detection_rate_5_percent"] == 1.0
     assert summary(tally, 9.6)["detection_rate"] == 0.5
@@ -66,6 +66,37 @@ def test_noise_has_the_size_that_is_asked_for(kind: str) -> None:
     logs = noise(kind, np.random.default_rng(1), 50, 40, 0.05)
     assert logs.shape == (50, 40)
     assert 0.02 < np.std(np.diff(logs, axis=1)) < 0.2
+
+
+@pytest.mark.parametrize("kind", IN_TIME)
+def test_noise_of_a_machine_has_the_size_that_is_asked_for_and_turns_share_what_lasts(
+    kind: str,
+) -> None:
+    """Seen between finalists of one round; what changes at once does not become less by turns."""
+    apart, turns = (
+        machine_noise(kind, np.random.default_rng(1), 8, 400, 0.05, turns=is_turns)
+        for is_turns in (False, True)
+    )
+    assert apart.shape == turns.shape == (8, 400)
+    assert 0.02 < np.std(apart) < 0.2
+    within = [float(np.median(np.std(logs, axis=0))) for logs in (apart, turns)]
+    assert within[1] < (1.15 if kind == "independent" else 0.9) * within[0]
+
+
+def test_the_summary_takes_the_worst_case_and_all_rounds() -> None:
+    found = race_errors.summary_of(
+        {"machine, a, race": 0.01, "plan, b, race": 0.04, "plan, drift, race": 0.8},
+        {
+            "machine, a": {"race": 5.0, "race, apart": 7.0, "former": 10.0},
+            "machine, c": {"race": 4.0, "race, apart": 5.0, "former": 5.0},
+            "plan, b": {"race": 40.0, "former": 20.0},
+        },
+    )
+    assert found["wrong_at_most"] == 0.04
+    assert found["wrong_under_drift_of_a_plan"] == 0.8
+    assert found["rounds_to_former"] == 0.6
+    assert found["rounds_to_former_apart"] == 0.8
+    assert found["rounds_to_former_by_case"] == {"machine, a": 0.5, "machine, c": 0.8}
 
 
 @pytest.mark.parametrize("method", finals.METHODS)

@@ -11,6 +11,7 @@ simulated races, which `python -m benchmarks.race_errors` runs again. Tried befo
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ from automesh.tuner.measure.statistics import (
 K = TypeVar("K", bound=Hashable)
 # Before so many rounds two disturbed visits decide: only what they cannot explain is slower then.
 _FIRST_LOOK = 5
-_HOPELESS_LOOKS = (4,)
+_HOPELESS_LOOK = 4
 _HOPELESS = 0.3
+_HOPELESS_SHARE = 0.02  # of the error: no noise that was tried makes one of equals so slow
 _EQUIVALENCE_ROUNDS = 6  # a correlation estimated from fewer rounds is mostly luck
 
 
@@ -54,13 +56,27 @@ class RaceRules:
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Completed rounds after which the test is applied: early ones that only the hopeless fail,
-        then each a third more than the last."""
-        rounds = [self.max_rounds]
-        while rounds[-1] * 3 // 4 >= _FIRST_LOOK:
-            rounds.append(rounds[-1] * 3 // 4)
-        early = [look for look in _HOPELESS_LOOKS if look < rounds[-1]]
-        return (*early, *reversed(rounds))
+        """Completed rounds after which the test is applied: one early that only the hopeless fail,
+        then each round until the twelfth, then each a sixth more than the last."""
+        rounds = [_FIRST_LOOK]
+        while rounds[-1] < self.max_rounds:
+            rounds.append(rounds[-1] + max(1, rounds[-1] // 6))
+        whole = [look for look in rounds if look < self.max_rounds]
+        early = (_HOPELESS_LOOK,) if self.max_rounds > _HOPELESS_LOOK else ()
+        return (*early, *whole, self.max_rounds)
+
+    def allowed(self, done: int) -> float:
+        """Chance of error that the look after round `done` may spend.
+
+        Over the looks the error is spent by Pocock's spending function (Lan and DeMets, Biometrika
+        70, 1983), which leaves the early looks enough to drop who is clearly slower; the looks add
+        up by the union bound. The early one that only the hopeless fail has a share of its own.
+        """
+        if done < _FIRST_LOOK:
+            return _HOPELESS_SHARE * self.error
+        previous = max((look for look in self.looks if _FIRST_LOOK <= look < done), default=0)
+        spent = [math.log1p((math.e - 1) * look / self.max_rounds) for look in (previous, done)]
+        return (1 - _HOPELESS_SHARE) * self.error * (spent[1] - spent[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,12 +292,9 @@ class Race(Generic[K]):
     def _look(self, done: int) -> None:
         """Applies the test after round `done`.
 
-        Each look pays for all pairs of the finalists that started (the studentized range). Over the
-        looks the error is spent in proportion to the rounds (a spending function, Lan and DeMets,
-        Biometrika 70, 1983), by the union bound.
+        Each look pays for all pairs of the finalists that started (the studentized range).
         """
-        previous = max((look for look in self.rules.looks if look < done), default=0)
-        allowed = self.rules.error * (done - previous) / self.rules.max_rounds
+        allowed = self.rules.allowed(done)
         least = self.rules.margin if done >= _FIRST_LOOK else max(_HOPELESS, self.rules.margin)
         survivors = self.survivors
         means = means_of(self._logs(survivors))

@@ -13,6 +13,7 @@ from automesh.outcomes import Failed, Failure, TimedOut
 from automesh.program.nouns import StepRef, VisitAnswer
 from automesh.program.script.sources import Sources
 from automesh.tuner.measure.race import Ending, Race, Standing
+from automesh.tuner.measure.statistics import middle_mean
 from automesh.tuner.study.retrace import other_program
 from automesh.worker.messages import VisitJob
 
@@ -295,7 +296,7 @@ class Course:
                     samples_s[one.plan] += answer.samples_s
         for plan, seconds in spent_s.items():
             self._note_time(plan, seconds)
-        return {plan: statistics.median(found) for plan, found in samples_s.items()}
+        return {plan: middle_mean(found) for plan, found in samples_s.items()}
 
     def _note_time(self, plan: Plan, seconds: float) -> None:
         # Of one whose worker had to be started again, only a part is expected the next time.

@@ -15,6 +15,7 @@ from automesh.units import format_change
 Floats = NDArray[np.float64]
 _TRIM = 0.2  # share cut from each end: Wilcox, "Introduction to Robust Estimation", recommends 20 %
 _FEWEST_TO_CUT = 8
+_FEWEST_OF_A_MEAN = 5
 # Of neighbouring values, as if each were the mean of four visits that a correlation of 0.5 links.
 _CORRELATION = 0.2
 _REACH = 3.25  # robust deviations: of normal visits one in a thousand is further out
@@ -51,6 +52,22 @@ def median_interval(rounds_s: Sequence[float], *, confidence: float = 0.95) -> t
     low, high = trimmed_mean(np.log(np.asarray(rounds_s))).interval(confidence)
     middle = float(np.median(rounds_s))
     return min(math.exp(low), middle), max(math.exp(high), middle)
+
+
+def middle_mean(samples_s: Sequence[float]) -> float:
+    """Mean of the samples of a plan that was sampled in turns, the extreme fifths left out.
+
+    Of fifteen undisturbed samples it scatters an eighth less than the median, and as the median it
+    bears some that were disturbed. Of fewer than five samples it is the median.
+
+    Args:
+      samples_s: seconds per step, at least one.
+    """
+    if len(samples_s) < _FEWEST_OF_A_MEAN:
+        return float(np.median(samples_s))
+    cut = int(_TRIM * len(samples_s))
+    ordered = sorted(samples_s)
+    return float(np.mean(ordered[cut : len(ordered) - cut]))
 
 
 def paired_ratio(

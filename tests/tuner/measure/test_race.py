@@ -17,6 +17,7 @@ from automesh.tuner.measure.statistics import (
     Floats,
     means_of,
     median_interval,
+    middle_mean,
     paired_ratio,
     trimmed_mean,
 )
@@ -128,7 +129,7 @@ def test_less_than_the_margin_is_never_slower() -> None:
     assert verdicts(near) == ["winner", "open"]
     assert verdicts(far) == ["winner", "slower"]
     assert far.ending == "few left"
-    assert far.rounds_completed == 6  # the first look after which 1.1 % may be called slower
+    assert far.rounds_completed == 5  # the first look after which 1.1 % may be called slower
     assert str(far.standings()[1].to_winner) == "+1.1 % (+1.1 % to +1.1 %)"
 
 
@@ -139,7 +140,7 @@ def test_a_race_ends_when_as_few_are_left_as_are_wanted() -> None:
         race.record(visit.finalist, float(values[visit.finalist, visit.round_index]))
     assert race.ending == "few left"
     assert race.survivors == (0, 1, 4)
-    assert race.rounds_completed == 6
+    assert race.rounds_completed == 5
 
 
 def test_those_that_are_few_from_the_beginning_run_one_round() -> None:
@@ -159,9 +160,20 @@ def test_a_finalist_alone_still_gets_an_interval() -> None:
     assert 0 < standing.interval_s[0] <= standing.step_s <= standing.interval_s[1] < math.inf
 
 
-def test_looks_are_few_and_end_with_the_last_round() -> None:
-    assert RULES.looks == (4, 6, 9, 12, 16, 22, 30, 40)
+def test_looks_become_rarer_and_end_with_the_last_round() -> None:
+    assert RULES.looks == (*range(4, 13), 14, 16, 18, 21, 24, 28, 32, 37, 40)
     assert RaceRules(max_rounds=4).looks == (4,)
+    assert RaceRules(max_rounds=6).looks == (4, 5, 6)
+
+
+@given(st.integers(2, 80))
+def test_all_looks_together_spend_the_error_and_not_more(max_rounds: int) -> None:
+    rules = RaceRules(max_rounds=max_rounds)
+    spent = [rules.allowed(look) for look in rules.looks]
+    assert min(spent) > 0.0
+    assert sum(spent) <= rules.error * (1 + 1e-9)
+    if max_rounds >= 5:
+        assert sum(spent) == pytest.approx(rules.error, rel=0.03)
 
 
 def test_every_round_visits_all_survivors_once_in_changing_order() -> None:
@@ -429,3 +441,18 @@ def test_one_disturbed_visit_moves_a_mean_little() -> None:
     disturbed = logs.copy()
     disturbed[2, 3] += math.log(3.0)
     assert abs(means_of(disturbed).values[2] - means_of(logs).values[2]) < 0.02
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=30))
+def test_the_middle_of_samples_in_turns_is_among_them(samples: list[float]) -> None:
+    middle = middle_mean(samples)
+    assert min(samples) * (1 - 1e-12) <= middle <= max(samples) * (1 + 1e-12)
+
+
+def test_the_middle_of_samples_bears_disturbed_ones_and_scatters_less_than_the_median() -> None:
+    samples = np.random.default_rng(7).normal(1.0, 0.01, (400, 15))
+    middles = [middle_mean(row) for row in samples.tolist()]
+    assert np.std(middles) < 0.95 * np.std(np.median(samples, axis=1))
+    samples[:, [2, 7, 11]] *= 3.0
+    assert abs(np.mean([middle_mean(row) for row in samples.tolist()]) - 1.0) < 0.01
+    assert middle_mean([1.0, 9.0, 1.1]) == 1.1
