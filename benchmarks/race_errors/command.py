@@ -87,6 +87,7 @@ def build(mesh, copy=0, extra=0):
 '''
 EXTRA = 2  # of 20 equal products: 10 % more work by construction
 LITTLE = 1  # 5 %
+EQUALS = 5  # simulated races of equals for each with a slower one, of the package's race
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,6 +238,7 @@ def simulate(races: int, seed: int) -> dict[str, object]:
                     slower=(0.1, 0.05),
                     seed=seed,
                     sampling=sampling,
+                    equals=EQUALS if method == "race" else 1,
                 )
                 said = {
                     "wrong": round(one.wrong, 4),

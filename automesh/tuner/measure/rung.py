@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Failure, Measured, Outcome
+from automesh.outcomes import Compiled, Failure, Measured, Outcome, TimedOut
 from automesh.report.words import failure_reason
 from automesh.tuner.choose.ranking import may_be_exported
 from automesh.tuner.context import SearchContext
@@ -26,12 +26,19 @@ from automesh.tuner.measure.fresh_processes import figures_of, process_s_of, run
 from automesh.tuner.measure.leased_pool import LivePool, wait_for_lease
 from automesh.tuner.measure.numerics import Checks, Reference, check, find_reference
 from automesh.tuner.measure.race import Race, RaceRules
-from automesh.tuner.measure.schedule import Calibration, Subject, VisitRules, calibrate, run_race
+from automesh.tuner.measure.schedule import (
+    BoundedPool,
+    Calibration,
+    Subject,
+    VisitRules,
+    calibrate,
+    run_race,
+)
 from automesh.tuner.measure.statistics import median_interval
 from automesh.tuner.study.retrace import OTHER_PROGRAM, explain_programs, other_program
 from automesh.tuner.study.study import Trial
 from automesh.tuner.workers import memory_share_bytes
-from automesh.units import format_seconds
+from automesh.units import format_seconds, format_wait
 
 RACE = RaceRules(max_rounds=12, keep=FinalRules().entrants)
 EARLY = LOOKS[1]  # processes before other plans are compiled to challenge the best
@@ -137,7 +144,8 @@ class MeasureRung:
     def _why_no_race(self) -> str:
         if self._calibrations:
             return "there was no time for a race; run the same command to go on"
-        if self.search.clock() > self._race_deadline_s(()):
+        has_failed = all(plan in self._done for plan in self.finalists)
+        if not has_failed and self.search.clock() > self._race_deadline_s(()):
             return "there was no time to measure anything; run the same command to go on"
         return "no finalist could be measured"
 
@@ -212,8 +220,11 @@ class MeasureRung:
     def _ensure_reference(self, plans: Sequence[Plan]) -> Reference:
         """The reference; one for another baseline than before judges all first visits anew."""
         if self._known_reference is None:
-            self._known_reference = self._reference(plans)
-            self._check_all(self._known_reference)
+            found = self._reference(plans)
+            if not found.plan and self._bounded().is_over:
+                return found  # the next search has the time to find one
+            self._known_reference = found
+            self._check_all(found)
         return self._known_reference
 
     def _note_visits(self) -> None:
@@ -311,16 +322,34 @@ class MeasureRung:
             )
         self._note_visits()
 
+    def _bounded(self) -> BoundedPool:
+        """The workers, for visits of which nobody knows how long they take: the search must end."""
+        until_s = self.search.end_s + self._grace_s
+        return BoundedPool(pool=self.pool, until_s=until_s, clock=self.search.clock)
+
+    @property
+    def _grace_s(self) -> float:
+        return max(_GRACE * self.search.request.budget_s, _GRACE_S)
+
     def _visit_first(self, plan: Plan) -> None:
+        """Visits a plan; its failure is noted, unless it is only that time was used up."""
         self.search.progress.now(f"{plan}, first visit")
+        begun_s, bounded = self.search.clock(), self._bounded()
         found = calibrate(
-            self.pool,
+            bounded,
             self._subject,
             plan,
             rules=self.rules,
             clock=self.search.clock,
             is_reference=plan in self.search.preparation.baseline,
         )
+        if isinstance(found, TimedOut) and bounded.is_over:
+            spent_s = self.search.clock() - begun_s
+            self.search.progress.notice(
+                f"{plan} was still in its first visit, for {format_wait(spent_s)}, when the time "
+                "was used up; give it more --budget, or see with --timeout whether it hangs"
+            )
+            return
         if not isinstance(found, Calibration):
             self._finish(plan, found)
             return
@@ -336,7 +365,7 @@ class MeasureRung:
             if plan not in self._calibrations:
                 self._visit_first(plan)
         reference = find_reference(
-            self.pool,
+            self._bounded(),
             self._subject,
             baseline=[self._calibrations[plan] for plan in baseline if plan in self._calibrations],
             plans=self.search.preparation.plans,
@@ -534,18 +563,18 @@ class MeasureRung:
             for plan in entrants:
                 if plan not in self._calibrations:
                     self._visit_first(plan)
-            if not all(plan in self._calibrations for plan in entrants):
-                self._fail([plan for plan in entrants if plan not in self._calibrations])
+            unknown = [plan for plan in entrants if plan not in self._calibrations]
+            if not all(plan in self._done for plan in unknown):
+                return False
+            if unknown:
+                self._fail(unknown)
                 continue
             if not self._has_time(final, entrants) or not self._run_process(final, entrants):
                 return False
 
     def _has_time(self, final: Final, entrants: Sequence[Plan]) -> bool:
         late_s = self.search.clock() + self._process_s(entrants) - self.search.end_s
-        is_needed = not final.exported()
-        return late_s <= (
-            max(_GRACE * self.search.request.budget_s, _GRACE_S) if is_needed else 0.0
-        )
+        return late_s <= (0.0 if final.exported() else self._grace_s)
 
     def _run_process(self, final: Final, entrants: Sequence[Plan]) -> bool:
         """Runs one process; False if the time was over before it had a figure."""

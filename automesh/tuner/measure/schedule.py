@@ -44,6 +44,35 @@ def _never(_: Sequence[Plan]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BoundedPool:
+    """Workers of a search that must be over at some time: nothing runs longer, whatever it is.
+
+    Attributes:
+      until_s: that time, on `clock`.
+    """
+
+    pool: VisitPool
+    until_s: float
+    clock: Callable[[], float]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a visit that timed out had less time than it may take."""
+        return self.clock() >= self.until_s
+
+    def run(self, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
+        """As the pool does it, within what is left of the time."""
+        left_s = self.until_s - self.clock()
+        if left_s <= 0.0:
+            return TimedOut(stage="start", limit_s=0.0)
+        return self.pool.run(job, min(timeout_s, left_s))
+
+    def recycle(self) -> None:
+        """Lets the next job start in a fresh process."""
+        self.pool.recycle()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """What all visits of one search have in common; the other attributes are those of `VisitJob`.
 
@@ -133,7 +162,9 @@ def visit(pool: VisitPool, job: VisitJob, timeout_s: float) -> VisitAnswer | Fai
     if isinstance(answer, VisitAnswer | TimedOut) or answer.stage in _REFUSALS:
         return answer
     pool.recycle()
-    return _run(pool, job, timeout_s)
+    again = _run(pool, job, timeout_s)
+    # What the first one died of says more than that the second one had no time left.
+    return answer if isinstance(again, TimedOut) else again
 
 
 def record_losses(

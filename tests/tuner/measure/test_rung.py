@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -187,6 +187,47 @@ def test_the_budget_is_kept(scene: Callable[..., Scene], budget_s: float) -> Non
     here = scene({BASE: 0.1, A: 0.099, B: 0.098, C: 0.1, D: 0.1}, spread=0.03)
     here.search(budget_s)
     assert here.pool.now_s <= max(1.2 * budget_s, budget_s + 15.0)
+
+
+@pytest.mark.parametrize("hanging", [BASE, A, C])
+def test_a_plan_that_hangs_at_its_first_visit_does_not_outlast_the_budget(
+    scene: Callable[..., Scene], hanging: Plan
+) -> None:
+    """The time that a visit may take is 600 s; a search of a minute does not wait for that."""
+    here = scene({BASE: 0.1, A: 0.08, B: 0.1, C: 0.1, D: 0.1})
+    here.pool.hangs = {(hanging, 0)}
+    here.search(60.0)
+    assert here.pool.now_s <= 75.0
+    # Nobody knows yet whether it hangs or is slow: it is visited again, and runs.
+    assert here.outcomes()[hanging] is None
+    found = here.search(600.0)
+    assert found is not None and found.winner == A
+    assert here.outcomes()[hanging] is not None
+
+
+def test_without_a_baseline_a_reference_that_hangs_is_looked_for_again(
+    scene: Callable[..., Scene],
+) -> None:
+    here = scene({A: 0.08, B: 0.1})
+    here.baseline = ()
+    single = replace(A, axes=tuple(replace(axis, ici=1) for axis in A.axes))
+    here.pool.hangs = {(single, 0)}
+    here.search(60.0)
+    assert here.pool.now_s <= 75.0
+    here.search(600.0)
+    assert here.outcomes().keys() >= {A, B}
+    assert all(
+        isinstance(one, Measured) and one.numerics == "agree" for one in here.outcomes().values()
+    )
+
+
+def test_who_dies_and_has_no_time_for_another_try_has_died(scene: Callable[..., Scene]) -> None:
+    here = scene({BASE: 0.1})
+    here.pool.script = {(BASE, 0): CRASH}
+    here.pool.compile_s = 80.0
+    here.search(60.0)
+    assert here.outcomes() == {BASE: CRASH}
+    assert here.endings == ["no finalist could be measured"]
 
 
 def test_a_budget_too_small_for_anything_is_told_and_nothing_is_lost(
