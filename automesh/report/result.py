@@ -84,6 +84,7 @@ class Funnel:
     legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting, where a command is
     run, which nobody compiles, with measured in the place of the first two;
     of `waiting`, `screened` were compiled at low effort, and `estimated` others have an estimate.
+    `failed_in_run` of the compiled ones fell out when they were run, for whatever reason.
     """
 
     enumerated: int
@@ -98,6 +99,7 @@ class Funnel:
     measured: int
     estimated: int = 0
     screened: int = 0
+    failed_in_run: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,7 +205,11 @@ def funnel_sentence(funnel: Funnel) -> str:
 
     For example `315 plans: 120 compiled (9 measured, 20 duplicates), 180 ruled out, 15 failed`.
     """
-    ran = [(funnel.measured, "measured"), (funnel.duplicates, "duplicates")]
+    ran = [
+        (funnel.measured, "measured"),
+        (funnel.failed_in_run, "failed when run"),
+        (funnel.duplicates, "duplicates"),
+    ]
     inside = ", ".join(f"{number} {what}" for number, what in ran if number)
     compiled = funnel.compiled + funnel.duplicates
     parts = [

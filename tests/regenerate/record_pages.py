@@ -2,8 +2,8 @@
 
     python -m tests.regenerate.record_pages [NAME]...
 
-Each is of a whole search: for TPUs that are not here, of a pipeline for two slices of them, and of
-a pipeline on virtual devices. Those for TPUs need libtpu. It takes some minutes, on a machine that
+Each is of a whole search: for TPUs that are not here, of a pipeline for two slices of them, of a
+pipeline on virtual devices, and of a step that no mesh gets through. Those for TPUs need libtpu. It takes some minutes, on a machine that
 does nothing else.
 """
 
@@ -61,6 +61,11 @@ SEARCHES = {
     ),
     "slices": Searched(location=SCRIPTS / "pipelined.py", target="v5e:2x2*2", space=_PIPELINE),
     "ranks": Searched(location=SCRIPTS / "pipelined.py", target="cpu:4", space=_PIPELINE),
+    "failures": Searched(
+        location=SCRIPTS / "unbuildable.py",
+        target="cpu:4",
+        space="[axes]\ndp = {}\ntp = {}\n[knobs]\nlayers = [2, 1]\n",
+    ),
 }
 
 

@@ -346,6 +346,7 @@ def _funnel(result: SearchResult) -> dict[str, Any]:
         ("out of memory", "failures", funnel.out_of_memory),
         ("failed", "failures", funnel.failed),
         ("timed out", "failures", funnel.timed_out),
+        ("failed when run", "failures", funnel.failed_in_run),
         ("the same program as another plan", "duplicates", funnel.duplicates),
         ("compiled at low effort only", "not reached", funnel.screened),
         ("estimated only", "not reached", funnel.estimated),

@@ -222,6 +222,10 @@ class MeasureRung:
         if self._known_reference is None:
             found = self._reference(plans)
             if not found.plan and self._bounded().is_over:
+                self.search.progress.notice(
+                    "the time was used up before any step could be run whose losses the others are "
+                    "compared with; give it more --budget, or see with --timeout whether it hangs"
+                )
                 return found  # the next search has the time to find one
             self._known_reference = found
             self._check_all(found)
@@ -333,8 +337,10 @@ class MeasureRung:
 
     def _visit_first(self, plan: Plan) -> None:
         """Visits a plan; its failure is noted, unless it is only that time was used up."""
-        self.search.progress.now(f"{plan}, first visit")
         begun_s, bounded = self.search.clock(), self._bounded()
+        if bounded.is_over:
+            return
+        self.search.progress.now(f"{plan}, first visit")
         found = calibrate(
             bounded,
             self._subject,

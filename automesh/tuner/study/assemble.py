@@ -12,6 +12,7 @@ from automesh.outcomes import (
     Compiled,
     Estimated,
     Failed,
+    Failure,
     Measured,
     Outcome,
     OutOfMemory,
@@ -139,6 +140,7 @@ def _funnel(
         measured=sum(1 for outcome in measured.values() if isinstance(outcome, Measured)),
         estimated=min(max(header.estimated - went_further, 0), waiting),
         screened=len(screened),
+        failed_in_run=sum(1 for one in measured.values() if isinstance(one, Failure)),
     )
 
 
