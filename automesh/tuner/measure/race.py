@@ -48,7 +48,7 @@ class RaceRules:
       keep: the race ends when so many are left: fresh processes decide among those.
     """
 
-    error: float = 0.035
+    error: float = 0.03
     margin: float = 0.01
     equivalence: float = 0.02
     max_rounds: int = 40

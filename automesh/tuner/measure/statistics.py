@@ -23,7 +23,7 @@ _POOLED_FREEDOM = 6
 _ROUNDING = 1e-20  # a variance of logarithms that is none
 # Correlations of neighbouring rounds, and what is thought of them beforehand.
 _CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-_PRIOR = (3.0, 1.5, 1.5, 1.2, 1.0, 1.0, 1.0, 1.5, 3.0, 4.0)
+_PRIOR = (3.0, 1.5, 1.5, 1.2, 1.0, 1.0, 1.0, 1.5, 3.0, 6.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
