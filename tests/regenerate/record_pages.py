@@ -3,8 +3,8 @@
     python -m tests.regenerate.record_pages [NAME]...
 
 Each is of a whole search: for TPUs that are not here, of a pipeline for two slices of them, of a
-pipeline on virtual devices, and of a step that no mesh gets through. Those for TPUs need libtpu. It takes some minutes, on a machine that
-does nothing else.
+pipeline on virtual devices, and of a step that no mesh gets through. Those for TPUs need libtpu. It
+takes some minutes, on a machine that does nothing else.
 """
 
 from __future__ import annotations

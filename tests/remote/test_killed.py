@@ -22,9 +22,9 @@ from automesh.submissions.store import ENDED
 from benchmarks.kill_resume import DEVICES, SCRIPT, SPACE, finished_trials
 from tests.support.serve_process import START_S, AgentProcess, ServeProcess, until
 
-SERVER_KILLS = 4
+SERVER_KILLS = 20
 AGENT_KILLS = 2
-SUBMISSIONS = 3
+SUBMISSIONS = 6
 SEARCH_S = 1_800.0
 """For one search on a machine that does something else as well; alone it takes half a minute."""
 FILES = {"space.toml": SPACE.replace("[1, 2]", "[1, 2, 3]").encode()}

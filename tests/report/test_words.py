@@ -109,6 +109,10 @@ def test_the_parts_of_the_funnel_add_up() -> None:
         "1 failed, 1 timed out, 4 not reached"
     )
     assert 113 + 195 + 1 + 1 + 1 + 4 == 315
+    died = replace(RESULT.funnel, measured=0, failed_in_run=6)
+    assert "113 compiled (6 failed when run, 20 duplicates), 195 ruled out" in words.funnel_sentence(
+        died
+    )
 
 
 def test_rules_are_counted_and_the_rest_is_summed() -> None:

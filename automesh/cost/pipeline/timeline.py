@@ -32,7 +32,11 @@ def draw_pipeline(schedule: Schedule, work: PipelineWork) -> Timeline:
     after = after_schedule(schedule, work)
     slices = [
         *_transfers(simulated, work),
-        *(one for rank, spans in enumerate(simulated.spans) for one in _rank(rank, spans, work)),
+        *(
+            one
+            for rank, spans in enumerate(simulated.spans)
+            for one in _rank(rank, spans, work, simulated.makespan_s)
+        ),
         *_updates(simulated.makespan_s, after),
     ]
     return Timeline(
@@ -41,19 +45,14 @@ def draw_pipeline(schedule: Schedule, work: PipelineWork) -> Timeline:
     )
 
 
-def _rank(rank: int, spans: Sequence[Span], work: PipelineWork) -> Iterator[Slice]:
-    """What one rank does, and the gaps between."""
+def _rank(
+    rank: int, spans: Sequence[Span], work: PipelineWork, makespan_s: float
+) -> Iterator[Slice]:
+    """What one rank does until the schedule is over, and the gaps between."""
     free_s = 0.0
     for span in spans:
         if span.start_s > free_s:
-            yield Slice(
-                kind="wait",
-                track=_track(rank),
-                name=f"waits to begin {span.action}",
-                start_s=free_s,
-                seconds=span.start_s - free_s,
-                cause=BUBBLE,
-            )
+            yield _wait(rank, f"waits to begin {span.action}", free_s, span.start_s)
         free_s = span.end_s
         if span.end_s > span.start_s:
             yield Slice(
@@ -65,6 +64,19 @@ def _rank(rank: int, spans: Sequence[Span], work: PipelineWork) -> Iterator[Slic
                 cause=_cause(work.programs.get((span.action.stage, span.action.kind))),
                 source=_in_words(span.action),
             )
+    if makespan_s > free_s:
+        yield _wait(rank, "waits for the other ranks", free_s, makespan_s)
+
+
+def _wait(rank: int, name: str, start_s: float, end_s: float) -> Slice:
+    return Slice(
+        kind="wait",
+        track=_track(rank),
+        name=name,
+        start_s=start_s,
+        seconds=end_s - start_s,
+        cause=BUBBLE,
+    )
 
 
 def _transfers(simulated: Simulated, work: PipelineWork) -> Iterator[Slice]:
@@ -89,6 +101,7 @@ def _move(one: Transfer, work: PipelineWork) -> Move:
 
 def _updates(begin_s: float, after: Sequence[Spent]) -> Iterator[Slice]:
     """The end of the step, which all ranks begin together: norms are over all gradients."""
+    longest_s = max(one.step_s for one in after)
     for rank, one in enumerate(after):
         if one.step_s:
             yield Slice(
@@ -98,6 +111,10 @@ def _updates(begin_s: float, after: Sequence[Spent]) -> Iterator[Slice]:
                 start_s=begin_s,
                 seconds=one.step_s,
                 cause=_cause(one),
+            )
+        if longest_s > one.step_s:
+            yield _wait(
+                rank, "waits for the other ranks", begin_s + one.step_s, begin_s + longest_s
             )
 
 

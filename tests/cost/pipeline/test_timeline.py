@@ -71,6 +71,8 @@ def test_a_timeline_is_what_was_priced(
         times = [each.programs[one.stage, one.kind].step_s for one in schedule.ranks[rank]]
         own = [stage for stage, home in enumerate(schedule.homes) if home == rank]
         assert worked == pytest.approx(sum(times) + sum(each.finish[one].step_s for one in own))
+        # What it does and what it waits for are the whole step, to its end.
+        assert sum(one.seconds for one in mine) == pytest.approx(drawn.step_s)
 
 
 def test_what_is_drawn_of_two_ranks() -> None:
@@ -84,7 +86,9 @@ def test_what_is_drawn_of_two_ranks() -> None:
         ("work", "F1@1", 2.5, 1.0),
         ("work", "B0@1", 3.5, 1.0),
         ("work", "B1@1", 4.5, 1.0),
+        ("wait", "waits for the other ranks", 5.5, 1.5),
         ("work", "update", 7.0, 1.0),
+        ("wait", "waits for the other ranks", 8.0, 1.0),
     ]
     assert second[0].cause == BUBBLE
     assert second[1].source == "forward of microbatch 0 on stage 1"
