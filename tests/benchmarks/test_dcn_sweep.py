@@ -15,7 +15,8 @@ from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space
 from automesh.tuner.measure.schedule import Calibration
-from benchmarks.dcn_sweep import CASES, Case, Row, Table, alone_of, over_dcn, prices, summary
+from benchmarks.dcn_sweep.figures import over_dcn, prices, summary
+from benchmarks.dcn_sweep.sweep import CASES, Case, Row, Table, alone_of
 
 LOSSES = (5.5, 5.25, 5.0)
 FACTS = (
