@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from automesh.errors import AutomeshError, NoFeasibleMesh
+from automesh.jsonio import to_text
 from automesh.report import words
 from automesh.report.files.rule import rule_of, rule_text
 from automesh.report.result import SearchResult
@@ -96,6 +97,35 @@ class KnownStudy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListedStudy:
+    """A study as lists need it, made once for each summary.
+
+    Attributes:
+      words: in which a search looks, in small letters.
+      text: the summary as JSON.
+    """
+
+    summary: StudySummary
+    words: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What is looked up in the studies of one moment.
+
+    Attributes:
+      known: the studies that it is of.
+      listed: the one that changed last first.
+      below: names by the folder that their folders lie in, in order.
+    """
+
+    known: Mapping[str, KnownStudy]
+    listed: tuple[ListedStudy, ...]
+    below: Mapping[Path, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A study that is there, before it is read; `storage` as of `KnownStudy`."""
 
@@ -126,6 +156,7 @@ class Catalogue:
         self._place: Storage | None = parse_storage(storage, Path()) if storage else None
         self._backend: Backend | None = None
         self._known: Mapping[str, KnownStudy] = {}
+        self._index = Index(known=self._known, listed=(), below={})
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -140,6 +171,21 @@ class Catalogue:
     def get(self, name: str) -> KnownStudy | None:
         """A study by its exact name: nothing of the name becomes a path."""
         return self._known.get(name)
+
+    def listed(self) -> tuple[ListedStudy, ...]:
+        """All studies for a list, the one that changed last first."""
+        return self._indexed().listed
+
+    def below(self, folder: Path) -> tuple[str, ...]:
+        """Names of the studies whose folders lie in a folder, in order."""
+        return self._indexed().below.get(folder, ())
+
+    def _indexed(self) -> Index:
+        """The index of what is known now, made when somebody asks for it first."""
+        with self._lock:
+            if self._index.known is not self._known:
+                self._index = _index(self._known, self._index)
+            return self._index
 
     def read(self, known: KnownStudy) -> SearchResult:
         """Everything that a study holds now.
@@ -234,6 +280,28 @@ class Catalogue:
         rule, missing = rule_or_reason(result)
         summary = replace(summary, changed_s=found.changed_s)
         return replace(seen, summary=summary, rule=rule, missing=missing)
+
+
+def _index(known: Mapping[str, KnownStudy], former: Index) -> Index:
+    """The index of some studies; of those whose summaries are the former ones it is taken over."""
+    before = {id(one.summary): one for one in former.listed}
+    listed: list[ListedStudy] = []
+    below: dict[Path, list[str]] = {}
+    for name, one in known.items():
+        # The former index holds the summaries, so that none of them has the place of another one.
+        listed.append(before.get(id(one.summary)) or _listed(one.summary))
+        below.setdefault(one.folder.parent, []).append(name)
+    listed.sort(key=lambda one: (-one.summary.changed_s, one.summary.name))
+    return Index(
+        known=known,
+        listed=tuple(listed),
+        below={folder: tuple(sorted(names)) for folder, names in below.items()},
+    )
+
+
+def _listed(one: StudySummary) -> ListedStudy:
+    words = (one.name, one.workload, one.target, one.device, one.plan, one.state)
+    return ListedStudy(summary=one, words=" ".join(words).lower(), text=to_text(one, StudySummary))
 
 
 def rule_or_reason(result: SearchResult) -> tuple[str, str]:

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anyio import to_thread
 from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Receive, Scope, Send
@@ -25,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from automesh.jsonio import dumps, to_json
 from automesh.reading import Unreadable, open_regular
 from automesh.serve.catalogue import KnownStudy, StudySummary
+from automesh.serve.looks import Seen, View
 from automesh.serve.service import PAUSE_S, REFRESH_S, Service
 from automesh.submissions.store import ENDED, Missing, Submission
 from automesh.submissions.tokens import Holder
@@ -72,13 +72,13 @@ def submission_json(one: Submission) -> dict[str, Any]:
 
 
 async def stream(
-    service: Service, holder: Holder, look: Callable[[], Watched], log: Path | None, last_id: str
+    service: Service, view: View, log: Path | None, last_id: str
 ) -> AsyncIterator[bytes]:
     """The events `state`, `log` and `end`; breaks off when the token of its reader ends, or what
     is watched is removed.
 
     Args:
-      look: what is watched, asked again and again, in a thread.
+      view: what is watched, looked at again and again.
       log: the file whose lines are sent; None for a reader who may not see them.
       last_id: what the reader has; empty for nothing.
     """
@@ -89,20 +89,18 @@ async def stream(
     last_s = spoken_s = time.monotonic()
     while not service.closing.is_set():
         now_s = time.monotonic()
-        watched = await to_thread.run_sync(_looked, service, holder, look)
-        if watched is None:
+        seen = await view.look(POLL_S)
+        if seen is None:
             return
-        text = dumps(watched.to_json())
-        sign = hashlib.sha256(text.encode()).hexdigest()[:12]
         lines = _lines_after(log, offset)
-        if sign != sent:
-            sent, last_s = sign, now_s
-            yield format_sse_event(event="state", data_str=text, id=f"{offset}-{sent}")
+        if seen.sign != sent:
+            sent, last_s = seen.sign, now_s
+            yield format_sse_event(event="state", data_str=seen.text, id=f"{offset}-{sent}")
         if lines:
             offset += len(lines)
             said = dumps({"text": clean_lines(lines.decode(errors="replace"))})
             yield format_sse_event(event="log", data_str=said, id=f"{offset}-{sent}")
-        if lines or not watched.is_over:
+        if lines or not seen.is_over:
             last_s = now_s
         if now_s - last_s > _QUIET_S:
             yield format_sse_event(event="end", data_str="{}", id=f"{offset}-{sent}")
@@ -113,14 +111,27 @@ async def stream(
         await asyncio.sleep(0.0 if len(lines) >= _CHUNK_BYTES else POLL_S)
 
 
-def _looked(service: Service, holder: Holder, look: Callable[[], Watched]) -> Watched | None:
+def view_of(service: Service, holder: Holder, subject: str, look: Callable[[], Watched]) -> View:
+    """A view that all readers share who have the same token and watch the same thing.
+
+    Args:
+      subject: what is watched, the same for all of them.
+      look: reads it, in a thread.
+    """
+    return service.looks.view((holder.number, subject), partial(_seen, service, holder, look))
+
+
+def _seen(service: Service, holder: Holder, look: Callable[[], Watched]) -> Seen | None:
     """What is watched; None if this reader may not see it any more, or it is gone."""
     if service.tokens.holder(holder.number) is None:
         return None
     try:
-        return look()
+        watched = look()
     except Missing:
         return None
+    text = dumps(watched.to_json())
+    sign = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return Seen(text=text, sign=sign, is_over=watched.is_over)
 
 
 def _beginning(log: Path | None) -> int:

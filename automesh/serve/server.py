@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import logging
@@ -16,18 +17,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from filelock import Timeout
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from automesh import limits
 from automesh.errors import UsageError
 from automesh.files import write_whole
 from automesh.launch.wire import check_address
-from automesh.limits import SMALL_RECORD_BYTES
 from automesh.reading import read_text
 from automesh.remote.credentials import forget_server, leave_word
 from automesh.serve.app import make_app
-from automesh.serve.protocol import TimedProtocol
 from automesh.serve.service import Service, Settings, open_service
 from automesh.submissions.home import open_home
 from automesh.submissions.runner import start_runner, tell_to_stop
@@ -40,6 +42,7 @@ _SUPERVISE_S = 2.0
 _STOP_S = 70.0  # a search has a minute to end
 _LOCAL = "local"
 _MOST_CONNECTIONS = 2_000
+_SWITCH_S = 0.0005
 _BACKLOG = 512
 _LOG = logging.getLogger("automesh.serve")
 
@@ -126,6 +129,9 @@ def _serve(
     say: Callable[[str], None],
 ) -> None:
     scheme = "https" if context is not None else "http"
+    # A thread that reads a study computes for a tenth of a second and more. An answer takes the
+    # interpreter's lock a dozen times, and would wait for it 5 ms each time.
+    sys.setswitchinterval(_SWITCH_S)
     threads = [
         threading.Thread(target=service.keep_up, name="studies", daemon=True),
         threading.Thread(target=service.keep_house, name="housekeeping", daemon=True),
@@ -280,7 +286,9 @@ def _first_token(service: Service, host: str) -> str:
     if is_loopback(host):
         # The same one after a restart: who watches goes on watching.
         path = service.home.folder / "local.token"
-        kept = read_text(path, limit_bytes=SMALL_RECORD_BYTES).strip() if path.exists() else ""
+        kept = (
+            read_text(path, limit_bytes=limits.SMALL_RECORD_BYTES).strip() if path.exists() else ""
+        )
         if isinstance(service.tokens.check(kept), Holder):
             return kept
         token = service.tokens.make(_LOCAL, "admin", None)
@@ -376,3 +384,45 @@ def to_stderr(line: str) -> None:
     """Shows a line to who started the service; stdout has nothing."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+
+
+class TimedProtocol(H11Protocol):
+    """Closes a connection on which no request is at work and none has come for `HEAD_S`.
+
+    uvicorn times how long a connection is idle after an answer, but not how long a head takes to
+    arrive: a thousand connections that send a byte a minute would keep all there are.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_at_work():
+            self._stop_waiting()
+        elif self._deadline is None:  # The next head has begun: what it has is not made longer.
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _is_at_work(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        self._deadline = self.loop.call_later(limits.HEAD_S, self._on_late)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_late(self) -> None:
+        self._deadline = None
+        if not self._is_at_work() and not self.transport.is_closing():
+            self.transport.close()

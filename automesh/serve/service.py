@@ -16,6 +16,7 @@ from fastapi import Depends, Request
 from automesh import limits
 from automesh.serve.catalogue import Catalogue
 from automesh.serve.limiter import Limiter, Watchers
+from automesh.serve.looks import Looks
 from automesh.serve.metrics import Metrics
 from automesh.serve.pages import Pages
 from automesh.submissions.audit import Audit
@@ -76,6 +77,7 @@ class Service:
     metrics: Metrics
     limiter: Limiter
     watchers: Watchers
+    looks: Looks = field(default_factory=Looks)
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     closing: threading.Event = field(default_factory=threading.Event)
 

@@ -23,7 +23,7 @@ from automesh.jsonio import from_json, read_json
 from automesh.reading import read_text
 from automesh.serve import access
 from automesh.serve.access import Admin, Reader, Submitter
-from automesh.serve.events import EVENTS, Watched, Watching, stream, watching
+from automesh.serve.events import EVENTS, Watched, Watching, stream, view_of, watching
 from automesh.serve.problems import RESPONSES, Problem
 from automesh.serve.service import Service, ServiceHere
 from automesh.serve.studies import log_part, tagged
@@ -259,9 +259,7 @@ def get_submission(number: str, service: ServiceHere, holder: Submitter) -> Subm
 
 
 def _studies_of(service: Service, submission: Submission) -> list[str]:
-    results = service.home.job(submission.number) / "results"
-    known = service.catalogue.known().items()
-    return sorted(name for name, one in known if one.folder.parent == results)
+    return list(service.catalogue.below(service.home.job(submission.number) / "results"))
 
 
 @router.post("/submissions/{number}/cancel", tags=["submissions"], summary="End a submission")
@@ -351,7 +349,8 @@ async def watch_submission(
     look = partial(_watched, service, number, access.owner_of(holder))
     await to_thread.run_sync(look)
     log = service.home.job(number) / "search.log"
-    return watching(service, holder, stream(service, holder, look, log, last_event_id))
+    view = view_of(service, holder, f"submission {number}", look)
+    return watching(service, holder, stream(service, view, log, last_event_id))
 
 
 def _watched(service: Service, number: str, owner: str | None) -> Watched:

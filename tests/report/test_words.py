@@ -110,8 +110,9 @@ def test_the_parts_of_the_funnel_add_up() -> None:
     )
     assert 113 + 195 + 1 + 1 + 1 + 4 == 315
     died = replace(RESULT.funnel, measured=0, failed_in_run=6)
-    assert "113 compiled (6 failed when run, 20 duplicates), 195 ruled out" in words.funnel_sentence(
-        died
+    assert (
+        "113 compiled (6 failed when run, 20 duplicates), 195 ruled out"
+        in words.funnel_sentence(died)
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from automesh.remote.client import Event, read_events
 from automesh.serve import events
-from automesh.serve.events import Watched, stream
+from automesh.serve.events import Watched, stream, view_of
 from automesh.submissions.store import Submission
 from automesh.submissions.tokens import Holder
 from tests.serve.test_submissions import BUNDLE, submit
@@ -96,7 +96,8 @@ def test_changes_are_sent_while_one_watches(running: Running, tmp_path: Path) ->
 
     async def watch() -> list[Any]:
         kinds: list[Any] = []
-        async for data in stream(running.service, holder, look, log, ""):
+        view = view_of(running.service, holder, "what changes", look)
+        async for data in stream(running.service, view, log, ""):
             text = data.decode()
             if "event: state" in text:
                 kinds.append(seen[-1].state)

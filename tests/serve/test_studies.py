@@ -12,8 +12,11 @@ import pytest
 
 import automesh
 from automesh.errors import UsageError
+from automesh.jsonio import from_json
+from automesh.report.words import best_of
 from automesh.serve.catalogue import Catalogue
 from automesh.serve.pages import MadePage
+from automesh.serve.studies import StudyPage
 from tests.serve.conftest import HOSTILE
 from tests.support.paths import ROOT
 from tests.support.postgres import new_database
@@ -35,6 +38,8 @@ def test_lists_and_search(running: Running) -> None:
     assert names(running, "target=gpu-h100-16&state=ended") == [NAME]
     assert names(running, "target=nothing") == []
     first = running.ask("GET", "/v1/studies?size=2").json()
+    page: StudyPage = from_json(first, StudyPage)
+    assert page.studies[0] == running.service.catalogue.listed()[0].summary
     second = running.ask("GET", "/v1/studies?size=2&page=2").json()
     assert (first["total"], first["next"], second["next"]) == (3, 2, None)
     assert len({one["name"] for one in first["studies"] + second["studies"]}) == 3
@@ -206,13 +211,26 @@ def test_studies_in_one_storage(kind: str, tmp_path: Path, request: pytest.Fixtu
     known = catalogue.known()
     assert sorted(known) == [f"train-gpu-h100-16-{number}" for number in range(3)]
     assert [known[name].storage for name in sorted(known)] == [storage, storage, ""]
-    assert all(catalogue.read(one).best is not None for one in known.values())
+    assert all(best_of(catalogue.read(one)) is not None for one in known.values())
     assert all(one.summary.has_rule for one in known.values())
     make_measured(results / "train-gpu-h100-16-1", storage=storage, step_s=0.125)
     catalogue.refresh()
     again = catalogue.known()
     assert again["train-gpu-h100-16-1"].summary.step_s == 0.125
     assert again["train-gpu-h100-16-0"] is known["train-gpu-h100-16-0"]
+    listed = catalogue.listed()
+    assert listed[0].summary is again[listed[0].summary.name].summary
+    assert listed[0].summary.name == "train-gpu-h100-16-1"  # it changed last
+    assert sorted(one.summary.name for one in listed) == sorted(again)
+    assert catalogue.listed() is listed
+    assert catalogue.below(job) == ("train-gpu-h100-16-2",)
+    assert catalogue.below(tmp_path) == ()
+    make_measured(results / "train-gpu-h100-16-0", storage=storage, step_s=0.25)
+    catalogue.refresh()
+    later = {one.summary.name: one for one in catalogue.listed()}
+    before = {one.summary.name: one for one in listed}
+    assert '"step_s": 0.25' in later["train-gpu-h100-16-0"].text
+    assert later["train-gpu-h100-16-1"] is before["train-gpu-h100-16-1"]
     catalogue.close()
 
 

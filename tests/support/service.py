@@ -21,7 +21,7 @@ import uvicorn
 from automesh.outcomes import Measured
 from automesh.report.result import Verification
 from automesh.serve.app import make_app
-from automesh.serve.protocol import TimedProtocol
+from automesh.serve.server import TimedProtocol
 from automesh.serve.service import Service, Settings, open_service
 from automesh.submissions.home import open_home
 from automesh.tuner.measure.decision import Decision
