@@ -25,13 +25,14 @@ from tests.support.paths import SCRIPTS
 from tests.support.slurm import MISSING, WHY_NOT, slurm_cluster
 from tests.support.worker_jobs import ROOT, answer_of, job, living, surroundings
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 LIMIT_BYTES = 400 * 2**20
 Environ = dict[str, str]
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environ]:
+    if MISSING:
+        pytest.skip(WHY_NOT)
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as environ:
         yield environ
 
@@ -155,6 +156,27 @@ def test_the_token_is_in_no_command() -> None:
         words = command_of(order, environ)
         assert not any(order.token in word for word in words)
         assert ("--overlap" in words) == bool(environ)
+
+
+def test_with_an_agent_that_hangs_all_of_them_are_started_again(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "srun").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    launcher = SlurmLauncher(tmp_path, environ)
+    launcher.start(Order(search="127.0.0.1:1", token="a" * 32, hosts=2))
+    first = launcher.pid
+    try:
+        assert launcher.refill()
+        assert launcher.pid == first
+        launcher.give_up("n1")
+        deadline = time.monotonic() + 20
+        while launcher.pid == first and time.monotonic() < deadline:
+            assert launcher.refill()
+            time.sleep(0.05)
+        assert launcher.pid != first
+    finally:
+        os.kill(launcher.pid, signal.SIGKILL)  # It would be waited for.
+        launcher.close()
 
 
 SEARCH = ("search", "train.py", "--target", "cpu:2*2", "--space", "space.toml")
