@@ -49,6 +49,7 @@ def main(
         list[str] | None,
         typer.Option(help="What starts the agents: local, ray, slurm; all that is here by itself."),
     ] = None,
+    budget: Annotated[str, typer.Option(help="Of each start of a search.")] = "3m",
     raw: Annotated[
         Path | None, typer.Option(help="Keeps each study in this file, as a line of JSON.")
     ] = None,
@@ -61,7 +62,7 @@ def main(
         raise typer.BadParameter(f"{wrong[0]}: {dict(absent).get(wrong[0], 'is no launcher')}")
     rows = read(raw)
     left = without(blows(kills, chosen, seed=seed), rows)
-    rows += kill(left, seed=seed + len(rows), raw=raw)
+    rows += kill(left, seed=seed + len(rows), budget=budget, raw=raw)
     print(json.dumps(summary(rows, missing=absent)))
     if any(row.faults for row in rows):
         sys.exit(1)
@@ -74,7 +75,7 @@ def read(raw: Path | None) -> list[StudyRow]:
     return [row_of(json.loads(line)) for line in raw.read_text(encoding="utf-8").splitlines()]
 
 
-def kill(left: list[Blow], *, seed: int, raw: Path | None) -> list[StudyRow]:
+def kill(left: list[Blow], *, seed: int, budget: str, raw: Path | None) -> list[StudyRow]:
     """Lets all blows fall, in as many studies as it takes."""
     luck, rows, misses = random.Random(seed), list[StudyRow](), 0
     while left and misses < MOST_MISSES:
@@ -85,7 +86,8 @@ def kill(left: list[Blow], *, seed: int, raw: Path | None) -> list[StudyRow]:
             cluster_of(launch) as cluster,
         ):
             where = Path(folder).resolve()
-            place = FleetPlace(folder=where, results=where / "results", cluster=cluster)
+            results = where / "results"
+            place = FleetPlace(folder=where, results=results, cluster=cluster, budget=budget)
             study = KilledStudy(place=place, launch=launch, blows=chosen, luck=luck, say=say)
             row = study.run()
         rows.append(row)

@@ -29,7 +29,7 @@ tp = {}
 layers = [1, 2]
 """
 TARGET = "cpu:4*2"
-BUDGET = "60s"
+NOTHING_YET = 1  # The exit code of a search whose budget has gone to the kills: once more.
 WAIT_S = 600.0  # For a phase, or the end: this says that something hangs.
 LATEST_S = 3.0  # Into a phase, when it is struck.
 MOST_STARTS = 8  # Without any kill: a budget that others ate may end a few.
@@ -44,9 +44,11 @@ class FleetPlace(Place):
 
     Attributes:
       cluster: see `benchmarks.kill_fleet.clusters`.
+      budget: of each start, as the search takes it.
     """
 
     cluster: Cluster
+    budget: str = "3m"
     target: str = TARGET
 
     def start(self) -> SearchProcess:
@@ -54,7 +56,7 @@ class FleetPlace(Place):
         options = {
             "--target": self.target,
             "--space": "space.toml",
-            "--budget": BUDGET,
+            "--budget": self.budget,
             "--top": "6",
             "--results": str(self.results),
             "--rules": str(self.rules),
@@ -130,10 +132,10 @@ class KilledStudy:
     def _is_done(self, search: SearchProcess) -> bool:
         """Whether a search that has ended by itself did all; what it should not do is a fault."""
         code = search.finish(WAIT_S)
-        if code != 0:
+        if code not in (0, NOTHING_YET):
             self._fault(f"exit code {code}: {search.words[-500:]}")
             return False
-        return not search.result()["funnel"]["waiting"]
+        return code == 0 and not search.result()["funnel"]["waiting"]
 
     def _live(self, search: SearchProcess) -> bool:
         """Lets blows fall on a search until it ends; True if one of them has ended it."""

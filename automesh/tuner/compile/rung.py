@@ -24,6 +24,7 @@ from automesh.outcomes import (
 )
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.tuner.compile.jobs import Compiling
+from automesh.tuner.compile.lengths import expected_s
 from automesh.tuner.context import SearchContext
 from automesh.tuner.study.rung import Rung
 from automesh.tuner.study.study import Trial
@@ -89,6 +90,8 @@ def _installed() -> Iterator[Path]:
 
 
 POLL_S = 0.5
+WAITING_PER_WORKER = 2
+_MARGIN = 2.0  # Lengths are guessed, and a worker has to trace and lower first.
 _RETRIES_ELSEWHERE = 4
 GRACE_S = 20.0
 
@@ -102,7 +105,8 @@ class CompileRung:
       name: of the phase, for the display.
       compiling: for which devices, and what becomes of the compilers' answers.
       choose: what to compile, in view of what is done.
-      order: of what is left of it, best first, in view of what is done.
+      order: of what is left of it, best first, in view of what is done. Of the last ones the
+        longest begin instead, if there is time for all of them.
       deadline_s: no compile is started after it, but the first always is.
       grace_s: what a compile in progress may take past the deadline before it is left for the next
         run.
@@ -127,6 +131,7 @@ class CompileRung:
     _programs: dict[str, int] = field(init=False, default_factory=dict)
     _waiting: dict[str, list[Trial]] = field(init=False, default_factory=dict)
     _read: list[Trial] = field(init=False, default_factory=list)
+    _last: Sequence[Plan] = field(init=False, default=())
     _retries: list[Trial] = field(init=False, default_factory=list)
     _retried: Counter[int] = field(init=False, default_factory=Counter[int])
     _started: int = field(init=False, default=0)
@@ -197,24 +202,50 @@ class CompileRung:
 
     def _lead(self) -> None:
         """Only the holder of the lease enqueues, a few plans more than the workers can take."""
-        if not self.search.study.lead():
-            return
-        self.rung.adopt_expired()
         mine = [trial for trial in self._read if self.search.notebook.is_current(trial)]
         open_plans = {trial.plan for trial in mine if trial.is_open}
         wanted = [p for p in self._plans if p not in self._done and p not in open_plans]
-        free = 2 * self.search.workers - sum(1 for trial in mine if trial.state == "waiting")
+        waiting = [trial.plan for trial in mine if trial.state == "waiting"]
+        free = WAITING_PER_WORKER * self.search.workers - len(waiting)
+        self._last = [*waiting, *wanted] if len(wanted) <= free else ()
+        if not self.search.study.lead():
+            return
+        self.rung.adopt_expired()
         if wanted and free > 0:
             self.rung.enqueue(self.order(wanted, self._done)[:free], self.search.estimates.found)
 
     def _start(self) -> None:
         while self._retries and len(self._running) < self.search.workers:
             self._submit(self._retries.pop())
+        if len(self._running) >= self.search.workers:
+            return
+        first = self._longest_first()
         while len(self._running) < self.search.workers:
-            trial = self.rung.claim()
+            trial = self.rung.claim(first)
             if trial is None:
                 return
             self._submit(trial)
+
+    def _longest_first(self) -> Callable[[Plan], float] | None:
+        """By what the last plans are begun, those with the least first; None for their order.
+
+        Before they are the last, and where some may not get their turn, the most promising come
+        first.
+        """
+        if self.search.workers < 2 or len(self._last) < 2:
+            return None
+        known_s = {
+            plan: outcome.compile_s
+            for plan, outcome in self._done.items()
+            if isinstance(outcome, Compiled) and outcome.compile_s > 0
+        }
+        expected = expected_s(self._last, known_s, self.search.estimates.found)
+        if not expected:
+            return None
+        needed_s = sum(expected.values()) / self.search.workers + max(expected.values())
+        if self.search.clock() + _MARGIN * needed_s > self.deadline_s:
+            return None
+        return lambda plan: -expected.get(plan, 0.0)
 
     def _submit(self, trial: Trial) -> None:
         ticket = self.pool.submit(
