@@ -57,7 +57,7 @@ class FleetPlace(Place):
             "--target": self.target,
             "--space": "space.toml",
             "--budget": self.budget,
-            "--top": "6",
+            "--top": "3",
             "--results": str(self.results),
             "--rules": str(self.rules),
         }
@@ -94,7 +94,7 @@ class KilledStudy:
         )
 
     def run(self) -> StudyRow:
-        """Starts the command until it has ended by itself with nothing left to do."""
+        """Starts the command until it has ended by itself with a rule."""
         began_s, quiet_starts = time.monotonic(), 0
         (self.place.folder / "train.py").write_text(kill_resume.SCRIPT)
         (self.place.folder / "space.toml").write_text(SPACE)
@@ -102,7 +102,11 @@ class KilledStudy:
             before = len(self.kills)
             search = self.place.start()
             self._starts += 1
-            is_killed = self._live(search)
+            try:
+                is_killed = self._live(search)
+            except BaseException:
+                search.kill()
+                raise
             self._look_for_orphans(search)
             self._watched.check_study()
             quiet_starts += len(self.kills) == before
@@ -130,12 +134,12 @@ class KilledStudy:
         )
 
     def _is_done(self, search: SearchProcess) -> bool:
-        """Whether a search that has ended by itself did all; what it should not do is a fault."""
+        """Whether a search that has ended by itself has found something; an end that nobody
+        expects is a fault, and the end of the study, too."""
         code = search.finish(WAIT_S)
         if code not in (0, NOTHING_YET):
             self._fault(f"exit code {code}: {search.words[-500:]}")
-            return False
-        return code == 0 and not search.result()["funnel"]["waiting"]
+        return code != NOTHING_YET
 
     def _live(self, search: SearchProcess) -> bool:
         """Lets blows fall on a search until it ends; True if one of them has ended it."""

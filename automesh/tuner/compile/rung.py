@@ -90,7 +90,8 @@ def _installed() -> Iterator[Path]:
 
 
 POLL_S = 0.5
-WAITING_PER_WORKER = 2
+LAST_PER_WORKER = 4
+"""With so many left, the longest are begun first: what is promising has had its turn by then."""
 _MARGIN = 2.0  # Lengths are guessed, and a worker has to trace and lower first.
 _RETRIES_ELSEWHERE = 4
 GRACE_S = 20.0
@@ -131,7 +132,7 @@ class CompileRung:
     _programs: dict[str, int] = field(init=False, default_factory=dict)
     _waiting: dict[str, list[Trial]] = field(init=False, default_factory=dict)
     _read: list[Trial] = field(init=False, default_factory=list)
-    _last: Sequence[Plan] = field(init=False, default=())
+    _first: Callable[[Plan], float] | None = field(init=False, default=None)
     _retries: list[Trial] = field(init=False, default_factory=list)
     _retried: Counter[int] = field(init=False, default_factory=Counter[int])
     _started: int = field(init=False, default=0)
@@ -206,43 +207,44 @@ class CompileRung:
         open_plans = {trial.plan for trial in mine if trial.is_open}
         wanted = [p for p in self._plans if p not in self._done and p not in open_plans]
         waiting = [trial.plan for trial in mine if trial.state == "waiting"]
-        free = WAITING_PER_WORKER * self.search.workers - len(waiting)
-        self._last = [*waiting, *wanted] if len(wanted) <= free else ()
+        free = 2 * self.search.workers - len(waiting)
+        self._first = self._longest_first([*waiting, *wanted])
         if not self.search.study.lead():
             return
         self.rung.adopt_expired()
         if wanted and free > 0:
-            self.rung.enqueue(self.order(wanted, self._done)[:free], self.search.estimates.found)
+            best = self.order(wanted, self._done)
+            chosen = best if self._first is None else sorted(best, key=self._first)
+            self.rung.enqueue(chosen[:free], self.search.estimates.found)
 
     def _start(self) -> None:
         while self._retries and len(self._running) < self.search.workers:
             self._submit(self._retries.pop())
-        if len(self._running) >= self.search.workers:
-            return
-        first = self._longest_first()
         while len(self._running) < self.search.workers:
-            trial = self.rung.claim(first)
+            trial = self.rung.claim(self._first)
             if trial is None:
                 return
             self._submit(trial)
 
-    def _longest_first(self) -> Callable[[Plan], float] | None:
-        """By what the last plans are begun, those with the least first; None for their order.
+    def _longest_first(self, left: Sequence[Plan]) -> Callable[[Plan], float] | None:
+        """By what plans are begun, those with the least first; None for the most promising first:
+        before they are the last, and where some may not get their turn.
 
-        Before they are the last, and where some may not get their turn, the most promising come
-        first.
+        Args:
+          left: those that nobody has begun.
         """
-        if self.search.workers < 2 or len(self._last) < 2:
+        workers = self.search.workers
+        if workers < 2 or not 2 <= len(left) <= LAST_PER_WORKER * workers:
             return None
         known_s = {
             plan: outcome.compile_s
             for plan, outcome in self._done.items()
             if isinstance(outcome, Compiled) and outcome.compile_s > 0
         }
-        expected = expected_s(self._last, known_s, self.search.estimates.found)
+        expected = expected_s(left, known_s, self.search.estimates.found)
         if not expected:
             return None
-        needed_s = sum(expected.values()) / self.search.workers + max(expected.values())
+        needed_s = sum(expected.values()) / workers + max(expected.values())
         if self.search.clock() + _MARGIN * needed_s > self.deadline_s:
             return None
         return lambda plan: -expected.get(plan, 0.0)

@@ -18,7 +18,7 @@ from automesh.program.nouns import CompileAnswer
 from automesh.report.progress import Silent
 from automesh.tuner.compile.lengths import LEAST, expected_s
 from automesh.tuner.compile.memory_limit import NO_LIMIT
-from automesh.tuner.compile.rung import CompileRung
+from automesh.tuner.compile.rung import LAST_PER_WORKER, CompileRung
 from automesh.worker.pool import Finished
 from tests.regenerate.record_studies import FOLDER, read
 from tests.support.fakes.compile_rung import Clock, Memory
@@ -129,7 +129,9 @@ def answer(one: Plan) -> Any:
     return made
 
 
-def compile_all(*, deadline_s: float, known: Sequence[Plan] = KNOWN) -> Workers:
+def compile_all(
+    *, deadline_s: float, known: Sequence[Plan] = KNOWN, last: Sequence[Plan] = LAST
+) -> Workers:
     clock, memory = Clock(), Memory()
     pool = Workers(clock)
     memory.enqueue(list(known), {})
@@ -153,7 +155,7 @@ def compile_all(*, deadline_s: float, known: Sequence[Plan] = KNOWN) -> Workers:
             keeps=lambda _: True,
             outcome=lambda one, _: replace(compiled(1.0), compile_s=seconds(one)),
         ),
-        choose=lambda _: [*known, *LAST],
+        choose=lambda _: [*known, *last],
         order=lambda plans, _: plans,
         deadline_s=deadline_s,
     )
@@ -172,3 +174,11 @@ def test_of_the_last_compiles_the_longest_is_begun_first() -> None:
 
 def test_where_not_all_may_get_their_turn_the_most_promising_is_begun_first() -> None:
     assert compile_all(deadline_s=200.0).began == LAST
+
+
+def test_before_the_last_the_most_promising_is_begun_first() -> None:
+    many = [plan(f"dp:{2**number}", "none") for number in range(4, 4 + 2 * LAST_PER_WORKER)]
+    wanted = [*many, plan("dp:16", "full")]
+    began = compile_all(deadline_s=1e6, last=wanted).began
+    assert began[:2] == many[:2]
+    assert began[2] == wanted[-1], "one less than the workers, and these are the last"
