@@ -34,6 +34,9 @@ WAIT_S = 600.0  # For a phase, or the end: this says that something hangs.
 LATEST_S = 3.0  # Into a phase, when it is struck.
 MOST_STARTS = 8  # Without any kill: a budget that others ate may end a few.
 _LOOK_S = 0.2
+# Who does not belong to a search by now never will; to look again and again would take a core.
+_GROWN_UP_S = 10.0
+_STRANGERS: set[tuple[str, int, float]] = set()
 _STAGE_OF = {"confirm": "measure"}  # In fresh gangs, which is where most of its time goes.
 _SIGNS = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}
 
@@ -320,10 +323,13 @@ def _processes(search: SearchProcess, folder: Path) -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.status() == psutil.STATUS_ZOMBIE:
+            one = (search.mark, process.pid, process.create_time())
+            if one in _STRANGERS or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if process.environ().get(MARK) == search.mark or process.cwd() == str(folder):
                 found.append(process)
+            elif time.time() - process.create_time() > _GROWN_UP_S:
+                _STRANGERS.add(one)
     return found
 
 

@@ -21,13 +21,18 @@ _END_S = 60.0
 # The head is where the search runs; a line on stdin has the other node die, with all that it runs,
 # and another one come.
 _PROGRAM = """
-import sys
+import contextlib, sys
+import psutil
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 node = cluster.add_node(num_cpus=1)
 print(cluster.address, flush=True)
 for line in sys.stdin:
+    lost = psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True)
     cluster.remove_node(node, allow_graceful=False)
+    for one in lost:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
     print("gone", flush=True)
     node = cluster.add_node(num_cpus=1)
 cluster.shutdown()

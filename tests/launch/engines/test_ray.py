@@ -76,6 +76,9 @@ def test_a_gang_runs_is_lost_comes_back_and_goes(ray_address: str, tmp_path: Pat
         assert answer_of(pool.run(job("agree", "all"), 120)).fingerprint == "4"
         again = {one.pid for one in fleet.facts}
         assert len(again & set(pids)) == 1, "the other one was left alone"
+        os.kill(pids[1], signal.SIGSTOP)
+        assert answer_of(pool.run(job("agree", "all"), 180)).fingerprint == "4"
+        assert pids[1] not in {one.pid for one in fleet.facts}
     launcher.close()
     assert living() == []
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from automesh.errors import UsageError
+from automesh.launch import wire
 from automesh.launch.engines.slurm import SlurmLauncher, command_of
 from automesh.launch.fleet import Fleet
 from automesh.launch.launcher import Order
@@ -83,8 +84,9 @@ def pool_of(fleet: Fleet, folder: Path) -> Pool:
 
 
 def test_from_a_login_node_a_gang_runs_is_lost_comes_back_and_goes(
-    slurm: Environ, tmp_path: Path
+    slurm: Environ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(wire, "LOST_S", 8.0)  # Of the search alone; its agents say more often.
     launcher = SlurmLauncher(tmp_path, slurm)
     with fleet_of(launcher) as fleet, pool_of(fleet, tmp_path) as pool:
         fleet.wait(60)
@@ -93,6 +95,10 @@ def test_from_a_login_node_a_gang_runs_is_lost_comes_back_and_goes(
         assert answer_of(pool.run(job("agree", "all"), 60)).fingerprint == "4"
         os.kill(fleet.facts[0].pid, signal.SIGKILL)
         assert answer_of(pool.run(job("agree", "all"), 60)).fingerprint == "4"
+        stopped = fleet.facts[0].pid
+        os.kill(stopped, signal.SIGSTOP)
+        assert answer_of(pool.run(job("agree", "all"), 60)).fingerprint == "4"
+        assert stopped not in {one.pid for one in fleet.facts}
     launcher.close()
     wait_until_empty(slurm)
     assert living() == []
