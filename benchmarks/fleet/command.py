@@ -1,6 +1,6 @@
 """How well are compiles spread over the hosts of a search, and what does the spreading cost?
 
-    python -m benchmarks.fleet [--agents 1 2 4 8 16] [--jobs 200] [--memory-agents 64] [--real]
+    python -m benchmarks.fleet [--agents 1 2 4 8 16] [--jobs 200] [--memory-agents 64] [--no-real]
 
 Agents are real, with real worker processes and real connections, but all on this machine, in one
 process that says for each that it is a host with four cores and memory for two compiles; jobs sleep
@@ -12,8 +12,8 @@ all are done to the bound max(total / workers, longest), from when all workers h
 is what the order alone costs, with workers that take the next job at once, and `mean_ideal` that
 over a hundred other draws.
 
-With `--real` twelve meshes of an example are compiled too, by one agent that has one core and by
-two. The last line is one JSON object.
+Then twelve meshes of an example are compiled by one agent that has one core, and by two (not with
+`--no-real`). The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -51,7 +51,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--bound", type=float, default=20.0, help="seconds of each run's bound")
     parser.add_argument("--memory-agents", type=int, default=64)
-    parser.add_argument("--real", action="store_true", help="compile an example, too")
+    parser.add_argument(
+        "--real",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile an example, too: by one agent, and by two",
+    )
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--core", type=int, default=-1, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from automesh.mesh.axes import Plan, parse_mesh
-from automesh.program.nouns import CompileAnswer, Entry, StepRef
-from automesh.worker.messages import CompileJob
+from automesh.mesh.axes import DEFAULT_AXES, Plan, parse_mesh
+from automesh.program.nouns import CompileAnswer, Entry, Inspection, StepRef
+from automesh.worker.messages import CompileJob, InspectJob
 from automesh.worker.pool import Pool
 from benchmarks.fleet.agents import agents, workers
 from benchmarks.support.paths import EXAMPLES
 
 DEVICES = 8
+ENTRY = Entry(kind="script", location=str(EXAMPLES / "dense_lm.py"), function="build")
 _MESHES = ("dp:8", "dp:4,fsdp:2", "fsdp:8", "dp:4,tp:2", "fsdp:4,tp:2", "dp:2,fsdp:2,tp:2")
 _TIMEOUT_S = 600.0
 PLANS = tuple(
@@ -43,17 +45,25 @@ def _compiled_s(cores: list[int]) -> float:
         agents(len(cores), cores=cores) as fleet,
         workers(fleet, handler="automesh.worker.handlers.jobs", cpu_devices=DEVICES) as pool,
     ):
+        step = StepRef(entry=ENTRY, facts=_facts(pool))
         # Of two that wait, each worker gets one.
-        _compile(pool, PLANS[: len(cores)])
+        _compile(pool, step, PLANS[: len(cores)])
         began_s = time.perf_counter()
-        _compile(pool, PLANS)
+        _compile(pool, step, PLANS)
         return time.perf_counter() - began_s
 
 
-def _compile(pool: Pool, plans: tuple[Plan, ...]) -> None:
-    entry = Entry(kind="script", location=str(EXAMPLES / "dense_lm.py"), function="build")
+def _facts(pool: Pool) -> tuple[tuple[str, int], ...]:
+    """What the example says of its workload: a plan must not change it."""
+    job = InspectJob(step=StepRef(entry=ENTRY), axis_names=DEFAULT_AXES)
+    found = pool.run(job, _TIMEOUT_S)
+    assert isinstance(found, Inspection), found
+    return found.facts
+
+
+def _compile(pool: Pool, step: StepRef, plans: Sequence[Plan]) -> None:
     for plan in plans:
-        job = CompileJob(step=StepRef(entry=entry), plan=plan, cache_dir="")
+        job = CompileJob(step=step, plan=plan, cache_dir="")
         pool.submit(job, _TIMEOUT_S, lambda _: {"go": True})
     while pool.unfinished:
         for finished in pool.wait():

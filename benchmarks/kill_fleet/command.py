@@ -37,7 +37,7 @@ from benchmarks.kill_fleet.clusters import cluster_of, missing
 from benchmarks.kill_fleet.study import FleetPlace, KilledStudy, say
 
 LAUNCHES: tuple[Launch, ...] = ("local", "ray", "slurm")
-KILLS_PER_STUDY = 6
+KILLS_PER_STUDY = 12
 MOST_MISSES = 5
 """Studies in a row in which nobody could be struck."""
 

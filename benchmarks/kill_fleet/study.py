@@ -60,7 +60,7 @@ class FleetPlace(Place):
             "--target": self.target,
             "--space": "space.toml",
             "--budget": self.budget,
-            "--top": "3",
+            "--top": "2",
             "--results": str(self.results),
             "--rules": str(self.rules),
         }
