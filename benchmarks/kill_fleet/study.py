@@ -29,7 +29,9 @@ tp = {}
 layers = [1, 2]
 """
 TARGET = "cpu:4*2"
-NOTHING_YET = 1  # The exit code of a search whose budget has gone to the kills: once more.
+# Exit codes of searches that are started once more: whose budget has gone to the kills, and that
+# somebody else on this machine has interrupted.
+UNFINISHED = (1, 128 + signal.SIGTERM)
 WAIT_S = 600.0  # For a phase, or the end: this says that something hangs.
 LATEST_S = 3.0  # Into a phase, when it is struck.
 MOST_STARTS = 8  # Without any kill: a budget that others ate may end a few.
@@ -140,9 +142,9 @@ class KilledStudy:
         """Whether a search that has ended by itself has found something; an end that nobody
         expects is a fault, and the end of the study, too."""
         code = search.finish(WAIT_S)
-        if code not in (0, NOTHING_YET):
+        if code not in (0, *UNFINISHED):
             self._fault(f"exit code {code}: {search.words[-500:]}")
-        return code != NOTHING_YET
+        return code not in UNFINISHED
 
     def _live(self, search: SearchProcess) -> bool:
         """Lets blows fall on a search until it ends; True if one of them has ended it."""

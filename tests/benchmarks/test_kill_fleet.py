@@ -276,3 +276,16 @@ def test_what_is_not_here_cannot_be_asked_for(monkeypatch: pytest.MonkeyPatch) -
     for wrong, why in (("ray", "Ray is not installed here"), ("k8s", "is no launcher")):
         with pytest.raises(command.typer.BadParameter, match=why):
             command.main(kills=1, launch=[wrong], raw=None)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_done", "faults"),
+    [(0, True, 0), (1, False, 0), (128 + signal.SIGTERM, False, 0), (2, True, 1), (-11, True, 1)],
+)
+def test_an_end_that_nobody_expects_is_a_fault(
+    search: Any, tmp_path: Path, code: int, is_done: bool, faults: int
+) -> None:
+    one: Any = killed(tmp_path)
+    search.finish, search.words = lambda _: code, "error: no"
+    assert one._is_done(search) is is_done
+    assert len(one._faults) == faults
