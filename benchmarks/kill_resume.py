@@ -126,6 +126,7 @@ class Place:
 
     folder: Path
     results: Path
+    target: str = f"cpu:{DEVICES}"
 
     @property
     def rules(self) -> Path:
@@ -139,7 +140,7 @@ class Place:
     def start(self) -> SearchProcess:
         """Runs the command."""
         options = {
-            "--target": f"cpu:{DEVICES}",
+            "--target": self.target,
             "--space": "space.toml",
             "--budget": BUDGET,
             "--top": "6",  # All of them in one race: a finished search has nothing left to do.
@@ -369,7 +370,9 @@ class StudyOfKills:
         table = self.place.study / "trials.csv"
         try:
             if self.place.rules.exists():
-                automesh.load(self.place.rules).select(f"cpu-{DEVICES}")
+                automesh.load(self.place.rules).select(
+                    self.place.target.replace(":", "-").replace("*", "-")
+                )
             if table.exists():
                 lines = table.read_text().splitlines()
                 # A search that ended before its first outcome leaves the heading alone.
@@ -380,7 +383,7 @@ class StudyOfKills:
 
     def _check_finished(self) -> None:
         """The rule is there and measured; the same command again is quick and adds nothing."""
-        if not self._has_measured_rule():
+        if not self.has_measured_rule():
             self.report.incomplete += 1
             self._fault(f"no measured rule in {self.place.rules}")
         before, rules = len(self.known), self.place.rules
@@ -392,12 +395,12 @@ class StudyOfKills:
         self._check_processes(search)
         self.check_study()
         self.report.rerun_new_trials += len(self.known) - before
-        if code != 0 or not self._has_measured_rule():
+        if code != 0 or not self.has_measured_rule():
             self.report.unexpected_exits += 1
             self._fault(f"one more run: {code}, rule was {rule!r}; {search.words[-500:]}")
         self._say(f"study {self.report.studies} finished, {before} trials")
 
-    def _has_measured_rule(self) -> bool:
+    def has_measured_rule(self) -> bool:
         text = self.place.rules.read_text() if self.place.rules.exists() else ""
         return 'kind = "measured"' in text
 

@@ -114,7 +114,7 @@ class _Process:
 
     def abandon(self) -> None:
         if self._agent is not None:
-            self._fleet.lose(self._agent, "it does not end its processes")
+            self._fleet.lose(self._agent, "it does not end its processes", hangs=True)
 
     def _put(self, message: Message) -> None:
         with self._lock:
@@ -367,8 +367,12 @@ class Fleet:
         if len(self._present()) < self.hosts and self._launcher is not None:
             self._launcher.refill()
 
-    def lose(self, agent: _Agent, why: str) -> None:
-        """Gives an agent up, with all processes that it had; from any thread."""
+    def lose(self, agent: _Agent, why: str, *, hangs: bool = False) -> None:
+        """Gives an agent up, with all processes that it had; from any thread.
+
+        Args:
+          hangs: it may be there for ever, and is ended if the launcher can do that.
+        """
         with self._lock:
             if agent.is_lost:
                 return
@@ -384,6 +388,8 @@ class Fleet:
             gang.end(rank, {"ended": f"the agent on its host was lost: {why}"})
         agent.outbox.put(None)
         agent.close()
+        if hangs and self._launcher is not None:
+            self._launcher.give_up(agent.facts.name)
 
     def close(self) -> None:
         """Says goodbye to all agents, who end what they run, and listens no longer."""
@@ -470,7 +476,7 @@ class Fleet:
             now_s = time.monotonic()
             for agent in self._present():
                 if now_s - agent.heard_s > wire.LOST_S:
-                    self.lose(agent, f"silent for {wire.LOST_S:.0f} s")
+                    self.lose(agent, f"silent for {wire.LOST_S:.0f} s", hangs=True)
 
     # The server
 

@@ -51,6 +51,16 @@ class Launcher(Protocol):
         """
         ...
 
+    def give_up(self, name: str) -> None:
+        """Ends an agent that hangs, for instance stopped by a signal; from any thread.
+
+        While it is there, `refill` has no place for another one.
+
+        Args:
+          name: of its host, as the agent says it.
+        """
+        ...
+
     def trouble(self) -> str:
         """Why agents may not come, as far as the engine says; empty if it says nothing."""
         ...

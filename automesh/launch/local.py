@@ -63,6 +63,13 @@ class LocalLauncher:
                     self._filled_s = time.monotonic()
         return not self._is_one or time.monotonic() < self._filled_s + _WAIT_S
 
+    def give_up(self, name: str) -> None:
+        """See `Launcher`."""
+        with self._lock:
+            for number, agent in self._agents.items():
+                if self._name_of(number) == name:
+                    agent.kill()
+
     def trouble(self) -> str:
         """See `Launcher`."""
         with self._lock:
@@ -104,10 +111,9 @@ class LocalLauncher:
         variables = {**os.environ, TOKEN: order.token}
         variables.pop(TOKEN_FILE, None)
         self._started += 1
-        name = socket.gethostname() if self._is_one else f"local-{number}"
         try:
             self._agents[number] = Guarded(
-                agent_command(order, wait_s=_WAIT_S, name=name),
+                agent_command(order, wait_s=_WAIT_S, name=self._name_of(number)),
                 variables=variables,
                 log=self._folder / f"agent-{self._started}.log",
                 # Its workers have limits of their own.
@@ -117,6 +123,9 @@ class LocalLauncher:
             raise UsageError(
                 f"an agent could not be started on this host: {error}", hint="free some memory"
             ) from None
+
+    def _name_of(self, number: int) -> str:
+        return socket.gethostname() if self._is_one else f"local-{number}"
 
 
 @contextmanager

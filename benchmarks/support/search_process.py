@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,9 +26,12 @@ class SearchProcess:
     Args:
       arguments: what follows `automesh search`.
       folder: working directory.
+      variables: of its environment, beside those of this process.
     """
 
-    def __init__(self, arguments: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.began_s = time.monotonic()
         self.said: list[tuple[float, str]] = []
@@ -36,7 +39,7 @@ class SearchProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "automesh", "search", *arguments],
             cwd=folder,
-            env={**os.environ, MARK: self.mark},
+            env={**os.environ, **(variables or {}), MARK: self.mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from automesh.errors import UsageError
+from automesh.launch import wire
 from automesh.launch.fleet import Fleet
 from automesh.launch.local import LocalLauncher, local_launcher
 from automesh.launch.secret import new_token
@@ -210,6 +211,23 @@ def test_a_lost_agent_costs_the_job_and_comes_back(
     goes_on(pool)
     assert any(said.startswith("the agent on local-1 was lost: ") for said in notices)
     assert [facts.name for facts in fleet.facts] == ["local-2", "local-1"]
+
+
+def test_a_stopped_agent_is_ended_and_another_one_comes(
+    pool: Pool,
+    fleet: Fleet,
+    launcher: LocalLauncher,
+    notices: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goes_on(pool)
+    stopped = psutil.Process(launcher.pids[2])
+    monkeypatch.setattr(wire, "LOST_S", 8.0)  # Of the search alone; its agents say more often.
+    stopped.suspend()
+    goes_on(pool)
+    assert stopped.pid not in {facts.pid for facts in fleet.facts}
+    assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
+    assert "the agent on local-2 was lost: silent for 8 s" in notices
 
 
 SEARCH = """

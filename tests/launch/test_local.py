@@ -56,3 +56,35 @@ def test_none_is_started_while_all_are_ended(
     assert not Ended.asking.is_alive()
     assert Ended.started == 4
     assert not launcher.refill()
+
+
+class Hanging(Ended):
+    """An agent that is there until it is killed."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__()
+        self.is_killed = False
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+    def has_ended(self) -> bool:
+        return self.is_killed
+
+
+def test_one_that_hangs_is_ended_by_the_name_of_its_host_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in: Any = Hanging
+    monkeypatch.setattr(local, "Guarded", stand_in)
+    monkeypatch.setattr(Hanging, "started", 0)
+    launcher = LocalLauncher(tmp_path)
+    launcher.start(ORDER)
+    launcher.give_up("another-host")
+    assert launcher.refill()
+    assert Hanging.started == 2
+    launcher.give_up("local-2")
+    assert launcher.trouble().startswith("agent 2 has ended")
+    assert launcher.refill()
+    assert Hanging.started == 3
+    launcher.close()

@@ -107,6 +107,9 @@ class RayLauncher:
         self._tell({"refill": True})
         return True
 
+    def give_up(self, name: str) -> None:
+        """See `Launcher`: nothing, since its actor sees that itself; see `ray_driver.run_agent`."""
+
     def trouble(self) -> str:
         """See `Launcher`."""
         if self._said:

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import queue
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from automesh.jsonio import dumps
+from automesh.launch.wire import LOST_S
 from automesh.worker.environment import TOKEN, TOKEN_VARIABLES
 from automesh.worker.wire import Message, decode_json
 
@@ -29,10 +35,14 @@ _ACCELERATORS = ("GPU", "TPU")
 _LOOK_S = 0.5
 _GOODBYE_S = 4.0
 _REACHED_S = 10.0
+_TICK_S = 1.0
 
 
 def run_agent(command: Sequence[str], token: str, folder: str, variables: Mapping[str, str]) -> str:
     """Runs an agent, in an actor of Ray, until it ends.
+
+    One that somebody has stopped is ended once the search has given it up: by then another one is
+    wanted in its place.
 
     Args:
       variables: of the search's environment, over those that Ray's processes have.
@@ -41,19 +51,45 @@ def run_agent(command: Sequence[str], token: str, folder: str, variables: Mappin
       The last that it said, if it ended badly; empty if the search has let it go.
     """
     own = {k: v for k, v in os.environ.items() if k not in TOKEN_VARIABLES}
-    done = subprocess.run(
-        command,
-        env={**own, **variables, TOKEN: token},
-        cwd=folder if Path(folder).is_dir() else None,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    if done.returncode == 0:
-        return ""
-    lines = done.stdout.decode(errors="replace")[-_TAIL_CHARS:].strip().splitlines()
-    return lines[-1] if lines else f"the agent ended with code {done.returncode}"
+    with tempfile.TemporaryFile() as output:
+        running = subprocess.Popen(
+            command,
+            env={**own, **variables, TOKEN: token},
+            cwd=folder if Path(folder).is_dir() else None,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        is_hung = _outlive(running)
+        if running.returncode == 0:
+            return ""
+        output.seek(max(output.seek(0, os.SEEK_END) - _TAIL_CHARS, 0))
+        lines = output.read().decode(errors="replace").strip().splitlines()
+    if is_hung:
+        return f"the agent was stopped by a signal for {LOST_S:.0f} s"
+    return lines[-1] if lines else f"the agent ended with code {running.returncode}"
+
+
+def _outlive(agent: subprocess.Popen[bytes]) -> bool:
+    """Waits for the end of an agent; True if it had to be ended, since it was stopped for long."""
+    stopped_since_s = math.inf
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(_TICK_S)
+            return False
+        now_s = time.monotonic()
+        stopped_since_s = min(stopped_since_s, now_s) if _is_stopped(agent.pid) else math.inf
+        if now_s - stopped_since_s > LOST_S:
+            agent.kill()  # Its workers have guardians, who end with it.
+            agent.wait()
+            return True
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
 
 
 def bundle_of(nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:

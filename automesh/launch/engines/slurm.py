@@ -87,6 +87,13 @@ class SlurmLauncher:
                 self._run(self._order)
         return True
 
+    def give_up(self, name: str) -> None:
+        """See `Launcher`: with it end the others, as when it had ended by itself."""
+        del name
+        with self._lock:
+            if self._srun is not None and self._srun.poll() is None:
+                self._srun.terminate()
+
     def trouble(self) -> str:
         """See `Launcher`."""
         srun = self._srun

@@ -24,6 +24,7 @@ from automesh.outcomes import (
 )
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.tuner.compile.jobs import Compiling
+from automesh.tuner.compile.lengths import expected_s
 from automesh.tuner.context import SearchContext
 from automesh.tuner.study.rung import Rung
 from automesh.tuner.study.study import Trial
@@ -89,6 +90,9 @@ def _installed() -> Iterator[Path]:
 
 
 POLL_S = 0.5
+LAST_PER_WORKER = 4
+"""With so many left, the longest are begun first: what is promising has had its turn by then."""
+_MARGIN = 2.0  # Lengths are guessed, and a worker has to trace and lower first.
 _RETRIES_ELSEWHERE = 4
 GRACE_S = 20.0
 
@@ -102,7 +106,8 @@ class CompileRung:
       name: of the phase, for the display.
       compiling: for which devices, and what becomes of the compilers' answers.
       choose: what to compile, in view of what is done.
-      order: of what is left of it, best first, in view of what is done.
+      order: of what is left of it, best first, in view of what is done. Of the last ones the
+        longest begin instead, if there is time for all of them.
       deadline_s: no compile is started after it, but the first always is.
       grace_s: what a compile in progress may take past the deadline before it is left for the next
         run.
@@ -127,6 +132,7 @@ class CompileRung:
     _programs: dict[str, int] = field(init=False, default_factory=dict)
     _waiting: dict[str, list[Trial]] = field(init=False, default_factory=dict)
     _read: list[Trial] = field(init=False, default_factory=list)
+    _first: Callable[[Plan], float] | None = field(init=False, default=None)
     _retries: list[Trial] = field(init=False, default_factory=list)
     _retried: Counter[int] = field(init=False, default_factory=Counter[int])
     _started: int = field(init=False, default=0)
@@ -197,24 +203,51 @@ class CompileRung:
 
     def _lead(self) -> None:
         """Only the holder of the lease enqueues, a few plans more than the workers can take."""
-        if not self.search.study.lead():
-            return
-        self.rung.adopt_expired()
         mine = [trial for trial in self._read if self.search.notebook.is_current(trial)]
         open_plans = {trial.plan for trial in mine if trial.is_open}
         wanted = [p for p in self._plans if p not in self._done and p not in open_plans]
-        free = 2 * self.search.workers - sum(1 for trial in mine if trial.state == "waiting")
+        waiting = [trial.plan for trial in mine if trial.state == "waiting"]
+        free = 2 * self.search.workers - len(waiting)
+        self._first = self._longest_first([*waiting, *wanted])
+        if not self.search.study.lead():
+            return
+        self.rung.adopt_expired()
         if wanted and free > 0:
-            self.rung.enqueue(self.order(wanted, self._done)[:free], self.search.estimates.found)
+            best = self.order(wanted, self._done)
+            chosen = best if self._first is None else sorted(best, key=self._first)
+            self.rung.enqueue(chosen[:free], self.search.estimates.found)
 
     def _start(self) -> None:
         while self._retries and len(self._running) < self.search.workers:
             self._submit(self._retries.pop())
         while len(self._running) < self.search.workers:
-            trial = self.rung.claim()
+            trial = self.rung.claim(self._first)
             if trial is None:
                 return
             self._submit(trial)
+
+    def _longest_first(self, left: Sequence[Plan]) -> Callable[[Plan], float] | None:
+        """By what plans are begun, those with the least first; None for the most promising first:
+        before they are the last, and where some may not get their turn.
+
+        Args:
+          left: those that nobody has begun.
+        """
+        workers = self.search.workers
+        if workers < 2 or not 2 <= len(left) <= LAST_PER_WORKER * workers:
+            return None
+        known_s = {
+            plan: outcome.compile_s
+            for plan, outcome in self._done.items()
+            if isinstance(outcome, Compiled) and outcome.compile_s > 0
+        }
+        expected = expected_s(left, known_s, self.search.estimates.found)
+        if not expected:
+            return None
+        needed_s = sum(expected.values()) / workers + max(expected.values())
+        if self.search.clock() + _MARGIN * needed_s > self.deadline_s:
+            return None
+        return lambda plan: -expected.get(plan, 0.0)
 
     def _submit(self, trial: Trial) -> None:
         ticket = self.pool.submit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -126,12 +126,17 @@ class Rung:
                 added.append(self._trial(self._storage.get_trial(storage_id)))
         return added
 
-    def claim(self) -> Trial | None:
+    def claim(self, first: Callable[[Plan], float] | None = None) -> Trial | None:
         """Takes the first waiting trial for this script, these versions and a plan in scope.
 
         It is this process's until `finish`, `give_back`, or `LEASE_S` without `Study.heartbeat`.
+
+        Args:
+          first: a figure by which they are taken, the least first; None: in order of their numbers.
         """
         with self._backend.explained():
+            if first is not None:
+                self._refill(first)
             for _ in range(2):
                 while self._queue:
                     trial = self._claim(self._queue.popleft())
@@ -296,21 +301,24 @@ class Rung:
             self._storage.set_trial_user_attr(storage_id, name, attribute)
         self._storage.set_trial_state_values(storage_id, state, value)
 
-    def _refill(self) -> None:
+    def _refill(self, first: Callable[[Plan], float] | None = None) -> None:
         waiting = self._storage.get_all_trials(
             self._study_id, deepcopy=False, states=(TrialState.WAITING,)
         )
         leases, seen = self._backend.leases, self._backend.leases.seen
         held, now_s = leases.under(self._prefix), leases.now()
         taken = {key for key, row in held.items() if not seen.expired(row, now_s)}
-        self._queue = deque(
-            one
+        found = [
+            (one, trial)
             for one in waiting
             if (trial := self._readable(one)) is not None
             and self._matches(trial)
             and self._scope.covers(trial.plan)
             and self._key(one.number) not in taken
-        )
+        ]
+        if first is not None:
+            found.sort(key=lambda pair: first(pair[1].plan))
+        self._queue = deque(one for one, _ in found)
 
     def _grown_choices(self, plans: Sequence[Plan]) -> Choices:
         known = self._known_choices()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
+import tomllib
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from automesh.errors import UsageError
@@ -21,50 +26,31 @@ from automesh.launch.fleet import Fleet
 from automesh.launch.launcher import Order
 from automesh.launch.secret import new_token
 from automesh.worker.pool import Pool
+from tests.support.paths import SCRIPTS
+from tests.support.ray import IS_MISSING, WHY_NOT, RayCluster, ray_cluster
 from tests.support.worker_jobs import ROOT, answer_of, job, living, surroundings
 
 LIMIT_BYTES = 400 * 2**20
-needs_ray = pytest.mark.skipif(
-    find_spec("ray") is None, reason="Ray is not installed here: pip install 'jax-automesh[ray]'"
-)
-# In a process of its own: Ray leaves threads, and warnings that would be errors here.
-CLUSTER = """
-import sys
-from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-cluster.add_node(num_cpus=1)
-print(cluster.address, flush=True)
-sys.stdin.read()
-cluster.shutdown()
-"""
+needs_ray = pytest.mark.skipif(IS_MISSING, reason=WHY_NOT)
 
 
 @pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
-    environ = {**os.environ, "PYTHONPATH": ROOT, "RAY_USAGE_STATS_ENABLED": "0"}
-    environ.pop("AUTOMESH_TEST_PROCESS", None)  # Its processes are not those of the test.
-    with subprocess.Popen(
-        [sys.executable, "-c", CLUSTER],
-        env=environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as cluster:
-        assert cluster.stdout is not None
-        yield cluster.stdout.readline().strip()
-        assert cluster.stdin is not None
-        cluster.stdin.close()
-        cluster.wait(60)
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def ray_address(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Set as Ray's users set it, and the path that its processes find automesh by."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    return cluster.address
 
 
 @pytest.mark.long
 @needs_ray
-def test_a_gang_runs_is_lost_comes_back_and_goes(
-    ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", ray_address)
-    monkeypatch.setenv("PYTHONPATH", ROOT)
+def test_a_gang_runs_is_lost_comes_back_and_goes(ray_address: str, tmp_path: Path) -> None:
     launcher = RayLauncher(tmp_path)
     with (
         Fleet(
@@ -90,8 +76,57 @@ def test_a_gang_runs_is_lost_comes_back_and_goes(
         assert answer_of(pool.run(job("agree", "all"), 120)).fingerprint == "4"
         again = {one.pid for one in fleet.facts}
         assert len(again & set(pids)) == 1, "the other one was left alone"
+        os.kill(pids[1], signal.SIGSTOP)
+        assert answer_of(pool.run(job("agree", "all"), 180)).fingerprint == "4"
+        assert pids[1] not in {one.pid for one in fleet.facts}
     launcher.close()
     assert living() == []
+
+
+@pytest.mark.long
+@needs_ray
+def test_a_search_ends_with_a_measured_rule_and_goes_on(ray_address: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SCRIPTS / "gang", tmp_path / "work"))
+    command = [sys.executable, "-m", "automesh", "search", "train.py", "--target", "cpu:2*2"]
+    command += ["--space", "space.toml", "--budget", "20m", "--top", "2", "--json"]
+    command += ["--baseline", "dcn.dp:2,dp:2", "--launch", "ray", "--hosts", "2"]
+    command += ["--listen", "127.0.0.1"]  # All nodes are here.
+
+    def search() -> dict[str, Any]:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=2400, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert ended(folder) == [], "its agents and their workers have ended with it"
+        return json.loads(done.stdout)
+
+    found = search()
+    (rule,) = tomllib.loads((folder / "mesh_rules.toml").read_text())["rule"]
+    assert (rule["match"], rule["evidence"]["kind"]) == ("cpu-2-2", "measured")
+    assert found["target"] == "cpu-2-2"
+    logs = [path.name for path in next((folder / "results").iterdir()).glob("logs/*.log")]
+    assert any("-rank0-" in name for name in logs)
+    assert any("-rank1-" in name for name in logs)
+    search()
+    (again,) = tomllib.loads((folder / "mesh_rules.toml").read_text())["rule"]
+    assert again["evidence"]["kind"] == "measured"
+
+
+def ended(folder: Path) -> list[psutil.Process]:
+    """Who still works in a folder a few seconds later: agents under Ray carry no mark of a test."""
+    deadline = time.monotonic() + 20
+    while (left := working_in(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def working_in(folder: Path) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +188,13 @@ def test_an_agent_that_ends_badly_leaves_its_last_words(tmp_path: Path) -> None:
     )
     assert said == f"secret 1 {tmp_path}"
     assert ray_driver.run_agent([sys.executable, "-c", ""], "secret", "/nowhere", {}) == ""
+
+
+def test_an_agent_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_driver, "LOST_S", 1.0)
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    said = ray_driver.run_agent([sys.executable, "-c", code], "secret", str(tmp_path), {})
+    assert said == "the agent was stopped by a signal for 1 s"
 
 
 def test_of_the_environment_goes_what_devices_need() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from automesh.errors import UsageError
+from automesh.launch import wire
 from automesh.launch.engines.slurm import SlurmLauncher, command_of
 from automesh.launch.fleet import Fleet
 from automesh.launch.launcher import Order
@@ -25,13 +26,14 @@ from tests.support.paths import SCRIPTS
 from tests.support.slurm import MISSING, WHY_NOT, slurm_cluster
 from tests.support.worker_jobs import ROOT, answer_of, job, living, surroundings
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 LIMIT_BYTES = 400 * 2**20
 Environ = dict[str, str]
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environ]:
+    if MISSING:
+        pytest.skip(WHY_NOT)
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as environ:
         yield environ
 
@@ -82,8 +84,9 @@ def pool_of(fleet: Fleet, folder: Path) -> Pool:
 
 
 def test_from_a_login_node_a_gang_runs_is_lost_comes_back_and_goes(
-    slurm: Environ, tmp_path: Path
+    slurm: Environ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(wire, "LOST_S", 8.0)  # Of the search alone; its agents say more often.
     launcher = SlurmLauncher(tmp_path, slurm)
     with fleet_of(launcher) as fleet, pool_of(fleet, tmp_path) as pool:
         fleet.wait(60)
@@ -92,6 +95,10 @@ def test_from_a_login_node_a_gang_runs_is_lost_comes_back_and_goes(
         assert answer_of(pool.run(job("agree", "all"), 60)).fingerprint == "4"
         os.kill(fleet.facts[0].pid, signal.SIGKILL)
         assert answer_of(pool.run(job("agree", "all"), 60)).fingerprint == "4"
+        stopped = fleet.facts[0].pid
+        os.kill(stopped, signal.SIGSTOP)
+        assert answer_of(pool.run(job("agree", "all"), 60)).fingerprint == "4"
+        assert stopped not in {one.pid for one in fleet.facts}
     launcher.close()
     wait_until_empty(slurm)
     assert living() == []
@@ -155,6 +162,27 @@ def test_the_token_is_in_no_command() -> None:
         words = command_of(order, environ)
         assert not any(order.token in word for word in words)
         assert ("--overlap" in words) == bool(environ)
+
+
+def test_with_an_agent_that_hangs_all_of_them_are_started_again(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "srun").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    launcher = SlurmLauncher(tmp_path, environ)
+    launcher.start(Order(search="127.0.0.1:1", token="a" * 32, hosts=2))
+    first = launcher.pid
+    try:
+        assert launcher.refill()
+        assert launcher.pid == first
+        launcher.give_up("n1")
+        deadline = time.monotonic() + 20
+        while launcher.pid == first and time.monotonic() < deadline:
+            assert launcher.refill()
+            time.sleep(0.05)
+        assert launcher.pid != first
+    finally:
+        os.kill(launcher.pid, signal.SIGKILL)  # It would be waited for.
+        launcher.close()
 
 
 SEARCH = ("search", "train.py", "--target", "cpu:2*2", "--space", "space.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -77,8 +78,11 @@ class Memory:
                 )
             )
 
-    def claim(self) -> Trial | None:
-        waiting = next((one for one in self.kept if one.is_waiting), None)
+    def claim(self, first: Callable[[Plan], float] | None = None) -> Trial | None:
+        there = [one for one in self.kept if one.is_waiting]
+        if first is not None:
+            there.sort(key=lambda one: first(one.plan))
+        waiting = there[0] if there else None
         if waiting is not None:
             self._put(replace(waiting, state="running"))
         return waiting

@@ -63,7 +63,7 @@ def ended_s(seconds: float, *, is_first: bool) -> tuple[float, int]:
 class Elsewhere(Memory):
     """A rung whose open trials another process has."""
 
-    def claim(self) -> None:
+    def claim(self, first: object = None) -> None:
         return None
 
 

@@ -55,6 +55,19 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
         yield
 
 
+def test_trials_are_claimed_in_the_order_that_is_asked_for(study: Study) -> None:
+    first, second, third, fourth = plans(4)
+    assert study.lead()
+    study.compile.enqueue([first, second, third])
+    assert study.compile.claim().plan == first
+    wanted = {second: 2.0, third: 1.0, fourth: 0.0}
+    study.compile.enqueue([fourth])
+    assert study.compile.claim(lambda plan: wanted[plan]).plan == fourth
+    assert study.compile.claim(lambda plan: wanted[plan]).plan == third
+    assert study.compile.claim().plan == second
+    assert study.compile.claim(lambda plan: wanted[plan]) is None
+
+
 def test_a_trial_from_queue_to_result(study: Study, storage: Storage) -> None:
     first, second = plans(2)
     assert study.lead()

@@ -1,0 +1,70 @@
+"""How long compiles will take, guessed from those that are done.
+
+Workers side by side are done soonest if the longest compiles begin first (Graham 1969); how long
+one takes nobody says. But its length goes along with the axes that the mesh uses, with the knobs,
+and with the number of collectives, which the estimate's latency counts: a ridge regression of the
+logarithm of the seconds on these orders plans well enough for that (`python -m benchmarks.fleet`
+prints how well, on recorded searches).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Estimated
+
+LEAST = 4
+"""With fewer compiles nothing is guessed."""
+_RIDGE = 1.0  # As much as one compile against each feature: what was seen once says little.
+_NO_LATENCY_S = 1e-9
+
+
+def expected_s(
+    plans: Sequence[Plan], known_s: Mapping[Plan, float], estimates: Mapping[Plan, Estimated]
+) -> dict[Plan, float]:
+    """Seconds that each plan's compile will take, about; empty while too few are known.
+
+    Args:
+      known_s: seconds of compiles that are done, all above 0.
+      estimates: of plans; one that has none counts as one of the usual latency.
+    """
+    if len(known_s) < LEAST:
+        return {}
+    done = list(known_s)
+    names = sorted({name for plan in done for name in _features(plan)})
+    latencies = np.array([_latency(plan, estimates) for plan in (*done, *plans)])
+    seen = latencies[: len(done)]
+    usual = float(np.nanmean(seen)) if not np.isnan(seen).all() else 0.0
+    spread = float(np.nanstd(seen)) if not np.isnan(seen).all() else 0.0
+    scaled = np.nan_to_num((latencies - usual) / spread) if spread > 0 else 0.0 * latencies
+    rows = np.zeros((len(latencies), len(names) + 1))
+    for row, plan in enumerate((*done, *plans)):
+        own = _features(plan)
+        rows[row, :-1] = [name in own for name in names]
+    rows[:, -1] = np.nan_to_num(scaled)
+    logs = np.log([known_s[plan] for plan in done])
+    fitted, middle = rows[: len(done)], float(logs.mean())
+    weights = np.linalg.solve(
+        fitted.T @ fitted + _RIDGE * np.eye(rows.shape[1]), fitted.T @ (logs - middle)
+    )
+    guessed = np.exp(middle + rows[len(done) :] @ weights)
+    return {plan: float(one) for plan, one in zip(plans, guessed, strict=True)}
+
+
+def _features(plan: Plan) -> frozenset[str]:
+    """What a plan is made of, as far as it may make its compile long or short."""
+    axes = [axis.name for axis in plan.axes if axis.size > 1]
+    axes += [f"dcn.{axis.name}" for axis in plan.axes if axis.dcn > 1]
+    chosen = [f"{name}={value}" for name, value in (*plan.knobs, *plan.compiler_options)]
+    return frozenset((*axes, *chosen, f"mapping={plan.mapping}"))
+
+
+def _latency(plan: Plan, estimates: Mapping[Plan, Estimated]) -> float:
+    """Logarithm of the seconds of latency in an estimate; NaN without one."""
+    if (estimated := estimates.get(plan)) is None:
+        return math.nan
+    return math.log(max(dict(estimated.causes).get("latency", 0.0), _NO_LATENCY_S))

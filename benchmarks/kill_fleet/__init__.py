@@ -1,0 +1,1 @@
+"""See `benchmarks.kill_fleet.command`."""
