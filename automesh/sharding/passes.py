@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from automesh.program.notes import in_one_line
 from automesh.program.refused import Refused
 from automesh.sharding.attribute_names import DECLARED
 from automesh.sharding.hlo_form import bring_to_hlo_form
-from automesh.sharding.partitioner.insert import reshard_as_partitioner
+from automesh.sharding.partitioner.insert import Named, reshard_as_partitioner
 
 STAGE = "propagate"
 _CLASSES = (
@@ -131,11 +132,44 @@ def bindings() -> Bindings:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What all partitions of one program begin with, whatever the sizes of its mesh.
+
+    Attributes:
+      module: in StableHLO alone, calls inlined, in the form in which XLA propagates through it.
+      sources: lines of the user's code by location, as far as they were read; see `SourceReader`.
+    """
+
+    module: Any
+    sources: dict[Any, str] = field(default_factory=dict[Any, str])
+
+
+def prepared(program: Any, *, is_plain: bool = False) -> Prepared:
+    """Prepares a copy of a lowered program, to be partitioned at several sizes.
+
+    Args:
+      program: the module that `lowered.compiler_ir("stablehlo")` gives, or its text.
+      is_plain: it is what `plain` gave.
+
+    Raises:
+      Refused: this jaxlib lacks a pass, or a pass fails.
+    """
+    found = bindings()
+    module = _parse(found, program) if isinstance(program, str) else program
+    with module.context, found.ir.Location.unknown(), _saying_what_failed(found):
+        copy = module.operation.clone()
+        if not is_plain:
+            _flatten(found, copy.operation)
+        bring_to_hlo_form(copy.operation, found.ir)
+        return Prepared(module=copy)
+
+
 def partitioned(program: Any, *, sizes: Mapping[str, int] | None = None) -> Any:
     """Partitions a copy of a lowered program: shardings everywhere, collectives explicit.
 
     Args:
-      program: the module that `lowered.compiler_ir("stablehlo")` gives, or its text.
+      program: as for `prepared`, or what that gave.
       sizes: axis sizes to partition it at instead of those it was lowered with; for axes that are
         left out nothing changes.
 
@@ -146,26 +180,28 @@ def partitioned(program: Any, *, sizes: Mapping[str, int] | None = None) -> Any:
       Refused: this jaxlib lacks a pass, or a pass fails.
     """
     found = bindings()
-    module = _parse(found, program) if isinstance(program, str) else program
-    with module.context, found.ir.Location.unknown():
+    module = (program if isinstance(program, Prepared) else prepared(program)).module
+    with module.context, found.ir.Location.unknown(), _saying_what_failed(found):
         copy = module.operation.clone()
         if sizes is not None:
             _resize(found, copy, sizes)
-        try:
-            _flatten(found, copy.operation)
-            bring_to_hlo_form(copy.operation, found.ir)
-            _pipeline(found, _PROPAGATION).run(copy.operation)
-            note_declared_shardings(copy.operation, found.ir, found.sdy)
-            reshard_before_elementwise(copy.operation, found.ir, found.sdy)
-            reshard_as_partitioner(
-                copy.operation, found.ir, found.sdy, _operations_in(copy.operation)
-            )
-            _pipeline(found, _COLLECTIVES).run(copy.operation)
-        except found.ir.MLIRError as error:
-            raise Refused(
-                Failed(stage=STAGE, reason=f"Shardy could not partition it: {in_one_line(error)}")
-            ) from error
+        _run(found, _PROPAGATION, copy.operation)
+        operations = [(one.name, one) for one in _operations_in(copy.operation)]
+        note_declared_shardings(operations, found.ir, found.sdy)
+        reshard_before_elementwise(operations, found.ir, found.sdy)
+        reshard_as_partitioner(copy.operation, found.ir, found.sdy, operations)
+        _run(found, _COLLECTIVES, copy.operation)
         return copy.operation
+
+
+@contextmanager
+def _saying_what_failed(found: Bindings) -> Generator[None]:
+    try:
+        yield
+    except found.ir.MLIRError as error:
+        raise Refused(
+            Failed(stage=STAGE, reason=f"Shardy could not partition it: {in_one_line(error)}")
+        ) from error
 
 
 def plain(program: Any) -> Any:
@@ -210,8 +246,19 @@ def _missing(what: str) -> Refused:
 
 
 def _flatten(found: Bindings, module: Any) -> None:
-    _pipeline(found, _PLAIN).run(module)
+    _run(found, _PLAIN, module)
     inline_calls(module, found.ir)
+
+
+def _run(found: Bindings, passes: Sequence[str], module: Any) -> None:
+    """Runs passes in turn, and looks once at the end whether the program is well formed.
+
+    A pass manager does so behind every pass, which takes twice as long as the passes themselves.
+    """
+    manager = _pipeline(found, passes)
+    manager.enable_verifier(False)
+    manager.run(module)
+    module.verify()
 
 
 def _pipeline(found: Bindings, passes: Sequence[str]) -> Any:
@@ -348,21 +395,20 @@ def _operations_in(root: Any) -> list[Any]:
 # `sdy-insert-explicit-reshards`.
 
 
-def reshard_before_elementwise(module: Any, ir: Any, sdy: Any) -> None:
+def reshard_before_elementwise(operations: Sequence[Named], ir: Any, sdy: Any) -> None:
     """Inserts `sdy.reshard` on operands of elementwise operations that are split differently.
 
     Args:
-      module: the operation of a module whose shardings are propagated and closed; changed in place.
+      operations: all of a module whose shardings are propagated and closed; changed in place.
       ir: MLIR's Python classes.
       sdy: those of the Shardy dialect.
     """
-    operations = _operations_in(module)
-    meshes = [one for one in operations if one.name == "sdy.mesh"]
+    meshes = [one for name, one in operations if name == "sdy.mesh"]
     if not meshes:
         return
     mesh = ir.StringAttr(meshes[0].attributes["sym_name"]).value
-    for operation in operations:
-        if operation.name not in _ELEMENTWISE or len(operation.results) != 1:
+    for name, operation in operations:
+        if name not in _ELEMENTWISE or len(operation.results) != 1:
             continue
         rank = ir.RankedTensorType(operation.results[0].type).rank
         if rank == 0:
@@ -378,19 +424,19 @@ def reshard_before_elementwise(module: Any, ir: Any, sdy: Any) -> None:
                     operation.operands[position] = sdy.ReshardOp(operand, target).result
 
 
-def note_declared_shardings(module: Any, ir: Any, sdy: Any) -> None:
+def note_declared_shardings(operations: Sequence[Named], ir: Any, sdy: Any) -> None:
     """Notes at each matrix product how its operands and its result are split by propagation alone.
 
     What a gather is for is lost in explicit collectives: XLA cuts it into a ring around the product
     only if the product itself asks for it.
 
     Args:
-      module: as for `reshard_before_elementwise`, and before it.
+      operations: as for `reshard_before_elementwise`, and before it.
       ir: MLIR's Python classes.
       sdy: those of the Shardy dialect.
     """
-    for operation in _operations_in(module):
-        if operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
+    for name, operation in operations:
+        if name in ("stablehlo.dot_general", "stablehlo.convolution"):
             values = (*operation.operands, operation.results[0])
             noted = [ir.StringAttr.get(_axes_at_definition(value, ir, sdy)) for value in values]
             operation.attributes[DECLARED] = ir.ArrayAttr.get(noted)

@@ -17,7 +17,7 @@ from automesh.program.kernels.annotate import state_costs
 from automesh.program.lower.lowering import lower
 from automesh.program.notes import note
 from automesh.program.script.build import Built
-from automesh.sharding.passes import lowered_text, plain
+from automesh.sharding.passes import Prepared, lowered_text, plain, prepared
 from automesh.sharding.size_dependence import Fit, Sample, count_numbers, note_fit
 
 Sizes = tuple[tuple[str, int], ...]
@@ -61,6 +61,7 @@ class Located:
     """The program at some sizes, ready to be partitioned.
 
     Attributes:
+      module: as `plain` gives it, or prepared if several sizes share it.
       sizes: of all axes, to partition it at.
       derived: True if it was derived from another lowering.
       fixed: active axes for which its numbers hold at these sizes only.
@@ -69,7 +70,7 @@ class Located:
       failed: probes at which the program is another one, or cannot be lowered.
     """
 
-    module: Any
+    module: Any | Prepared
     sizes: Mapping[str, int]
     derived: bool = False
     fixed: frozenset[str] = frozenset()
@@ -117,6 +118,7 @@ class Programs:
     varies: bool = False
     verified: int = 0
     _first: Lowering | None = None
+    _ready: Prepared | None = None
     _fits: dict[str, Fit] = field(default_factory=dict[str, Fit])
     _rigid: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     _compared: dict[str, int] = field(default_factory=dict[str, int])
@@ -150,7 +152,9 @@ class Programs:
         """
         is_known = self._first is not None and not self.varies and self.witnesses >= ENOUGH
         if self._first is not None and is_known and not exact:
-            return Located(module=self._first.module, sizes=self._whole(sizes), derived=True)
+            if self._ready is None:
+                self._ready = prepared(self._first.module, is_plain=True)
+            return Located(module=self._ready, sizes=self._whole(sizes), derived=True)
         lowering = self._lower(sizes, enter)
         if not probes:
             unknown = self.varies or self.lowered == 1

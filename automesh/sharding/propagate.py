@@ -18,7 +18,7 @@ from automesh.ir.graph import Block, Graph, Value
 from automesh.ir.terms.collect import collect
 from automesh.program.nouns import Propagation
 from automesh.sharding.mlir.module import read_graph
-from automesh.sharding.passes import STAGE, partitioned
+from automesh.sharding.passes import STAGE, Prepared, partitioned, prepared
 from automesh.sharding.programs import ENOUGH, Located, Programs, Sizes
 
 # How many of a worker's first sets are partitioned at another size too; the rest have guards.
@@ -81,7 +81,9 @@ def propagate(
 
 
 def _graph(located: Located) -> Graph:
-    return read_graph(partitioned(located.module, sizes=located.sizes))
+    module = located.module
+    ready = module if isinstance(module, Prepared) else prepared(module, is_plain=True)
+    return read_graph(partitioned(ready, sizes=located.sizes), ready.sources)
 
 
 def _contradicting(graph: Graph, located: Located, probes: Sequence[Sizes]) -> list[Sizes]:

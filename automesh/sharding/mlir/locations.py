@@ -10,11 +10,16 @@ from automesh.sharding.passes import Bindings
 
 
 class SourceReader:
-    """Finds the innermost frame in the user's code; remembers what it has seen."""
+    """Finds the innermost frame in the user's code; remembers what it has seen.
 
-    def __init__(self, found: Bindings) -> None:
+    Args:
+      known: what others have read of programs in the same context, to go on with.
+    """
+
+    def __init__(self, found: Bindings, known: dict[Any, str] | None = None) -> None:
         self._ir = found.ir
-        self._known: dict[Any, str] = {}
+        self._known: dict[Any, str] = {} if known is None else known
+        self._names: dict[str, str] = {}
 
     def of(self, operation: Any) -> str:
         """`file.py:12`, or an empty text."""
@@ -22,9 +27,10 @@ class SourceReader:
 
     def _innermost(self, location: Any) -> str:
         # Call stacks share their outer frames: each is looked at once.
-        if location not in self._known:
-            self._known[location] = self._found(location)
-        return self._known[location]
+        known = self._known.get(location)
+        if known is None:
+            known = self._known[location] = self._found(location)
+        return known
 
     def _found(self, location: Any) -> str:
         ir = self._ir
@@ -35,6 +41,13 @@ class SourceReader:
         if isinstance(location, ir.FusedLoc):
             return next(filter(None, map(self._innermost, location.locations)), "")
         if isinstance(location, ir.FileLineColLoc):
-            path = str(location.filename)
-            return f"{Path(path).name}:{location.start_line}" if is_users_file(path) else ""
+            name = self._name(str(location.filename))
+            return f"{name}:{location.start_line}" if name else ""
         return ""
+
+    def _name(self, path: str) -> str:
+        """Name of a file of the user's; empty for others."""
+        known = self._names.get(path)
+        if known is None:
+            known = self._names[path] = Path(path).name if is_users_file(path) else ""
+        return known

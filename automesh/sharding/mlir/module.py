@@ -78,10 +78,14 @@ _SAME = frozenset(
 _NOT_CONSTANT = frozenset(("partition_id", "replica_id", "custom_call", "rng", "infeed"))
 
 
-def read_graph(module: Any) -> Graph:
-    """Reads the operation that `shardy.partitioned` returns."""
+def read_graph(module: Any, sources: dict[Any, str] | None = None) -> Graph:
+    """Reads the operation that `shardy.partitioned` returns.
+
+    Args:
+      sources: see `Prepared`; what is read here is added to it.
+    """
     with module.context:
-        return _Importer(module).graph()
+        return _Importer(module, sources).graph()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +112,14 @@ class _Scope:
 class _Importer:
     """Walks one module; its `MeshReader` collects the axes that do not split arrays evenly."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, sources: dict[Any, str] | None) -> None:
         found = bindings()
         self._ir, self._sdy = found.ir, found.sdy
         self._functions = functions_of(module, found.ir)
         self._axes = MeshReader(found, module)
         self._read_attributes = AttributeReader(found, self._axes)
-        self._sources = SourceReader(found)
+        self._sources = SourceReader(found, sources)
+        self._tensors: dict[Any, tuple[tuple[int, ...], str]] = {}
         self._noted: dict[Value, Sequence[tuple[tuple[str, int], ...]]] = {}
 
     def graph(self) -> Graph:
@@ -162,11 +167,17 @@ class _Importer:
         return Value(shape=divided, dtype=dtype, axes=axes, manual=manual)
 
     def _tensor(self, value: Any) -> tuple[tuple[int, ...], str]:
-        try:
-            tensor = self._ir.RankedTensorType(value.type)
-        except ValueError:  # A token: it orders effects and takes no memory.
-            return (0,), "i1"
-        return tuple(tensor.shape), str(tensor.element_type)
+        kind = value.type
+        known = self._tensors.get(kind)
+        if known is None:
+            try:
+                tensor = self._ir.RankedTensorType(kind)
+            except ValueError:  # A token: it orders effects and takes no memory.
+                known = (0,), "i1"
+            else:
+                known = tuple(tensor.shape), str(tensor.element_type)
+            self._tensors[kind] = known
+        return known
 
     def _results(
         self, operation: Any, operands: list[Value], manual: tuple[str, ...]

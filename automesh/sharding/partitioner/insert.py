@@ -34,6 +34,8 @@ _CONVOLUTION = "stablehlo.convolution"
 _PRODUCTS = frozenset(("stablehlo.dot_general", _CONVOLUTION))
 _LOOKUPS = frozenset(("stablehlo.gather", "stablehlo.scatter"))
 _SHARDING, _OWN_RULE = "sdy.sharding", "sdy.sharding_rule"
+# An operation of MLIR with its name.
+Named = tuple[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class _Rule:
     whole: tuple[str, ...]
 
 
-def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Any]) -> None:
+def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[Named]) -> None:
     """Inserts `sdy.reshard` around products, convolutions, gathers and scatters.
 
     Args:
@@ -53,12 +55,12 @@ def reshard_as_partitioner(module: Any, ir: Any, sdy: Any, operations: Iterable[
         rules kept; changed in place.
       ir: MLIR's Python classes.
       sdy: those of the Shardy dialect.
-      operations: all operations of the module.
+      operations: all of the module; of those that were put in meanwhile none is looked at.
     """
     inserter = _Inserter(module, ir, sdy)
     if inserter.mesh:
-        for operation in operations:
-            if operation.name in _PRODUCTS or operation.name in _LOOKUPS:
+        for name, operation in operations:
+            if name in _PRODUCTS or name in _LOOKUPS:
                 inserter.visit(operation)
 
 
