@@ -48,6 +48,17 @@ def to_json(value: Any, kind: Any) -> Any:
     return _loads(dumps(_adapter(kind).dump_python(value)))
 
 
+def to_checked_json(value: Any, kind: Any) -> Any:
+    """As `to_json`, after a look whether `from_json` reads it.
+
+    Raises:
+      AutomeshError: it does not.
+    """
+    text = to_text(value, kind)
+    read_json(text, kind)
+    return _loads(text)
+
+
 def to_text(value: Any, kind: Any) -> str:
     """The text of `to_json`, without the detour over plain values."""
     return dumps(_adapter(kind).dump_python(value))

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.jsonio import dumps, from_json, read_json, to_json, to_text
+from automesh.errors import AutomeshError
+from automesh.jsonio import dumps, from_json, read_json, to_checked_json, to_json, to_text
 from automesh.outcomes import Failed
 
 ANY = st.text(st.characters(codec=None, exclude_categories=[]))
@@ -43,3 +44,14 @@ def test_an_outcome_with_bytes_in_its_reason_arrives() -> None:
     assert from_json(stored, Failed).reason == "caf\\xe9"
     # And what is written without the detour over plain values is read by the strictest reader.
     assert read_json(to_text(failed, Failed), Failed) == arrived
+
+
+def test_what_could_not_be_read_back_is_not_written() -> None:
+    outcome = Failed(stage="build", reason="no")
+    assert to_checked_json(outcome, Failed) == to_json(outcome, Failed)
+    wrong = Failed(stage="build", reason=3)  # pyright: ignore[reportArgumentType]
+    with (
+        pytest.warns(UserWarning, match="serializer"),
+        pytest.raises(AutomeshError, match="reason"),
+    ):
+        to_checked_json(wrong, Failed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from automesh.cost.terms import Monomial, Sum
@@ -179,15 +180,19 @@ def used_in(bodies: Iterable[Block]) -> Iterator[Value]:
 def _monomial(
     coefficient: float, divided: tuple[tuple[str, ...], ...], grown: tuple[tuple[str, ...], ...]
 ) -> Monomial:
+    return Monomial(coefficient=coefficient, powers=_powers(divided, grown))
+
+
+@lru_cache(maxsize=1 << 12)  # The values of a program are split in few different ways.
+def _powers(
+    divided: tuple[tuple[str, ...], ...], grown: tuple[tuple[str, ...], ...]
+) -> tuple[tuple[str, int], ...]:
     powers: dict[str, int] = {}
     for sign, dimensions in ((-1, divided), (1, grown)):
         for axes in dimensions:
             for axis in axes:
                 powers[axis] = powers.get(axis, 0) + sign
-    return Monomial(
-        coefficient=coefficient,
-        powers=tuple(sorted((axis, power) for axis, power in powers.items() if power)),
-    )
+    return tuple(sorted((axis, power) for axis, power in powers.items() if power))
 
 
 def times(one: Monomial, other: Monomial) -> Monomial:

@@ -138,7 +138,8 @@ class Prepared:
 
     Attributes:
       module: in StableHLO alone, calls inlined, in the form in which XLA propagates through it.
-      sources: lines of the user's code by location, as far as they were read; see `SourceReader`.
+      sources: lines of the user's code by the attribute of a location, as far as they were read;
+        see `SourceReader`.
     """
 
     module: Any

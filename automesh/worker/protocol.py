@@ -12,7 +12,7 @@ from typing import Any
 
 from automesh.errors import AutomeshError
 from automesh.hardware.fabric.fabric import Layouts
-from automesh.jsonio import from_json, to_json
+from automesh.jsonio import from_json, to_checked_json, to_json
 from automesh.outcomes import Failure
 from automesh.program.capture.nouns import Discovery
 from automesh.program.nouns import (
@@ -97,9 +97,8 @@ def answer_message(job: Job, answer: object) -> Message:
     kind = _ANSWERS[job.kind]
     if not isinstance(answer, kind):
         raise AutomeshError(f"a job of kind {job.kind} was answered with a {type(answer).__name__}")
-    data = to_json(answer, kind)
-    from_json(data, kind)  # A wrong type deep inside must fail here, where the job can be blamed.
-    return {"answer": data}
+    # A wrong type deep inside must fail here, where the job can be blamed.
+    return {"answer": to_checked_json(answer, kind)}
 
 
 def failure_message(outcome: Failure, *, retire: bool, doubtful: bool = False) -> Message:

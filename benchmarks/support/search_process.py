@@ -102,6 +102,11 @@ class SearchProcess:
         self._process.wait(30)
         self._listen_to_the_end()
 
+    @property
+    def printed(self) -> str:
+        """Its stdout, after its end."""
+        return self._out
+
     def result(self) -> dict[str, Any]:
         """What it printed with `--json`, after its end."""
         return json.loads(self._out)

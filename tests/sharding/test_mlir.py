@@ -217,6 +217,42 @@ def test_text_with_locations_gives_the_same_graph():
     assert the(read, "dot_general").source.startswith("test_mlir.py:")
 
 
+def test_what_is_prepared_once_is_partitioned_as_if_it_were_prepared_each_time():
+    mesh = mesh_of(dp=2, tp=2)
+
+    def step(x, w):
+        def body(x, _):
+            return jnp.tanh(x @ w), None
+
+        return jax.lax.scan(body, x, None, length=3)[0].sum()
+
+    module = lowered(step, array(mesh, (64, 32), "dp", "tp"), array(mesh, (32, 32), None, "tp"))
+    ready = shardy.prepared(shardy.plain(module), is_plain=True)
+    for sizes in ({"dp": 4, "tp": 2}, {"dp": 1, "tp": 8}):
+        known = len(ready.sources)
+        shared = read_graph(shardy.partitioned(ready, sizes=sizes), ready.sources)
+        apart = read_graph(shardy.partitioned(module, sizes=sizes))
+        assert dict(shared.mesh) == sizes == dict(apart.mesh)
+        assert same_program(shared, apart)
+        assert [one.source for one in operations(shared.top)] == [
+            one.source for one in operations(apart.top)
+        ]
+    assert known and the(shared, "tanh").source.startswith("test_mlir.py:")
+
+
+def test_a_program_that_passes_leave_broken_is_refused(monkeypatch):
+    def break_it(operations, ir, sdy):
+        for name, operation in operations:
+            if name == "stablehlo.dot_general":
+                operation.operands[0] = operation.results[0]  # of another shape, and after its use
+
+    monkeypatch.setattr(shardy, "reshard_before_elementwise", break_it)
+    module = lowered(lambda x, w: x @ w, jnp.ones((4, 8)), jnp.ones((8, 2)))
+    with pytest.raises(Refused) as caught:
+        shardy.partitioned(module)
+    assert "Shardy could not partition it" in caught.value.outcome.reason
+
+
 def test_a_jaxlib_without_a_pass_is_named(monkeypatch):
     module = lowered(jnp.sin, 1.0)
     monkeypatch.setattr(shardy, "_PROPAGATION", ("sdy-no-such-pass",))

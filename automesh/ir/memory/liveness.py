@@ -9,7 +9,7 @@ costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -103,6 +103,7 @@ class _BlockWalk:
         self._places = {value: place for value, place in places.items() if value not in seen}
         self._live = dict(live)
         self._dying: dict[int, list[_Buffer]] = {}
+        self._own: dict[Step, list[tuple[Value, _Buffer]]] = {}
 
     def run(self) -> None:
         for step in self._steps:
@@ -115,12 +116,16 @@ class _BlockWalk:
     # Which buffers hold which value.
 
     def _bind(self, step: Step) -> None:
+        """Notes what holds the results of a step, and which of these have a buffer of their own."""
+        is_view = step.name in VIEWS
         for number, result in enumerate(step.results):
             start = step.operands[number : number + 1]
-            if step.passes_on(number) or (step.name in VIEWS and len(self._read(start)) == 1):
+            if step.passes_on(number) or (is_view and len(self._read(start)) == 1):
                 self._buffers[result] = self._read(start)
             elif self._is_stored(step, result):
-                self._buffers[result] = (_Buffer(bytes=self._size(step, result)),)
+                buffer = _Buffer(bytes=self._size(step, result))
+                self._buffers[result] = (buffer,)
+                self._own.setdefault(step, []).append((result, buffer))
             else:
                 self._buffers[result] = self._read(step.operands)
 
@@ -133,19 +138,13 @@ class _BlockWalk:
     def _is_stored(self, step: Step, result: Value) -> bool:
         return result in self._compiler.stored or result in self._places or bool(step.bodies)
 
-    def _own(self, step: Step) -> Iterator[tuple[Value, _Buffer]]:
-        """The results that have a buffer of their own."""
-        read = set(self._read(step.operands))
-        for number, result in enumerate(step.results):
-            found = self._buffers[result]
-            if len(found) == 1 and found[0] not in read and not step.passes_on(number):
-                yield result, found[0]
-
     def _runs(self, step: Step) -> bool:
         """False if it is computed where its result is read."""
-        return bool(step.bodies) or any(True for _ in self._own(step))
+        return step in self._own or bool(step.bodies)
 
     def _read(self, values: Sequence[Value]) -> tuple[_Buffer, ...]:
+        if len(values) == 1:
+            return self._buffers.get(values[0], ())
         found: dict[_Buffer, None] = {}
         for value in values:
             found.update(dict.fromkeys(self._buffers.get(value, ())))
@@ -175,7 +174,7 @@ class _BlockWalk:
         elif step.bodies:
             self._branches(place, step)
         else:
-            for result, buffer in self._own(step):
+            for result, buffer in self._own.get(step, ()):
                 self._settle(place, step, result, buffer)
             self._point(step)
         for buffer in self._dying.pop(place, ()):

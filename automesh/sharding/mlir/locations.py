@@ -26,10 +26,12 @@ class SourceReader:
         return self._innermost(operation.location)
 
     def _innermost(self, location: Any) -> str:
-        # Call stacks share their outer frames: each is looked at once.
-        known = self._known.get(location)
+        # Call stacks share their outer frames: each is looked at once. The hash of a location is
+        # that of the Python object; the hash of its attribute is that of what it says.
+        key = location.attr
+        known = self._known.get(key)
         if known is None:
-            known = self._known[location] = self._found(location)
+            known = self._known[key] = self._found(location)
         return known
 
     def _found(self, location: Any) -> str:

@@ -119,7 +119,9 @@ class _Importer:
         self._axes = MeshReader(found, module)
         self._read_attributes = AttributeReader(found, self._axes)
         self._sources = SourceReader(found, sources)
+        # MLIR keeps equal types and attributes once, and a program has few that differ.
         self._tensors: dict[Any, tuple[tuple[int, ...], str]] = {}
+        self._shardings: dict[Any, Sequence[Any]] = {}
         self._noted: dict[Value, Sequence[tuple[tuple[str, int], ...]]] = {}
 
     def graph(self) -> Graph:
@@ -191,8 +193,11 @@ class _Importer:
             return [moved]
         shardings: Sequence[Any] = [None] * len(operation.results)
         if "sdy.sharding" in attributes and len(operation.results):
-            per_value = self._sdy.TensorShardingPerValueAttr(attributes["sdy.sharding"])
-            shardings = list(per_value.shardings)
+            stated = attributes["sdy.sharding"]
+            shardings = self._shardings.get(stated, ())
+            if not shardings:
+                shardings = list(self._sdy.TensorShardingPerValueAttr(stated).shardings)
+                self._shardings[stated] = shardings
         values = [
             self._value(result, sharding, manual)
             for result, sharding in zip(operation.results, shardings, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -126,6 +127,7 @@ class Propagator:
     pulse: Callable[[], object] = lambda: None
     _total: int = field(init=False, default=0)
     _done: int = field(init=False, default=0)
+    _beat_s: float = field(init=False, default=-math.inf)
     _asides: dict[int, Answer | Failure] = field(init=False, default_factory=dict)
 
     def ask(self, job: Job) -> int:
@@ -208,8 +210,15 @@ class Propagator:
                 answers[done.need] = self._taken(done.need, finished)
                 self._done += 1
                 self._show(note, took_s=self.clock() - done.began_s)
-            self.pulse()
+            self._beat()
             self.progress.tick()
+
+    def _beat(self) -> None:
+        """Calls `pulse`, unless it did just now: it asks the storage, and answers come often."""
+        now_s = self.clock()
+        if now_s - self._beat_s >= POLL_S:
+            self._beat_s = now_s
+            self.pulse()
 
     def _taken(self, need: Need, finished: Finished) -> Propagation | str:
         result = finished.result

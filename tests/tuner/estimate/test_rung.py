@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from automesh.tuner.estimate.propagations import groups_of
 from automesh.tuner.estimate.propagator import NO_TIME, NeedQueue
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import PropagateJob
+from automesh.worker.pool import Finished
 from tests.support.fakes.estimate_pool import AXES, GUARD, FakePool, plan, propagation, rung
 
 
@@ -106,6 +108,26 @@ def test_workers_share_the_default_knobs_and_then_take_one_choice_each() -> None
     assert lanes.after(one) is None
     assert lanes.next([one.call]) is not None
     assert lanes.next([]) is None
+
+
+@pytest.mark.parametrize(("each_s", "pulses"), [(0.1, (2, 3)), (1.0, (8, 8))])
+def test_the_lease_is_renewed_twice_a_second_however_many_answers_come(
+    each_s: float, pulses: tuple[int, int]
+) -> None:
+    class Steady(FakePool):
+        def wait(self, timeout_s: float | None = None) -> list[Finished]:
+            found = super().wait(timeout_s)
+            self.now_s += each_s - 1.0
+            return found
+
+    heard: list[float] = []
+    pool = Steady()
+    estimating = rung(all_plans(8, k=1), pool)
+    estimating.propagator.pulse = lambda: heard.append(pool.now_s)
+    estimating.run()
+    assert len(pool.propagated) == 7
+    fewest, most = pulses
+    assert fewest - 1 <= len(heard) <= most
 
 
 def test_a_crash_ends_nothing_and_is_told() -> None:
