@@ -16,6 +16,7 @@ from automesh.cli import (
     explain,
     export,
     hosts,
+    presets,
     report,
     search,
     show,
@@ -80,6 +81,9 @@ app.command("report", help=report.HELP, short_help="Write a study as one HTML pa
 app.command("targets", help=targets.HELP, short_help="List what can be searched for, with facts.")(
     targets.targets
 )
+app.command(
+    "presets", help=presets.HELP, short_help="List the rules that are shipped for public models."
+)(presets.presets)
 app.command(
     "calibrate", help=calibrate.HELP, short_help="Measure the devices, for better estimates."
 )(calibrate.calibrate)
