@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from automesh.mesh.rules.shipped import Made, Preset, Side
 from automesh.units import format_bytes, format_seconds
@@ -50,6 +50,7 @@ def page(presets: Sequence[Preset]) -> str:
         "|---|---|---|---|---:|---:|---|---:|",
         *(row for model, preset in known for row in _rule_rows(model, preset)),
         "",
+        *_gaps(by_name),
         _COMPARED,
     ]
     for model, preset in known:
@@ -70,12 +71,27 @@ def _states(known: Sequence[tuple[Model, Preset]]) -> Iterator[str]:
     )
 
 
+def _gaps(by_name: Mapping[str, Preset]) -> Iterator[str]:
+    """The pairs that were not made yet."""
+    left = {
+        model.name: [
+            target
+            for target in TARGETS
+            if model.preset not in by_name or target not in by_name[model.preset].records
+        ]
+        for model in MODELS
+    }
+    if any(left.values()):
+        yield from ("Not made yet:", "")
+        yield from (f"* {name}: {', '.join(targets)}" for name, targets in left.items() if targets)
+        yield ""
+
+
 def _rule_rows(model: Model, preset: Preset) -> Iterator[str]:
     for target in TARGETS:
         made = preset.records.get(target)
         name = f"{model.name} ({model.kind})"
         if made is None:
-            yield f"| {name} | {target} | | not made yet | | | | |"
             continue
         arguments = " ".join(made.arguments.split()[1:])
         took = format_seconds(made.seconds)

@@ -202,16 +202,18 @@ def compile_best(book: Book, target: str, settings: Settings) -> None:
         reason = error.message
         # What no compiler has taken is no rule where the compiler has refused the best ones.
         rule = None if found.funnel.out_of_memory else rule
-    late = _LATE in found.stop_reason
+    seen = found.funnel.compiled + found.funnel.duplicates
+    # Beside the first published mesh the best; a search with time left goes on to challengers.
+    is_enough = seen > settings.top or _LATE not in found.stop_reason
     ours = side_of(_with_plan(found.candidates, rule)) if rule is not None else None
-    made = _made(book, target, begun, reason=reason, is_final=not late)
+    made = _made(book, target, begun, reason=reason, is_final=is_enough)
     book.keep(
         target,
         replace(
             made,
             versions=_versions(found),
             legal=found.funnel.legal,
-            compiled=found.funnel.compiled + found.funnel.duplicates,
+            compiled=seen,
             ours=ours,
             published=tuple(_sides(book.model, target, found, within)),
         ),

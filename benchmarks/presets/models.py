@@ -65,7 +65,7 @@ MODELS = (
     Model(
         name="llama3.1-8b",
         kind="dense, 8B class",
-        space="dense",
+        space="large",
         length=8192,
         rows=4,
         rows_on={"tpu-v6e-64": 5, "tpu-v5litepod-64": 1, "gpu-h100-64": 2},
@@ -98,7 +98,7 @@ MODELS = (
     Model(
         name="llama3.1-70b",
         kind="dense, 70B class",
-        space="dense",
+        space="large",
         length=8192,
         rows=2,
         rows_on={"tpu-v5litepod-64": 1},

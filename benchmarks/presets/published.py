@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from automesh.hardware import parse_target
@@ -64,8 +64,12 @@ def published(model: Model, target: str, path: Path = PRESETS) -> tuple[Publishe
     """
     listed = parse_tree(read_text(path), source=path)["presets"]
     found = dict[str, Published]()
-    for one in (*_of_maxtext(listed, model, target), *_of_axlearn(listed, model, target)):
+    for one in _of_maxtext(listed, model, target):
         found.setdefault(one.mesh, one)
+    for one in _of_axlearn(listed, model, target):
+        same = found.get(one.mesh)
+        both = one if same is None else replace(same, source=f"{same.source}; {one.source}")
+        found[one.mesh] = both
     return tuple(found.values())
 
 
