@@ -52,25 +52,30 @@ def estimated_rule_of(result: SearchResult, *, within_bytes: int) -> MeshRule:
     Raises:
       NoFeasibleMesh: no plan has an estimate within that.
     """
-    for candidate in result.candidates:
-        outcome = candidate.outcome
-        if isinstance(outcome, Estimated) and outcome.memory_bytes <= within_bytes:
-            break
-    else:
+    fitting = [
+        (candidate.plan, candidate.outcome)
+        for candidate in result.candidates
+        if isinstance(candidate.outcome, Estimated)
+        and candidate.outcome.memory_bytes <= within_bytes
+    ]
+    if not fitting:
         raise NoFeasibleMesh(
             f"no plan is estimated to need at most {format_bytes(within_bytes)} on a device",
             hint="search for more devices, or let the space try what saves memory",
         )
     versions, variables = _versions(result)
     funnel = result.funnel
+    (plan, outcome), *others = fitting
     return rule_for(
-        candidate.plan,
+        plan,
         selector=result.target,
         evidence=Evidence(
             kind="estimated",
             step_s=outcome.step_s,
             hbm_bytes=outcome.memory_bytes,
-            runner_up=_runner_up(result, candidate),
+            runner_up=RunnerUp(plan=str(others[0][0]), slower=others[0][1].step_s / outcome.step_s)
+            if others
+            else RunnerUp(),
             tried=(
                 ("enumerated", funnel.enumerated),
                 ("ruled_out", funnel.enumerated - funnel.legal),
