@@ -2,7 +2,7 @@
 
 They are read from `benchmarks/data/expert_presets.json`. A published mesh that is open in one size
 (`fsdp=-1`) is one for any number of devices; one that is written out for another number is none for
-ours, and is left out.
+ours, and is left out, as is MaxText's for another length.
 """
 
 from __future__ import annotations
@@ -75,7 +75,13 @@ def published(model: Model, target: str, path: Path = PRESETS) -> tuple[Publishe
 
 def _of_maxtext(listed: Iterable[dict], model: Model, target: str) -> Iterator[Published]:
     """Those for these devices first, then the others, then what MaxText takes if nobody says."""
-    own = [one for one in listed if one["framework"] in _MAXTEXT and one["model"] == model.name]
+    own = [
+        one
+        for one in listed
+        if one["framework"] in _MAXTEXT
+        and one["model"] == model.name
+        and one.get("seq_len", model.length) == model.length
+    ]
     own.sort(key=lambda one: target not in one.get("resolved", {}))
     defaults = [one for one in listed if one["model"] == "<any>" and one["id"] == "p310"]
     granules, each = _granules(target)

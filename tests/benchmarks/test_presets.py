@@ -74,6 +74,7 @@ def test_an_open_size_is_filled_and_a_mesh_for_another_number_left_out(tmp_path:
         tmp_path,
         of_maxtext(ici={"fsdp": 64, "ep": 4}, dcn={"dp": -1}),
         of_maxtext(ici={"fsdp": -1, "tp": 4}, dcn={"dp": -1}, remat="custom"),
+        of_maxtext(ici={"fsdp": -1, "cp": 8}, dcn={}, seq_len=100_000),
     )
     found = published(SMALL, "tpu-v6e-64", path)
     assert meshes(found) == ["fsdp:16,tensor:4", "fsdp:64"]
