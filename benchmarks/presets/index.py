@@ -17,7 +17,8 @@ Rules for public models, found by `automesh search maxtext` for devices that wer
 page and the files beside it are made by `python -m benchmarks.presets`;
 [docs/presets.md](../../docs/presets.md) says how they are read and made again. Nothing here was
 measured: `compiled` is replayed from the schedule that the target's own compiler made, `estimated`
-was never compiled.
+was never compiled. `Made in` is the time of the runs that came to their end, on a machine that had
+other work as well.
 
 ```python
 config = automesh.load("preset:maxtext/llama3.1-8b").select("tpu-v5p-64")
@@ -28,7 +29,9 @@ _COMPARED = """\
 
 Both sides have the batch and the length of the preset, MaxText's step, and the remat policy of the
 preset's space that suits them best. `time` is that of the published mesh over that of the rule:
-below 1 the published mesh is faster; it is given only where both rest on the same evidence.
+below 1 the published mesh is faster; it is given only where both rest on the same evidence. Neither
+side has the compiler options that published recipes set, such as that for windowed einsums
+([docs/targets.md](../../docs/targets.md)), which decides much where fsdp is large.
 """
 
 

@@ -38,6 +38,8 @@ from benchmarks.support.compiles import say
 MAKERS = ("jax", "jaxlib", "libtpu", "maxtext")
 _BY = "python -m benchmarks.presets"
 _ROUNDS = 8  # searches of one pair, each with another published mesh as the baseline
+# For the estimates of one pair, which are all made: a minute of work and one for each mesh apart.
+_ALL_ESTIMATES = "24h"
 # What a search says of itself whose time was over before its last compile.
 _LATE = "before all promising plans were compiled"
 
@@ -49,7 +51,7 @@ class Settings:
     Attributes:
       folder: for what is kept.
       studies: for the searches, which go on where they were.
-      budget, timeout, top, workers: of each search, as `automesh search` takes them.
+      budget, timeout, top, workers: of each search that compiles, as `automesh search` takes them.
     """
 
     folder: Path
@@ -236,7 +238,7 @@ def _search(
             target=target,
             args=list(model.arguments(target)),
             space=model.space_path,
-            budget=settings.budget,
+            budget=_ALL_ESTIMATES if dry_run else settings.budget,
             timeout=settings.timeout,
             top=settings.top,
             workers=settings.workers,
