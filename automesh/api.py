@@ -562,7 +562,7 @@ def load(path: str | Path = "mesh_rules.toml") -> Rules:
     """Reads a rule file; `load(path).select("tpu-v5p-128")` gives the `MeshConfig` for a selector.
 
     Args:
-      path: the file; or a preset that comes with automesh, `preset:maxtext/llama3.1-8b` (see
+      path: the file; or a preset that comes with automesh, `preset:maxtext/qwen3-1.7b` (see
         `presets`); or its URL on a service (`automesh serve`), as
         `https://mesh.example.com/v1/studies/NAME/rules.toml`. The token for it is in
         AUTOMESH_SERVER_TOKEN, or in the file that AUTOMESH_SERVER_TOKEN_FILE names.
@@ -602,9 +602,9 @@ def presets(pattern: str = "") -> PresetList:
       UsageError: nothing is called so.
 
     Example:
-      >>> [one.name for one in presets("llama3.1-8b").found]
-      ['maxtext/llama3.1-8b']
-      >>> load("preset:maxtext/llama3.1-8b").axes
+      >>> [one.name for one in presets("qwen3-1.7b").found]
+      ['maxtext/qwen3-1.7b']
+      >>> load("preset:maxtext/qwen3-1.7b").axes
       ('data', 'fsdp', 'tensor')
     """
     from automesh.mesh.rules.shipped import find_presets

@@ -16,16 +16,16 @@ estimated, and where the target's compiler was at hand, the best were compiled. 
 rests on, and the compiler's version, stand beside it: nothing here was measured. The batch and
 the length that it is for are the arguments that one preset is shown with.
 
-PATTERN is a name, or a part of names: maxtext/llama3.1-8b, llama, 'maxtext/*8x*'.
+PATTERN is a name, or a part of names: maxtext/qwen3-1.7b, llama, 'maxtext/*8x*'.
 
 \b
 In the training script:
-  config = automesh.load("preset:maxtext/llama3.1-8b").select("tpu-v5p-64")
+  config = automesh.load("preset:maxtext/qwen3-1.7b").select("tpu-v5p-64")
 
 \b
 Examples:
   automesh presets
-  automesh presets maxtext/llama3.1-8b
+  automesh presets maxtext/qwen3-1.7b
   automesh presets --json | jq .presets[].name
 """
 

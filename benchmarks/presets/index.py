@@ -21,7 +21,7 @@ was never compiled. `Made in` is the time of the runs that came to their end, on
 other work as well.
 
 ```python
-config = automesh.load("preset:maxtext/llama3.1-8b").select("tpu-v5p-64")
+config = automesh.load("preset:maxtext/qwen3-1.7b").select("tpu-v5p-64")
 ```
 """
 _COMPARED = """\

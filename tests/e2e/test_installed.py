@@ -59,7 +59,7 @@ def test_the_wheel_holds_only_the_package_and_its_data(installed: Path) -> None:
     assert spaces == set(shipped)
     presets = {path.name for path in (installed / "automesh/preset_rules/maxtext").iterdir()}
     kept = {path.name for path in (ROOT / "results/presets/maxtext").iterdir()}
-    assert presets == kept and "llama3.1-8b.toml" in presets
+    assert presets == kept and "qwen3-1.7b.toml" in presets
     gpus = {path.stem for path in (installed / "automesh/hardware/data/gpus").glob("*.txtpb")}
     assert gpus == set(known_configurations())
 

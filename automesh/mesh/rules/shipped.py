@@ -99,7 +99,7 @@ class Preset:
     """The rules for one model.
 
     Attributes:
-      name: `maxtext/llama3.1-8b`: the framework, and what it calls the model.
+      name: `maxtext/qwen3-1.7b`: the framework, and what it calls the model.
       path: of its rules file.
       rules: one for each target.
       records: how they were made, by target.
@@ -141,7 +141,7 @@ def is_preset(path: str | Path) -> bool:
 
 
 def rules_path(path: str | Path) -> str | Path:
-    """The rules file of a preset, `preset:maxtext/llama3.1-8b`; any other path as it is.
+    """The rules file of a preset, `preset:maxtext/qwen3-1.7b`; any other path as it is.
 
     Raises:
       UsageError: there is no such preset.

@@ -386,7 +386,7 @@ _BASES: Mapping[str, tuple[str, ...]] = {
     "show": ("show", "results-are-here"),
     "report": ("report", "results-are-here"),
     "targets": ("targets", "v5p"),
-    "presets": ("presets", "llama3.1-8b"),
+    "presets": ("presets", "qwen3-1.7b"),
     "calibrate": ("calibrate", "--target", "cpu:2"),
     "explain": ("explain", "train.py", "dp:4"),
     "doctor": ("doctor",),
