@@ -16,13 +16,13 @@ from automesh.cli import (
     explain,
     export,
     hosts,
-    presets,
     report,
     search,
     show,
     targets,
 )
 from automesh.cli.guard import guarded, prepare_streams
+from automesh.cli.rules import presets
 from automesh.cli.service import serve, submit, token
 
 HELP = """Finds the fastest device mesh for a JAX training step, and proves it.
