@@ -1,4 +1,5 @@
-"""What the Python API gives: results of searches, accounts of meshes, lists of targets."""
+"""What the Python API gives: results of searches, accounts of meshes, lists of targets and
+presets."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from automesh.hardware.catalogue import Listed
     from automesh.hardware.compilers import Compiler
+    from automesh.mesh.rules.shipped import Preset
     from automesh.report.explain.nouns import Explanation
     from automesh.report.pages.several import Several
     from automesh.report.script_check.nouns import CheckedScript
@@ -288,3 +290,26 @@ class TargetList:
         from automesh.report.pages.targets import to_json
 
         return to_json(self.found, self.compilers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresetList:
+    """What `presets` found.
+
+    Attributes:
+      found: the presets with their rules, and how they were made.
+    """
+
+    found: tuple[Preset, ...]
+
+    def table(self, *, width: int | None = None) -> str:
+        """A table for each preset that fits the terminal (or `width` columns)."""
+        from automesh.report.pages.presets import render
+
+        return render(self.found, width=_columns(width), colour=is_colourful())
+
+    def to_json(self) -> dict[str, Any]:
+        """The presets as plain JSON values; what `presets --json` prints."""
+        from automesh.report.pages.presets import to_json
+
+        return to_json(self.found)

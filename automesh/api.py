@@ -10,11 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from automesh.answers import Account, Result, Results, ScriptCheck, TargetList, is_colourful
+from automesh.answers import (
+    Account,
+    PresetList,
+    Result,
+    Results,
+    ScriptCheck,
+    TargetList,
+    is_colourful,
+)
 from automesh.errors import UsageError
 from automesh.hardware import clusters_in, parse_target
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
+from automesh.mesh.rules.shipped import is_preset, rules_path
 from automesh.platforms import COMPILED_ABSENT
 from automesh.program.nouns import Entry
 from automesh.reading import read_text
@@ -26,6 +35,7 @@ from automesh.units import parse_duration
 
 __all__ = [
     "Account",
+    "PresetList",
     "Result",
     "Results",
     "ScriptCheck",
@@ -41,6 +51,7 @@ __all__ = [
     "is_study",
     "join_processes",
     "load",
+    "presets",
     "progress_on_stderr",
     "read_request",
     "run",
@@ -347,7 +358,8 @@ def check(
 
     Args:
       script: `train.py`, or `train.py:make_step`.
-      rules: the rules file; by default `mesh_rules.toml` beside the script.
+      rules: the rules file, or a preset as in `load`; by default `mesh_rules.toml` beside the
+        script.
       select: targets whose rules are checked; by default all rules.
       against: a version of the script in git to compare with, in place of the evidence.
       args: the script's own arguments.
@@ -397,7 +409,13 @@ def check(
     check_text(against)
     if rules is None and not request.rules:
         raise UsageError("it was not said which rules to check", hint="name the file of the rules")
-    path = user_path(request.rules if rules is None else rules)
+    given = request.rules if rules is None else rules
+    if update and is_preset(given):
+        raise UsageError(
+            f"`{given}` comes with automesh, and its figures stay as they are",
+            hint="leave out --update, or name a rules file of your own",
+        )
+    path = user_path(rules_path(given))
     known = read_rules(path)
     order = CheckOrder(
         request=request,
@@ -544,13 +562,14 @@ def load(path: str | Path = "mesh_rules.toml") -> Rules:
     """Reads a rule file; `load(path).select("tpu-v5p-128")` gives the `MeshConfig` for a selector.
 
     Args:
-      path: the file; or its URL on a service (`automesh serve`), as
+      path: the file; or a preset that comes with automesh, `preset:maxtext/qwen3-1.7b` (see
+        `presets`); or its URL on a service (`automesh serve`), as
         `https://mesh.example.com/v1/studies/NAME/rules.toml`. The token for it is in
         AUTOMESH_SERVER_TOKEN, or in the file that AUTOMESH_SERVER_TOKEN_FILE names.
 
     Raises:
-      UsageError: no such file, or it is not a valid rule file; or the service does not answer, or
-        does not take the token.
+      UsageError: no such file or preset, or it is not a valid rule file; or the service does not
+        answer, or does not take the token.
 
     Example:
       >>> import tempfile
@@ -570,7 +589,27 @@ def load(path: str | Path = "mesh_rules.toml") -> Rules:
         from automesh.remote.rules import load_rules
 
         return load_rules(path)
-    return read_rules(path)
+    return read_rules(rules_path(path))
+
+
+def presets(pattern: str = "") -> PresetList:
+    """Lists the rules for public models that come with automesh; `load` reads them.
+
+    Args:
+      pattern: the name of a preset, a part of names, or all of one with `*` and `?`; empty: all.
+
+    Raises:
+      UsageError: nothing is called so.
+
+    Example:
+      >>> [one.name for one in presets("qwen3-1.7b").found]
+      ['maxtext/qwen3-1.7b']
+      >>> load("preset:maxtext/qwen3-1.7b").axes
+      ('data', 'fsdp', 'tensor')
+    """
+    from automesh.mesh.rules.shipped import find_presets
+
+    return PresetList(found=find_presets(check_text(pattern)))
 
 
 def export(
@@ -587,7 +626,7 @@ def export(
     """A rule in the words of another framework, as the text of its configuration.
 
     Args:
-      rules: a rules file.
+      rules: a rules file, or a preset as in `load`.
       to: maxtext, axlearn, levanter, easydel, tunix, loadax or json.
       select: name of the target whose rule is written, and which sizes that are left open are
         inferred from; may be left out if the file has one rule, or the framework takes several.
@@ -625,7 +664,9 @@ def export(
         global_batch=batch,
     )
     granules = granules_of(select) if select else None
-    return export_rules(read_rules(rules), to, select=select, words=words, granules=granules)
+    return export_rules(
+        read_rules(rules_path(rules)), to, select=select, words=words, granules=granules
+    )
 
 
 def import_rules(

@@ -22,6 +22,7 @@ from automesh.cli import (
     targets,
 )
 from automesh.cli.guard import guarded, prepare_streams
+from automesh.cli.rules import presets
 from automesh.cli.service import serve, submit, token
 
 HELP = """Finds the fastest device mesh for a JAX training step, and proves it.
@@ -80,6 +81,9 @@ app.command("report", help=report.HELP, short_help="Write a study as one HTML pa
 app.command("targets", help=targets.HELP, short_help="List what can be searched for, with facts.")(
     targets.targets
 )
+app.command(
+    "presets", help=presets.HELP, short_help="List the rules that are shipped for public models."
+)(presets.presets)
 app.command(
     "calibrate", help=calibrate.HELP, short_help="Measure the devices, for better estimates."
 )(calibrate.calibrate)

@@ -76,9 +76,9 @@ Out = Annotated[
 
 
 def export(
-    rules: Annotated[Path, typer.Argument(metavar="RULES", help="A rules file.")] = Path(
-        "mesh_rules.toml"
-    ),
+    rules: Annotated[
+        Path, typer.Argument(metavar="RULES", help="A rules file, or preset:NAME.")
+    ] = Path("mesh_rules.toml"),
     to: Annotated[str, typer.Option(metavar="NAME", help="The framework; see above.")] = "",
     select: Annotated[
         str,

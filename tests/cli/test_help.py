@@ -25,6 +25,7 @@ HELPS = {
     "help_explain": "explain --help",
     "help_report": "report --help",
     "help_targets": "targets --help",
+    "help_presets": "presets --help",
     "help_calibrate": "calibrate --help",
     "help_export": "export --help",
     "help_import": "import --help",

@@ -57,6 +57,9 @@ def test_the_wheel_holds_only_the_package_and_its_data(installed: Path) -> None:
     shipped = ("auto", "dense_lm", "dense_lm_pipeline", "long_context", "maxtext", "moe_lm")
     shipped += ("moe_lm_pipeline",)
     assert spaces == set(shipped)
+    presets = {path.name for path in (installed / "automesh/preset_rules/maxtext").iterdir()}
+    kept = {path.name for path in (ROOT / "results/presets/maxtext").iterdir()}
+    assert presets == kept and "qwen3-1.7b.toml" in presets
     gpus = {path.stem for path in (installed / "automesh/hardware/data/gpus").glob("*.txtpb")}
     assert gpus == set(known_configurations())
 

@@ -12,7 +12,7 @@ from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, NO_FACTS, Evidence, ProgramFacts, RunnerUp
 from automesh.mesh.rules.file import format_rules, merge_rule, rules_of
 from automesh.mesh.rules.rule import MeshRule, rule_for
-from automesh.outcomes import Compiled, Measured, OutOfMemory, Replayed
+from automesh.outcomes import Compiled, Estimated, Measured, OutOfMemory, Replayed
 from automesh.platforms import COMPILED_ABSENT
 from automesh.report.check.facts import facts_of
 from automesh.report.predicted import exposed_s, stage_bytes
@@ -38,6 +38,54 @@ def rule_of(result: SearchResult) -> MeshRule:
         best.plan,
         selector=result.target,
         evidence=evidence,
+        axis_types=result.axis_types,
+        batch_axes=result.batch_axes,
+    )
+
+
+def estimated_rule_of(result: SearchResult, *, within_bytes: int) -> MeshRule:
+    """The rule of a dry run, which says that it is estimated: no compiler has seen its plan.
+
+    Args:
+      within_bytes: of a device; plans that are estimated to need more are passed over.
+
+    Raises:
+      NoFeasibleMesh: no plan has an estimate within that.
+    """
+    fitting = [
+        (candidate.plan, candidate.outcome)
+        for candidate in result.candidates
+        if isinstance(candidate.outcome, Estimated)
+        and candidate.outcome.memory_bytes <= within_bytes
+    ]
+    if not fitting:
+        raise NoFeasibleMesh(
+            f"no plan is estimated to need at most {format_bytes(within_bytes)} on a device",
+            hint="search for more devices, or let the space try what saves memory",
+        )
+    versions, variables = _versions(result)
+    funnel = result.funnel
+    (plan, outcome), *others = fitting
+    return rule_for(
+        plan,
+        selector=result.target,
+        evidence=Evidence(
+            kind="estimated",
+            step_s=outcome.step_s,
+            hbm_bytes=outcome.memory_bytes,
+            runner_up=RunnerUp(plan=str(others[0][0]), slower=others[0][1].step_s / outcome.step_s)
+            if others
+            else RunnerUp(),
+            tried=(
+                ("enumerated", funnel.enumerated),
+                ("ruled_out", funnel.enumerated - funnel.legal),
+                ("estimated", funnel.estimated),
+            ),
+            study=Path(result.results_dir).name,
+            made=result.made,
+            versions=versions,
+            environment=variables,
+        ),
         axis_types=result.axis_types,
         batch_axes=result.batch_axes,
     )

@@ -386,6 +386,7 @@ _BASES: Mapping[str, tuple[str, ...]] = {
     "show": ("show", "results-are-here"),
     "report": ("report", "results-are-here"),
     "targets": ("targets", "v5p"),
+    "presets": ("presets", "qwen3-1.7b"),
     "calibrate": ("calibrate", "--target", "cpu:2"),
     "explain": ("explain", "train.py", "dp:4"),
     "doctor": ("doctor",),
@@ -456,6 +457,7 @@ def arguments() -> Iterator[Hostile]:
         yield row("explain", ("explain", "--", text, "dp:4"), text)
     for text in PATTERNS:
         yield row("targets", ("targets", "--", text), text)
+        yield row("presets", ("presets", "--", text), text)
     for text in ADDRESSES:
         for command in ("agent", "hosts"):
             yield row(f"{command} ADDRESS", (command, "--", text), text, "address", "ADDRESS")

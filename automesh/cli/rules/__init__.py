@@ -1,0 +1,1 @@
+"""Commands about rules that are there already."""

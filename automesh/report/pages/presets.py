@@ -1,0 +1,136 @@
+"""`automesh presets`: the rules for public models that come with automesh, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from automesh.mesh.rules.rule import MeshRule, matches_only
+from automesh.mesh.rules.shipped import PREFIX, Preset
+from automesh.mesh.rules.tree import tree_of_rule
+from automesh.report.columns import Column, figures_column, fitting, text_column
+from automesh.report.drawing import MIN_WIDTH, draw, labelled, tabulated
+from automesh.report.export.translate import mesh_text
+from automesh.report.words import count
+from automesh.texts.terminal import clean
+from automesh.units import format_bytes, format_seconds
+
+# What a narrow terminal does without, in this order.
+_DROPPED = ("evidence", "memory", "knobs", "step time")
+# Which packages tell a reader whether a preset is of his time.
+_TOLD = ("jax", "libtpu", "maxtext")
+_NONE = "no presets are here: `python -m benchmarks.presets` in a checkout makes them"
+
+
+def render(found: Sequence[Preset], *, width: int, colour: bool) -> str:
+    """Draws a table for each preset, a line for each target.
+
+    Args:
+      width: columns of the terminal; no line is longer (fewer than 40 are treated as 40).
+      colour: write colours as ANSI codes; the text is the same without them.
+
+    Returns:
+      Lines that end in a line feed.
+    """
+    width = max(width, MIN_WIDTH)
+    if not found:
+        return draw([Text(_NONE)], width=width, colour=colour)
+    parts = [part for preset in found for part in _preset(preset, width, whole=len(found) == 1)]
+    return draw([*parts, labelled(_guide(found))], width=width, colour=colour)
+
+
+def _preset(preset: Preset, width: int, *, whole: bool) -> Iterator[RenderableType]:
+    """One preset: `whole` with all that is known of it."""
+    yield Text(clean(preset.name), style="bold")
+    rules = preset.rules.rules
+    if rules:
+        yield tabulated(fitting(_columns(preset), width, _DROPPED), width=width)
+    lines = list(_missing(preset))
+    if whole:
+        lines += [(target, clean(made.arguments)) for target, made in preset.records.items()]
+    if lines:
+        yield labelled([("", f"{target}: {said}") for target, said in lines])
+    yield Text()
+
+
+def _columns(preset: Preset) -> list[Column]:
+    rules = preset.rules.rules
+    known = [rule.evidence for rule in rules]
+    steps = [format_seconds(one.step_s) if one.step_s else "" for one in known]
+    memory = [format_bytes(one.hbm_bytes) if one.hbm_bytes else "" for one in known]
+    return [
+        text_column("target", [clean(matches_only(rule.match) or rule.match) for rule in rules],
+                    most=12),
+        text_column("mesh", [clean(_mesh(preset, rule)) for rule in rules], most=10),
+        text_column("knobs", [clean(_knobs(rule)) for rule in rules], most=12),
+        figures_column("step time", steps),
+        figures_column("memory", memory),
+        figures_column("evidence", [one.kind for one in known], justify="left"),
+    ]  # fmt: skip
+
+
+def _mesh(preset: Preset, rule: MeshRule) -> str:
+    """The mesh as text, without knobs."""
+    return mesh_text(rule, preset.rules.axes_of(rule)).partition(" ")[0]
+
+
+def _knobs(rule: MeshRule) -> str:
+    return " ".join(f"{name}={value}" for name, value in rule.knobs.items())
+
+
+def _missing(preset: Preset) -> Iterator[tuple[str, str]]:
+    """The targets without a rule, each with the reason."""
+    for target, made in preset.records.items():
+        if target not in preset.targets:
+            yield target, f"no rule: {clean(made.reason)}"
+
+
+def _guide(found: Sequence[Preset]) -> list[tuple[str, str]]:
+    first = found[0]
+    target = next((one for one in first.targets if one), "")
+    read = f'automesh.load("{PREFIX}{first.name}").select("{target}")'
+    evidence = (
+        "all times are predicted: compiled, from the schedule of the target's own compiler; "
+        "estimated, without compiling"
+    )
+    return [("read", read), ("evidence", evidence), *_versions(found)]
+
+
+def _versions(found: Sequence[Preset]) -> list[tuple[str, str]]:
+    """What made the presets, with how many rules each."""
+    made = [
+        ", ".join(f"{name} {one.versions[name]}" for name in _TOLD if name in one.versions)
+        for preset in found
+        for target, one in preset.records.items()
+        if target in preset.targets
+    ]
+    told = [f"{words} ({count(made.count(words), 'rule')})" for words in dict.fromkeys(made)]
+    return [("made by", clean("; ".join(told)))] if told else []
+
+
+# `automesh presets --json`.
+
+
+def to_json(found: Sequence[Preset]) -> dict[str, Any]:
+    """Presets with their rules and how they were made, as plain JSON values."""
+    return {"presets": [_one(preset) for preset in found]}
+
+
+def _one(preset: Preset) -> dict[str, Any]:
+    return {
+        "name": preset.name,
+        "rules": [tree_of_rule(rule, preset.rules.axes_of(rule)) for rule in preset.rules.rules],
+        "targets": {
+            target: {
+                "arguments": made.arguments,
+                "seconds": made.seconds,
+                "made": made.made,
+                "versions": made.versions,
+                "reason": made.reason,
+            }
+            for target, made in preset.records.items()
+        },
+    }

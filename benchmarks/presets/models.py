@@ -1,0 +1,107 @@
+"""Which models and targets have presets, each with its batch, its length and its search space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SPACES = Path(__file__).resolve().parent / "spaces"
+FRAMEWORK = "maxtext"
+TARGETS = ("tpu-v5p-64", "tpu-v6e-64", "tpu-7x-64", "tpu-v5litepod-64", "gpu-h100-64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One of MaxText's own configurations.
+
+    Attributes:
+      name: as MaxText calls it.
+      kind: what it stands for, in words.
+      space: its search space, in the folder `spaces`.
+      length: tokens of a row.
+      rows: of a device in one update.
+      rows_on: the same on targets that hold less or for which MaxText publishes another batch.
+      axlearn: what AXLearn calls a model of this size, whose mesh rules are compared; empty if it
+        has none.
+    """
+
+    name: str
+    kind: str
+    space: str
+    length: int
+    rows: int
+    rows_on: Mapping[str, int] = field(default_factory=dict[str, int])
+    axlearn: str = ""
+
+    @property
+    def preset(self) -> str:
+        """The name of the preset."""
+        return f"{FRAMEWORK}/{self.name}"
+
+    @property
+    def space_path(self) -> Path:
+        return SPACES / f"{self.space}.toml"
+
+    def arguments(self, target: str) -> tuple[str, ...]:
+        """What MaxText's training command gets for a target."""
+        rows = self.rows_on.get(target, self.rows)
+        return (
+            f"model_name={self.name}",
+            f"max_target_length={self.length}",
+            f"per_device_batch_size={rows}",
+        )
+
+
+MODELS = (
+    Model(
+        name="qwen3-1.7b",
+        kind="dense, 1B class",
+        space="dense",
+        length=4096,
+        rows=4,
+        axlearn="gala-1B",
+    ),
+    Model(
+        name="llama3.1-8b",
+        kind="dense, 8B class",
+        space="large",
+        length=8192,
+        rows=4,
+        rows_on={"tpu-v6e-64": 5, "tpu-v5litepod-64": 1, "gpu-h100-64": 2},
+        axlearn="fuji-8B-v3-tiktoken",
+    ),
+    Model(
+        name="gemma3-12b",
+        kind="dense, long context",
+        space="long_context",
+        length=32768,
+        rows=1,
+    ),
+    Model(
+        name="qwen3-30b-a3b",
+        kind="mixture of 128 experts",
+        space="mixture",
+        length=4096,
+        rows=4,
+        rows_on={"tpu-v5litepod-64": 1},
+        axlearn="qwen3-30B-A3B",
+    ),
+    Model(
+        name="mixtral-8x7b",
+        kind="mixture of 8 experts",
+        space="mixture",
+        length=4096,
+        rows=4,
+        rows_on={"tpu-v5litepod-64": 1},
+    ),
+    Model(
+        name="llama3.1-70b",
+        kind="dense, 70B class",
+        space="large",
+        length=8192,
+        rows=2,
+        rows_on={"tpu-v5litepod-64": 1},
+        axlearn="fuji-70B-v3-tiktoken",
+    ),
+)
