@@ -79,18 +79,9 @@ def arguments_of(record: Record, known: Collection[str], models: Collection[str]
       known: the keys that the installed MaxText takes.
       models: the models that it has.
     """
-    if record.framework != "MaxText":
-        return Arguments(reason=f"a run of {record.framework}, not of MaxText")
-    if not record.seq_len:
-        return Arguments(reason="the length of its sequences is not stated")
-    if not record.mesh.text:
-        return Arguments(reason="its mesh is not stated")
-    name = record.flags.get("model_name", "")
     is_table = record.source == _TABLES
-    if not name and not is_table:
-        return Arguments(reason=f"`{record.model}` is described in code that is not published")
-    if name and name not in models:
-        return Arguments(reason=f"the installed MaxText has no model `{name}`")
+    if reason := _reason(record, models):
+        return Arguments(reason=reason)
     taken = dict(GPT_DEFAULTS) if is_table else {}
     left_out, remarks, unknown = list[str](), list[str](), list[str]()
     for key, value in record.flags.items():
@@ -122,6 +113,22 @@ def arguments_of(record: Record, known: Collection[str], models: Collection[str]
         left_out=tuple(left_out),
         remarks=tuple(remarks),
     )
+
+
+def _reason(record: Record, models: Collection[str]) -> str:
+    """Why a record is not predicted, whatever its flags are; empty if nothing is against it."""
+    name = record.flags.get("model_name", "")
+    if record.framework != "MaxText":
+        return f"a run of {record.framework}, not of MaxText"
+    if not record.seq_len:
+        return "the length of its sequences is not stated"
+    if not record.mesh.text:
+        return "its mesh is not stated"
+    if not name and record.source != _TABLES:
+        return f"`{record.model}` is described in code that is not published"
+    if name and name not in models:
+        return f"the installed MaxText has no model `{name}`"
+    return ""
 
 
 def gpt_sizes(record: Record) -> Mapping[str, float]:

@@ -77,9 +77,7 @@ def main(
     inexact: Annotated[
         bool, typer.Option("--inexact", help="Also runs whose flags are not stated exactly.")
     ] = False,
-    retry: Annotated[
-        bool, typer.Option("--retry", help="Try again what failed before.")
-    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
     others: Annotated[
         bool, typer.Option("--others", help="Search other meshes for each record, too.")
     ] = False,
@@ -163,9 +161,7 @@ class _Run:
             record,
             arguments_of(record, self.installed.keys, self.installed.models),
             options,
-            refused_options(
-                options.values, self.folder / "options.json", self.installed.versions
-            ),
+            refused_options(options.values, self.folder / "options.json", self.installed.versions),
             self.installed.versions,
         )
 

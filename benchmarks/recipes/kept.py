@@ -1,4 +1,4 @@
-"""Predictions in a file, a line of JSON each; what is asked for in the same way is compiled once."""
+"""Predictions in a file, a line of JSON each; what is asked for twice is compiled once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from automesh.errors import UsageError
-from automesh.jsonio import from_json, to_json
+from automesh.errors import AutomeshError, UsageError
+from automesh.jsonio import read_json, to_json
 from benchmarks.recipes.predict import Asked, Prediction
 
 
@@ -29,8 +29,8 @@ class Kept:
         texts = path.read_text("utf-8").splitlines() if path.exists() else []
         for number, text in enumerate(texts, start=1):
             try:
-                one = from_json(json.loads(text), Prediction)
-            except (ValueError, KeyError, TypeError) as error:
+                one = read_json(text, Prediction)
+            except AutomeshError as error:
                 raise UsageError(
                     f"line {number} of `{path}` is no prediction: {error}",
                     hint="delete the line: its record is predicted again",

@@ -203,7 +203,9 @@ def gpt_tflop_per_token(sizes: Mapping[str, float], seq_len: int) -> float:
         a gate).
     """
     inner = sizes["num_heads"] * sizes["head_dim"]
-    layer = 4 * sizes["emb_dim"] * inner + sizes["mlp_matrices"] * sizes["emb_dim"] * sizes["mlp_dim"]
+    layer = (
+        4 * sizes["emb_dim"] * inner + sizes["mlp_matrices"] * sizes["emb_dim"] * sizes["mlp_dim"]
+    )
     parameters = sizes["num_layers"] * layer + sizes["vocab_size"] * sizes["emb_dim"]
     attention = 12 * inner * sizes["num_layers"] * seq_len / 2
     return (6 * parameters + attention) / _TERA

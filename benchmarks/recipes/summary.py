@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from automesh.units import format_bytes, format_seconds
 from benchmarks.recipes.predict import Prediction
@@ -18,6 +18,7 @@ APART = 0.05
 AIMS = {"dense": 0.12, "mixture": 0.25}
 """Median errors that are aimed at; above them the causes of a record are told."""
 _MOST = 4
+_Key = TypeVar("_Key", str, tuple[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _parted(rows: Iterable[Row], key: Any) -> dict[str, list[Row]]:
-    parts: dict[str, list[Row]] = defaultdict(list)
+def _parted(rows: Iterable[Row], key: Callable[[Row], _Key]) -> dict[_Key, list[Row]]:
+    parts: dict[_Key, list[Row]] = defaultdict(list)
     for row in rows:
         parts[key(row)].append(row)
     return dict(sorted(parts.items()))
@@ -143,7 +144,9 @@ def _predicted_s(row: Row) -> float:
 def memory(rows: Iterable[Row]) -> dict[str, int]:
     """Of runs that fit and of those that did not, how many are said not to fit."""
     judged = [row for row in rows if row.prediction.found.kind != "failed"]
-    said = [(row.record.outcome != "", row.prediction.found.kind == "does not fit") for row in judged]
+    said = [
+        (row.record.outcome != "", row.prediction.found.kind == "does not fit") for row in judged
+    ]
     return {
         "ran": sum(not oom for oom, _ in said),
         "ran_said_not_to_fit": sum(is_said and not oom for oom, is_said in said),
@@ -190,7 +193,9 @@ def causes(row: Row) -> list[str]:
 
 def beside(rows: Sequence[Row]) -> list[str]:
     """The table of the published mesh beside the best that a search finds."""
-    lines = [f"{'record':<20}{'published mesh':<28}{'replayed':>10}  {'best found':<36}{'replayed':>10}"]
+    lines = [
+        f"{'record':<20}{'published mesh':<28}{'replayed':>10}  {'best found':<36}{'replayed':>10}"
+    ]
     for row in rows:
         own = row.prediction.found
         fit = [one for one in (own, *row.prediction.others) if one.kind == "predicted"]
