@@ -9,12 +9,12 @@ the one that was measured. Nothing is fitted to these runs. Runs whose flags are
 are left out, unless they are asked for (`--inexact`), and never counted with the others. Options
 that the installed compiler refuses are left out, and named.
 
-`--others` searches the shipped axes for each record as well, at its model, batch and slice, and
-prints the published mesh beside the best that is found.
+`--others` searches the shipped axes for each record instead, at its model, batch, remat and slice,
+and prints the published mesh, as it was predicted, beside the best that is found.
 
 A compile takes minutes, the largest slices hours: records of few devices come first, what finishes
 is kept as a line of `benchmarks/data/recipes.jsonl`, and the same command goes on. The last line on
-stdout is JSON; progress goes to stderr.
+stdout is JSON, without `--others`; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from benchmarks.support.paths import DATA
 RECIPES = DATA / "tpu_recipes.json"
 PREDICTED = DATA / "recipes.jsonl"
 OTHERS = DATA / "recipes_others.jsonl"
-_TOP = 4  # plans that are compiled beside a record's own
+_TOP = 4  # plans that are compiled in a search of other meshes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def main(
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
     others: Annotated[
-        bool, typer.Option("--others", help="Search other meshes for each record, too.")
+        bool, typer.Option("--others", help="Search other meshes for each record.")
     ] = False,
     summary: Annotated[
         bool, typer.Option("--summary", help="Compile nothing: figures of what is kept.")
@@ -117,10 +117,11 @@ def main(
         for record in cheapest_first(records)
         if record.id in lines.lines
     ]
+    if others:
+        print("\n".join(told.beside(rows, Kept.open(PREDICTED).lines)))
+        return
     for row in rows:
         print("\n".join(told.described(row)))
-    if table := told.beside(rows):
-        print("\n".join(table))
     print(json.dumps(told.summary(rows)))
 
 

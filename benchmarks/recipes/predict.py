@@ -66,7 +66,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What became of one plan.
+    """What became of one mesh.
 
     Attributes:
       step_s: replayed; 0 where there is none.
@@ -79,7 +79,7 @@ class Found:
       compile_s: seconds of lowering and compiling.
     """
 
-    plan: str
+    mesh: str
     kind: Kind
     step_s: float = 0.0
     peak_bytes: int = 0
@@ -97,9 +97,10 @@ class Prediction:
     """A line of the file of predictions.
 
     Attributes:
+      found: the record's own mesh; for a search of other meshes, the best that it found.
       same_as: the record whose compile it is, if the two ask for the same.
-      others: for a search of other meshes, what was compiled beside the record's own.
-      legal: plans of that search.
+      others: what else such a search compiled.
+      legal: plans of the search.
     """
 
     asked: Asked
@@ -164,15 +165,20 @@ def space_of(mesh: str) -> str:
 def command_of(asked: Asked, folder: Path, *, limit: str, top: int) -> list[str]:
     """What follows `automesh search`.
 
+    The mesh of MaxText's arguments would be compiled as well, and without the compiler options: it
+    is said to lie along an axis that the space does not have.
+
     Args:
-      top: plans to compile beside the record's own; 0 for none.
+      top: plans of the shipped space to compile; 0 for the record's mesh alone.
     """
     words = ["maxtext", "--target", asked.target, "--space", str(folder / "space.toml")]
-    words += ["--baseline", asked.mesh, "--budget", limit, "--timeout", limit, "--json"]
+    words += ["--budget", limit, "--timeout", limit, "--json"]
     words += ["--top", str(top or 1), "--workers", "1", "--results", str(folder / "results")]
     words += ["--rules", str(folder / "rules.toml")]
     words += [f"--xla={name}={value}" for name, value in asked.options.items()]
-    return [*words, "--", *asked.words]
+    unused = "data" if not top and "fsdp_transpose" in asked.mesh else "fsdp_transpose"
+    sizes = [f"ici_{unused}_parallelism=-1", "ici_fsdp_parallelism=1"]
+    return [*words, "--", *asked.words, *sizes]
 
 
 def predicted(asked: Asked, folder: Path, *, limit: str, top: int = 0) -> Prediction:
@@ -180,7 +186,7 @@ def predicted(asked: Asked, folder: Path, *, limit: str, top: int = 0) -> Predic
 
     Args:
       limit: of time, as `2h`.
-      top: plans of the shipped space to compile beside it; 0 for the record's mesh alone.
+      top: plans of the shipped space to compile; 0 for the record's mesh alone.
 
     Raises:
       Stopped: it did not come to a verdict within its time.
@@ -199,47 +205,46 @@ def predicted(asked: Asked, folder: Path, *, limit: str, top: int = 0) -> Predic
         raise
     (place / "stderr.txt").write_text(process.words, "utf-8")
     if code == 2:
-        failure = Found(plan=asked.mesh, kind="failed", reason=_said(process.words))
+        failure = Found(mesh=asked.mesh, kind="failed", reason=_said(process.words))
         return Prediction(asked=asked, digest=asked.digest, found=failure)
     try:
         result = process.result()
     except json.JSONDecodeError:
         raise Stopped(f"{asked.id}: exit code {code}: {_said(process.words)}") from None
-    return read_result(asked, result)
+    return read_result(asked, result, is_search=top > 0)
 
 
-def read_result(asked: Asked, result: Mapping[str, Any]) -> Prediction:
+def read_result(asked: Asked, result: Mapping[str, Any], *, is_search: bool = False) -> Prediction:
     """What a search printed with `--json`.
 
+    Args:
+      is_search: whether it was one of the shipped space: its best plan is then what was found.
+
     Raises:
-      Stopped: it says nothing about the record's own mesh.
+      Stopped: it says nothing about the record's own mesh, or compiled nothing.
     """
     limit = int(result.get("device_memory_bytes") or 0)
-    judged = [
-        (bool(candidate["is_baseline"]), found)
-        for candidate in result["candidates"]
-        if (found := _found(candidate, limit)) is not None
-    ]
-    own = next((found for is_own, found in judged if is_own), None)
-    if own is None:
+    every = (_found(candidate, limit) for candidate in result["candidates"])
+    judged = [found for found in every if found is not None]
+    if not judged or not (is_search or judged[0].mesh == asked.mesh):
         raise Stopped(f"{asked.id}: {result.get('stop_reason') or 'nothing was compiled'}")
     return Prediction(
         asked=asked,
         digest=asked.digest,
-        found=own,
-        others=tuple(found for is_own, found in judged if not is_own),
+        found=judged[0],
+        others=tuple(judged[1:]),
         legal=int(result["funnel"].get("legal") or 0),
     )
 
 
 def _found(candidate: Mapping[str, Any], limit: int) -> Found | None:
-    """One plan; None where nothing was compiled."""
-    outcome, plan = candidate["outcome"], str(candidate["plan"])
+    """One of its plans; None where nothing was compiled."""
+    outcome, mesh = candidate["outcome"], str(candidate["mesh"])
     match outcome["kind"]:
         case "compiled" if outcome.get("replay"):
             replay = outcome["replay"]
             return Found(
-                plan=plan,
+                mesh=mesh,
                 kind="predicted",
                 step_s=replay["step_s"],
                 peak_bytes=outcome["memory"]["peak_bytes"],
@@ -252,7 +257,7 @@ def _found(candidate: Mapping[str, Any], limit: int) -> Found | None:
             )
         case "out_of_memory" if not outcome["is_host"]:
             return Found(
-                plan=plan,
+                mesh=mesh,
                 kind="does not fit",
                 peak_bytes=outcome["needed_bytes"],
                 limit_bytes=outcome["limit_bytes"],
@@ -260,7 +265,7 @@ def _found(candidate: Mapping[str, Any], limit: int) -> Found | None:
             )
         case "failed":
             return Found(
-                plan=plan, kind="failed", reason=f"{outcome['stage']}: {outcome['reason']}"
+                mesh=mesh, kind="failed", reason=f"{outcome['stage']}: {outcome['reason']}"
             )
         case _:
             return None

@@ -157,9 +157,9 @@ def memory(rows: Iterable[Row]) -> dict[str, int]:
 
 def described(row: Row) -> list[str]:
     """The lines of one record; what may be the cause of a miss below."""
-    record, found = row.record, row.prediction.found
+    record, found, mesh = row.record, row.prediction.found, row.prediction.asked.mesh
     measured = f"{format_seconds(row.time.step_s)} {row.time.basis}" if row.time else record.outcome
-    head = f"{record.id} {record.model} {record.precision} on {record.target}, {found.plan}"
+    head = f"{record.id} {record.model} {record.precision} on {record.target}, {mesh}"
     if found.kind == "predicted":
         error = f" ({row.error:+.1%})" if row.error is not None else ""
         line = f"  {measured or 'no time'}, predicted {format_seconds(found.step_s)}{error}"
@@ -191,21 +191,25 @@ def causes(row: Row) -> list[str]:
     return said
 
 
-def beside(rows: Sequence[Row]) -> list[str]:
-    """The table of the published mesh beside the best that a search finds."""
+def beside(rows: Sequence[Row], published: Mapping[str, Prediction]) -> list[str]:
+    """The table of the published mesh beside the best that a search finds.
+
+    Args:
+      rows: of searches.
+      published: what became of the records' own meshes, by id.
+    """
     lines = [
         f"{'record':<20}{'published mesh':<28}{'replayed':>10}  {'best found':<36}{'replayed':>10}"
+        f"{'ratio':>8}"
     ]
     for row in rows:
-        own = row.prediction.found
-        fit = [one for one in (own, *row.prediction.others) if one.kind == "predicted"]
-        if not row.prediction.legal or not fit:
+        own, best = published.get(row.record.id), row.prediction.found
+        if own is None or best.kind != "predicted":
             continue
-        best = min(fit, key=lambda one: one.step_s)
-        time = format_seconds(own.step_s) if own.step_s else own.kind
-        ratio = f"  {best.step_s / own.step_s:.3f}" if own.step_s else ""
+        time = format_seconds(own.found.step_s) if own.found.step_s else own.found.kind
+        ratio = f"{best.step_s / own.found.step_s:>8.3f}" if own.found.step_s else ""
         lines.append(
-            f"{row.record.id:<20}{own.plan:<28}{time:>10}  {best.plan:<36}"
+            f"{row.record.id:<20}{own.asked.mesh:<28}{time:>10}  {best.mesh:<36}"
             f"{format_seconds(best.step_s):>10}{ratio}"
         )
     return lines if len(lines) > 1 else []

@@ -87,7 +87,7 @@ def row(step_s: float, *, digest: str = "", **changes: Any) -> Row:
     """A record that was predicted; 0 seconds if it is said not to fit."""
     one = record(**changes)
     kind = "predicted" if step_s else "does not fit"
-    found = Found(plan=one.mesh.text, kind=kind, step_s=step_s, peak_bytes=5, limit_bytes=9)
+    found = Found(mesh=one.mesh.text, kind=kind, step_s=step_s, peak_bytes=5, limit_bytes=9)
     return Row(
         record=one,
         time=measured_time(one, {}),
@@ -278,11 +278,15 @@ def test_what_is_asked_says_all_that_is_left_out() -> None:
     words = command_of(found, Path("/x"), limit="1h", top=0)
     assert words[:3] == ["maxtext", "--target", "v6e:2x4"]
     assert "--xla=xla_a=1" in words
-    assert words[words.index("--") + 1 :] == list(found.words)
+    assert words[words.index("--") + 1 : -2] == list(found.words)
+    # A mesh of the arguments would be compiled once more: it lies along an axis that none has.
+    assert words[-2:] == ["ici_fsdp_transpose_parallelism=-1", "ici_fsdp_parallelism=1"]
+    turned = command_of(replace(found, mesh="fsdp_transpose:8"), Path("/x"), limit="1h", top=0)
+    assert turned[-2] == "ici_data_parallelism=-1"
 
 
-def candidate(plan: str, *, is_baseline: bool, **outcome: Any) -> dict[str, Any]:
-    return {"plan": plan, "is_baseline": is_baseline, "outcome": outcome}
+def candidate(mesh: str, **outcome: Any) -> dict[str, Any]:
+    return {"mesh": mesh, "outcome": outcome}
 
 
 def played(step_s: float) -> dict[str, Any]:
@@ -295,34 +299,31 @@ def played(step_s: float) -> dict[str, Any]:
     }
 
 
-def test_a_result_gives_the_records_own_mesh_and_the_others() -> None:
-    found = read_result(
-        asked(),
-        {
-            "device_memory_bytes": 10,
-            "funnel": {"legal": 3},
-            "candidates": [
-                candidate("fsdp:4,tensor:2", is_baseline=False, **played(1.0)),
-                candidate("fsdp:8", is_baseline=True, **played(2.0)),
-                candidate("data:8", is_baseline=False, kind="estimated"),
-                candidate(
-                    "data:2,fsdp:4",
-                    is_baseline=False,
-                    kind="out_of_memory",
-                    is_host=False,
-                    needed_bytes=12,
-                    limit_bytes=10,
-                    detail="too much",
-                ),
-            ],
-        },
-    )
-    assert (found.found.plan, found.found.step_s, found.found.peak_bytes) == ("fsdp:8", 2.0, 7)
-    assert [(one.plan, one.kind) for one in found.others] == [
+def test_a_result_gives_the_records_own_mesh_or_the_best_of_a_search() -> None:
+    large = {"is_host": False, "needed_bytes": 12, "limit_bytes": 10, "detail": "too much"}
+    result = {
+        "device_memory_bytes": 10,
+        "funnel": {"legal": 3},
+        "candidates": [
+            candidate("fsdp:8", **played(1.0)),
+            candidate("fsdp:4,tensor:2", **played(2.0)),
+            candidate("data:8", kind="estimated"),
+            candidate("data:2,fsdp:4", kind="out_of_memory", **large),
+            candidate("tensor:8", kind="failed", stage="lower", reason="no"),
+        ],
+    }
+    found = read_result(asked(), result)
+    assert (found.found.mesh, found.found.step_s, found.found.peak_bytes) == ("fsdp:8", 1.0, 7)
+    assert [(one.mesh, one.kind) for one in found.others] == [
         ("fsdp:4,tensor:2", "predicted"),
         ("data:2,fsdp:4", "does not fit"),
+        ("tensor:8", "failed"),
     ]
     assert found.legal == 3
+    with pytest.raises(Stopped):
+        read_result(asked(mesh="data:4,fsdp:2"), result)
+    searched = read_result(asked(mesh="data:4,fsdp:2"), result, is_search=True)
+    assert searched.found.mesh == "fsdp:8"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +337,7 @@ def test_a_result_gives_the_records_own_mesh_and_the_others() -> None:
     ],
 )
 def test_no_verdict_is_not_kept_as_one(outcome: dict[str, Any]) -> None:
-    result = {"funnel": {}, "candidates": [candidate("fsdp:8", is_baseline=True, **outcome)]}
+    result = {"funnel": {}, "candidates": [candidate("fsdp:8", **outcome)]}
     with pytest.raises(Stopped):
         read_result(asked(), result)
 
@@ -344,7 +345,7 @@ def test_no_verdict_is_not_kept_as_one(outcome: dict[str, Any]) -> None:
 def test_what_is_kept_serves_all_that_ask_the_same(tmp_path: Path) -> None:
     kept = Kept.open(tmp_path / "deep" / "x.jsonl")
     one = asked()
-    found = Found(plan="fsdp:8", kind="predicted", step_s=1.5)
+    found = Found(mesh="fsdp:8", kind="predicted", step_s=1.5)
     kept.keep(Prediction(asked=one, digest=one.digest, found=found))
     again = Kept.open(kept.path)
     assert again.lines == kept.lines
@@ -439,11 +440,13 @@ def test_a_miss_is_told_with_what_may_be_its_cause() -> None:
 
 def test_the_published_mesh_stands_beside_the_best_that_is_found() -> None:
     one = row(2.0)
-    other = Found(plan="fsdp:4,tensor:2", kind="predicted", step_s=1.5)
-    searched = replace(one.prediction, others=(other,), legal=5)
-    _, line = summary.beside([replace(one, prediction=searched)])
-    assert "fsdp:4,tensor:2" in line and line.endswith("0.750")
-    assert summary.beside([one]) == []
+    best = replace(one.prediction, found=Found(mesh="tensor:8", kind="predicted", step_s=1.5))
+    searched = replace(one, prediction=best)
+    _, line = summary.beside([searched], {"x/1": one.prediction})
+    assert "tensor:8" in line and line.endswith("0.750")
+    _, line = summary.beside([searched], {"x/1": row(0.0).prediction})
+    assert "does not fit" in line
+    assert summary.beside([searched], {}) == []
 
 
 def test_what_is_kept_in_the_repository_is_of_records_that_are_there() -> None:
