@@ -20,7 +20,7 @@ stdout is JSON, without `--others`; progress goes to stderr.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -136,9 +136,15 @@ class _Run:
 
     def all(self, records: Sequence[Record], *, most: int, top: int, retry: bool) -> None:
         """Predicts those of which nothing is kept; one that comes to no verdict is passed over."""
+        if not records:
+            return
+        # All at once: each process that asks imports jax first.
+        options = [one for record in records for one in options_of(record.xla_flags).texts]
+        kept = self.folder / "options.json"
+        refused = refused_options(options, kept, self.installed.versions)
         compiles = 0
         for number, record in enumerate(records, start=1):
-            asked = self._asked(record)
+            asked = self.asked(record, refused)
             found = self.kept.find(asked)
             if found is not None and not (retry and found.found.kind == "failed"):
                 if self.kept.lines.get(record.id) != found:
@@ -149,20 +155,21 @@ class _Run:
             compiles += 1
             say(f"{number}/{len(records)} {record.id}: {asked.mesh} on {asked.target}")
             try:
-                found = predicted(asked, self.folder, limit=self.limit, top=top)
+                found = predicted(asked, self.folder, limit=self.limit, top=top, is_new=retry)
             except Stopped as stopped:
                 say(str(stopped))
                 continue
             self.kept.keep(found)
             say(f"{record.id}: {_said(found)}")
 
-    def _asked(self, record: Record) -> Asked:
+    def asked(self, record: Record, refused: Mapping[str, str]) -> Asked:
+        """What is asked for a record, without the options that are refused."""
         options = options_of(record.xla_flags)
         return asked_of(
             record,
             arguments_of(record, self.installed.keys, self.installed.models),
             options,
-            refused_options(options.values, self.folder / "options.json", self.installed.versions),
+            {one: refused[one] for one in options.texts if one in refused},
             self.installed.versions,
         )
 

@@ -91,6 +91,11 @@ class Options:
     values: dict[str, str]
     left_out: tuple[str, ...] = ()
 
+    @property
+    def texts(self) -> list[str]:
+        """`NAME=VALUE` each."""
+        return [f"{name}={value}" for name, value in self.values.items()]
+
     def without(self, refused: Mapping[str, str]) -> dict[str, str]:
         """Those that the compiler takes; `refused` is by `NAME=VALUE`."""
         return {

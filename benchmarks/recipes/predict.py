@@ -59,10 +59,6 @@ class Asked:
         options = sorted(self.options.items())
         return digest_of(self.target, self.mesh, self.words, options, sorted(self.versions.items()))
 
-    @property
-    def slug(self) -> str:
-        return self.id.replace("/", "-")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -181,20 +177,25 @@ def command_of(asked: Asked, folder: Path, *, limit: str, top: int) -> list[str]
     return [*words, "--", *asked.words, *sizes]
 
 
-def predicted(asked: Asked, folder: Path, *, limit: str, top: int = 0) -> Prediction:
+def predicted(
+    asked: Asked, folder: Path, *, limit: str, top: int = 0, is_new: bool = False
+) -> Prediction:
     """Runs the search of a record, or goes on with it.
 
     Args:
       limit: of time, as `2h`.
       top: plans of the shipped space to compile; 0 for the record's mesh alone.
+      is_new: whether to begin again, as after a failure, which a study keeps.
 
     Raises:
       Stopped: it did not come to a verdict within its time.
     """
-    place = folder / (f"{asked.slug}-others" if top else asked.slug)
+    # Of one digest: a record that asks for the same goes on where another was stopped.
+    place = folder / f"{asked.digest}{'-others' if top else ''}"
     place.mkdir(parents=True, exist_ok=True)
     (place / "space.toml").write_text(_OTHERS if top else space_of(asked.mesh), "utf-8")
-    process = SearchProcess(command_of(asked, place, limit=limit, top=top), place)
+    words = command_of(asked, place, limit=limit, top=top)
+    process = SearchProcess(["--new", *words] if is_new else words, place)
     try:
         # The budget counts from the inspection on, which MaxText's first import may draw out.
         code = process.finish(2.0 * parse_duration(limit) + 600.0)

@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,18 @@ _UNKNOWN = ("No such compile option", "While setting option")
 
 
 def refused_options(
-    options: Mapping[str, str], kept: Path, versions: Mapping[str, str]
+    options: Iterable[str], kept: Path, versions: Mapping[str, str]
 ) -> dict[str, str]:
     """Those options that the compiler refuses, by `NAME=VALUE`, with the reasons.
 
     Args:
+      options: `NAME=VALUE` each.
       kept: file in which the answers of one set of versions are kept.
 
     Raises:
       RuntimeError: the compiler could not be asked.
     """
-    asked = [f"{name}={value}" for name, value in options.items()]
+    asked = list(dict.fromkeys(options))
     known: dict[str, str] = {}
     if kept.exists():
         data = json.loads(kept.read_text("utf-8"))

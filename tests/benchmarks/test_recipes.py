@@ -13,7 +13,7 @@ import pytest
 from automesh.errors import UsageError
 from automesh.hardware import parse_target
 from automesh.space.spec import read_space
-from benchmarks.recipes import summary
+from benchmarks.recipes import command, probe, summary
 from benchmarks.recipes.arguments import RENAMED, arguments_of, gpt_sizes
 from benchmarks.recipes.command import PREDICTED, RECIPES, sort_out
 from benchmarks.recipes.installed import Installed, read_installed
@@ -29,6 +29,7 @@ from benchmarks.recipes.predict import (
     read_result,
     space_of,
 )
+from benchmarks.recipes.probe import refused_options
 from benchmarks.recipes.records import (
     Measured,
     Mesh,
@@ -243,8 +244,59 @@ def test_options_are_flags_and_names_of_sets() -> None:
         "--2a_chip=x",
         "SOME_SET",
     ]
+    assert found.texts[0] == "xla_a=2"
     assert "xla_a" not in found.without({"xla_a=2": "no such option"})
     assert found.without({"xla_a=3": "no such value"}) == found.values
+
+
+def test_the_compiler_is_asked_once_for_each_option_and_set_of_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+
+    def answer(options: list[str]) -> dict[str, str]:
+        calls.append(options)
+        return {one: "no such option" for one in options if one.startswith("xla_b")}
+
+    monkeypatch.setattr(probe, "_asked", answer)
+    kept = tmp_path / "x" / "options.json"
+    assert refused_options(["xla_a=1", "xla_b=1", "xla_a=1"], kept, {"jax": "1"}) == {
+        "xla_b=1": "no such option"
+    }
+    assert refused_options(["xla_b=1", "xla_a=2"], kept, {"jax": "1"}) == {
+        "xla_b=1": "no such option"
+    }
+    assert refused_options(["xla_a=1"], kept, {"jax": "2"}) == {}
+    assert calls == [["xla_a=1", "xla_b=1"], ["xla_a=2"], ["xla_a=1"]]
+
+
+def test_records_that_ask_the_same_are_compiled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled: list[str] = []
+
+    def compile_one(one: Asked, *_: object, **__: object) -> Prediction:
+        if one.mesh == "fsdp:32":
+            raise Stopped("no verdict")
+        compiled.append(one.id)
+        found = Found(mesh=one.mesh, kind="predicted", step_s=3.5, limit_bytes=1)
+        return Prediction(asked=one, digest=one.digest, found=found)
+
+    monkeypatch.setattr(command, "predicted", compile_one)
+    monkeypatch.setattr(command, "find_installed", lambda: INSTALLED)
+    monkeypatch.setattr(command, "refused_options", lambda *_: {})
+    kept = tmp_path / "kept.jsonl"
+    names = [f"tpu_recipes/{number}" for number in ("060", "068", "084", "080", "082", "058")]
+    for _ in range(2):
+        command.main(only=[",".join(names)], folder=tmp_path, kept=kept)
+    assert compiled == ["tpu_recipes/060", "tpu_recipes/080"]
+    assert set(Kept.open(kept).lines) == {*names[:4]}
+    told = capsys.readouterr()
+    assert "tpu_recipes/058 is not predicted: its flags are approximate" in told.err
+    figures = json.loads(told.out.splitlines()[-1])
+    assert (figures["records"], figures["compiles"]) == (4, 2)
+    # 3.5 seconds against 3.416, 3.517, 3.443 and 3.393.
+    assert figures["errors"]["dense bf16"]["median"] == pytest.approx(0.0206, abs=1e-4)
 
 
 def test_every_set_that_an_exact_record_names_is_known() -> None:
