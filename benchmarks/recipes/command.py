@@ -20,7 +20,7 @@ stdout is JSON, without `--others`; progress goes to stderr.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +35,7 @@ from benchmarks.recipes.installed import Installed, find_installed
 from benchmarks.recipes.kept import Kept
 from benchmarks.recipes.options import options_of
 from benchmarks.recipes.predict import Asked, Prediction, Stopped, asked_of, predicted
-from benchmarks.recipes.probe import refused_options
+from benchmarks.recipes.probe import Probe
 from benchmarks.recipes.records import Record, cheapest_first, measured_time, read_published
 from benchmarks.support.compiles import say
 from benchmarks.support.paths import DATA
@@ -101,7 +101,13 @@ def main(
             wanted = [one for one in chosen.records if not names or one.id in names]
             for name in sorted(names - {one.id for one in wanted}):
                 say(f"{name} is not predicted: {chosen.left_out.get(name, 'no such record')}")
-            run = _Run(installed=installed, folder=folder.absolute(), limit=limit, kept=lines)
+            run = _Run(
+                installed=installed,
+                folder=folder.absolute(),
+                limit=limit,
+                kept=lines,
+                probe=Probe(path=folder / "options.json", versions=installed.versions),
+            )
             run.all(wanted, most=most, top=_TOP if others else 0, retry=retry)
             if not names:
                 print(f"{len(chosen.left_out)} of {len(records)} records are not predicted:")
@@ -133,18 +139,13 @@ class _Run:
     folder: Path
     limit: str
     kept: Kept
+    probe: Probe
 
     def all(self, records: Sequence[Record], *, most: int, top: int, retry: bool) -> None:
         """Predicts those of which nothing is kept; one that comes to no verdict is passed over."""
-        if not records:
-            return
-        # All at once: each process that asks imports jax first.
-        options = [one for record in records for one in options_of(record.xla_flags).texts]
-        kept = self.folder / "options.json"
-        refused = refused_options(options, kept, self.installed.versions)
         compiles = 0
         for number, record in enumerate(records, start=1):
-            asked = self.asked(record, refused)
+            asked = self.asked(record)
             found = self.kept.find(asked)
             if found is not None and not (retry and found.found.kind == "failed"):
                 if self.kept.lines.get(record.id) != found:
@@ -162,14 +163,14 @@ class _Run:
             self.kept.keep(found)
             say(f"{record.id}: {_said(found)}")
 
-    def asked(self, record: Record, refused: Mapping[str, str]) -> Asked:
+    def asked(self, record: Record) -> Asked:
         """What is asked for a record, without the options that are refused."""
         options = options_of(record.xla_flags)
         return asked_of(
             record,
             arguments_of(record, self.installed.keys, self.installed.models),
             options,
-            {one: refused[one] for one in options.texts if one in refused},
+            self.probe.refused(record.generation, options.texts),
             self.installed.versions,
         )
 

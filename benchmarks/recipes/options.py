@@ -2,7 +2,7 @@
 
 A record names its flags, or the sets in which MaxText's own launcher keeps them. Flags of the
 runtime are no options of a compile; some that were options once are none for the installed
-compiler, which is asked for each of them (`probe`).
+compiler, which is asked for them (`probe`).
 """
 
 from __future__ import annotations

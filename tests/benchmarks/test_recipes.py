@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from benchmarks.recipes.predict import (
     read_result,
     space_of,
 )
-from benchmarks.recipes.probe import refused_options
 from benchmarks.recipes.records import (
     Measured,
     Mesh,
@@ -249,25 +249,44 @@ def test_options_are_flags_and_names_of_sets() -> None:
     assert found.without({"xla_a=3": "no such value"}) == found.values
 
 
-def test_the_compiler_is_asked_once_for_each_option_and_set_of_versions(
+def test_the_compiler_is_asked_once_for_a_set_of_options_a_chip_and_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[list[str]] = []
+    calls: list[str] = []
 
-    def answer(options: list[str]) -> dict[str, str]:
-        calls.append(options)
+    def answer(generation: str, options: list[str]) -> dict[str, str]:
+        calls.append(f"{generation} {len(options)}")
         return {one: "no such option" for one in options if one.startswith("xla_b")}
 
     monkeypatch.setattr(probe, "_asked", answer)
-    kept = tmp_path / "x" / "options.json"
-    assert refused_options(["xla_a=1", "xla_b=1", "xla_a=1"], kept, {"jax": "1"}) == {
-        "xla_b=1": "no such option"
+    asking = probe.Probe(path=tmp_path / "x" / "options.json", versions={"jax": "1"})
+    for _ in range(2):
+        found = asking.refused("v6e", ["xla_a=1", "xla_b=1"])
+        assert found == {"xla_b=1": "no such option"}
+    assert asking.refused("v5e", ["xla_a=1"]) == {}
+    assert asking.refused("v5e", []) == {}
+    newer = probe.Probe(path=asking.path, versions={"jax": "2"})
+    assert newer.refused("v5e", ["xla_a=1"]) == {}
+    assert calls == ["v6e 2", "v5e 1", "v5e 1"]
+
+
+def test_options_that_do_not_go_together_are_left_out_one_by_one() -> None:
+    def fails(options: Sequence[str]) -> str:
+        if "gone=1" in options:
+            return "No such compile option: 'gone'"
+        if {"fused=1", "gathers=1", "async=1"} <= {*options}:
+            return "not supported on this chip"
+        return "nor this" if {"fused=1", "third=1"} <= {*options} else ""
+
+    found = probe.refused_by(fails, ["other=1", "gathers=1", "gone=1", "async=1", "fused=1"])
+    assert found == {
+        "gone=1": "No such compile option: 'gone'",
+        "gathers=1": "refused beside the others: not supported on this chip",
     }
-    assert refused_options(["xla_b=1", "xla_a=2"], kept, {"jax": "1"}) == {
-        "xla_b=1": "no such option"
-    }
-    assert refused_options(["xla_a=1"], kept, {"jax": "2"}) == {}
-    assert calls == [["xla_a=1", "xla_b=1"], ["xla_a=2"], ["xla_a=1"]]
+    assert [*probe.refused_by(fails, ["third=1", "fused=1", "other=1"])] == ["third=1"]
+    assert probe.refused_by(fails, ["other=1", "async=1"]) == {}
+    # What no option is to blame for is not blamed on one.
+    assert probe.refused_by(lambda _: "no memory", ["other=1"]) == {}
 
 
 def test_records_that_ask_the_same_are_compiled_once(
@@ -284,7 +303,7 @@ def test_records_that_ask_the_same_are_compiled_once(
 
     monkeypatch.setattr(command, "predicted", compile_one)
     monkeypatch.setattr(command, "find_installed", lambda: INSTALLED)
-    monkeypatch.setattr(command, "refused_options", lambda *_: {})
+    monkeypatch.setattr(probe, "_asked", lambda *_: {})
     kept = tmp_path / "kept.jsonl"
     names = [f"tpu_recipes/{number}" for number in ("060", "068", "084", "080", "082", "058")]
     for _ in range(2):
