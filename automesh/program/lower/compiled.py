@@ -157,8 +157,10 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
     argument, output = int(stats.argument_size_in_bytes), int(stats.output_size_in_bytes)
     alias, temporary = int(stats.alias_size_in_bytes), int(stats.temp_size_in_bytes)
     peak = int(getattr(stats, "peak_memory_in_bytes", 0) or 0)
-    # The CPU compiler's peak leaves temporaries out.
-    if platform == "cpu" or peak == 0:
+    on_host = int(getattr(stats, "host_temp_size_in_bytes", 0) or 0)
+    # The CPU compiler's peak leaves temporaries out, and that of a TPU counts those on the host
+    # beside the device's (libtpu 0.0.50.1): then what the device has at most stands for it.
+    if platform == "cpu" or peak == 0 or on_host:
         peak = argument + output - alias + temporary
     return Memory(
         argument_bytes=argument,

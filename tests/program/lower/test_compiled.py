@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from automesh.outcomes import Failed, OutOfMemory
-from automesh.program.lower.compiled import compile_lowered
+from automesh.program.lower.compiled import compile_lowered, read_memory
 from automesh.program.refused import Refused
 
 SCOPED = (
@@ -60,3 +60,18 @@ def test_what_the_device_has_not_is_out_of_memory() -> None:
         int(21.95 * 2**30),
         int(15.48 * 2**30),
     )
+
+
+@pytest.mark.parametrize(("on_host", "peak"), [(0, 30), (45, 10 + 9 - 8 + 22)])
+def test_temporaries_on_the_host_are_none_of_the_devices(on_host: int, peak: int) -> None:
+    """The peak that libtpu states has both: 10 of arguments and 45 on the host are not 55."""
+    stats = SimpleNamespace(
+        argument_size_in_bytes=10,
+        output_size_in_bytes=9,
+        alias_size_in_bytes=8,
+        temp_size_in_bytes=22,
+        host_temp_size_in_bytes=on_host,
+        peak_memory_in_bytes=55 if on_host else 30,
+    )
+    compiled: Any = SimpleNamespace(memory_analysis=lambda: stats)
+    assert read_memory(compiled, platform="tpu").peak_bytes == peak
