@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from automesh.outcomes import Failed
 from automesh.report.html.document import document_of
 from automesh.report.html.nouns import StudyPage
 from tests.regenerate.record_pages import SEARCHES, page, read, search
@@ -41,8 +42,11 @@ def test_a_page_of_a_search_is_as_it_was_recorded(
 
 
 def test_what_is_recorded_is_what_tests_rely_on() -> None:
-    """A TPU target and a pipeline that were replayed, and a pipeline that was run."""
-    slice_, slices, ranks = (parts(read(name)) for name in SEARCHES)
+    """A TPU target and a pipeline that were replayed, a pipeline that was run, and failures."""
+    slice_, slices, ranks = (parts(read(name)) for name in ("slice", "slices", "ranks"))
     assert (slice_["timelines"], slice_["held"]) == ({"replay"}, False)
     assert (slices["timelines"], slices["held"]) == ({"replay"}, True)
     assert (ranks["timelines"], ranks["held"], ranks["rounds"]) == ({"schedule"}, True, True)
+    failures = read("failures").result
+    assert failures.funnel.failed_in_run == len(failures.candidates) == 5
+    assert {type(one.outcome) for one in failures.candidates} == {Failed}

@@ -65,6 +65,7 @@ SEARCHES = {
         location=SCRIPTS / "unbuildable.py",
         target="cpu:4",
         space="[axes]\ndp = {}\ntp = {}\n[knobs]\nlayers = [2, 1]\n",
+        top=5,
     ),
 }
 
