@@ -82,8 +82,16 @@ def assert_all_gone(within_s: float = 3.0) -> None:
         time.sleep(0.02)
 
 
+def words_of(process: psutil.Process) -> str:
+    """Its command; nothing of one that has ended, as children of former tests may have just now."""
+    try:
+        return str(process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie, too
+        return ""
+
+
 def by_role(parent: psutil.Process) -> dict[str, list[psutil.Process]]:
-    deputies = [child for child in parent.children() if "guardian.py" in str(child.cmdline())]
+    deputies = [child for child in parent.children() if "guardian.py" in words_of(child)]
     guardians = [child for deputy in deputies for child in deputy.children()]
     # Its first child: those that it adopted came later.
     workers = [min(guardian.children(), key=psutil.Process.create_time) for guardian in guardians]
