@@ -268,7 +268,7 @@ class MeasureRung:
         anchors = [plan for plan in self._anchors() if plan not in plans]
         self._calibrate([*self._first(plans), *anchors])
         newcomers = [plan for plan in plans if plan in self._calibrations]
-        if not newcomers:
+        if not newcomers or self._known_reference is None:
             return False
         anchors = [plan for plan in anchors if plan in self._calibrations]
         return self._race([*newcomers, *anchors])
@@ -311,6 +311,8 @@ class MeasureRung:
         The best come first; when the time for it is over, those left wait for the next search.
         """
         reference = self._ensure_reference(entrants)
+        if self._known_reference is None:
+            return  # time is used up, and nothing is known that says whether others are right
         for number, plan in enumerate(entrants):
             is_due = sum(entrant in self._calibrations for entrant in entrants) < 2
             if not is_due and self.search.clock() > self._race_deadline_s(entrants):
@@ -559,7 +561,7 @@ class MeasureRung:
           Whether all that was raced is decided.
         """
         self._ensure_reference(self.search.preparation.baseline)
-        while True:
+        while self._known_reference is not None:
             final = self._final()
             entrants = final.entrants(self._contenders(final))
             if not entrants:
@@ -577,6 +579,7 @@ class MeasureRung:
                 continue
             if not self._has_time(final, entrants) or not self._run_process(final, entrants):
                 return False
+        return False
 
     def _has_time(self, final: Final, entrants: Sequence[Plan]) -> bool:
         late_s = self.search.clock() + self._process_s(entrants) - self.search.end_s
@@ -654,6 +657,8 @@ class MeasureRung:
         Args:
           ending: how it ended; if empty, time was used up before all was decided.
         """
+        if self._known_reference is None:
+            return _NOTHING_YET
         final = self._final()
         exported = final.exported()
         confirmed = self._confirmed(final)

@@ -221,6 +221,27 @@ def test_without_a_baseline_a_reference_that_hangs_is_looked_for_again(
     )
 
 
+def test_another_baseline_that_hangs_takes_nothing_from_what_is_known(
+    scene: Callable[..., Scene],
+) -> None:
+    here = scene({BASE: 0.1, A: 0.08, B: 0.1, C: 0.12})
+    here.finalists = (BASE, A, B)
+    first = here.search(600.0)
+    assert first is not None and first.winner == A
+    before = here.outcomes()
+    here.baseline, here.finalists = (C,), (BASE, A, B, C)
+    here.pool.hangs = {(C, here.pool.visits_to(C))}
+    single = replace(BASE, axes=tuple(replace(axis, ici=1) for axis in BASE.axes))
+    here.pool.hangs |= {(single, here.pool.visits_to(single)), (BASE, here.pool.visits_to(BASE))}
+    begun_s = here.pool.now_s
+    here.search(60.0)
+    assert here.pool.now_s - begun_s <= 75.0
+    assert {plan: here.outcomes()[plan] for plan in before} == before
+    found = here.search(600.0)
+    assert found is not None and found.winner == A
+    assert {one.plan: one.verdict for one in found.comparisons}[C] == "slower"
+
+
 def test_who_dies_and_has_no_time_for_another_try_has_died(scene: Callable[..., Scene]) -> None:
     here = scene({BASE: 0.1})
     here.pool.script = {(BASE, 0): CRASH}
