@@ -331,8 +331,8 @@ def summary_of(name: str, result: SearchResult, *, is_running: bool) -> StudySum
         sentence=clean(words.best_sentence(result) or ""),
         evidence=words.evidence(best) if best is not None else "none",
         plan=str(best.plan) if best is not None else "",
-        step_s=words.step_s(best) if best is not None else None,
-        speedup=last.speedup if last is not None and last.baseline else None,
+        step_s=_finite(words.step_s(best)) if best is not None else None,
+        speedup=_finite(last.speedup) if last is not None and last.baseline else None,
         legal=funnel.legal,
         compiled=funnel.compiled + funnel.duplicates,
         measured=funnel.measured,
@@ -342,6 +342,11 @@ def summary_of(name: str, result: SearchResult, *, is_running: bool) -> StudySum
         made=result.made,
         stop_reason=clean(result.stop_reason),
     )
+
+
+def _finite(figure: float | None) -> float | None:
+    """A figure that JSON has a word for. One study with another would spoil the list for all."""
+    return figure if figure is not None and math.isfinite(figure) else None
 
 
 def _has_rule(result: SearchResult) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import subprocess
 import sys
@@ -192,6 +194,21 @@ def test_a_study_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     assert catalogue.refresh(most=1)
     states = sorted(one.summary.state for one in catalogue.known().values())
     assert states == ["ended", "stopped", "unread"]
+
+
+@pytest.mark.parametrize("step_s", [math.inf, math.nan])
+def test_a_figure_that_is_none_spoils_no_list(tmp_path: Path, step_s: float) -> None:
+    """What a search has written may be anything; browsers read no list with `Infinity` in it."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    make_measured(tmp_path / "train-gpu-h100-16-0123abcd", step_s=step_s)
+    catalogue = Catalogue(lambda: [tmp_path])
+    catalogue.refresh()
+    (one,) = catalogue.listed()
+    assert json.loads(one.text, parse_constant=refuse)["step_s"] is None
+    assert one.summary.state == "ended"
 
 
 @pytest.mark.long
