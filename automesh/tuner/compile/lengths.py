@@ -21,6 +21,7 @@ LEAST = 4
 """With fewer compiles nothing is guessed."""
 _RIDGE = 1.0  # As much as one compile against each feature: what was seen once says little.
 _NO_LATENCY_S = 1e-9
+_ALIKE = 1e-6  # of logarithms: so many equal ones differ by as much as sums are rounded
 
 
 def expected_s(
@@ -40,7 +41,7 @@ def expected_s(
     seen = latencies[: len(done)]
     usual = float(np.nanmean(seen)) if not np.isnan(seen).all() else 0.0
     spread = float(np.nanstd(seen)) if not np.isnan(seen).all() else 0.0
-    scaled = np.nan_to_num((latencies - usual) / spread) if spread > 0 else 0.0 * latencies
+    scaled = np.nan_to_num((latencies - usual) / spread) if spread > _ALIKE else 0.0 * latencies
     rows = np.zeros((len(latencies), len(names) + 1))
     for row, plan in enumerate((*done, *plans)):
         own = _features(plan)

@@ -65,6 +65,17 @@ def test_more_collectives_make_a_compile_longer() -> None:
     assert found[alike[4]] >= found[alike[5]] > found[Plan(axes=parse_mesh("dp:64"))]
 
 
+def test_latencies_that_rounding_alone_tells_apart_say_nothing() -> None:
+    """The mean of ten equal logarithms need not be that logarithm."""
+    example = next(iter(dict(read(FOLDER / "long_context.json").estimates).values()))
+    alike = [plan(f"dp:{2**number}", ("none", "full")[number % 2]) for number in range(10)]
+    longer = [plan("dp:2048", "none"), plan("tp:8", "full")]
+    own = {one: replace(example, causes=(("latency", 1e-4),)) for one in alike}
+    own |= {one: replace(example, causes=(("latency", 2e-3),)) for one in longer}
+    found = expected_s(longer, {one: 1.0 + at for at, one in enumerate(alike)}, own)
+    assert all(1.0 < one < 10.0 for one in found.values())
+
+
 @pytest.mark.parametrize(
     ("path", "least"),
     [(path, least) for path, least in zip(sorted(FOLDER.glob("*.json")), (0.6, 0.4, 0.35))],
