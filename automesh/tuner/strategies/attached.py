@@ -46,6 +46,7 @@ class AttachedStrategy(Strategy):
     _start: SearchState = field(init=False)
     _compiled: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
     _wanted: list[Plan] = field(init=False, default_factory=list[Plan])
+    _has_compiled: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         search = self.search
@@ -112,7 +113,9 @@ class AttachedStrategy(Strategy):
                 choose=lambda _: self._wanted,
                 order=lambda plans, done: state.knowing(done, {}).order(plans, view),
                 deadline_s=deadline_s,
+                is_first=not self._has_compiled,
             ).run()
+        self._has_compiled |= any(plan not in self._compiled for plan in done)
         judged = search.preparation.device_memory.judged
         self._compiled |= {plan: judged(one) for plan, one in done.items()}
 

@@ -1,0 +1,82 @@
+"""A search on devices that are here: what is compiled when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from automesh.mesh.axes import Plan, parse_mesh
+from automesh.outcomes import Outcome
+from automesh.tuner.compile.memory_limit import NO_LIMIT
+from automesh.tuner.strategies import attached
+from automesh.tuner.strategies.attached import AttachedStrategy
+from automesh.worker.messages import Surroundings
+from tests.support.samples.results_samples import compiled
+
+FIRST, LATER = Plan(axes=parse_mesh("dp:8")), Plan(axes=parse_mesh("tp:8"))
+BUDGET_S = 600.0
+
+
+class Compiles:
+    """Compile rungs that are done at once; of each, what it is for and whether it is waited for."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[list[Plan], bool]] = []
+
+    def __call__(
+        self, *, choose: Callable[[Any], Sequence[Plan]], is_first: bool = True, **_: Any
+    ) -> Any:
+        wanted = list(choose({}))
+        self.begun.append((wanted, is_first))
+        return SimpleNamespace(run=lambda: dict.fromkeys(wanted, compiled(0.1)))
+
+
+class Measures:
+    """A measure rung that only asks for plans that may still win."""
+
+    def __init__(
+        self, *, challenge: Callable[[Mapping[Plan, Outcome], float], Sequence[Plan]], **_: Any
+    ) -> None:
+        self._challenge = challenge
+
+    def run(self) -> str:
+        self._challenge({}, BUDGET_S)
+        return ""
+
+
+def test_what_may_still_win_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first compile of a run must come to its end, or no run ever had a program; another one
+    that takes long would only take the time in which the best are measured."""
+    begun = Compiles()
+    state: Any = SimpleNamespace(top=1, first=(), view=lambda: None)
+    state.knowing = lambda *_: state
+    for name, stand_in in {
+        "CompileRung": begun,
+        "MeasureRung": Measures,
+        "state_of": lambda *_, **__: state,
+        "outcomes_of": lambda *_: {},
+        "to_compile": lambda *_, **__: (FIRST,),
+        "finalists": lambda *_: (FIRST,),
+        "challengers": lambda *_: (LATER,),
+        "raceable": lambda *_: (),
+    }.items():
+        monkeypatch.setattr(attached, name, stand_in)
+    search: Any = SimpleNamespace(
+        preparation=SimpleNamespace(device_memory=NO_LIMIT),
+        estimates=SimpleNamespace(found={}),
+        request=SimpleNamespace(top=1, budget_s=BUDGET_S, timeout_s=300.0),
+        study=SimpleNamespace(compile=None, measure=None),
+        notebook=None,
+        progress=None,
+        workers=1,
+        started_s=0.0,
+        clock=lambda: 0.0,
+        outcomes=lambda _: {},
+        open_pool=lambda *_: nullcontext(),
+    )
+    AttachedStrategy(search=search, surroundings=Surroundings(platforms="cpu")).climb()
+    assert begun.begun == [([FIRST], True), ([FIRST, LATER], False)]
