@@ -47,6 +47,14 @@ def test_one_preset_is_shown_with_its_arguments(folder: Path) -> None:
     assert "model_name=" not in render(find_presets(folder=folder), width=120, colour=False)
 
 
+def test_the_example_names_a_rule_that_is_there(folder: Path) -> None:
+    bare = 'schema = 1\naxes = ["data", "fsdp"]\n'
+    preset_in(folder, "maxtext/a-first").write_text(bare)
+    text = render(find_presets(folder=folder), width=120, colour=False)
+    assert 'automesh.load("preset:maxtext/small").select("tpu-v5p-64")' in text
+    assert "select" not in render(find_presets("a-first", folder=folder), width=120, colour=False)
+
+
 def test_without_presets_it_is_said_how_they_are_made(tmp_path: Path) -> None:
     assert "python -m benchmarks.presets" in render(
         find_presets(folder=tmp_path), width=80, colour=False

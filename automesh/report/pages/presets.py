@@ -89,14 +89,16 @@ def _missing(preset: Preset) -> Iterator[tuple[str, str]]:
 
 
 def _guide(found: Sequence[Preset]) -> list[tuple[str, str]]:
-    first = found[0]
-    target = next((one for one in first.targets if one), "")
-    read = f'automesh.load("{PREFIX}{first.name}").select("{target}")'
+    known = [(preset.name, target) for preset in found for target in preset.targets if target]
+    read = [
+        ("read", f'automesh.load("{PREFIX}{name}").select("{target}")')
+        for name, target in known[:1]
+    ]
     evidence = (
         "all times are predicted: compiled, from the schedule of the target's own compiler; "
         "estimated, without compiling"
     )
-    return [("read", read), ("evidence", evidence), *_versions(found)]
+    return [*read, ("evidence", evidence), *_versions(found)]
 
 
 def _versions(found: Sequence[Preset]) -> list[tuple[str, str]]:
