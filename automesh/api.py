@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from automesh.answers import (
     Account,
@@ -21,6 +21,7 @@ from automesh.answers import (
 )
 from automesh.errors import UsageError
 from automesh.hardware import clusters_in, parse_target
+from automesh.launch.cluster import ClusterOptions
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import read_rules
 from automesh.mesh.rules.shipped import is_preset, rules_path
@@ -31,10 +32,10 @@ from automesh.texts.storage_url import has_secret
 from automesh.texts.user_text import check_text, user_path
 from automesh.tuner.command.timed_command import TimedCommand
 from automesh.tuner.request import SearchOptions, SearchRequest, read_request
-from automesh.units import parse_duration
 
 __all__ = [
     "Account",
+    "ClusterOptions",
     "PresetList",
     "Result",
     "Results",
@@ -56,6 +57,7 @@ __all__ = [
     "read_request",
     "run",
     "run_all",
+    "run_calibration",
     "search",
     "show",
     "targets",
@@ -69,6 +71,9 @@ if TYPE_CHECKING:
     from automesh.report.check.nouns import RulesChecked
     from automesh.report.pages.calibration import CalibrationResult
     from automesh.report.progress import Progress
+    from automesh.tuner.calibration import CalibrationRequest
+
+_Shared = TypeVar("_Shared", "SearchRequest", "CalibrationRequest")
 
 
 @overload
@@ -179,8 +184,11 @@ def run(request: SearchRequest, progress: Progress) -> Result:
         return Result(found=start(request, progress), storage=request.storage)
 
 
-def join_processes(request: SearchRequest) -> SearchRequest | None:
+def join_processes(request: _Shared) -> _Shared | None:
     """Takes this process's part if an engine has started it several times: `srun automesh search`.
+
+    Args:
+      request: of a search, or of a calibration.
 
     Returns:
       The request of the process that searches; None once this one has served it as an agent.
@@ -191,12 +199,16 @@ def join_processes(request: SearchRequest) -> SearchRequest | None:
     from automesh.launch.cluster import ranked, spread
     from automesh.launch.ranks import devices_of, find_rank
 
+    is_search = isinstance(request, SearchRequest)
     rank = find_rank(os.environ)
-    if rank is None or request.cluster.launch or not isinstance(request.subject, Entry):
+    if rank is None or request.cluster.launch:
+        return request
+    if is_search and not isinstance(request.subject, Entry):
         return request
     request = replace(request, cluster=ranked(request.cluster, rank))
     # All of them refuse alike what cannot be searched, and none waits for the others then.
-    spread(parse_target(request.target, os.environ, clusters_in(request.hardware)), request.cluster)
+    clusters = clusters_in(request.hardware) if is_search else {}
+    spread(parse_target(request.target, os.environ, clusters), request.cluster)
     os.environ.update(devices_of(rank, os.environ))
     if rank.number == 0:
         return request
@@ -503,14 +515,16 @@ def calibrate(
     out: str | Path | None = None,
     budget: str = "60s",
     progress: Progress | None = None,
+    **hosts: Unpack[ClusterOptions],
 ) -> CalibrationResult:
     """Measures devices, and keeps what it finds for all later searches on devices of their kind.
 
     Args:
-      target: `local` (the attached devices) or `cpu:N` (virtual).
+      target: `local` (the attached devices), `cpu:N` (virtual), or `cpu:N*P` in P processes.
       out: file to merge the profile into; by default the one that searches look for.
       budget: time for it, as `60s` or `5m`.
       progress: where to report to; by default nowhere.
+      hosts: where devices of several hosts are, as `search` has it: `launch`, `hosts`, `listen`.
 
     Raises:
       UsageError: devices that are not here, a file that cannot be read or written.
@@ -522,16 +536,19 @@ def calibrate(
       True
     """
     from automesh.report.progress import Silent
-    from automesh.tuner.calibration import CalibrationRequest, run_calibration
+    from automesh.tuner.calibration import read_calibration
+
+    request = read_calibration(target, out=out, budget=budget, hosts=hosts)
+    return run_calibration(request, progress or Silent())
+
+
+def run_calibration(request: CalibrationRequest, progress: Progress) -> CalibrationResult:
+    """Runs a checked request to its end, or to Ctrl-C: the result then says `interrupted`."""
+    from automesh.tuner.calibration import run_calibration as take
     from automesh.tuner.interrupts import interrupts_at_rest
 
-    request = CalibrationRequest(
-        target=check_text(target),
-        out=user_path(out) if out is not None else None,
-        budget_s=parse_duration(budget),
-    )
-    with interrupts_at_rest(), progress or Silent() as shown:
-        return run_calibration(request, shown)
+    with interrupts_at_rest(), progress as shown:
+        return take(request, shown)
 
 
 def targets(pattern: str = "", *, hardware: str | Path = "") -> TargetList:

@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from automesh.cli.options import json_text, read_option
+from automesh.cli.options import (
+    Ca,
+    Certificate,
+    Hosts,
+    Key,
+    Listen,
+    ProcessesPerHost,
+    Wait,
+    json_text,
+    spelled,
+)
 from automesh.errors import Interrupted
 
 HELP = """Measure the devices, so that searches estimate with their real speeds instead
@@ -29,13 +39,22 @@ Examples:
   automesh calibrate                          the attached devices
   automesh calibrate --target cpu:8 --budget 2m
   automesh calibrate --out our_cluster.json
+
+Over several hosts, as a search (docs/clusters.md), collectives that cross DCN are measured, too:
+
+\b
+  automesh calibrate --target 'cpu:4*2'       here, with two agents
+  automesh calibrate --launch slurm --hosts 4
+  srun automesh calibrate                     every process takes its part
 """
+
+_LAUNCH = """What starts the agents on several hosts: slurm; ray; local, all of them on this host,
+to try it. Without it, and with --listen, start `automesh agent` on each host."""
+_TARGET = "Devices to measure: local, cpu:N, or cpu:N*P in P processes."
 
 
 def calibrate(
-    target: Annotated[
-        str, typer.Option(metavar="NAME", help="Devices to measure: local or cpu:N.")
-    ] = "local",
+    target: Annotated[str, typer.Option(metavar="NAME", help=_TARGET)] = "local",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -48,12 +67,34 @@ def calibrate(
         str, typer.Option(metavar="TIME", help="For measuring: 30s, 5m; the rest is left out.")
     ] = "60s",
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+    launch: Annotated[str, typer.Option(metavar="NAME", help=_LAUNCH, show_default=False)] = "",
+    hosts: Hosts = 0,
+    processes_per_host: ProcessesPerHost = 0,
+    listen: Listen = "",
+    wait: Wait = "",
+    certificate: Certificate = "",
+    key: Key = "",
+    ca: Ca = "",
 ) -> None:
     from automesh import api
-    from automesh.units import parse_duration
+    from automesh.tuner.calibration import read_calibration
 
-    read_option("--budget", parse_duration, budget)
-    result = api.calibrate(target, out=out, budget=budget, progress=api.progress_on_stderr())
+    options = api.ClusterOptions(
+        launch=launch,
+        hosts=hosts,
+        processes_per_host=processes_per_host,
+        listen=listen,
+        wait=wait,
+        certificate=certificate,
+        key=key,
+        ca=ca,
+    )
+    request = api.join_processes(
+        read_calibration(target, out=out, budget=budget, hosts=options, spelled=spelled)
+    )
+    if request is None:
+        return
+    result = api.run_calibration(request, api.progress_on_stderr())
     if as_json:
         sys.stdout.write(json_text(result))
     else:

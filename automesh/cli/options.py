@@ -48,6 +48,29 @@ Verbose = Annotated[
 ]
 
 
+# Of commands that may use several hosts.
+
+_HOSTS = """Hosts, each with an agent; by default one for each process of the target."""
+_PROCESSES = """Processes that each host has, which share its GPUs evenly; by default 1, and
+of cpu:N*P what --hosts leaves."""
+_LISTEN = """Address of this host that agents dial, with or without a port: 10.0.0.1:8600; for
+slurm and ray by default what its name means."""
+_WAIT = """How long to wait for the agents; by default 5m, for slurm and ray 1d of queue."""
+_CERTIFICATE = """PEM file: encrypts what search and agents say to each other, who then
+need --ca; docs/clusters.md shows how it is made."""
+_CA = """PEM file, on all hosts, by which agents check --certificate that are started for you
+(--launch, srun): of who has signed it, or that certificate itself."""
+Hosts = Annotated[int, typer.Option(metavar="N", min=0, help=_HOSTS, show_default=False)]
+ProcessesPerHost = Annotated[
+    int, typer.Option(metavar="N", min=0, help=_PROCESSES, show_default=False)
+]
+Listen = Annotated[str, typer.Option(metavar="ADDRESS", help=_LISTEN, show_default=False)]
+Wait = Annotated[str, typer.Option(metavar="TIME", help=_WAIT, show_default=False)]
+Certificate = Annotated[str, typer.Option(metavar="FILE", help=_CERTIFICATE, show_default=False)]
+Key = Annotated[str, typer.Option(metavar="FILE", help="PEM file with the key to --certificate.")]
+Ca = Annotated[str, typer.Option(metavar="FILE", help=_CA, show_default=False)]
+
+
 def read_option(option: str, read: Callable[[str], _T], text: str) -> _T:
     """What an option says.
 
@@ -58,6 +81,11 @@ def read_option(option: str, read: Callable[[str], _T], text: str) -> _T:
         return read(text)
     except UsageError as error:
         raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
+
+
+def spelled(option: str) -> str:
+    """How a user writes what Python calls so: `--step-time` for `step_time`."""
+    return "-- ARGS" if option == "args" else f"--{option.replace('_', '-')}"
 
 
 def print_result(result: Result | Results, *, as_json: bool, top: int, verbose: bool) -> None:

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from automesh.cli.guard import interrupted, typed
-from automesh.cli.options import ScriptArgs, Verbose, print_result, with_notice
+from automesh.cli.options import (
+    Ca,
+    Certificate,
+    Hosts,
+    Key,
+    Listen,
+    ProcessesPerHost,
+    ScriptArgs,
+    Verbose,
+    Wait,
+    print_result,
+    spelled,
+    with_notice,
+)
 from automesh.cli.service.submit import Asked, submit_and_follow
 from automesh.errors import UsageError
 from automesh.report.search_command import read_words
@@ -136,22 +149,6 @@ with DCN between them. Give it again for several: one rule each."""
 LAUNCH_OPTION = """What starts the agents of a search on several hosts: slurm; ray; local, all of
 them on this host, to try it; kubernetes, which writes a JobSet. Without it, and with --listen,
 start `automesh agent` on each host."""
-
-HOSTS_OPTION = """Hosts, each with an agent; by default one for each process of the target."""
-
-PROCESSES_OPTION = """Processes that each host has, which share its GPUs evenly; by default 1, and
-of cpu:N*P what --hosts leaves."""
-
-LISTEN_OPTION = """Address of this host that agents dial, with or without a port: 10.0.0.1:8600; for
-slurm and ray by default what its name means."""
-
-WAIT_OPTION = """How long to wait for the agents; by default 5m, for slurm and ray 1d of queue."""
-
-CERTIFICATE_OPTION = """PEM file: encrypts what search and agents say to each other, who then
-need --ca; docs/clusters.md shows how it is made."""
-
-CA_OPTION = """PEM file, on all hosts, by which agents check --certificate that are started for you
-(--launch, srun): of who has signed it, or that certificate itself."""
 
 IMAGE_OPTION = """For --launch kubernetes: image of the pods, with automesh and what the script
 imports."""
@@ -304,23 +301,13 @@ def search(
     launch: Annotated[
         str, typer.Option(metavar="NAME", help=LAUNCH_OPTION, show_default=False)
     ] = "",
-    hosts: Annotated[
-        int, typer.Option(metavar="N", min=0, help=HOSTS_OPTION, show_default=False)
-    ] = 0,
-    processes_per_host: Annotated[
-        int, typer.Option(metavar="N", min=0, help=PROCESSES_OPTION, show_default=False)
-    ] = 0,
-    listen: Annotated[
-        str, typer.Option(metavar="ADDRESS", help=LISTEN_OPTION, show_default=False)
-    ] = "",
-    wait: Annotated[str, typer.Option(metavar="TIME", help=WAIT_OPTION, show_default=False)] = "",
-    certificate: Annotated[
-        str, typer.Option(metavar="FILE", help=CERTIFICATE_OPTION, show_default=False)
-    ] = "",
-    key: Annotated[
-        str, typer.Option(metavar="FILE", help="PEM file with the key to --certificate.")
-    ] = "",
-    ca: Annotated[str, typer.Option(metavar="FILE", help=CA_OPTION, show_default=False)] = "",
+    hosts: Hosts = 0,
+    processes_per_host: ProcessesPerHost = 0,
+    listen: Listen = "",
+    wait: Wait = "",
+    certificate: Certificate = "",
+    key: Key = "",
+    ca: Ca = "",
     image: Annotated[
         str, typer.Option(metavar="IMAGE", help=IMAGE_OPTION, show_default=False)
     ] = "",
@@ -393,7 +380,7 @@ def search(
         ca=ca,
     )
     request = api.read_request(
-        script, options, targets=targets, again=read_words(typed()[2:]), spelled=_spelled
+        script, options, targets=targets, again=read_words(typed()[2:]), spelled=spelled
     )
     check_jobset_options(launch, {"image": image, "volume": volume, "write": write, "apply": apply})
     if write is not None:
@@ -466,7 +453,3 @@ def _check_remote(script: str | None) -> None:
 def _write_report(result: Result) -> None:
     """Stdout has the table, or JSON: where the page is goes to stderr."""
     sys.stderr.write(f"report: {result.report()}\n")
-
-
-def _spelled(option: str) -> str:
-    return "-- ARGS" if option == "args" else f"--{option.replace('_', '-')}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from automesh.errors import UsageError
 from automesh.hardware import Target
@@ -16,6 +17,8 @@ from automesh.launch.facts import joined_address
 from automesh.launch.launcher import Launcher
 from automesh.launch.ranks import Rank
 from automesh.launch.wire import check_address
+from automesh.texts.user_text import user_path
+from automesh.units import parse_duration
 from automesh.worker.process import Process, StartWorker
 
 if TYPE_CHECKING:
@@ -99,6 +102,51 @@ class Cluster:
 
 
 ALONE = Cluster()
+
+
+class ClusterOptions(TypedDict, total=False):
+    """A `Cluster` as a user gives it, on the command line and in Python alike."""
+
+    launch: str
+    hosts: int
+    processes_per_host: int
+    listen: str
+    wait: str
+    certificate: str | Path
+    key: str | Path
+    ca: str | Path
+
+
+def cluster_of(options: ClusterOptions, spelled: Callable[[str], str] = str) -> Cluster:
+    """Checks the hosts that a user asks for.
+
+    Args:
+      spelled: how the user writes an option: `--wait` for `wait`.
+
+    Raises:
+      UsageError: an option is wrong, or does not go with another.
+    """
+    wait_s = 0.0
+    if wait := options.get("wait", ""):
+        try:
+            wait_s = parse_duration(wait)
+        except UsageError as error:
+            raise UsageError(f"{spelled('wait')}: {error.message}", hint=error.hint) from None
+    return Cluster(
+        launch=options.get("launch", ""),
+        hosts=options.get("hosts", 0),
+        processes_per_host=options.get("processes_per_host", 0),
+        listen=options.get("listen", ""),
+        wait_s=wait_s,
+        certificate=_file(options.get("certificate")),
+        key=_file(options.get("key")),
+        ca=_file(options.get("ca")),
+    )
+
+
+def _file(given: str | Path | None) -> str:
+    """A file as others find it who run elsewhere; empty for none."""
+    return str(user_path(given).absolute()) if given else ""
 
 
 def spread(target: Target, cluster: Cluster) -> Target:

@@ -26,7 +26,6 @@ from automesh.files import open_log
 from automesh.launch.cause import Report, cause_of, common_failure
 from automesh.launch.merge import merged_answer
 from automesh.outcomes import Failed, Failure, TimedOut
-from automesh.program.execute.warm_up import steps_to_warm_up
 from automesh.worker import protocol
 from automesh.worker.activity import activity_of
 from automesh.worker.messages import Job, VisitJob
@@ -328,10 +327,9 @@ class Gang:
         match first["event"]:
             case "gather":
                 self._to_all({"reply": {}})
-            case "warm":
-                slowest_s = max(float(event["step_s"]) for event in events)
-                steps = steps_to_warm_up(slowest_s, float(first["least_s"]))
-                self._to_all({"reply": {"steps": steps}})
+            case "slowest":
+                slowest_s = max(float(event["seconds"]) for event in events)
+                self._to_all({"reply": {"seconds": slowest_s}})
             case _:
                 said.append(first)
 

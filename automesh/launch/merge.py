@@ -9,6 +9,7 @@ from dataclasses import replace
 from automesh.outcomes import Failed
 from automesh.program.nouns import (
     Attachment,
+    Calibration,
     CompileAnswer,
     Inspection,
     Lowered,
@@ -55,6 +56,8 @@ def merged_answer(
             found = [one for one in answers if isinstance(one, CompileAnswer)]
             hungriest = max(found, key=lambda one: one.memory.peak_bytes)
             return replace(hungriest, compile_s=max(one.compile_s for one in found))
+        case Calibration():
+            return _slowest_points([one for one in answers if isinstance(one, Calibration)])
         case _:
             return first
 
@@ -66,6 +69,16 @@ def _slowest(answers: Sequence[VisitAnswer]) -> VisitAnswer:
         samples_s=tuple(max(sample) for sample in zip(*(one.samples_s for one in answers))),
         setup_s=max(one.setup_s for one in answers),
         peak_bytes=max(one.peak_bytes for one in answers),
+    )
+
+
+def _slowest_points(answers: Sequence[Calibration]) -> Calibration:
+    """Every probe as the slowest process has measured it: the others wait for that one."""
+    return Calibration(
+        points=tuple(
+            max(same, key=lambda point: point.seconds)
+            for same in zip(*(one.points for one in answers))
+        )
     )
 
 
@@ -88,6 +101,9 @@ def _difference(first: Answer, other: Answer, *, is_joint: bool) -> str:
             return _versions(first, other)
         case (Attachment(), Attachment()):
             return _versions(first, other)
+        case (Calibration(), Calibration()):
+            mine, theirs = (tuple(point.probe for point in one.points) for one in (first, other))
+            return "" if mine == theirs else "it measured other probes"
         case _:
             return ""
 

@@ -24,27 +24,37 @@ from automesh.hardware.calibration.profile_files import (
 )
 from automesh.hardware.fabric.discover import fabric_of
 from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.launch.cluster import (
+    ALONE,
+    ENGINES,
+    Cluster,
+    ClusterOptions,
+    cluster_of,
+    spread,
+    workers_of,
+)
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Attachment, Calibration
 from automesh.reading import kind_of_file
 from automesh.report.pages.calibration import CalibrationResult
 from automesh.report.progress import Progress
+from automesh.texts.user_text import check_text, user_path
 from automesh.tuner.workers import (
     ask,
     layout_job,
     one_worker,
-    refuse_gang,
     refuse_launcher,
     refuse_several_processes,
     surroundings_of,
 )
-from automesh.units import format_wait
+from automesh.units import format_wait, parse_duration
 from automesh.worker.messages import CalibrateJob, DevicesJob, Job
 from automesh.worker.pool import Pool
 
 _T = TypeVar("_T")
 ROUNDS = 7
 SAMPLE_S = 0.01
+_HINT = "say on which hosts the devices are: see docs/clusters.md"
 _LIMIT_S = 180.0  # For a look at the devices, where jax may have to wait for them.
 _LEAST_LOT_S = 30.0  # A lot takes seconds; on a busy machine, or with slow compiles, a minute.
 
@@ -54,14 +64,49 @@ class CalibrationRequest:
     """What to measure.
 
     Attributes:
-      target: `local` or `cpu:N`.
+      target: `local`, `cpu:N`, or `cpu:N*P`.
       out: file for the profile; None for the one that searches look for.
       budget_s: no lot of probes is begun that would probably end later.
+      cluster: on which hosts the devices are.
     """
 
     target: str
     out: Path | None
     budget_s: float
+    cluster: Cluster = ALONE
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Of one process: 0, its share of what is free."""
+        return 0
+
+
+def read_calibration(
+    target: str,
+    *,
+    out: str | Path | None,
+    budget: str,
+    hosts: ClusterOptions,
+    spelled: Callable[[str], str] = str,
+) -> CalibrationRequest:
+    """Checks what a user wants measured; see `automesh.calibrate`.
+
+    Args:
+      spelled: how the user writes an option: `--budget` for `budget`.
+
+    Raises:
+      UsageError: an option is wrong.
+    """
+    try:
+        budget_s = parse_duration(budget)
+    except UsageError as error:
+        raise UsageError(f"{spelled('budget')}: {error.message}", hint=error.hint) from None
+    return CalibrationRequest(
+        target=check_text(target),
+        out=user_path(out) if out is not None else None,
+        budget_s=budget_s,
+        cluster=cluster_of(hosts, spelled),
+    )
 
 
 def run_calibration(
@@ -82,18 +127,19 @@ def run_calibration(
       UsageError: devices that are not here, a file that cannot be written, nothing measured.
       Interrupted: Ctrl-C before anything was measured; later it ends the calibration early.
     """
-    refuse_launcher("a calibration", hint="run it on one host, without the launcher")
-    target = _target(request.target)
+    if not (request.cluster.is_everywhere or request.cluster.launch in ENGINES):
+        refuse_launcher("a calibration", hint=_HINT)
+    target = spread(_target(request.target), request.cluster)
     if request.out is not None:
         _check_out(request.out)
-    with one_worker(surroundings_of(target), progress=progress) as pool:
+    with (
+        workers_of(request, target, progress) as start,
+        one_worker(surroundings_of(target), progress=progress, start=start) as pool,
+    ):
         attached = _answer(pool, DevicesJob(), Attachment)
         first, count = attached.devices[0], len(attached.devices)
-        refuse_several_processes(
-            attached.process_count,
-            "a calibration",
-            hint="run it on one host, without a launcher",
-        )
+        if target.processes == 1:
+            refuse_several_processes(attached.process_count, "a calibration", hint=_HINT)
         fabric = fabric_of(target, attached.devices)
         layouts = _layouts(pool, fabric, attached)
         path = request.out or profile_path(
@@ -102,6 +148,7 @@ def run_calibration(
             device_kind=first.kind,
             num_devices=count,
             host=host_of(first.platform),
+            num_granules=fabric.num_granules,
         )
         check_place(path)
         for notice in target.notices:
@@ -111,6 +158,7 @@ def run_calibration(
             pool=pool,
             progress=progress,
             attached=attached,
+            num_granules=fabric.num_granules,
             path=path.absolute(),
             deadline_s=clock() + request.budget_s,
             began_s=clock(),
@@ -120,7 +168,6 @@ def run_calibration(
 
 def _target(name: str) -> Target:
     target = parse_target(name, os.environ)
-    refuse_gang(target, "a calibration")
     if target.absent is not None:
         raise UsageError(
             f"target `{name}` names devices that are not here, and only attached ones can be "
@@ -177,6 +224,7 @@ class _Run:
     pool: Pool
     progress: Progress
     attached: Attachment
+    num_granules: int
     path: Path
     deadline_s: float
     began_s: float
@@ -243,6 +291,7 @@ class _Run:
             num_devices=len(self.attached.devices),
             host=host_of(first.platform),
             versions=self.attached.versions,
+            num_granules=self.num_granules,
         )
 
     def _result(self) -> CalibrationResult:

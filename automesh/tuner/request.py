@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from automesh.errors import UsageError, did_you_mean
 from automesh.frameworks.registry import FRAMEWORKS, framework_of
 from automesh.hardware.reserve import parse_reserve
-from automesh.launch.cluster import ALONE, Cluster
+from automesh.launch.cluster import ALONE, Cluster, ClusterOptions, cluster_of
 from automesh.limits import SCRIPT_BYTES
 from automesh.mesh.axes import Scalar
 from automesh.program.capture.nouns import AxisSplit, parse_splits
@@ -46,7 +46,7 @@ def usual_top(*, is_ahead: bool, is_command: bool = False) -> int:
     return _COMPILED_AHEAD if is_ahead else _FINALISTS
 
 
-class SearchOptions(TypedDict, total=False):
+class SearchOptions(ClusterOptions, total=False):
     """Options of a search as a user gives them, on the command line and in Python alike.
 
     What they mean is said in `automesh.search`; those that are left out are as usual.
@@ -74,14 +74,6 @@ class SearchOptions(TypedDict, total=False):
     xla: Mapping[str, Scalar | Sequence[Scalar]] | Sequence[str] | None
     dry_run: bool
     new: bool
-    launch: str
-    hosts: int
-    processes_per_host: int
-    listen: str
-    wait: str
-    certificate: str | Path
-    key: str | Path
-    ca: str | Path
 
 
 _PATHS = ("hardware", "rules", "results", "certificate", "key", "ca")
@@ -244,16 +236,7 @@ def read_request(
         curated=not isinstance(xla, Mapping) and CURATED in xla,
         step=options.get("step", ""),
         splits=parse_splits(options.get("split", ())),
-        cluster=Cluster(
-            launch=options.get("launch", ""),
-            hosts=options.get("hosts", 0),
-            processes_per_host=options.get("processes_per_host", 0),
-            listen=options.get("listen", ""),
-            wait_s=read("wait", parse_duration, wait) if (wait := options.get("wait")) else 0.0,
-            certificate=_file(options.get("certificate")),
-            key=_file(options.get("key")),
-            ca=_file(options.get("ca")),
-        ),
+        cluster=cluster_of(options, spelled),
     )
 
 
@@ -350,11 +333,6 @@ def _usual_space(subject: Entry | TimedCommand) -> str:
         return ""
     framework = framework_of(subject)
     return "auto" if framework is None else framework.space
-
-
-def _file(given: str | Path | None) -> str:
-    """A file as others find it who run elsewhere; empty for none."""
-    return str(user_path(given).absolute()) if given else ""
 
 
 def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:

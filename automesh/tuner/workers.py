@@ -21,6 +21,7 @@ from automesh.units import format_bytes
 from automesh.worker.environment import surroundings_for
 from automesh.worker.messages import Job, LayoutJob, Surroundings
 from automesh.worker.pool import OnEvent, Pool
+from automesh.worker.process import Process, StartWorker
 from automesh.worker.temporary import temporary_folder
 
 _T = TypeVar("_T")
@@ -143,12 +144,14 @@ def one_worker(
     *,
     memory_limit_bytes: int = 0,
     progress: Progress | None = None,
+    start: StartWorker = Process,
 ) -> Generator[Pool]:
-    """A pool of one process, for a few questions; its logs go when it does.
+    """A pool of one worker, for a few questions; its logs go when it does.
 
     Args:
       memory_limit_bytes: 0 for what is free.
       progress: told what the worker does.
+      start: starts it; see `Pool`.
     """
     with (
         temporary_folder("worker") as logs,
@@ -158,6 +161,7 @@ def one_worker(
             log_dir=logs,
             memory_limit_bytes=memory_limit_bytes or memory_share_bytes(1),
             on_wait=(progress or Silent()).tick,
+            start=start,
         ) as pool,
     ):
         yield pool

@@ -204,6 +204,17 @@ def test_all_refuse_alike_what_cannot_be_searched(number: int, target: str, tmp_
     assert ran.stderr.startswith(wanted[target])
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_calibration_is_joined_as_a_search_is(number: int, tmp_path: Path) -> None:
+    variables = {**SLURM, "SLURM_NTASKS": "2", "SLURM_PROCID": str(number)}
+    ran = bad_inputs_run.run(["calibrate", "--target", "cpu:4*3"], tmp_path, variables)
+    assert ran.code == 2
+    assert ran.stderr.startswith("error: 3 processes of target `cpu:4*3` cannot be spread evenly")
+    ran = bad_inputs_run.run(["calibrate", "--target", "cpu:4*2"], tmp_path, variables)
+    assert ran.code == 2
+    assert ran.stderr.startswith("error: no token is set, and nothing is served without one\n")
+
+
 def test_without_a_token_nobody_serves(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("def build(mesh): ...\n")
     variables = {**SLURM, "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}

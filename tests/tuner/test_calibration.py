@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.outcomes import Failed, TimedOut
 from automesh.program.execute import calibrate
 from automesh.program.execute.calibrate import work_of
+from automesh.program.execute.team import Alone
 from automesh.program.nouns import Attachment, Calibration, Device
 from automesh.report.progress import PlainProgress, Silent
 from automesh.tuner import calibration, workers
@@ -100,6 +102,48 @@ def test_virtual_devices_are_measured_and_found_again(tmp_path, monkeypatch) -> 
     assert json.loads(json.dumps(result.to_json()))["profile"]["num_devices"] == 4
 
 
+def test_processes_measure_what_crosses_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("AUTOMESH_PROFILES", str(tmp_path))
+    monkeypatch.setattr(calibration, "ROUNDS", 3)
+    monkeypatch.setattr(calibration, "SAMPLE_S", 0.004)
+    request = CalibrationRequest(target="cpu:2*2", out=None, budget_s=600.0)
+    result = run_calibration(request, Silent(), plan=lots_of_groups)
+
+    assert (result.skipped, result.interrupted) == ((), False)
+    measured = {
+        (one.probe.collective, one.probe.group_size, one.probe.granules)
+        for one in result.profile.points
+        if isinstance(one.probe, CollectiveProbe)
+    }
+    kinds = ("all-reduce", "all-gather")
+    wanted = {(kind, *group) for kind in kinds for group in ((2, 1), (1, 2), (2, 2))}
+    # On a very busy machine single points may drown in noise.
+    assert measured <= wanted
+    assert len(measured) >= 4
+    about = {"platform": "cpu", "device_kind": "cpu", "environ": os.environ}
+    fabric = replace(_FABRIC, num_granules=2, granule_devices=2)
+    speeds = find_speeds(fabric, **about)
+    assert speeds.origin.startswith("calibration of 4 x cpu in 2 granules on")
+    # Four devices of one process are others.
+    assert find_speeds(_FABRIC, **about).origin != speeds.origin
+    table = result.table(width=80, colour=False)
+    assert "over 2 in each of 2 granules" in re.sub(r"\s+", " ", table)
+
+
+def lots_of_groups(fabric: Fabric, layouts: Layouts) -> tuple[Lot, ...]:
+    """Two sizes of two kinds of collectives, inside the processes and between them."""
+    probes = [
+        one
+        for lot in plan_lots(fabric, layouts)
+        for one in lot.probes
+        if isinstance(one, CollectiveProbe)
+        and one.collective in ("all-reduce", "all-gather")
+        and 4096 < one.payload_bytes < 2**20
+    ]
+    assert {one.granules for one in probes} == {1, 2}
+    return (Lot(name="collectives", probes=tuple(probes)),)
+
+
 def _chip():
     from automesh.hardware.chips import chip_for
 
@@ -134,7 +178,7 @@ def probes_of_every_kind() -> list[Probe]:
 
 @pytest.mark.parametrize("probe", probes_of_every_kind(), ids=str)
 def test_the_loop_does_what_the_probe_says(probe: Probe) -> None:
-    text = calibrate.compile_work(work_of(probe)).compiled.as_text()
+    text = calibrate.compile_work(work_of(probe), Alone()).compiled.as_text()
     body = _body_of_the_loop(text)
     name = probe.collective if isinstance(probe, CollectiveProbe) else probe.kind
     assert re.search(_OPCODES[name], body), body
@@ -145,7 +189,7 @@ def test_the_loop_does_what_the_probe_says(probe: Probe) -> None:
 
 def test_a_chain_of_tiny_kernels_is_not_fused() -> None:
     work = work_of(KernelProbe())
-    body = _body_of_the_loop(calibrate.compile_work(work).compiled.as_text())
+    body = _body_of_the_loop(calibrate.compile_work(work, Alone()).compiled.as_text())
     # One or two more: the last sum, and the count of the loop.
     assert work.times <= len(re.findall(r"= .*\b(fusion|reduce)\(", body)) <= work.times + 2
 
@@ -161,7 +205,7 @@ def test_samples_are_shuffled_and_their_middle_is_told(monkeypatch) -> None:
     probes = [StreamProbe(form="copy", bytes=size) for size in (1024, 2048, 4096)]
     runs: list[int] = []
 
-    def trial(probe: StreamProbe, _: float) -> calibrate.Trial:
+    def trial(probe: StreamProbe, *_: object) -> calibrate.Trial:
         def run(loops: int) -> float:
             runs.append(probe.bytes)
             # The third round is disturbed: the middle of the rounds is not.
@@ -172,7 +216,7 @@ def test_samples_are_shuffled_and_their_middle_is_told(monkeypatch) -> None:
 
     monkeypatch.setattr(calibrate, "ready", trial)
     parts: list[int] = []
-    points = calibrate.calibrate(probes, rounds=3, sample_s=0.01, done=parts.append)
+    points = calibrate.calibrate(probes, rounds=3, sample_s=0.01, done=parts.append, team=Alone())
     assert [one.probe for one in points] == probes
     assert [one.seconds for one in points] == pytest.approx([512e-9, 1024e-9, 2048e-9])
     assert all(one.spread > 0 for one in points)

@@ -9,7 +9,12 @@ from functools import reduce
 import numpy as np
 
 from automesh.hardware.calibration.engines import engines_of
-from automesh.hardware.calibration.speeds import CollectiveSeconds, passes_of, sent_inside
+from automesh.hardware.calibration.speeds import (
+    CollectiveSeconds,
+    passes_of,
+    sent_between,
+    sent_inside,
+)
 from automesh.hardware.chips import Chip, row_of
 from automesh.hardware.fabric.fabric import Fabric, Floats, Route
 from automesh.hardware.processes import usable_cores
@@ -167,14 +172,7 @@ class DataSheet:
         have = self.achieved
         slower = 1 + have.between_decay * np.log2(np.maximum(granules, 2) / 2)
         speed = route.dcn_bytes_per_s * have.between / slower
-        sent = payload / route.ici_size * (granules - 1) / granules
-        if kind == "collective-permute":
-            sent = payload
-        elif kind == "all-to-all":
-            sent = sent / granules
-        else:
-            sent = sent * passes_of(kind)
-        return np.where(granules > 1, sent / speed, 0.0)
+        return np.where(granules > 1, sent_between(kind, payload, route) / speed, 0.0)
 
     def _waits_s(self, kind: str, route: Route, start: float, hop: float, step: float) -> Floats:
         """Seconds before and between messages, in the ring inside and the tree or ring between."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
 from automesh.hardware.calibration.datasheet import datasheet_speeds
-from automesh.hardware.calibration.probes import link_seconds
+from automesh.hardware.calibration.probes import between_seconds, link_seconds
 from automesh.hardware.calibration.profile import CollectiveFit, MatmulFit, Profile
 from automesh.hardware.calibration.profile_files import find_profile
 from automesh.hardware.calibration.speeds import CollectiveSeconds, Speeds
@@ -28,10 +29,11 @@ class Calibrated:
     def __init__(self, profile: Profile, base: Speeds) -> None:
         self._base = base
         self._matmuls = {fit.dtype: fit for fit in profile.matmuls}
-        kinds = dict.fromkeys(fit.collective for fit in profile.collectives)
-        self._collectives = {
-            kind: _Curve([fit for fit in profile.collectives if fit.collective == kind])
-            for kind in kinds
+        self._inside = {
+            kind: _Curve(fits) for kind, fits in _by_kind(profile.collectives, between=False)
+        }
+        self._between = {
+            kind: _Surface(fits) for kind, fits in _by_kind(profile.collectives, between=True)
         }
         self.origin = _origin(profile)
         # The mean over forms of kernels, which on a CPU are bound by arithmetic.
@@ -56,20 +58,27 @@ class Calibrated:
         )
 
     def collective_s(self, kind: str, payload_bytes: Floats, route: Route) -> CollectiveSeconds:
-        """See `Speeds`; groups that cross granules keep the data sheet's time."""
-        sheet = self._base.collective_s(kind, payload_bytes, route)
-        curve = self._collectives.get(kind)
-        if curve is None:
-            return sheet
-        call_s, slowness = curve.at(route.ici_size)
-        # Of groups that cross granules nothing was measured.
-        here = (route.ici_size > 1) & (route.dcn_size <= 1)
+        """See `Speeds`; groups of kinds that were not measured keep the data sheet's time."""
+        found = self._base.collective_s(kind, payload_bytes, route)
         links_s = link_seconds(kind, payload_bytes, route)
-        return CollectiveSeconds(
-            latency_s=np.where(here, call_s, sheet.latency_s),
-            ici_s=np.where(here, slowness * links_s, sheet.ici_s),
-            dcn_s=sheet.dcn_s,
-        )
+        if (curve := self._inside.get(kind)) is not None:
+            call_s, slowness = curve.at(route.ici_size)
+            here = (route.ici_size > 1) & (route.dcn_size <= 1)
+            found = CollectiveSeconds(
+                latency_s=np.where(here, call_s, found.latency_s),
+                ici_s=np.where(here, slowness * links_s, found.ici_s),
+                dcn_s=found.dcn_s,
+            )
+        if (surface := self._between.get(kind)) is not None:
+            call_s, slowness = surface.at(route.ici_size, route.dcn_size)
+            here = route.dcn_size > 1
+            network_s = between_seconds(kind, payload_bytes, route)
+            found = CollectiveSeconds(
+                latency_s=np.where(here, call_s, found.latency_s),
+                ici_s=np.where(here, slowness * links_s, found.ici_s),
+                dcn_s=np.where(here, slowness * network_s, found.dcn_s),
+            )
+        return found
 
 
 def find_speeds(
@@ -85,7 +94,13 @@ def find_speeds(
     Raises:
       UsageError: there is a profile, but it is broken.
     """
-    found = find_profile(platform, device_kind, fabric.num_devices, environ=environ)
+    found = find_profile(
+        platform,
+        device_kind,
+        fabric.num_devices,
+        environ=environ,
+        num_granules=fabric.num_granules,
+    )
     return speeds_for(fabric.chip, fabric, found if isinstance(found, Profile) else None)
 
 
@@ -95,8 +110,18 @@ def speeds_for(chip: Chip, fabric: Fabric, profile: Profile | None) -> Speeds:
     return base if profile is None else Calibrated(profile, base)
 
 
+def _by_kind(
+    fits: Sequence[CollectiveFit], *, between: bool
+) -> list[tuple[str, list[CollectiveFit]]]:
+    """The laws of each kind, of groups inside a granule or of those over several."""
+    chosen = sorted(
+        (fit for fit in fits if (fit.granules > 1) == between), key=lambda fit: fit.collective
+    )
+    return [(kind, list(same)) for kind, same in groupby(chosen, lambda fit: fit.collective)]
+
+
 class _Curve:
-    """Laws of one kind of collective over the sizes of its groups."""
+    """Laws of one kind of collective over the sizes of its groups inside a granule."""
 
     def __init__(self, fits: Sequence[CollectiveFit]) -> None:
         ordered = sorted(fits, key=lambda fit: fit.group_size)
@@ -114,6 +139,42 @@ class _Curve:
         call_s = np.interp(size, self._sizes, self._call_s)
         beyond = np.maximum(size / self._sizes[-1], 1.0)
         return np.asarray(call_s * beyond), np.asarray(np.interp(size, self._sizes, self._slowness))
+
+
+class _Surface:
+    """Laws of one kind of collective over granules, and over the devices in each of them."""
+
+    def __init__(self, fits: Sequence[CollectiveFit]) -> None:
+        ordered = sorted(fits, key=lambda fit: fit.granules)
+        curves = {
+            granules: _Curve(list(same))
+            for granules, same in groupby(ordered, lambda fit: fit.granules)
+        }
+        self._granules = np.array(list(curves), float)
+        self._curves = tuple(curves.values())
+
+    def at(self, size: Floats, granules: Floats) -> tuple[Floats, Floats]:
+        """Seconds per call and slowness for groups of `size` devices in each of some granules.
+
+        Between measured numbers of granules straight lines; beyond them as `_Curve.at`.
+        """
+        calls, slownesses = (
+            np.array(one) for one in zip(*(each.at(size) for each in self._curves))
+        )
+        call_s = np.array(_between_rows(self._granules, np.maximum.accumulate(calls), granules))
+        slowness = _between_rows(self._granules, slownesses, granules)
+        return call_s * np.maximum(granules / self._granules[-1], 1.0), slowness
+
+
+def _between_rows(places: Floats, rows: Floats, wanted: Floats) -> Floats:
+    """Straight lines between rows: [meshes] of rows [places, meshes], one place for each mesh."""
+    if len(places) == 1:
+        return np.asarray(rows[0])
+    upper = np.clip(np.searchsorted(places, wanted), 1, len(places) - 1)
+    low, high = places[upper - 1], places[upper]
+    share = np.clip((wanted - low) / (high - low), 0.0, 1.0)
+    meshes = np.arange(rows.shape[1])
+    return np.asarray((1 - share) * rows[upper - 1, meshes] + share * rows[upper, meshes])
 
 
 def _amount(fit: MatmulFit, batch: Floats, m: Floats, n: Floats, k: Floats) -> Floats:

@@ -70,11 +70,12 @@ class CollectiveProbe:
     """One collective over groups of the devices, all groups at once.
 
     Attributes:
-      group_size: devices of one group.
+      group_size: devices of one group inside a granule.
       stride: mesh positions between neighbours in a group: 1 if the axis is the innermost one.
       payload_bytes: the full (gathered, unreduced) array of one group; for collective-permute what
         one device sends.
       link_s: what its bytes take at the nominal speed of the links; no part of what the probe is.
+      granules: that a group spans; with more than one, its bytes cross DCN.
     """
 
     collective: MeasuredName
@@ -82,11 +83,26 @@ class CollectiveProbe:
     stride: int
     payload_bytes: int
     link_s: float = field(compare=False)
+    granules: int = 1
     kind: Literal["collective"] = "collective"
+
+    @property
+    def num_devices(self) -> int:
+        """Of one group."""
+        return self.group_size * self.granules
 
     def __str__(self) -> str:
         where = "" if self.stride == 1 else f" (stride {self.stride})"
-        return f"{self.collective} over {self.group_size}{where} {self.payload_bytes} B"
+        group = group_words(self.group_size, self.granules)
+        return f"{self.collective} over {group}{where} {self.payload_bytes} B"
+
+
+def group_words(group_size: int, granules: int) -> str:
+    """A group of devices in words: `4`, `2 granules`, `4 in each of 2 granules`."""
+    if granules == 1:
+        return str(group_size)
+    several = f"{granules} granules"
+    return several if group_size == 1 else f"{group_size} in each of {several}"
 
 
 Probe = MatmulProbe | StreamProbe | KernelProbe | CollectiveProbe

@@ -15,8 +15,9 @@ from automesh.hardware.calibration.points import (
     MatmulProbe,
     Probe,
     StreamProbe,
+    group_words,
 )
-from automesh.hardware.calibration.speeds import sent_inside
+from automesh.hardware.calibration.speeds import sent_between, sent_inside
 from automesh.hardware.fabric.fabric import Fabric, Floats, Layouts, Route
 from automesh.hardware.fabric.routes import routes
 from automesh.mesh.plan_arrays import Batch
@@ -97,12 +98,15 @@ def probe_shapes(fabric: Fabric) -> tuple[tuple[int, ...], ...]:
     """Sizes inside one granule of the meshes that collectives are measured on.
 
     Every size that a mesh axis can have is a group, on the innermost axis, and on the outermost one
-    unless all devices are in one memory, where no device is nearer than another.
+    unless all devices are in one memory, where no device is nearer than another. Of several
+    granules, groups of a single device in each of them as well.
     """
     count = fabric.granule_devices
-    shapes = {(count // size, size, 1): None for size in range(2, count + 1) if count % size == 0}
+    shapes = {(count // size, size, 1): None for size in _divisors(count)}
     if fabric.kind != "shared":
         shapes |= {(1, size, count // size): None for _, size, _ in tuple(shapes)}
+    if fabric.num_granules > 1:
+        shapes[count, 1, 1] = None
     return tuple(sorted(shapes, key=lambda shape: (shape[1], shape[2])))
 
 
@@ -122,7 +126,8 @@ def plan_lots(fabric: Fabric, layouts: Layouts) -> tuple[Lot, ...]:
     return (
         Lot(name="kernels and copies", probes=(KernelProbe(), *streams)),
         first,
-        *_group_lots(fabric, layouts, sizes.payloads),
+        *_lots_inside(fabric, layouts, sizes.payloads),
+        *_lots_between(fabric, layouts, sizes.payloads),
         last,
     )
 
@@ -137,6 +142,16 @@ def link_seconds(kind: str, payload_bytes: Floats, route: Route) -> Floats:
     return np.where(route.ici_size > 1, sent / route.ici_bytes_per_s, 0.0)
 
 
+def between_seconds(kind: str, payload_bytes: Floats, route: Route) -> Floats:
+    """What the bytes of a collective over granules take at the nominal speed of the network.
+
+    Returns:
+      [meshes]; 0 where the group is inside one granule.
+    """
+    sent = sent_between(kind, payload_bytes, route)
+    return np.where(route.dcn_size > 1, sent / route.dcn_bytes_per_s, 0.0)
+
+
 def _matmul_lot(dtype: str, matrices: Sequence[Matrices]) -> Lot:
     probes = tuple(
         MatmulProbe(dtype=dtype, batch=batch, m=m, n=n, k=k) for batch, m, n, k in matrices
@@ -144,31 +159,72 @@ def _matmul_lot(dtype: str, matrices: Sequence[Matrices]) -> Lot:
     return Lot(name=f"{dtype} multiplications", probes=probes)
 
 
-def _group_lots(fabric: Fabric, layouts: Layouts, payloads: Sequence[int]) -> tuple[Lot, ...]:
+def _lots_inside(fabric: Fabric, layouts: Layouts, payloads: Sequence[int]) -> tuple[Lot, ...]:
     """One lot per size of group: what is compared with each other is measured side by side."""
-    refused = {shape for shape, _ in layouts.refused}
     lots: dict[int, list[Probe]] = {}
-    for shape in probe_shapes(fabric):
-        if shape in refused:
-            continue
-        batch = Batch(
-            names=PROBE_AXES,
-            ici=np.array([shape], np.int64),
-            dcn=np.array([(fabric.num_granules, 1, 1)], np.int64),
-        )
-        route = routes(fabric, layouts, batch, PROBE_AXES[1:2])
-        for kind in MEASURED:
-            for payload in payloads:
-                seconds = link_seconds(kind, np.array([float(payload)]), route)
-                probe = CollectiveProbe(
-                    collective=kind,
-                    group_size=shape[1],
-                    stride=shape[2],
-                    payload_bytes=payload,
-                    link_s=float(seconds[0]),
-                )
-                lots.setdefault(shape[1], []).append(probe)
+    for shape in _possible(fabric, layouts):
+        if shape[1] > 1:
+            probes = _collectives(fabric, layouts, payloads, shape, granules=1)
+            lots.setdefault(shape[1], []).extend(probes)
     return tuple(
         Lot(name=f"collectives over {size} devices", probes=tuple(probes))
         for size, probes in lots.items()
     )
+
+
+def _lots_between(fabric: Fabric, layouts: Layouts, payloads: Sequence[int]) -> tuple[Lot, ...]:
+    """One lot per number of granules and devices in each, all granules and both extremes first."""
+    whole = fabric.granule_devices
+    sizes = {shape[1]: shape for shape in _possible(fabric, layouts) if shape[2] == 1}
+    ordered = sorted(sizes, key=lambda size: (size not in (1, whole), size))
+    return tuple(
+        Lot(
+            name=f"collectives over {group_words(size, granules)}",
+            probes=tuple(_collectives(fabric, layouts, payloads, sizes[size], granules=granules)),
+        )
+        for granules in reversed(_divisors(fabric.num_granules))
+        for size in ordered
+    )
+
+
+def _possible(fabric: Fabric, layouts: Layouts) -> tuple[tuple[int, ...], ...]:
+    refused = {shape for shape, _ in layouts.refused}
+    return tuple(shape for shape in probe_shapes(fabric) if shape not in refused)
+
+
+def _collectives(
+    fabric: Fabric,
+    layouts: Layouts,
+    payloads: Sequence[int],
+    shape: tuple[int, ...],
+    *,
+    granules: int,
+) -> list[Probe]:
+    """Every kind over the groups along the middle axis of a shape, in so many granules."""
+    batch = Batch(
+        names=PROBE_AXES,
+        ici=np.array([shape], np.int64),
+        dcn=np.array([(fabric.num_granules // granules, granules, 1)], np.int64),
+    )
+    route = routes(fabric, layouts, batch, PROBE_AXES[1:2])
+    probes: list[Probe] = []
+    for kind in MEASURED:
+        for payload in payloads:
+            array = np.array([float(payload)])
+            nominal_s = link_seconds(kind, array, route) + between_seconds(kind, array, route)
+            probes.append(
+                CollectiveProbe(
+                    collective=kind,
+                    group_size=shape[1],
+                    stride=shape[2],
+                    payload_bytes=payload,
+                    link_s=float(nominal_s[0]),
+                    granules=granules,
+                )
+            )
+    return probes
+
+
+def _divisors(count: int) -> list[int]:
+    """Ascending, without 1."""
+    return [size for size in range(2, count + 1) if count % size == 0]

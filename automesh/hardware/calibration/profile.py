@@ -71,8 +71,10 @@ class CollectiveFit:
     """Seconds of a collective over groups of one size.
 
     Attributes:
+      group_size: devices of a group inside a granule.
       call_s: of a call that moves next to nothing.
       slowness: what its bytes take, as a multiple of what they take at the links' nominal speed.
+      granules: that a group spans.
     """
 
     collective: str
@@ -80,6 +82,7 @@ class CollectiveFit:
     call_s: float
     slowness: float
     error: FitError
+    granules: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,7 @@ class Profile:
       host: model and number of the cores that virtual CPU devices share; empty for accelerators.
       made: when the newest point was measured, ISO 8601 in UTC.
       kernel_s: of starting one kernel; 0 if not measured.
+      num_granules: of the calibration that was made last.
     """
 
     schema: int
@@ -105,11 +109,13 @@ class Profile:
     matmuls: tuple[MatmulFit, ...]
     streams: tuple[StreamFit, ...]
     collectives: tuple[CollectiveFit, ...]
+    num_granules: int = 1
 
     def about(self) -> str:
         """What was measured where: `8 x cpu on AMD EPYC, 2 cores`."""
+        apart = f" in {self.num_granules} granules" if self.num_granules > 1 else ""
         where = f" on {self.host}" if self.host else ""
-        return f"{self.num_devices} x {self.device_kind}{where}"
+        return f"{self.num_devices} x {self.device_kind}{apart}{where}"
 
 
 def make_profile(
@@ -120,6 +126,7 @@ def make_profile(
     num_devices: int,
     host: str,
     versions: Versions,
+    num_granules: int = 1,
 ) -> Profile:
     """Fits laws to the points."""
     ordered = tuple(sorted(points, key=lambda point: _order(point)))
@@ -137,6 +144,7 @@ def make_profile(
         matmuls=fit_matmuls(ordered),
         streams=fit_streams(ordered),
         collectives=fit_collectives(ordered),
+        num_granules=num_granules,
     )
 
 
@@ -160,13 +168,19 @@ def merge(older: Profile, newer: Profile) -> Profile:
         num_devices=newer.num_devices,
         host=newer.host,
         versions=newer.versions,
+        num_granules=newer.num_granules,
     )
 
 
-def identity(profile: Profile) -> tuple[str, str, int, str]:
-    """What two profiles must share: for virtual CPU devices also their number and their host."""
-    count = profile.num_devices if profile.platform == "cpu" else 0
-    return profile.platform, profile.device_kind, count, profile.host
+def identity(profile: Profile) -> tuple[str, str, int, int, str]:
+    """What two profiles must share.
+
+    For virtual CPU devices also their number, that of the processes they belong to, and their host.
+    """
+    count, granules = 0, 0
+    if profile.platform == "cpu":
+        count, granules = profile.num_devices, profile.num_granules
+    return profile.platform, profile.device_kind, count, granules, profile.host
 
 
 def _order(point: Point) -> tuple[str, ...]:
@@ -180,7 +194,7 @@ def _order(point: Point) -> tuple[str, ...]:
         case CollectiveProbe() as one:
             words, sizes = (
                 ("collective", one.collective),
-                (one.group_size, one.stride, one.payload_bytes),
+                (one.granules, one.group_size, one.stride, one.payload_bytes),
             )
         case KernelProbe():
             words, sizes = ("kernel",), ()
@@ -278,16 +292,23 @@ def fit_streams(points: Sequence[Point]) -> tuple[StreamFit, ...]:
 
 
 def fit_collectives(points: Sequence[Point]) -> tuple[CollectiveFit, ...]:
-    """One law per kind and size of group that was measured in at least two sizes."""
-    lines: dict[tuple[str, int], _Line] = {}
+    """One law per kind and group that was measured in at least two sizes."""
+    lines: dict[tuple[str, int, int], _Line] = {}
     for point in points:
         if isinstance(point.probe, CollectiveProbe) and point.seconds > 0:
             one = point.probe
-            line = lines.setdefault((one.collective, one.group_size), _Line())
+            line = lines.setdefault((one.collective, one.group_size, one.granules), _Line())
             line.add(one.link_s, one.payload_bytes, point.seconds)
     return tuple(
-        CollectiveFit(collective=kind, group_size=size, call_s=call, slowness=slope, error=error)
-        for (kind, size), line in lines.items()
+        CollectiveFit(
+            collective=kind,
+            group_size=size,
+            call_s=call,
+            slowness=slope,
+            error=error,
+            granules=granules,
+        )
+        for (kind, size, granules), line in lines.items()
         for call, slope, error in line.fitted()
     )
 

@@ -69,12 +69,19 @@ def host_of(platform: str) -> str:
 
 
 def profile_path(
-    folder: Path, *, platform: str, device_kind: str, num_devices: int, host: str
+    folder: Path,
+    *,
+    platform: str,
+    device_kind: str,
+    num_devices: int,
+    host: str,
+    num_granules: int = 1,
 ) -> Path:
     """Where the profile of such devices is kept."""
     words = [platform, device_kind]
     if platform == "cpu":
-        words = [f"cpu-{num_devices}", host]
+        each = num_devices // num_granules
+        words = [f"cpu-{each}x{num_granules}" if num_granules > 1 else f"cpu-{each}", host]
     slug = re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
     return folder / f"{slug}.json"
 
@@ -86,11 +93,12 @@ def find_profile(
     *,
     environ: Mapping[str, str],
     host: str | None = None,
+    num_granules: int = 1,
 ) -> Profile | NoProfile:
     """The profile of such devices, if a calibration has written one.
 
     Args:
-      num_devices: only matters for virtual CPU devices, which share cores.
+      num_devices, num_granules: only matter for virtual CPU devices, which share cores.
       environ: `$AUTOMESH_PROFILES` names the folder.
       host: see `host_of`; by default this machine.
 
@@ -104,13 +112,15 @@ def find_profile(
         device_kind=device_kind,
         num_devices=num_devices,
         host=host,
+        num_granules=num_granules,
     )
     check_regular(path)
     if not path.exists():
         return NoProfile(path=path, reason=f"there is no profile `{path}`")
     profile = read_profile(path)
     is_same = (platform, device_kind, host) == (profile.platform, profile.device_kind, profile.host)
-    if not is_same or (platform == "cpu" and num_devices != profile.num_devices):
+    virtual = (profile.num_devices, profile.num_granules)
+    if not is_same or (platform == "cpu" and virtual != (num_devices, num_granules)):
         return NoProfile(path=path, reason=f"`{path}` is of other devices: {profile.about()}")
     return profile
 

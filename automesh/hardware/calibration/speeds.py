@@ -42,6 +42,22 @@ def sent_inside(kind: str, payload_bytes: Floats, route: Route) -> Floats:
     return sent * passes_of(kind)
 
 
+def sent_between(kind: str, payload_bytes: Floats, route: Route) -> Floats:
+    """Bytes that one device sends to other granules: [meshes].
+
+    They take this over `Route.dcn_bytes_per_s`. Of a collective over granules each device has the
+    part that its group inside leaves it, see `DataSheet.collective_s`.
+
+    Raises:
+      ValueError: `kind` is none of `collectives.MEASURED`.
+    """
+    granules = np.maximum(route.dcn_size, 1.0)
+    if kind == "collective-permute":
+        return np.where(granules > 1, payload_bytes, 0.0)
+    sent = payload_bytes / np.maximum(route.ici_size, 1.0) * (granules - 1) / granules
+    return sent / granules if kind == "all-to-all" else sent * passes_of(kind)
+
+
 def passes_of(kind: str) -> int:
     """How often a collective that is measured sends an array round its ring.
 

@@ -1,7 +1,8 @@
 """Times single pieces of work with all devices busy at once (jax).
 
 A program does the work n times in a loop whose length is an argument; a sample is the difference
-between a long and an empty loop, so that what it costs to start a program drops out.
+between a long and an empty loop, so that what it costs to start a program drops out. On several
+processes all do the same: they agree on the lengths of the loops, and begin each one together.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -33,6 +35,7 @@ from automesh.hardware.calibration.probes import PROBE_AXES
 from automesh.mesh.axes import MeshAxis
 from automesh.mesh.granules import granules_of
 from automesh.mesh.layout.devices import create_mesh_for
+from automesh.program.execute.team import Team
 
 _MOST_LOOPS = 1_000_000
 _LEAST_CALL_S = 1e-6
@@ -56,7 +59,7 @@ class Work:
       arrays: (shape, dtype) of what one device holds.
       step: of the state of one device, in `shard_map`; what it gives depends on all that it does.
       times: executions of the probe in one step.
-      group_size, stride: of the mesh, see `CollectiveProbe`.
+      group_size, stride, granules: of the mesh, see `CollectiveProbe`.
     """
 
     arrays: tuple[tuple[tuple[int, ...], str], ...]
@@ -64,6 +67,7 @@ class Work:
     times: int = 1
     group_size: int = 1
     stride: int = 1
+    granules: int = 1
 
 
 def work_of(probe: Probe) -> Work:
@@ -128,7 +132,7 @@ def _kernels() -> Work:
 
 
 def _collective(probe: CollectiveProbe) -> Work:
-    size = probe.group_size
+    size = probe.num_devices
     part = max(math.ceil(probe.payload_bytes / (4 * size)), 1)
     whole = part * size
     held = {
@@ -160,8 +164,9 @@ def _collective(probe: CollectiveProbe) -> Work:
     return Work(
         arrays=tuple(((elements,), "float32") for elements in held),
         step=step,
-        group_size=size,
+        group_size=probe.group_size,
         stride=probe.stride,
+        granules=probe.granules,
     )
 
 
@@ -190,6 +195,7 @@ def calibrate(
     rounds: int,
     sample_s: float,
     done: Callable[[int], object],
+    team: Team,
 ) -> tuple[Point, ...]:
     """Measures the probes in rounds, in another order in every round.
 
@@ -197,10 +203,11 @@ def calibrate(
       sample_s: how long the loop of one sample shall take.
       done: told after each probe is ready, and after each round, how many of
         `len(probes) + rounds` parts are done.
+      team: the processes that measure together.
     """
     trials: list[Trial] = []
     for probe in probes:
-        trials.append(ready(probe, sample_s))
+        trials.append(ready(probe, sample_s, team))
         done(len(trials))
     order = random.Random(len(trials))
     for number in range(rounds):
@@ -213,15 +220,16 @@ def calibrate(
     return tuple(_point(by_probe[probe], made) for probe in probes)
 
 
-def ready(probe: Probe, sample_s: float) -> Trial:
+def ready(probe: Probe, sample_s: float, team: Team) -> Trial:
     """Compiles a probe's program, warms it up, and finds out how long its loop must be."""
     work = work_of(probe)
-    run = compile_work(work)
+    run = compile_work(work, team)
+    team.gather("probe")
     run(1)
-    loops, least_s = 1, run(0)
+    loops, least_s = 1, team.slowest(run(0))
     while loops < _MOST_LOOPS:
         # The faster of two: on a busy machine one alone may be long for no reason of its own.
-        took_s = min(run(loops), run(loops)) - least_s
+        took_s = team.slowest(min(run(loops), run(loops))) - least_s
         if took_s >= 0.6 * sample_s:
             break
         # A short loop says little about how long a long one takes: at most eight times longer.
@@ -256,17 +264,20 @@ class Program:
     compiled: Any
     state: Any
     count: NamedSharding
+    team: Team
 
     def __call__(self, loops: int) -> float:
-        number = jax.device_put(jnp.int32(loops), self.count)
+        # Made from each process's own number: `device_put` would compare them, by a collective.
+        number = jax.make_array_from_callback((), self.count, lambda _: np.int32(loops))
         jax.block_until_ready((number, self.state))
+        self.team.align()
         begin = perf_counter()
         # Waited for at once: programs in flight starve each other on virtual CPU devices.
         jax.block_until_ready(self.compiled(number, self.state))
         return perf_counter() - begin
 
 
-def compile_work(work: Work) -> Program:
+def compile_work(work: Work, team: Team) -> Program:
     """Compiles the loop for all devices."""
     mesh = _mesh(work)
     shards = P(PROBE_AXES)
@@ -290,17 +301,18 @@ def compile_work(work: Work) -> Program:
     count = NamedSharding(mesh, P())
     turns = jax.ShapeDtypeStruct((), jnp.int32, sharding=count)
     compiled = jax.jit(spread_out).lower(turns, state).compile()
-    return Program(compiled=compiled, state=state, count=count)
+    return Program(compiled=compiled, state=state, count=count, team=team)
 
 
 def _mesh(work: Work) -> Mesh:
-    # Granules lie on the outermost axis: what is measured stays inside one.
+    # Granules that no group spans lie on the outermost axis.
     granules = len(granules_of(jax.devices()))
     outside = jax.device_count() // (granules * work.group_size * work.stride)
     sizes = (outside, work.group_size, work.stride)
+    between = (granules // work.granules, work.granules, 1)
     return create_mesh_for(
         [
-            MeshAxis(name=name, ici=size, dcn=granules if name == PROBE_AXES[0] else 1)
-            for name, size in zip(PROBE_AXES, sizes, strict=True)
+            MeshAxis(name=name, ici=ici, dcn=dcn)
+            for name, ici, dcn in zip(PROBE_AXES, sizes, between, strict=True)
         ]
     )

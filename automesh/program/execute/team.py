@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from automesh.program.distributed import count_processes, meet
+from automesh.program.execute.warm_up import steps_to_warm_up
 
 Emit = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -35,6 +36,10 @@ class Team(Protocol):
         """
         ...
 
+    def slowest(self, seconds: float) -> float:
+        """What the slowest of them took, which is the same number in all."""
+        ...
+
 
 class Alone:
     """One process."""
@@ -52,6 +57,10 @@ class Alone:
             sample(1)
             if perf_counter() >= end:
                 return
+
+    def slowest(self, seconds: float) -> float:
+        """See `Team`."""
+        return seconds
 
 
 class Gang:
@@ -75,10 +84,12 @@ class Gang:
     def warm_up(self, sample: Callable[[int], float], least_s: float) -> None:
         """See `Team`."""
         self.align()
-        step_s = sample(1)
-        reply = self._emit({"event": "warm", "step_s": step_s, "least_s": least_s, "reply": True})
-        for _ in range(int(reply["steps"])):
+        for _ in range(steps_to_warm_up(self.slowest(sample(1)), least_s)):
             sample(1)
+
+    def slowest(self, seconds: float) -> float:
+        """See `Team`."""
+        return float(self._emit({"event": "slowest", "seconds": seconds, "reply": True})["seconds"])
 
 
 def team_of(emit: Emit) -> Team:

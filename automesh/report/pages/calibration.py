@@ -9,7 +9,12 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from automesh.hardware.calibration.points import CollectiveProbe, MatmulProbe, StreamProbe
+from automesh.hardware.calibration.points import (
+    CollectiveProbe,
+    MatmulProbe,
+    StreamProbe,
+    group_words,
+)
 from automesh.hardware.calibration.profile import FitError, Profile
 from automesh.report.columns import Column, figures_column
 from automesh.report.drawing import MIN_WIDTH, draw, glued, labelled, tabulated
@@ -158,13 +163,14 @@ def _collectives(profile: Profile) -> list[_Row]:
             point.probe.payload_bytes: point.seconds
             for point in profile.points
             if isinstance(point.probe, CollectiveProbe)
-            and (point.probe.collective, point.probe.group_size) == (fit.collective, fit.group_size)
+            and (point.probe.collective, point.probe.group_size, point.probe.granules)
+            == (fit.collective, fit.group_size, fit.granules)
             and point.seconds > 0
         }
         largest = max(sizes)
         rows.append(
             _Row(
-                work=f"{fit.collective} over {fit.group_size}",
+                work=f"{fit.collective} over {group_words(fit.group_size, fit.granules)}",
                 call=format_seconds(fit.call_s),
                 speed=f"{format_bytes(largest / sizes[largest])}/s",
                 error=fit.error,

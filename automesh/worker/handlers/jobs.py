@@ -153,7 +153,7 @@ def handle(job: Job, emit: Emit) -> Answer:
             case VisitJob():
                 return _visit(job, stages, team_of(emit))
             case CalibrateJob():
-                return _calibrate(job, stages, emit)
+                return _calibrate(job, stages, emit, team_of(emit))
             case _:
                 with fewer_collections():
                     return _look(job, stages)
@@ -279,7 +279,7 @@ def _devices(job: DevicesJob, stages: Stages) -> Attachment:
     )
 
 
-def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit) -> Calibration:
+def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit, team: Team) -> Calibration:
     start_jax(stages)
     stages.enter("calibrate")
     parts = len(job.probes) + job.rounds
@@ -288,6 +288,7 @@ def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit) -> Calibration:
         rounds=job.rounds,
         sample_s=job.sample_s,
         done=lambda done: emit({"event": "calibrated", "parts": done, "of": parts}),
+        team=team,
     )
     return Calibration(points=points)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from automesh.collectives import MEASURED
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.calibration.measured_speeds import Calibrated, find_speeds, speeds_for
-from automesh.hardware.calibration.probes import link_seconds
+from automesh.hardware.calibration.probes import between_seconds, link_seconds
 from automesh.hardware.calibration.profile import (
     SCHEMA,
     CollectiveFit,
@@ -148,6 +148,53 @@ def test_groups_that_cross_granules_keep_the_data_sheets_time() -> None:
         sheets.ici_s,
         sheets.dcn_s,
     )
+
+
+def test_groups_that_cross_granules_cost_what_was_measured() -> None:
+    fits = [
+        CollectiveFit(
+            collective="all-reduce",
+            group_size=size,
+            call_s=call_s,
+            slowness=slowness,
+            error=ERROR,
+            granules=granules,
+        )
+        for granules, size, call_s, slowness in (
+            (2, 1, 1e-4, 3.0),
+            (2, 4, 3e-4, 5.0),
+            (4, 1, 5e-4, 7.0),
+            (4, 4, 9e-4, 9.0),
+        )
+    ]
+    speeds = Calibrated(profile(collectives=tuple(fits)), SHEET)
+
+    def found(size: int, granules: int) -> tuple[float, float]:
+        """Seconds per call, and slowness."""
+        across = route([size], granules=granules)
+        one = speeds.collective_s("all-reduce", np.array([1e6]), across)
+        links_s = link_seconds("all-reduce", np.array([1e6]), across)
+        network_s = between_seconds("all-reduce", np.array([1e6]), across)
+        assert network_s[0] == pytest.approx(
+            2 * 1e6 / size * (granules - 1) / granules / across.dcn_bytes_per_s[0]
+        )
+        slowness = one.dcn_s[0] / network_s[0]
+        # What the group does inside its granules is slower by the same.
+        assert one.ici_s == pytest.approx(slowness * links_s)
+        return float(one.latency_s[0]), float(slowness)
+
+    assert found(1, 2) == pytest.approx((1e-4, 3.0))
+    assert found(4, 2) == pytest.approx((3e-4, 5.0))
+    assert found(2, 2) == pytest.approx((5e-4 / 3, 11 / 3))
+    assert found(1, 3) == pytest.approx((3e-4, 5.0))
+    assert found(4, 4) == pytest.approx((9e-4, 9.0))
+    # Beyond what was measured the waits grow with the granules.
+    assert found(4, 8) == pytest.approx((18e-4, 9.0))
+    # Groups inside one granule were not measured.
+    inside = [
+        one.collective_s("all-reduce", np.array([1e6]), route([4])) for one in (speeds, SHEET)
+    ]
+    assert inside[0] == inside[1]
 
 
 def test_a_measured_group_costs_what_was_measured() -> None:

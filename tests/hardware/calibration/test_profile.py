@@ -145,6 +145,8 @@ def test_only_profiles_of_the_same_devices_merge() -> None:
     for change in ({"num_devices": 4}, {"host": "another"}, {"device_kind": "arm"}):
         with pytest.raises(ValueError, match="do not merge"):
             merge(here, profile_of([], **change))
+    with pytest.raises(ValueError, match="do not merge"):
+        merge(here, profile_of([], num_granules=2))
     tpu = {"platform": "tpu", "device_kind": "TPU v4", "host": ""}
     few, many = (profile_of([], **tpu, num_devices=number) for number in (4, 8))
     assert merge(few, many).num_devices == 8
@@ -162,6 +164,28 @@ def test_every_size_of_axis_is_measured_at_both_ends() -> None:
     assert len(set(probes)) == len(probes)
     assert len(set(PROBES)) == len(PROBES) < len(probes)
     assert all(one.link_s > 0 for one in collectives)
+
+
+def test_groups_over_granules_are_measured_for_every_size_in_each() -> None:
+    four_of_two = replace(GPU_8, num_granules=4, granule_devices=2)
+    probes = [probe for lot in plan_lots(four_of_two, NOWHERE) for probe in lot.probes]
+    assert len(set(probes)) == len(probes)
+    collectives = [one for one in probes if isinstance(one, CollectiveProbe)]
+    for kind in MEASURED:
+        where = [(c.granules, c.group_size) for c in collectives if c.collective == kind]
+        # All granules first: that is what a budget should not leave out.
+        assert list(dict.fromkeys(where)) == [(1, 2), (4, 1), (4, 2), (2, 1), (2, 2)]
+    between = [one for one in collectives if one.granules > 1]
+    assert all(one.link_s > 0 for one in between)
+    assert {str(one).split(" over ")[1] for one in between if one.payload_bytes == 2**20} == {
+        f"{group} {2**20} B"
+        for group in (
+            "4 granules",
+            "2 in each of 4 granules",
+            "2 granules",
+            "2 in each of 2 granules",
+        )
+    }
 
 
 def test_one_lot_holds_all_sizes_of_a_law() -> None:

@@ -211,6 +211,17 @@ SERVERS = (
     *("http://127.0.0.1 /", NUL, BYTE, ESCAPES, f"https://{HUGE}", "https://mesh.example.com/path"),
 )
 
+HOSTS: Mapping[str, tuple[str, ...]] = {
+    "--launch": ("x", "LOCAL", "local ", NUL, BYTE, ESCAPES, HUGE),
+    "--hosts": ("1", "99999999999", *INTEGERS),
+    "--processes-per-host": ("1", "3", "99999999999", *INTEGERS),
+    "--listen": ADDRESSES,
+    "--wait": DURATIONS[1:],  # an empty one is as none
+    "--certificate": ("note", NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
+    "--key": ("note", NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
+    "--ca": ("note", NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
+}
+"""Of commands that may use several hosts."""
 WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "search": {
         "--step-time": ("capture", "regex:("),
@@ -233,14 +244,7 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--reserve-hbm": (*SIZES, "100%", "-5%", "nan%", "5%%", "٥%"),
         "--xla": OPTIONS,
         "--command": ("python {tp}",),
-        "--launch": ("x", "LOCAL", "local ", NUL, BYTE, ESCAPES, HUGE),
-        "--hosts": ("1", "99999999999", *INTEGERS),
-        "--processes-per-host": ("1", "3", "99999999999", *INTEGERS),
-        "--listen": ADDRESSES,
-        "--wait": DURATIONS[1:],  # an empty one is as none
-        "--certificate": ("note", NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
-        "--key": ("note", NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
-        "--ca": ("note", NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
+        **HOSTS,
         "--image": ("x", NUL, BYTE),
         "--volume": ("x:/y", NUL, BYTE),
         "--write": ("x.yaml",),
@@ -294,7 +298,7 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--storage": STORAGES,
     },
     "targets": {"--hardware": READ},
-    "calibrate": {"--target": TARGETS, "--out": OUTPUTS, "--budget": DURATIONS},
+    "calibrate": {"--target": TARGETS, "--out": OUTPUTS, "--budget": DURATIONS, **HOSTS},
     "explain": {
         "--against": NO_TEXT,
         "--target": TARGETS[1:],  # an empty one is as none

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from automesh.program.execute.warm_up import steps_to_warm_up
 from automesh.program.nouns import VisitAnswer
 from automesh.worker.messages import Job
 from automesh.worker.place import place_in
@@ -41,8 +42,8 @@ def handle(job: Job, emit: Emit) -> object:
 
 def agree(emit: Emit, rank: int, *what: str) -> VisitAnswer:
     """Meets the others and says what was answered."""
-    said = {"event": "warm", "step_s": 0.01 * (rank + 1), "least_s": 0.1, "reply": True}
-    steps = emit(said)["steps"]
+    said = {"event": "slowest", "seconds": 0.01 * (rank + 1), "reply": True}
+    steps = steps_to_warm_up(emit(said)["seconds"], 0.1)
     fingerprint = f"{what[rank]} {steps}" if what else f"{steps}"
     return VisitAnswer(
         samples_s=(0.1 * (rank + 1), 0.5 - 0.1 * rank),
