@@ -199,15 +199,14 @@ def join_processes(request: _Shared) -> _Shared | None:
     from automesh.launch.cluster import ranked, spread
     from automesh.launch.ranks import devices_of, find_rank
 
-    is_search = isinstance(request, SearchRequest)
     rank = find_rank(os.environ)
     if rank is None or request.cluster.launch:
         return request
-    if is_search and not isinstance(request.subject, Entry):
+    if isinstance(request, SearchRequest) and not isinstance(request.subject, Entry):
         return request
     request = replace(request, cluster=ranked(request.cluster, rank))
     # All of them refuse alike what cannot be searched, and none waits for the others then.
-    clusters = clusters_in(request.hardware) if is_search else {}
+    clusters = clusters_in(request.hardware) if isinstance(request, SearchRequest) else None
     spread(parse_target(request.target, os.environ, clusters), request.cluster)
     os.environ.update(devices_of(rank, os.environ))
     if rank.number == 0:
