@@ -159,8 +159,8 @@ def compile_all(
             workers=2,
             clock=clock,
         ),
-        pool=pool,
-        rung=memory,
+        pool=pool,  # pyright: ignore
+        rung=memory,  # pyright: ignore
         compiling=SimpleNamespace(  # pyright: ignore
             job=lambda one: one,
             keeps=lambda _: True,
