@@ -67,6 +67,12 @@ class Records:
     processes: tuple[ProcessRecord, ...] = ()
     failed: tuple[tuple[Plan, Failure], ...] = ()
 
+    @property
+    def plans(self) -> frozenset[Plan]:
+        """All that were in a race or a process."""
+        raced = [plan for race in self.races for plan, _ in race.rounds]
+        return frozenset([*raced, *(plan for one in self.processes for plan, _ in one.seconds)])
+
     def of_machine(self, machine: str) -> Records:
         """Those of one machine: seconds of different ones do not compare."""
         return Records(
@@ -156,7 +162,9 @@ def raced_against(
             ratios = _ratios(values, rounds, final, reference)
             if ratios is not None:
                 # A later race has seen the plan beside better ones.
-                is_beaten = plan in race.beaten
+                # Perhaps by one that has failed since, or is not searched any more.
+                is_whole = not any(one in final.failed for one in rounds)
+                is_beaten = is_whole and plan in race.beaten
                 found[plan] = _comparison(plan, *ratios, is_beaten=is_beaten, rules=final.rules)
     return tuple(sorted(found.values(), key=lambda one: (one.ratio, str(one.plan))))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from automesh.jsonio import to_json
@@ -13,6 +13,7 @@ from automesh.report.words import failure_reason
 from automesh.tuner.choose.ranking import may_be_exported
 from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.decision import (
+    Decision,
     ProcessRecord,
     RaceRecord,
     Records,
@@ -46,6 +47,10 @@ RESERVED = 5  # processes that a race leaves time for
 _LEAST_RACE = 1 / 3  # of the time that the fewest processes leave
 _GRACE = 0.05  # of the budget, or so many seconds, whichever is more: for the third process alone
 _GRACE_S = 12.0
+_NO_REFERENCE = (
+    "the time was used up before any step could be run whose losses the others are compared with; "
+    "give it more --budget, or see with --timeout whether it hangs"
+)
 _NOTHING_YET = (
     "the time did not suffice to measure the best in three fresh processes; "
     "run the same command to go on"
@@ -92,6 +97,8 @@ class MeasureRung:
     _differing: dict[Plan, None] = field(init=False, default_factory=dict[Plan, None])
     _records: Records = field(init=False, default_factory=Records)
     _incumbent: tuple[Plan, ...] = field(init=False, default=())
+    _decision: Decision | None = field(init=False, default=None)
+    _is_told: bool = field(init=False, default=False)
 
     def run(self) -> str:
         """Measures what is not measured yet, and stores everything; the study is the result.
@@ -129,7 +136,7 @@ class MeasureRung:
         self._reload()
         raced = self._raced_plans()
         wanted = dict.fromkeys([*self.finalists, *self._begun()])
-        todo = [plan for plan in wanted if plan not in self._done and plan not in raced]
+        todo = [plan for plan in wanted if plan not in raced and self._is_to_race(plan, raced)]
         if todo:
             self._run_race(todo)
         elif self._is_settled() and not self._challenge_until_none(RESERVED):
@@ -141,7 +148,20 @@ class MeasureRung:
         is_decided = self._measure_afresh(LOOKS[-1])
         return self._store("all of them are decided" if is_decided else "")
 
+    def _is_to_race(self, plan: Plan, raced: Collection[Plan]) -> bool:
+        """Whether a plan that was not raced on this machine is raced now.
+
+        One that was measured on another, or before this one was started anew, is so only if
+        nothing was decided there and nothing was raced here: seconds of the two do not compare.
+        """
+        if plan not in self._done:
+            return True
+        is_open = self._decision is None or bool(self._decision.undecided)
+        return not raced and is_open and may_be_exported(self._done[plan])
+
     def _why_no_race(self) -> str:
+        if self._decision is not None:
+            return self._decision.sentence or _NOTHING_YET
         if self._calibrations:
             return "there was no time for a race; run the same command to go on"
         has_failed = all(plan in self._done for plan in self.finalists)
@@ -151,6 +171,8 @@ class MeasureRung:
 
     def _is_settled(self) -> bool:
         """Whether an earlier search has decided all that it has raced."""
+        if self._known_reference is None or self._decision is None:
+            return False  # another baseline or space than before: what is known is put together
         final = self._final()
         return not final.entrants(self._contenders(final)) and bool(final.exported())
 
@@ -183,15 +205,19 @@ class MeasureRung:
                 self._done[trial.plan] = trial.outcome
         for plan, failure in self._records.failed:
             self._done[plan] = failure
-        # Killed after a race and before its trials were finished.
+        if self._known_reference is not None:
+            self._close_begun()
+        self._decision = self.search.notebook.decision()
+        self._incumbent = () if self._decision is None else (self._decision.winner,)
+
+    def _close_begun(self) -> None:
+        """Finishes trials of a search that was killed after a race and before it did so."""
         begun = self._begun()
         for race in self._records.races:
             for plan, _ in race.rounds:
                 if plan in begun and plan not in self._done:
                     self._open_trials([plan])
                     self._close(race, plan)
-        decision = self.search.notebook.decision()
-        self._incumbent = () if decision is None else (decision.winner,)
 
     def _take_over(self, stored: StoredVisits) -> None:
         plans = frozenset(self.search.preparation.plans)
@@ -222,13 +248,14 @@ class MeasureRung:
         if self._known_reference is None:
             found = self._reference(plans)
             if not found.plan and self._bounded().is_over:
-                self.search.progress.notice(
-                    "the time was used up before any step could be run whose losses the others are "
-                    "compared with; give it more --budget, or see with --timeout whether it hangs"
-                )
+                if not self._is_told:
+                    self.search.progress.notice(_NO_REFERENCE)
+                self._is_told = True
                 return found  # the next search has the time to find one
             self._known_reference = found
+            self.search.notebook.note_reference(found.name)
             self._check_all(found)
+            self._close_begun()
         return self._known_reference
 
     def _note_visits(self) -> None:
@@ -372,15 +399,13 @@ class MeasureRung:
         for plan in baseline:
             if plan not in self._calibrations:
                 self._visit_first(plan)
-        reference = find_reference(
+        return find_reference(
             self._bounded(),
             self._subject,
             baseline=[self._calibrations[plan] for plan in baseline if plan in self._calibrations],
             plans=self.search.preparation.plans,
             rules=self.rules,
         )
-        self.search.notebook.note_reference(reference.name)
-        return reference
 
     @property
     def _subject(self) -> Subject:
@@ -517,7 +542,10 @@ class MeasureRung:
     # Fresh processes
 
     def _final(self) -> Final:
-        excluded = [plan for plan, one in self._done.items() if not may_be_exported(one)]
+        legal = frozenset(self.search.preparation.plans)
+        excluded = {plan for plan, one in self._done.items() if not may_be_exported(one)}
+        # Another search space than now had these, too.
+        excluded |= {plan for plan in self._records.plans if plan not in legal}
         baseline = [plan for plan in self.search.preparation.baseline if self._is_known(plan)]
         return self._records.final(
             rules=FinalRules(),
@@ -572,8 +600,10 @@ class MeasureRung:
                 if plan not in self._calibrations:
                     self._visit_first(plan)
             unknown = [plan for plan in entrants if plan not in self._calibrations]
-            if not all(plan in self._done for plan in unknown):
-                return False
+            if any(may_be_exported(self._done.get(plan)) for plan in unknown) or not all(
+                plan in self._done for plan in unknown
+            ):
+                return False  # time was used up in a first visit, of which it is not to blame
             if unknown:
                 self._fail(unknown)
                 continue

@@ -152,19 +152,24 @@ def visit_job(
     )
 
 
-def visit(pool: VisitPool, job: VisitJob, timeout_s: float) -> VisitAnswer | Failure:
+def visit(
+    pool: VisitPool, job: VisitJob, timeout_s: float, *, is_first: bool = False
+) -> VisitAnswer | Failure:
     """Makes one visit, and again in a fresh process if the first died of something that may pass.
 
     A crash or lack of memory can be the fault of what the process did before; a refusal by the
     user's code or the compiler is repeated word for word, and a timeout has had its time.
+
+    Args:
+      is_first: nothing is known of the plan yet. Then what it died of says more than that there was
+        no time left for another try; one that ran before is not judged without that.
     """
     answer = _run(pool, job, timeout_s)
     if isinstance(answer, VisitAnswer | TimedOut) or answer.stage in _REFUSALS:
         return answer
     pool.recycle()
     again = _run(pool, job, timeout_s)
-    # What the first one died of says more than that the second one had no time left.
-    return answer if isinstance(again, TimedOut) else again
+    return answer if is_first and isinstance(again, TimedOut) else again
 
 
 def record_losses(
@@ -211,7 +216,7 @@ def calibrate(
             sensitivity=is_reference and not answers,
         )
         started_s = clock()
-        answer = visit(pool, job, rules.timeout_s)
+        answer = visit(pool, job, rules.timeout_s, is_first=True)
         if not isinstance(answer, VisitAnswer):
             return answer
         # The first visit may start a process and compiles, which none of the race's visits does.

@@ -66,6 +66,8 @@ class Scene:
 
     Attributes:
       room_bytes: of a device; with little, plans are visited one after the other.
+      outside: plans that the space does not have any more.
+      notices: what the user was told.
     """
 
     folder: Path
@@ -74,6 +76,8 @@ class Scene:
     baseline: tuple[Plan, ...] = (BASE,)
     finalists: Sequence[Plan] = ()
     endings: list[str] = field(default_factory=list)
+    outside: frozenset[str] = frozenset()
+    notices: list[str] = field(default_factory=list)
 
     def search(self, budget_s: float, *, challengers: Sequence[Plan] = ()) -> Decision | None:
         plans = tuple(self.pool.truth)
@@ -84,7 +88,7 @@ class Scene:
             return found
 
         with self.open() as study:
-            notebook = Notebook(study=study, source_hash=SOURCE, versions=VERSIONS)
+            notebook = self.notebook(study)
             preparation = SimpleNamespace(
                 baseline=self.baseline,
                 plans=plans,
@@ -100,7 +104,7 @@ class Scene:
                     estimates=Estimates(),
                     study=study,
                     notebook=notebook,
-                    progress=Silent(),
+                    progress=_Listening(self.notices),
                     workers=1,
                     started_s=self.pool.now_s,
                     clock=self.pool.clock,
@@ -119,14 +123,25 @@ class Scene:
             parse_storage("", self.folder), "here", source_hash=SOURCE, versions=VERSIONS
         )
 
+    def notebook(self, study: Study) -> Notebook:
+        return Notebook(study=study, source_hash=SOURCE, versions=VERSIONS, outside=self.outside)
+
     def records(self) -> Records:
         with self.open() as study:
-            noted = Notebook(study=study, source_hash=SOURCE, versions=VERSIONS).noted("records")
+            noted = self.notebook(study).noted("records")
         return Records() if noted is None else from_json(noted, Records)
 
     def outcomes(self) -> dict[Plan, object]:
         with self.open() as study:
             return {one.plan: one.outcome for one in study.measure.trials()}
+
+
+class _Listening(Silent):
+    def __init__(self, notices: list[str]) -> None:
+        self._notices = notices
+
+    def notice(self, text: str) -> None:
+        self._notices.append(text)
 
 
 @pytest.fixture(params=[2**50, 1], ids=["in turns", "one by one"])
