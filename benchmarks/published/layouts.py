@@ -52,6 +52,10 @@ _SOURCES = {
 }
 _GELU = "the feed-forward is a GELU of two matrices there; here a SwiGLU of as many parameters"
 _PLAIN = "gradients are reduced once per step there and here, after the last microbatch"
+_BESIDE = (
+    "gradients are reduced once per step there and here, without ZeRO while the last microbatch "
+    "goes back, with it after that"
+)
 _FLASH = (
     "attention is one fused kernel there: of ours the multiplications count, and no traffic",
     "what elementwise operations make is kept there, and computed again here when going back "
@@ -197,7 +201,7 @@ def _group_of(name: str, records: Sequence[Record]) -> LayoutGroup:
             *([_GELU] if is_gelu else []),
             *(_FLASH if is_flash else ()),
             *([_REMAT] if not first.remat else []),
-            _PLAIN,
+            _BESIDE if _SOURCES[source].overlaps else _PLAIN,
             _LAUNCHED,
         ),
     )

@@ -195,8 +195,8 @@ def test_collectives_over_nodes_of_gpus(kind, nodes):
         assert published / 1.45 < found < published * 1.25
 
 
-# vinjn/nanotron-ultrascale-playbook @924e4d0b: bus GB/s of 256 MB on H100 nodes with EFA that others
-# used, too: the middle of many runs, and those that 5 and 95 % of them stay below.
+# vinjn/nanotron-ultrascale-playbook @924e4d0b: bus GB/s of 256 MB on H100 nodes with EFA that
+# others used, too: the middle of many runs, and those that 5 and 95 % of them stay below.
 @pytest.mark.parametrize(
     ("kind", "nodes", "middle", "within"),
     [
