@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -82,7 +83,8 @@ class Service:
     closing: threading.Event = field(default_factory=threading.Event)
 
     def keep_up(self) -> None:
-        """Reads what has changed until the service closes; a thread of its own does it."""
+        """Has read what has changed until the service closes; a thread of its own does it."""
+        self.catalogue.keep_fresh()
         while not self.closing.is_set():
             began_s = time.monotonic()
             try:
@@ -91,7 +93,7 @@ class Service:
             except Exception:  # noqa: BLE001  A storage that is down now may be up again soon.
                 self.metrics.note_storage(is_up=False)
                 is_behind = False
-            # At most half of a core, also while a thousand studies are read for the first time.
+            # Half of a core at most, also while a thousand studies are read for the first time.
             pause_s = time.monotonic() - began_s if is_behind else REFRESH_S
             self.closing.wait(max(pause_s, 0.05))
 
@@ -126,8 +128,10 @@ def open_service(home: Home, settings: Settings) -> Service:
     audit = Audit(database)
 
     def roots() -> Sequence[Path]:
-        jobs = (one / "results" for one in sorted(home.jobs.iterdir()))
-        return [settings.results, *(one for one in jobs if not one.is_symlink())]
+        with os.scandir(home.jobs) as entries:
+            jobs = sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
+        found = [home.jobs / one / "results" for one in jobs]
+        return [settings.results, *(one for one in found if not one.is_symlink())]
 
     store = Store(home, database)
     catalogue = Catalogue(roots, settings.storage, pause_s=PAUSE_S)

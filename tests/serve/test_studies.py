@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,7 +15,6 @@ import pytest
 import automesh
 from automesh.errors import UsageError
 from automesh.jsonio import from_json
-from automesh.report.words import best_of
 from automesh.serve.catalogue import Catalogue
 from automesh.serve.pages import MadePage
 from automesh.serve.studies import StudyPage
@@ -169,7 +170,11 @@ def test_the_page_of_a_study_is_its_report(running: Running) -> None:
 
 
 def test_a_study_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
-    catalogue = Catalogue(lambda: [tmp_path])
+    with closing(Catalogue(lambda: [tmp_path])) as catalogue:
+        check_changes(catalogue, tmp_path)
+
+
+def check_changes(catalogue: Catalogue, tmp_path: Path) -> None:
     assert not catalogue.refresh()
     assert catalogue.known() == {}
     make_estimated(tmp_path / "train-gpu-h100-16-1")
@@ -211,7 +216,7 @@ def test_studies_in_one_storage(kind: str, tmp_path: Path, request: pytest.Fixtu
     known = catalogue.known()
     assert sorted(known) == [f"train-gpu-h100-16-{number}" for number in range(3)]
     assert [known[name].storage for name in sorted(known)] == [storage, storage, ""]
-    assert all(best_of(catalogue.read(one)) is not None for one in known.values())
+    assert all(json.loads(catalogue.result(one))["best"] for one in known.values())
     assert all(one.summary.has_rule for one in known.values())
     make_measured(results / "train-gpu-h100-16-1", storage=storage, step_s=0.125)
     catalogue.refresh()
