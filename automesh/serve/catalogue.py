@@ -18,7 +18,7 @@ from automesh.serve.reading.messages import Message, from_message, known_of
 from automesh.serve.reading.reader import Away, Reader
 from automesh.serve.reading.summary import KnownStudy, StudySummary
 
-STALE_S = 30.0
+STALE_S = 60.0
 """Without a look at which studies there are: then nobody is told what was known before as if it
 were still so."""
 LATE_S = 5.0
@@ -249,7 +249,7 @@ class Catalogue:
         """Remembers which study was being read when the process ended: one that does so again and
         again must not keep all others from being read."""
         known = self._known.get(self._begun)
-        if known is None:
+        if known is None or error.is_meant:
             return
         former = self._fatal.get(self._begun)
         count = 1 if former is None else former.count + 1

@@ -40,7 +40,13 @@ _LOG = logging.getLogger("automesh.serve")
 
 
 class Away(UsageError):
-    """Studies cannot be read now, but soon."""
+    """Studies cannot be read now, but soon.
+
+    Attributes:
+      is_meant: the server has ended the process that reads, for want of an answer to a question.
+    """
+
+    is_meant: bool = False
 
 
 class ReadingFailed(Exception):
@@ -73,6 +79,7 @@ class Reader:
     storage: str
     pause_s: float
     _current: ReaderProcess | None = None
+    _starting: ReaderProcess | None = None
     _looks_of: ReaderProcess | None = None
     _is_closed: bool = False
     _looking: threading.Lock = field(default_factory=threading.Lock)
@@ -116,7 +123,10 @@ class Reader:
                     message = current.looks.receive(SILENT_S)
                     hear(message)
             except LaneEnded:
-                raise self._drop(current) from None
+                is_meant = current.is_dropped
+                away = self._drop(current)
+                away.is_meant = is_meant
+                raise away from None
             except TimeoutError:
                 raise self._drop(current, f"it has said nothing for {SILENT_S:.0f} s") from None
             except BaseException:  # What comes next of it would be taken for something else.
@@ -137,24 +147,27 @@ class Reader:
         if not self._waiting.acquire(blocking=False):
             raise Away("too many questions about studies are asked at once", hint="ask again soon")
         try:
-            for _ in range(2):
-                current = self._wait_for_process()
-                try:
-                    return self._ask(current, question)
-                except LaneEnded:
-                    gone = self._drop(current)
+            current = self._wait_for_process()
+            try:
+                return self._ask(current, question)
+            except LaneEnded:
+                self._drop(current)
+            current = self._wait_for_process()
+            try:
+                return self._ask(current, question)
+            except LaneEnded:
+                raise self._drop(current) from None
         finally:
             self._waiting.release()
-        raise gone
 
     def close(self) -> None:
         """Ends the process."""
         with self._changed:
             self._is_closed = True
-            current = self._current
+            there = [one for one in (self._current, self._starting) if one is not None]
             self._changed.notify_all()
-        if current is not None:
-            self._drop(current)
+        for one in there:
+            self._drop(one)
         with self._looking:  # It hears at once that the process is gone.
             self._forget_looks()
 
@@ -235,13 +248,12 @@ class Reader:
         )
         for one, _ in lanes:
             current.lanes.put(Lane(one))
-        with self._changed:
-            if not self._is_closed:
-                self._current = current
-            self._changed.notify_all()
-        if self._is_closed:
-            raise self._drop(current, "the server ends")
         self._looks_of = current
+        with self._changed:
+            is_closed = self._is_closed
+            self._starting = None if is_closed else current
+        if is_closed:
+            raise self._drop(current, "the server ends")
         try:
             first = {"storage": self.storage, "pause_s": self.pause_s, "known": dict(known)}
             current.looks.send(first, START_S)
@@ -250,6 +262,10 @@ class Reader:
             raise self._drop(current) from None
         except TimeoutError:
             raise self._drop(current, f"it has not begun for {START_S:.0f} s") from None
+        with self._changed:  # Not before: it answers no question while it begins.
+            self._starting = None
+            self._current = None if current.is_dropped else current
+            self._changed.notify_all()
         return current
 
     def _forget_looks(self) -> None:
@@ -267,8 +283,8 @@ class Reader:
         with self._changed:
             is_mine = not current.is_dropped
             current.is_dropped = True
-            if self._current is current:
-                self._current = None
+            self._current = None if self._current is current else self._current
+            self._starting = None if self._starting is current else self._starting
         current.process.kill()
         code: object = "that nobody knows"  # It may be in a sleep that nothing ends.
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -19,7 +19,7 @@ from automesh.errors import AutomeshError, NoFeasibleMesh
 from automesh.report import words
 from automesh.report.files.rule import rule_of, rule_text
 from automesh.report.result import SearchResult
-from automesh.serve.reading.messages import from_message, known_of, to_message, unread
+from automesh.serve.reading.messages import Message, from_message, known_of, to_message, unread
 from automesh.serve.reading.summary import KnownStudy, State, StudySummary
 from automesh.skipped import reason_of
 from automesh.texts.terminal import clean
@@ -32,6 +32,8 @@ from automesh.tuner.study.study import Study, open_study
 
 LOOK_S = 10.0
 """For the studies that one look reads: then it is looked again which there are."""
+SLOW_S = 10.0
+"""What no study takes to be read whose lock nobody keeps."""
 AGAIN_S = 300.0
 """Before a study that could not be read is read again, although it has not changed."""
 _MOST_OPEN = 16
@@ -59,12 +61,20 @@ class Seen:
       is_running: it changes without a change of its stamp: its process may have ended.
       is_unreadable: its storage may only have been away for a moment.
       read_s: when it was read, by a clock that nobody sets.
+      took_s: how long that took.
     """
 
     stamp: str = ""
     is_running: bool = False
     is_unreadable: bool = False
     read_s: float = -math.inf
+    took_s: float = 0.0
+
+    @property
+    def rest_s(self) -> float:
+        """Before it may be read again: who keeps its lock must not keep all others from being
+        read, however often its files change."""
+        return 10 * self.took_s if self.took_s > SLOW_S else 0.0
 
     def is_due(self, now_s: float) -> bool:
         """Whether it is read again although nothing of it has changed."""
@@ -98,7 +108,7 @@ class Scan:
 
     def look(
         self, roots: Sequence[Path], *, most: int, without: Sequence[str] = ()
-    ) -> Iterator[dict[str, object]]:
+    ) -> Iterator[Message]:
         """Looks which studies there are, and reads up to `most` of those that have changed: who
         changed last comes first.
 
@@ -125,19 +135,21 @@ class Scan:
             name
             for name, one in self._seen.items()
             if name not in without
-            and began_s - one.read_s >= self._pause_s
+            and began_s - one.read_s >= max(self._pause_s, one.rest_s)
             and (one.stamp != there[name].stamp or one.is_running or one.is_due(began_s))
         ]
         stale.sort(key=lambda name: -there[name].changed_s)
         done = 0
         for name in stale[:most]:
             yield {"begun": name}
+            begun_s = time.monotonic()
             read = self._read(name, there[name])
             self._seen[name] = Seen(
                 stamp=there[name].stamp,
                 is_running=read.summary.state == "running",
                 is_unreadable=read.summary.state == "unreadable",
                 read_s=time.monotonic(),
+                took_s=time.monotonic() - begun_s,
             )
             yield {"study": to_message(read)}
             done += 1

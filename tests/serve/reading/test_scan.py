@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from sqlalchemy import event
 
 from automesh.outcomes import Failed
 from automesh.serve.reading import scan
+from automesh.serve.reading.messages import Message
 from automesh.serve.reading.scan import Scan, Seen
 from automesh.tuner.study import lease
 from automesh.tuner.study.backend import open_backend
@@ -188,7 +190,7 @@ def test_a_look_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(scan, "LOOK_S", 0.0)
     reads: list[str] = []
 
-    def read() -> Iterator[dict[str, object]]:
+    def read() -> Iterator[Message]:
         return one.look([tmp_path], most=20)
 
     for is_behind in (True, True, False):
@@ -196,6 +198,23 @@ def test_a_look_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         reads += [str(message["begun"]) for message in said if "begun" in message]
         assert last == {"is_behind": is_behind}
     assert len(set(reads)) == len(reads) == 3
+
+
+@pytest.mark.parametrize("is_rested", [False, True])
+def test_who_keeps_a_lock_keeps_no_other_study_from_being_read(
+    tmp_path: Path, is_rested: bool
+) -> None:
+    quick, slow = "train-gpu-h100-16-1", "train-gpu-h100-16-2"
+    for name in (quick, slow):
+        make_measured(tmp_path / name)
+    took_s = scan.SLOW_S + 1
+    read_s = time.monotonic() - (10 * took_s if is_rested else 0.0)
+    seen = {
+        quick: Seen(stamp="before", read_s=read_s, took_s=scan.SLOW_S),
+        slow: Seen(stamp="before", read_s=read_s, took_s=took_s),
+    }
+    found = looked(Scan("", pause_s=0, seen=seen), tmp_path)
+    assert set(found) == ({quick, slow} if is_rested else {quick})
 
 
 def test_what_cannot_be_read_now_is_tried_again(

@@ -56,7 +56,7 @@ class TolerantDatabase(RDBStorage):
         """The same storage, over the same connections, which names what is damaged elsewhere."""
         other = type(self).__new__(type(self))
         # Its constructor, and copying it, would connect anew and look at all tables.
-        other.__dict__.update(self.__dict__)
+        vars(other).update(vars(self))
         other.skipped = skipped
         return other
 
