@@ -113,6 +113,7 @@ RESPONSES = {
         (403, "The token does not allow it, or the request comes from another origin."),
         (404, "There is none, or it is somebody else's."),
         (429, "Too many requests; `Retry-After` says when to come again."),
+        (503, "It cannot be done or told just now; `Retry-After` says when to come again."),
     )
 }
 """What every route may answer, for OpenAPI."""

@@ -33,7 +33,7 @@ from automesh.tuner.study.study import Study, open_study
 LOOK_S = 10.0
 """For the studies that one look reads: then it is looked again which there are."""
 SLOW_S = 10.0
-"""What no study takes to be read whose lock nobody keeps."""
+"""What hardly any study takes to be read whose lock nobody keeps."""
 AGAIN_S = 300.0
 """Before a study that could not be read is read again, although it has not changed."""
 _MOST_OPEN = 16
@@ -70,12 +70,6 @@ class Seen:
     read_s: float = -math.inf
     took_s: float = 0.0
 
-    @property
-    def rest_s(self) -> float:
-        """Before it may be read again: who keeps its lock must not keep all others from being
-        read, however often its files change."""
-        return 10 * self.took_s if self.took_s > SLOW_S else 0.0
-
     def is_due(self, now_s: float) -> bool:
         """Whether it is read again although nothing of it has changed."""
         return self.is_unreadable and now_s - self.read_s >= AGAIN_S
@@ -110,7 +104,7 @@ class Scan:
         self, roots: Sequence[Path], *, most: int, without: Sequence[str] = ()
     ) -> Iterator[Message]:
         """Looks which studies there are, and reads up to `most` of those that have changed: who
-        changed last comes first.
+        changed last comes first, and who took very long the last time comes last.
 
         Args:
           without: names of studies that are not to be read.
@@ -135,10 +129,11 @@ class Scan:
             name
             for name, one in self._seen.items()
             if name not in without
-            and began_s - one.read_s >= max(self._pause_s, one.rest_s)
+            and began_s - one.read_s >= self._pause_s
             and (one.stamp != there[name].stamp or one.is_running or one.is_due(began_s))
         ]
-        stale.sort(key=lambda name: -there[name].changed_s)
+        # Who keeps the lock of a study keeps no other one from being read, however often it changes.
+        stale.sort(key=lambda name: (self._seen[name].took_s > SLOW_S, -there[name].changed_s))
         done = 0
         for name in stale[:most]:
             yield {"begun": name}
