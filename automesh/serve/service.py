@@ -30,6 +30,8 @@ from automesh.submissions.tokens import Tokens
 
 REFRESH_S = 1.0
 """Between two looks at which studies have changed."""
+TROUBLE_S = 10.0
+"""Between two looks at the most, while none succeeds."""
 LEASES_S = 2.0
 """Between two looks at which agents are lost."""
 PAUSE_S = 3.0
@@ -85,14 +87,19 @@ class Service:
     def keep_up(self) -> None:
         """Has read what has changed until the service closes; a thread of its own does it."""
         self.catalogue.keep_fresh()
+        trouble_s = REFRESH_S
         while not self.closing.is_set():
             began_s = time.monotonic()
             try:
                 is_behind = self.catalogue.refresh()
                 self.metrics.note_storage(is_up=True)
+                trouble_s = REFRESH_S
             except Exception:  # noqa: BLE001  A storage that is down now may be up again soon.
                 self.metrics.note_storage(is_up=False)
-                is_behind = False
+                # The process that reads may be one that cannot live: to start it takes a second.
+                self.closing.wait(trouble_s)
+                trouble_s = min(2 * trouble_s, TROUBLE_S)
+                continue
             # Half of a core at most, also while a thousand studies are read for the first time.
             pause_s = time.monotonic() - began_s if is_behind else REFRESH_S
             self.closing.wait(max(pause_s, 0.05))

@@ -212,7 +212,8 @@ def test_studies_in_one_storage(kind: str, tmp_path: Path, request: pytest.Fixtu
     job = tmp_path / "job" / "results"
     make_measured(job / "train-gpu-h100-16-2")
     catalogue = Catalogue(lambda: [results, job], storage)
-    assert not catalogue.refresh()
+    while catalogue.refresh():
+        pass
     known = catalogue.known()
     assert sorted(known) == [f"train-gpu-h100-16-{number}" for number in range(3)]
     assert [known[name].storage for name in sorted(known)] == [storage, storage, ""]

@@ -132,7 +132,7 @@ class Scan:
             and began_s - one.read_s >= self._pause_s
             and (one.stamp != there[name].stamp or one.is_running or one.is_due(began_s))
         ]
-        # Who keeps the lock of a study keeps no other one from being read, however often it changes.
+        # Who keeps the lock of a study, and changes it often, keeps no other from being read.
         stale.sort(key=lambda name: (self._seen[name].took_s > SLOW_S, -there[name].changed_s))
         done = 0
         for name in stale[:most]:
