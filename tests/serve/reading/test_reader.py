@@ -20,7 +20,6 @@ from automesh.errors import UsageError
 from automesh.serve import catalogue as catalogues
 from automesh.serve.catalogue import Catalogue
 from automesh.serve.reading import reader as readers
-from automesh.serve.reading.messages import Message
 from automesh.serve.reading.reader import Away
 from tests.support.paths import ROOT
 from tests.support.service import make_measured
@@ -86,44 +85,59 @@ def test_a_reader_that_is_killed_is_replaced_and_nothing_is_read_twice(
     assert "0.125" in catalogue.result(after[NAMES[0]])
 
 
-def killing(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch, at: dict[str, int]) -> list[str]:
-    """Kills the reader when it begins to read a study, as often as `at` says; gives what it has
-    begun to read."""
-    begun: list[str] = []
-    hear = catalogue._hear  # pyright: ignore[reportPrivateUsage]
+DEADLY = """
+import os, pathlib, signal, sys
 
-    def hearing(message: Message) -> None:
-        hear(message)
-        name = str(message.get("begun", ""))
-        if name:
-            begun.append(name)
-            if at.get(name, 0) > 0:
-                at[name] -= 1
-                os.kill(pid_of(catalogue), signal.SIGKILL)
+if "automesh.serve.reading.process" in sys.orig_argv:
+    from automesh.serve.reading import scan
 
-    monkeypatch.setattr(catalogue, "_hear", hearing)
-    return begun
+    read = scan.Scan._read
+
+    def deadly(self, name, found):
+        for place in pathlib.Path(os.environ["DEADLY"]).glob(f"{name}.*"):
+            place.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(self, name, found)
+
+    scan.Scan._read = deadly
+"""
 
 
-def test_killed_while_it_reads(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = killing(catalogue, monkeypatch, dict.fromkeys(NAMES, 1))
-    for _ in NAMES:
-        with suppress(Away):  # Each look begins anew a few times, not for ever.
-            refresh(catalogue)
+@pytest.fixture
+def deadly(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder: for each file `STUDY.*` in it, a reader that begins to read that study is killed in
+    the middle of it, and the file removed."""
+    folder = tmp_path_factory.mktemp("deadly")
+    (folder / "sitecustomize.py").write_text(DEADLY)
+    paths = [str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(one for one in paths if one))
+    places = folder / "places"
+    places.mkdir()
+    monkeypatch.setenv("DEADLY", str(places))
+    return places
+
+
+def test_killed_while_it_reads(catalogue: Catalogue, deadly: Path) -> None:
+    for name in NAMES:
+        (deadly / f"{name}.1").touch()
+    with pytest.raises(Away, match="code -9"):  # It begins anew a few times, not for ever.
+        refresh(catalogue)
+    assert list(deadly.iterdir()) == []
     refresh(catalogue)
     assert states(catalogue) == ["ended"] * 3
-    assert {name: begun.count(name) for name in NAMES} == dict.fromkeys(NAMES, 2)
 
 
 def test_a_study_that_kills_its_reader_does_not_hide_the_others(
-    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+    catalogue: Catalogue, deadly: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = killing(catalogue, monkeypatch, {NAMES[1]: 2})
+    for number in range(3):
+        (deadly / f"{NAMES[1]}.{number}").touch()
     refresh(catalogue)
     assert states(catalogue) == ["ended", "unreadable", "ended"]
     assert "twice in a row" in catalogue.known()[NAMES[1]].summary.problem
     refresh(catalogue)
-    assert begun.count(NAMES[1]) == 2
+    (last,) = deadly.iterdir()  # It was left alone.
+    last.unlink()
     monkeypatch.setattr(catalogues, "AGAIN_S", 0.0)
     refresh(catalogue)
     assert states(catalogue) == ["ended"] * 3
@@ -137,7 +151,8 @@ def test_a_reader_that_is_stopped_is_replaced(
     os.kill(pid, signal.SIGSTOP)
     make_measured(results / NAMES[2], step_s=0.125)
     monkeypatch.setattr(readers, "SILENT_S", 0.2)
-    with suppress(Away):  # Its successor may need longer for a study than that.
+    monkeypatch.setattr(catalogues, "_ATTEMPTS", 1)  # Its successor may need longer than that.
+    with pytest.raises(Away, match="has said nothing"):
         catalogue.refresh()
     assert is_gone(pid)
     monkeypatch.undo()
