@@ -90,6 +90,8 @@ class Scan:
         self._pause_s = pause_s
         self._place: Storage | None = parse_storage(storage, Path()) if storage else None
         self._backend: Backend | None = None
+        self._sign: tuple[object, ...] | None = None
+        self._changes: Mapping[str, tuple[tuple[object, ...], float]] = {}
         self._seen: dict[str, Seen] = dict(seen)
         # Those that are searched: what is finished in them is not read again.
         self._open: OrderedDict[str, Study] = OrderedDict()
@@ -161,10 +163,7 @@ class Scan:
                 found.setdefault(name, one)
         if self._place is None:
             return found
-        if self._backend is None:
-            self._backend = open_backend(self._place)
-        with self._backend.explained():
-            changes = self._backend.changes()
+        changes = self._changes_in(self._place)
         folders = {name: root for root in reversed(roots) for name in _names_in(root)}
         first = next(iter(roots), Path())
         for name, (stamp, changed_s) in changes.items():
@@ -173,6 +172,22 @@ class Scan:
                 folder=folder, storage=self._storage, stamp=repr(stamp), changed_s=changed_s
             )
         return found
+
+    def _changes_in(self, place: Storage) -> Mapping[str, tuple[tuple[object, ...], float]]:
+        # A file of SQLite is opened anew when it has changed: whoever of this process opens and
+        # closes it by other means takes its locks away, and the next process that closes it then
+        # removes its log from under a connection that stays, which sees nothing new any more.
+        sign = _sign_of(place.location) if place.kind == "sqlite" else None
+        if sign is not None and sign == self._sign:
+            return self._changes
+        if sign is not None:
+            self.close()
+        if self._backend is None:
+            self._backend = open_backend(place)
+        with self._backend.explained():
+            self._changes = self._backend.changes()
+        self._sign = sign
+        return self._changes
 
     def _read(self, name: str, found: Found) -> KnownStudy:
         try:
@@ -289,6 +304,19 @@ def _names_in(root: Path) -> list[str]:
             return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
     except OSError:
         return []
+
+
+def _sign_of(location: str) -> tuple[object, ...]:
+    """What changes with a database in a file."""
+    found: list[object] = []
+    for file in (location, f"{location}-wal"):
+        try:
+            status = os.lstat(file)
+        except OSError:
+            continue
+        if status.st_size:  # An empty log is made by whoever reads, too.
+            found += [file, status.st_ino, status.st_mtime_ns, status.st_size]
+    return tuple(found)
 
 
 def _in_folders(root: Path) -> Iterator[tuple[str, Found]]:

@@ -46,10 +46,12 @@ def storage(tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
 def kept(storage: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A storage whose searches are kept open between two looks."""
+    """A storage that is kept open between two looks, with its searches: a server's, or a file that
+    is treated as one."""
     if request.param == "postgres":
         return new_database(request.getfixturevalue("postgres_url"))
     monkeypatch.setattr(scan, "_KEPT_OPEN", ("sqlite",))
+    monkeypatch.setattr(scan, "_sign_of", lambda _: None)
     return storage
 
 
@@ -118,11 +120,11 @@ def test_a_look_at_a_search_asks_little_and_changes_nothing(tmp_path: Path, kept
         assert '"failed": 1' in looked(one, results)[NAME]["text"]
 
 
-def test_whether_studies_have_changed_is_two_statements(tmp_path: Path, storage: str) -> None:
+def test_whether_studies_have_changed_is_two_statements(tmp_path: Path, kept: str) -> None:
     results = tmp_path / "results"
     for number in range(3):
-        make_measured(results / f"train-gpu-h100-16-{number}", storage=storage)
-    with closing(Scan(storage, pause_s=0, seen={})) as one:
+        make_measured(results / f"train-gpu-h100-16-{number}", storage=kept)
+    with closing(Scan(kept, pause_s=0, seen={})) as one:
         assert len(looked(one, results)) == 3
         with statements() as found:
             assert looked(one, results) == {}
@@ -130,19 +132,19 @@ def test_whether_studies_have_changed_is_two_statements(tmp_path: Path, storage:
 
 
 def test_a_search_elsewhere_that_has_died_is_not_shown_for_ever(
-    tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a process on another host lives is told by how long it was silent, over many
     looks."""
     results = tmp_path / "results"
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(lease, "_machine", lambda: "another one")
-        place = parse_storage(storage, results / NAME)
+        place = parse_storage(kept, results / NAME)
         dead = open_study(place, NAME, source_hash="abc", versions=VERSIONS)
         assert dead.lead()
         note(dead, results)
     clock = lease.monotonic
-    with dead, closing(Scan(storage, pause_s=0, seen={})) as one:
+    with dead, closing(Scan(kept, pause_s=0, seen={})) as one:
         assert '"running"' in looked(one, results)[NAME]["text"]
         assert '"running"' in looked(one, results)[NAME]["text"]
         monkeypatch.setattr(lease, "monotonic", lambda: clock() + lease.LEASE_S + 1)
