@@ -10,10 +10,11 @@ for in three ways, each for a while:
   whom a quarter of the streams follow.
 
 What is told: percentiles of the time from a request to the whole of its answer, the ratios of the
-third way to the other two, how many streams were open at the end, and the memory of the server at
-the end of each way, half-way through the last one, and at its highest. With `--check` the exit code
-is 1 if something is not as it has to be, in sentences on stderr. The last line on stdout is one
-JSON object; progress goes to stderr.
+third way to the other two, how many streams were open at the end, the memory of the server with its
+processes at the end of each way, half-way through the last one, and at its highest, and the seconds
+of a processor that it and the process that reads studies have used in each way. With `--check` the
+exit code is 1 if something is not as it has to be, in sentences on stderr. The last line on stdout
+is one JSON object; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -103,8 +104,24 @@ class Served:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the server holds now."""
-        return psutil.Process(self.process.pid).memory_info().rss
+        """Memory that the server and its processes hold now."""
+        server = psutil.Process(self.process.pid)
+        held = server.memory_info().rss
+        for one in server.children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # It may have ended just now.
+                held += one.memory_info().rss
+        return held
+
+    @property
+    def cpu_s(self) -> dict[str, float]:
+        """Seconds of a processor that the server has used by now, and those of its processes that
+        are there: the one that reads studies."""
+        server = psutil.Process(self.process.pid)
+        used = {"server": sum(server.cpu_times()[:2]), "reader": 0.0}
+        for one in server.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                used["reader"] += sum(one.cpu_times()[:2])
+        return used
 
     def watch_memory(self) -> None:
         """Notes the most memory that the server holds, until the service closes."""
@@ -378,19 +395,20 @@ def measured(folder: Path, load: Load, storage: str) -> dict[str, Any]:
     began_s = time.perf_counter()
     with served(folder, load, storage) as one:
         ready_s = time.perf_counter() - began_s
-        held = {"ready": one.held_bytes}
+        held, cpu_s = {"ready": one.held_bytes}, {"ready": one.cpu_s}
         say(f"all studies read after {ready_s:.0f} s")
         quiet = asked(one, replace(load, per_s=min(_QUIET_PER_S, load.per_s)))
-        held["quiet"] = one.held_bytes
+        held["quiet"], cpu_s["quiet"] = one.held_bytes, one.cpu_s
         say(f"quiet: p99 {quiet.p99_s * 1e3:.0f} ms")
         waiting = [(submitted(one, token), token) for token in one.tokens]
         paths = [waiting[number // _WATCHERS_OF_ONE] for number in range(load.watchers)]
         with watching(one, paths) as watchers:
             watched = asked(one, load)
-            held["watched"] = one.held_bytes
+            held["watched"], cpu_s["watched"] = one.held_bytes, one.cpu_s
             left = {"watched": watchers.open}
         say(f"watched: p99 {watched.p99_s * 1e3:.0f} ms, {left['watched']} streams left")
         with searching(one, folder, storage) as study:
+            cpu_s["searching"] = one.cpu_s
             for number in range(0, len(paths), _SEARCHED_SHARE):
                 paths[number] = (f"/v1/studies/{study}/events", paths[number][1])
             with watching(one, paths) as watchers:
@@ -398,7 +416,7 @@ def measured(folder: Path, load: Load, storage: str) -> dict[str, Any]:
                 half.start()
                 searched = asked(one, load)
                 half.join()
-                held["searched"] = one.held_bytes
+                held["searched"], cpu_s["searched"] = one.held_bytes, one.cpu_s
                 left["searched"] = watchers.open
                 received_bytes = watchers.received_bytes
         say(f"searched: p99 {searched.p99_s * 1e3:.0f} ms, {left['searched']} streams left")
@@ -413,6 +431,10 @@ def measured(folder: Path, load: Load, storage: str) -> dict[str, Any]:
         "streams_received_bytes": received_bytes,
         "all_read_s": ready_s,
         "server_bytes": held,
+        "cpu_s": {
+            way: {who: cpu_s[way][who] - cpu_s[before][who] for who in cpu_s[way]}
+            for before, way in (("ready", "quiet"), ("quiet", "watched"), ("searching", "searched"))
+        },
     }
 
 

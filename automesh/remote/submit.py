@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -172,16 +173,15 @@ def tables(server: Server, studies: Sequence[str], *, width: int, top: int) -> s
     parts: list[str] = []
     for name in studies:
         path = f"/v1/studies/{quote(name, safe='')}/table.txt?width={width}&top={top}"
-        parts.append(clean_lines(server.ask("GET", path).body.decode(errors="replace")))
+        answer = _patiently(partial(server.ask, "GET", path))
+        parts.append(clean_lines(answer.body.decode(errors="replace")))
     return "\n".join(parts)
 
 
 def result_json(server: Server, studies: Sequence[str]) -> list[Any]:
     """The results of studies, as `automesh show --json` prints them."""
-    return [
-        server.ask("GET", f"/v1/studies/{quote(name, safe='')}/result.json").json()
-        for name in studies
-    ]
+    paths = [f"/v1/studies/{quote(name, safe='')}/result.json" for name in studies]
+    return [_patiently(partial(server.ask, "GET", path)).json() for path in paths]
 
 
 def take_rules(server: Server, studies: Sequence[str], path: Path) -> list[str]:
@@ -197,7 +197,8 @@ def take_rules(server: Server, studies: Sequence[str], path: Path) -> list[str]:
     merged: list[str] = []
     missing: list[str] = []
     for name in studies:
-        found = server.ask("GET", f"/v1/studies/{quote(name, safe='')}").json()
+        path_of = f"/v1/studies/{quote(name, safe='')}"
+        found = _patiently(partial(server.ask, "GET", path_of)).json()
         if not found["rule"]:
             missing.append(f"{name}: {found['missing']}")
             continue

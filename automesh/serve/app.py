@@ -71,7 +71,8 @@ def make_app(service: Service) -> FastAPI:
         503. Needs no token."""
         has_runner = service.settings.takes_submissions and service.settings.has_runner
         runs = not has_runner or is_held(service.home.lock("runner"))
-        state = {"storage": service.metrics.can_list, "runner": runs}
+        can_list = service.metrics.can_list and service.catalogue.is_fresh
+        state = {"storage": can_list, "runner": runs}
         return JSONResponse(state, status_code=200 if all(state.values()) else 503)
 
     @app.get("/metrics", tags=["service"], summary="Metrics for Prometheus")

@@ -1,113 +1,33 @@
-"""All studies of a service: which there are, and what each of them says, kept up to date.
+"""All studies of a service: which there are, and what each of them says, as they were read last.
 
-Studies lie in folders of results, each with a database of its own, or all in one storage. To read
-one takes tens of milliseconds, so each is read once, and again when it has changed: that is told
-by its files, or by what a database counts, which costs one query for all of them.
+They are read in a process of their own (`automesh.serve.reading`); here is only what it has said.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any
 
-from automesh.errors import AutomeshError, NoFeasibleMesh
-from automesh.jsonio import to_text
-from automesh.report import words
-from automesh.report.files.rule import rule_of, rule_text
-from automesh.report.result import SearchResult
-from automesh.skipped import reason_of
-from automesh.texts.terminal import clean
-from automesh.tuner.study.assemble import assemble
-from automesh.tuner.study.metadata import reading
-from automesh.tuner.study.results import NOT_ENDED
-from automesh.tuner.study.storage import Storage, parse_storage
+from automesh.serve.reading.messages import Message, from_message, known_of
+from automesh.serve.reading.reader import Away, Reader
+from automesh.serve.reading.summary import KnownStudy, StudySummary
 
-if TYPE_CHECKING:
-    from automesh.tuner.study.backend import Backend
-
-State = Literal["unread", "running", "interrupted", "stopped", "ended", "unreadable"]
-Stamp = tuple[object, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudySummary:
-    """What a list of studies shows of one.
-
-    Attributes:
-      state: `running` while somebody searches; `ended` by itself, `interrupted` by somebody,
-        `stopped` without a word; `unread` until it was looked at.
-      sentence: what is known of the best plan.
-      evidence: measured, compiled, estimated or none.
-      step_s: of the best plan; None without one.
-      speedup: over the script's own plan, from fresh processes; None without.
-      legal, compiled, measured, failed, waiting: numbers of plans.
-      has_rule: a rule was earned.
-      made: when it was decided, as text; empty before.
-      problem: why it cannot be read; empty if it can.
-    """
-
-    name: str
-    workload: str = ""
-    target: str = ""
-    device: str = ""
-    device_count: int = 0
-    state: State = "unread"
-    sentence: str = ""
-    evidence: str = "none"
-    plan: str = ""
-    step_s: float | None = None
-    speedup: float | None = None
-    legal: int = 0
-    compiled: int = 0
-    measured: int = 0
-    failed: int = 0
-    waiting: int = 0
-    has_rule: bool = False
-    made: str = ""
-    changed_s: float = 0.0
-    stop_reason: str = ""
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownStudy:
-    """A study as it was read last.
-
-    Attributes:
-      folder: where its logs and estimates are.
-      storage: that it is in; empty for SQLite in its folder.
-      rule: the text of its rule file; empty without a rule.
-      missing: why there is none.
-      stamp: by which a change is told.
-      read_s: when it was read, by a clock that nobody sets.
-    """
-
-    summary: StudySummary
-    folder: Path
-    storage: str = ""
-    rule: str = ""
-    missing: str = "the study was not read yet"
-    stamp: Stamp = ()
-    read_s: float = -math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedStudy:
-    """A study as lists need it, made once for each summary.
-
-    Attributes:
-      words: in which a search looks, in small letters.
-      text: the summary as JSON.
-    """
-
-    summary: StudySummary
-    words: str
-    text: str
+STALE_S = 60.0
+"""Without a look at which studies there are: then nobody is told what was known before as if it
+were still so."""
+LATE_S = 5.0
+"""How long who asks then waits for a look."""
+AGAIN_S = 600.0
+"""Before a study is read again that has ended the process that read it, twice in a row."""
+_ATTEMPTS = 3  # at one look, each with a new process
+_MOST_WAITING = 8  # each of them keeps a thread of the server
+_LOG = logging.getLogger("automesh.serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,24 +41,23 @@ class Index:
     """
 
     known: Mapping[str, KnownStudy]
-    listed: tuple[ListedStudy, ...]
+    listed: tuple[KnownStudy, ...]
     below: Mapping[Path, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A study that is there, before it is read; `storage` as of `KnownStudy`."""
+class Fatal:
+    """How often a study in a row has ended the process that read it, and when it did last."""
 
-    folder: Path
-    storage: str
-    stamp: Stamp
-    changed_s: float
+    count: int
+    last_s: float
 
 
 class Catalogue:
     """The studies in several folders of results, and in a storage.
 
-    `refresh` is called by one thread, everything else by any.
+    `refresh` is called by one thread, which has to live as long as the catalogue is open,
+    everything else by any.
 
     Args:
       roots: gives the folders of results, which may become more.
@@ -150,19 +69,26 @@ class Catalogue:
     def __init__(
         self, roots: Callable[[], Sequence[Path]], storage: str = "", *, pause_s: float = 0.0
     ) -> None:
-        self._pause_s = pause_s
         self._roots = roots
         self._storage = storage
-        self._place: Storage | None = parse_storage(storage, Path()) if storage else None
-        self._backend: Backend | None = None
+        self._reader = Reader(storage=storage, pause_s=pause_s)
         self._known: Mapping[str, KnownStudy] = {}
         self._index = Index(known=self._known, listed=(), below={})
         self._lock = threading.Lock()
+        self._begun = ""
+        self._fatal: dict[str, Fatal] = {}
+        self._looked = threading.Condition()
+        self._looked_s = -math.inf
+        self._is_kept_fresh = False
+        self._waiting = threading.Semaphore(_MOST_WAITING)
 
     def close(self) -> None:
-        if self._backend is not None:
-            self._backend.close()
-            self._backend = None
+        self._reader.close()
+
+    @property
+    def reader_pid(self) -> int | None:
+        """Of the process that reads; None while there is none."""
+        return self._reader.pid
 
     def known(self) -> Mapping[str, KnownStudy]:
         """By name; what it returns never changes."""
@@ -172,7 +98,7 @@ class Catalogue:
         """A study by its exact name: nothing of the name becomes a path."""
         return self._known.get(name)
 
-    def listed(self) -> tuple[ListedStudy, ...]:
+    def listed(self) -> tuple[KnownStudy, ...]:
         """All studies for a list, the one that changed last first."""
         return self._indexed().listed
 
@@ -184,201 +110,177 @@ class Catalogue:
         """The index of what is known now, made when somebody asks for it first."""
         with self._lock:
             if self._index.known is not self._known:
-                self._index = _index(self._known, self._index)
+                self._index = _index(self._known)
             return self._index
 
-    def read(self, known: KnownStudy) -> SearchResult:
-        """Everything that a study holds now.
+    # Whether what is known is still so
+
+    def keep_fresh(self) -> None:
+        """Says that somebody calls `refresh` from now on, all the time."""
+        self._is_kept_fresh = True
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether somebody has looked lately which studies there are."""
+        return not self._is_kept_fresh or time.monotonic() - self._looked_s < STALE_S
+
+    def wait_until_fresh(self) -> None:
+        """Waits a moment for a look if the last one is long ago.
 
         Raises:
-          UsageError: it cannot be read, or is not there any more.
+          Away: there was none.
         """
-        folder = known.folder
-        with reading(folder, results=folder.parent, storage=known.storage) as (_, study, header):
-            return assemble(study, header)
+        if self.is_fresh:
+            return
+        if self._waiting.acquire(blocking=False):
+            try:
+                with self._looked:
+                    self._looked.wait_for(lambda: self.is_fresh, LATE_S)
+            finally:
+                self._waiting.release()
+        if not self.is_fresh:
+            raise Away(
+                "what is known of the studies is too old to be told: they cannot be looked at now",
+                hint="ask again in a few seconds; the log of the service says why",
+            )
+
+    # What is asked of one study, as it is now
+
+    def result(self, known: KnownStudy) -> str:
+        """All figures as JSON.
+
+        Raises:
+          UsageError: the study cannot be read, or is not there any more.
+          Away: nothing can be read now.
+        """
+        return self._reader.ask(_question("result", known))
+
+    def table(self, known: KnownStudy, *, width: int, top: int) -> str:
+        """The table; raises as `result`."""
+        return self._reader.ask({**_question("table", known), "width": width, "top": top})
+
+    def diff(self, known: KnownStudy, mine: str) -> str:
+        """What its rule changes in a rules file.
+
+        Raises:
+          AutomeshError: as `result`; or there is no rule, or the file is broken.
+        """
+        return self._reader.ask({**_question("diff", known), "mine": mine})
+
+    # Looks
 
     def refresh(self, most: int = 20) -> bool:
-        """Looks which studies there are, and reads up to `most` of those that have changed: who
+        """Looks which studies there are, and has up to `most` of those read that have changed: who
         changed last comes first.
 
         Returns:
           Whether some are left to be read.
+
+        Raises:
+          UsageError: the storage cannot be used, or the process that reads ends again and again.
+          ReadingFailed, OSError: as `Reader.look`.
         """
-        there = self._there()
-        known = dict(self._known)
-        for name, found in there.items():
-            if name not in known:
-                summary = StudySummary(name=name, changed_s=found.changed_s)
-                known[name] = KnownStudy(
-                    summary=summary, folder=found.folder, storage=found.storage
-                )
-        known = {name: one for name, one in known.items() if name in there}
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._look(most)
+            except Away as error:
+                self._note_fatal(error)
+                if attempt == _ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _look(self, most: int) -> bool:
+        self._begun = ""
         now_s = time.monotonic()
-        stale = [
+        without = [
             name
-            for name, one in known.items()
-            if now_s - one.read_s >= self._pause_s
-            # Whether its process still lives is in no stamp.
-            and (one.stamp != there[name].stamp or one.summary.state == "running")
+            for name, one in self._fatal.items()
+            if one.count > 1 and now_s - one.last_s < AGAIN_S
         ]
-        stale.sort(key=lambda name: -there[name].changed_s)
+        asked: Message = {
+            "roots": [str(root) for root in self._roots()],
+            "most": most,
+            "without": without,
+        }
+        last: Message = {}
+
+        def hear(message: Message) -> None:
+            self._hear(message)
+            last.update(message)
+
+        self._reader.look(asked, self._told, hear)
+        return bool(last["is_behind"])
+
+    def _told(self) -> dict[str, Any]:
+        """What a new process is told of each study."""
+        return {
+            name: {"stamp": one.stamp, "is_running": one.summary.state == "running"}
+            for name, one in self._known.items()
+        }
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case {"new": list(new), "gone": list(gone)}:
+                if new or gone:  # Else the index stays as it is.
+                    self._replace(new, set(gone))
+                with self._looked:
+                    self._looked_s = time.monotonic()
+                    self._looked.notify_all()
+            case {"begun": str(name)}:
+                self._begun = name
+            case {"study": dict(said)}:
+                one = from_message(said, self._storage)
+                self._begun = ""
+                self._fatal.pop(one.summary.name, None)
+                self._publish({**self._known, one.summary.name: one})
+            case _:
+                pass
+
+    def _replace(self, new: Sequence[Message], gone: set[str]) -> None:
+        known = {name: one for name, one in self._known.items() if name not in gone}
+        for said in new:
+            one = from_message(said, self._storage)
+            known[one.summary.name] = one
         self._publish(known)
-        for name in stale[:most]:
-            self._publish({**self._known, name: self._read(name, there[name])})
-        return len(stale) > most
+        for name in gone:
+            self._fatal.pop(name, None)
+
+    def _note_fatal(self, error: Away) -> None:
+        """Remembers which study was being read when the process ended: one that does so again and
+        again must not keep all others from being read."""
+        known = self._known.get(self._begun)
+        if known is None or error.is_meant:
+            return
+        former = self._fatal.get(self._begun)
+        count = 1 if former is None else former.count + 1
+        self._fatal[self._begun] = Fatal(count=count, last_s=time.monotonic())
+        if count < 2:
+            return
+        _LOG.warning("the study `%s` is not read for a while: %s", self._begun, error.message)
+        reason = "reading it has ended the process that read it, twice in a row"
+        name, changed_s = known.summary.name, known.summary.changed_s
+        summary = StudySummary(name=name, changed_s=changed_s, state="unreadable", problem=reason)
+        # Without a stamp: the next process reads it as soon as it may.
+        marked = known_of(summary, folder=known.folder, storage=known.storage, missing=reason)
+        self._publish({**self._known, name: marked})
 
     def _publish(self, known: Mapping[str, KnownStudy]) -> None:
         with self._lock:
             self._known = known
 
-    def _there(self) -> dict[str, Found]:
-        """The studies that are there. One that is in two folders counts in the first."""
-        found: dict[str, Found] = {}
-        roots = list(self._roots())
-        # Of a service with a storage, only agents keep studies in folders, which are below jobs.
-        for root in roots if self._place is None else roots[1:]:
-            for folder, stamp, changed_s in _folders(root):
-                one = Found(folder=folder, storage="", stamp=stamp, changed_s=changed_s)
-                found.setdefault(folder.name, one)
-        if self._place is None:
-            return found
-        # Here and not above: `automesh --help` must not wait for Optuna and SQLAlchemy.
-        from automesh.tuner.study.backend import open_backend
 
-        if self._backend is None:
-            self._backend = open_backend(self._place)
-        with self._backend.explained():
-            changes = self._backend.changes()
-        folders = {one.name: one for root in reversed(roots) for one in _below(root)}
-        first = next(iter(roots), Path())
-        for name, (stamp, changed_s) in changes.items():
-            folder = folders.get(name, first / name)
-            found[name] = Found(
-                folder=folder, storage=self._storage, stamp=stamp, changed_s=changed_s
-            )
-        return found
-
-    def _read(self, name: str, found: Found) -> KnownStudy:
-        folder = found.folder
-        seen = KnownStudy(
-            summary=StudySummary(name=name, changed_s=found.changed_s),
-            folder=folder,
-            storage=found.storage,
-            stamp=found.stamp,
-            read_s=time.monotonic(),
-        )
-        try:
-            with reading(folder, results=folder.parent, storage=found.storage) as opened:
-                _, study, header = opened
-                result = assemble(study, header)
-                is_running = study.leader() is not None
-        except Exception as error:  # noqa: BLE001  One study that somebody broke hides no others.
-            reason = reason_of(error)
-            summary = replace(seen.summary, state="unreadable", problem=reason)
-            return replace(seen, summary=summary, missing=reason)
-        summary = summary_of(name, result, is_running=is_running)
-        rule, missing = rule_or_reason(result)
-        summary = replace(summary, changed_s=found.changed_s)
-        return replace(seen, summary=summary, rule=rule, missing=missing)
+def _question(what: str, known: KnownStudy) -> Message:
+    return {"what": what, "folder": str(known.folder), "storage": known.storage}
 
 
-def _index(known: Mapping[str, KnownStudy], former: Index) -> Index:
-    """The index of some studies; of those whose summaries are the former ones it is taken over."""
-    before = {id(one.summary): one for one in former.listed}
-    listed: list[ListedStudy] = []
+def _index(known: Mapping[str, KnownStudy]) -> Index:
+    """The index of some studies."""
     below: dict[Path, list[str]] = {}
     for name, one in known.items():
-        # The former index holds the summaries, so that none of them has the place of another one.
-        listed.append(before.get(id(one.summary)) or _listed(one.summary))
         below.setdefault(one.folder.parent, []).append(name)
-    listed.sort(key=lambda one: (-one.summary.changed_s, one.summary.name))
+    listed = sorted(known.values(), key=lambda one: (-one.summary.changed_s, one.summary.name))
     return Index(
         known=known,
         listed=tuple(listed),
         below={folder: tuple(sorted(names)) for folder, names in below.items()},
     )
-
-
-def _listed(one: StudySummary) -> ListedStudy:
-    words = (one.name, one.workload, one.target, one.device, one.plan, one.state)
-    return ListedStudy(summary=one, words=" ".join(words).lower(), text=to_text(one, StudySummary))
-
-
-def rule_or_reason(result: SearchResult) -> tuple[str, str]:
-    """The text of the rule file, or why there is none."""
-    try:
-        return rule_text(result), ""
-    except NoFeasibleMesh as error:
-        return "", error.message
-    except AutomeshError as error:
-        return "", error.message
-
-
-def summary_of(name: str, result: SearchResult, *, is_running: bool) -> StudySummary:
-    """What a list shows of a study that was read."""
-    best, funnel = words.best_of(result), result.funnel
-    last = result.verifications[-1] if result.verifications else None
-    state: State = "interrupted" if result.interrupted else "ended"
-    if result.stop_reason == NOT_ENDED:
-        state = "stopped"
-    return StudySummary(
-        name=name,
-        workload=clean(result.workload),
-        target=clean(result.target),
-        device=clean(result.device),
-        device_count=result.device_count,
-        state="running" if is_running else state,
-        sentence=clean(words.best_sentence(result) or ""),
-        evidence=words.evidence(best) if best is not None else "none",
-        plan=str(best.plan) if best is not None else "",
-        step_s=_finite(words.step_s(best)) if best is not None else None,
-        speedup=_finite(last.speedup) if last is not None and last.baseline else None,
-        legal=funnel.legal,
-        compiled=funnel.compiled + funnel.duplicates,
-        measured=funnel.measured,
-        failed=funnel.failed + funnel.out_of_memory + funnel.timed_out,
-        waiting=funnel.waiting,
-        has_rule=_has_rule(result),
-        made=result.made,
-        stop_reason=clean(result.stop_reason),
-    )
-
-
-def _finite(figure: float | None) -> float | None:
-    """A figure that JSON has a word for. One study with another would spoil the list for all."""
-    return figure if figure is not None and math.isfinite(figure) else None
-
-
-def _has_rule(result: SearchResult) -> bool:
-    try:
-        rule_of(result)
-    except AutomeshError:
-        return False
-    return True
-
-
-def _below(root: Path) -> Iterator[Path]:
-    """Folders in a folder of results; links are not followed: others may have put them there."""
-    try:
-        entries = sorted(root.iterdir())
-    except OSError:
-        return
-    yield from (one for one in entries if not one.is_symlink() and one.is_dir())
-
-
-def _folders(root: Path) -> Iterator[tuple[Path, Stamp, float]]:
-    """Studies with a database of their own, when they changed, and what tells that they did."""
-    for folder in _below(root):
-        stamp: list[object] = []
-        changed_s = 0.0
-        for name in ("study.db", "study.db-wal"):
-            try:
-                status = (folder / name).lstat()
-            except OSError:
-                continue
-            stamp += [name, status.st_mtime_ns, status.st_size]
-            # An empty log is made by whoever reads, too.
-            if status.st_size:
-                changed_s = max(changed_s, status.st_mtime)
-        if stamp and stamp[0] == "study.db":
-            yield folder, tuple(stamp), changed_s

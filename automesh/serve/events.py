@@ -23,8 +23,8 @@ from starlette.types import Receive, Scope, Send
 
 from automesh.jsonio import dumps, to_json
 from automesh.reading import Unreadable, open_regular
-from automesh.serve.catalogue import KnownStudy, StudySummary
 from automesh.serve.looks import Seen, View
+from automesh.serve.reading.summary import KnownStudy, StudySummary
 from automesh.serve.service import PAUSE_S, REFRESH_S, Service
 from automesh.submissions.store import ENDED, Missing, Submission
 from automesh.submissions.tokens import Holder
@@ -131,7 +131,9 @@ def _seen(service: Service, holder: Holder, look: Callable[[], Watched]) -> Seen
         return None
     text = dumps(watched.to_json())
     sign = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return Seen(text=text, sign=sign, is_over=watched.is_over)
+    # Of what nobody looks at it is not known that it is over.
+    is_over = watched.is_over and service.catalogue.is_fresh
+    return Seen(text=text, sign=sign, is_over=is_over)
 
 
 def _beginning(log: Path | None) -> int:

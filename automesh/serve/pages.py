@@ -23,7 +23,7 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.reading import read_bytes
-from automesh.serve.catalogue import KnownStudy
+from automesh.serve.reading.summary import KnownStudy
 
 MAKING_S = 120.0
 _MOST_KEPT = 50
@@ -69,7 +69,7 @@ class Pages:
           UsageError: it cannot be made.
         """
         name = known.summary.name
-        stamp = (name, str(known.folder), *known.stamp)
+        stamp = (name, str(known.folder), known.stamp)
         if self._waiting.qsize() >= _MOST_WAITING:
             raise Busy("other reports are being made", hint="try again in a minute")
         self._waiting.put(name)

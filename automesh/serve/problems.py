@@ -14,18 +14,21 @@ from automesh.errors import AutomeshError
 from automesh.jsonio import dumps
 from automesh.serve.limiter import TooManyWatchers
 from automesh.serve.pages import Busy
+from automesh.serve.reading.reader import Away, ReadingFailed
 from automesh.submissions.leases import Replayed
 from automesh.submissions.store import Conflict, Missing, TooMany
 from automesh.texts.storage_url import masked
 from automesh.texts.terminal import clean, shortened
 
 _CHARS = 500
+_SOON_S, _LATER_S = 5, 60
 _STATUS: tuple[tuple[type[AutomeshError], int], ...] = (
     (Replayed, 412),
     (Conflict, 409),
     (Missing, 404),
     (TooMany, 429),
     (Busy, 503),
+    (Away, 503),
     (AutomeshError, 422),
 )
 
@@ -76,7 +79,8 @@ def handle_problems(app: FastAPI) -> None:
     def on_ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, AutomeshError)
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
-        headers = {"Retry-After": "60"} if status in (429, 503) else None
+        after_s = _SOON_S if isinstance(error, Away) else _LATER_S
+        headers = {"Retry-After": str(after_s)} if status in (429, 503) else None
         return answer(request, status, error.message, error.hint, headers)
 
     def on_invalid(request: Request, error: Exception) -> Response:
@@ -91,6 +95,11 @@ def handle_problems(app: FastAPI) -> None:
             request, 429, "too many streams of events are open", headers={"Retry-After": "30"}
         )
 
+    def on_unread(request: Request, error: Exception) -> Response:
+        del error
+        return answer(request, 500, "the study could not be read: the log of the service says why")
+
+    app.add_exception_handler(ReadingFailed, on_unread)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(AutomeshError, on_ours)
     app.add_exception_handler(RequestValidationError, on_invalid)
@@ -104,6 +113,7 @@ RESPONSES = {
         (403, "The token does not allow it, or the request comes from another origin."),
         (404, "There is none, or it is somebody else's."),
         (429, "Too many requests; `Retry-After` says when to come again."),
+        (503, "It cannot be done or told just now; `Retry-After` says when to come again."),
     )
 }
 """What every route may answer, for OpenAPI."""

@@ -129,8 +129,8 @@ def _serve(
     say: Callable[[str], None],
 ) -> None:
     scheme = "https" if context is not None else "http"
-    # A thread that reads a study computes for a tenth of a second and more. An answer takes the
-    # interpreter's lock a dozen times, and would wait for it 5 ms each time.
+    # Answers are made in threads. Each takes the interpreter's lock a dozen times, and would wait
+    # for it 5 ms each time that another one computes.
     sys.setswitchinterval(_SWITCH_S)
     threads = [
         threading.Thread(target=service.keep_up, name="studies", daemon=True),

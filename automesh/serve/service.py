@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -29,6 +30,8 @@ from automesh.submissions.tokens import Tokens
 
 REFRESH_S = 1.0
 """Between two looks at which studies have changed."""
+TROUBLE_S = 10.0
+"""Between two looks at the most, while none succeeds."""
 LEASES_S = 2.0
 """Between two looks at which agents are lost."""
 PAUSE_S = 3.0
@@ -82,16 +85,22 @@ class Service:
     closing: threading.Event = field(default_factory=threading.Event)
 
     def keep_up(self) -> None:
-        """Reads what has changed until the service closes; a thread of its own does it."""
+        """Has read what has changed until the service closes; a thread of its own does it."""
+        self.catalogue.keep_fresh()
+        trouble_s = REFRESH_S
         while not self.closing.is_set():
             began_s = time.monotonic()
             try:
                 is_behind = self.catalogue.refresh()
                 self.metrics.note_storage(is_up=True)
+                trouble_s = REFRESH_S
             except Exception:  # noqa: BLE001  A storage that is down now may be up again soon.
                 self.metrics.note_storage(is_up=False)
-                is_behind = False
-            # At most half of a core, also while a thousand studies are read for the first time.
+                # The process that reads may be one that cannot live: to start it takes a second.
+                self.closing.wait(trouble_s)
+                trouble_s = min(2 * trouble_s, TROUBLE_S)
+                continue
+            # Half of a core at most, also while a thousand studies are read for the first time.
             pause_s = time.monotonic() - began_s if is_behind else REFRESH_S
             self.closing.wait(max(pause_s, 0.05))
 
@@ -126,8 +135,10 @@ def open_service(home: Home, settings: Settings) -> Service:
     audit = Audit(database)
 
     def roots() -> Sequence[Path]:
-        jobs = (one / "results" for one in sorted(home.jobs.iterdir()))
-        return [settings.results, *(one for one in jobs if not one.is_symlink())]
+        with os.scandir(home.jobs) as entries:
+            jobs = sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
+        found = [home.jobs / one / "results" for one in jobs]
+        return [settings.results, *(one for one in found if not one.is_symlink())]
 
     store = Store(home, database)
     catalogue = Catalogue(roots, settings.storage, pause_s=PAUSE_S)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,17 +12,12 @@ from fastapi import APIRouter, Body, Header, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from automesh import limits
-from automesh.jsonio import dumps
-from automesh.mesh.rules.file import merged_rules
 from automesh.reading import Unreadable, open_regular
-from automesh.report.files.json import to_json
-from automesh.report.files.rule import rule_of
-from automesh.report.table import render
 from automesh.serve import access
 from automesh.serve.access import Reader
-from automesh.serve.catalogue import KnownStudy, State, StudySummary
 from automesh.serve.events import EVENTS, Watched, Watching, stream, view_of, watching
 from automesh.serve.problems import RESPONSES, Problem
+from automesh.serve.reading.summary import KnownStudy, State, StudySummary
 from automesh.serve.service import Service, ServiceHere
 from automesh.submissions.store import Missing, Submission
 from automesh.submissions.tokens import Holder
@@ -120,8 +113,9 @@ def list_studies(
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
     size: Annotated[int, Query(ge=1, le=limits.PAGE_SIZE)] = 50,
 ) -> Response:
-    """Studies, the one that changed last first."""
+    """Studies, the one that changed last first; 503 while it cannot be told which there are."""
     del holder
+    service.catalogue.wait_until_fresh()
     words = query.lower().split()
     found = [
         one.text
@@ -142,6 +136,7 @@ def list_studies(
 
 @router.get("/{name}", summary="One study")
 def get_study(name: str, service: ServiceHere, holder: Reader) -> StudyAnswer:
+    service.catalogue.wait_until_fresh()
     known = known_study(service, name)
     mine = submission_of(service, known, holder)
     return StudyAnswer(
@@ -155,8 +150,7 @@ def get_study(name: str, service: ServiceHere, holder: Reader) -> StudyAnswer:
 @router.get("/{name}/result.json", summary="All figures, as `automesh show --json` prints them")
 def get_result(name: str, service: ServiceHere, holder: Reader) -> Response:
     del holder
-    found = service.catalogue.read(known_study(service, name))
-    text = dumps(to_json(found), indent=1)
+    text = service.catalogue.result(known_study(service, name))
     return Response(text, media_type="application/json")
 
 
@@ -169,8 +163,8 @@ def get_table(
     top: Annotated[int, Query(ge=1, le=1000)] = 8,
 ) -> PlainTextResponse:
     del holder
-    found = service.catalogue.read(known_study(service, name))
-    return PlainTextResponse(render(found, top=top, width=width, colour=False) + "\n")
+    known = known_study(service, name)
+    return PlainTextResponse(service.catalogue.table(known, width=width, top=top))
 
 
 # Rules
@@ -215,21 +209,8 @@ def diff_rules(
     """Takes a rule file and answers with a unified diff to what it would be with the rule merged
     into it; empty if it has the rule already. Nothing is changed."""
     del holder
-    found = service.catalogue.read(known_study(service, name))
-    source = Path("mesh_rules.toml")
-    merged = merged_rules(mine, rule_of(found), selector=found.target, source=source)
-    lines = difflib.unified_diff(
-        mine.splitlines(keepends=True),
-        merged.splitlines(keepends=True),
-        "mesh_rules.toml",
-        f"mesh_rules.toml with the rule of {found.target}",
-    )
-    return PlainTextResponse("".join(_ended(lines)), media_type="text/x-diff")
-
-
-def _ended(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+    text = service.catalogue.diff(known_study(service, name), mine)
+    return PlainTextResponse(text, media_type="text/x-diff")
 
 
 # Logs
@@ -311,6 +292,7 @@ def get_page(
         access.holder_of_ticket(request, service, ticket, name)
     else:
         access.reader_of(request, service, authorization)
+    service.catalogue.wait_until_fresh()
     made = service.pages.page_of(known_study(service, name))
     headers = {"Content-Security-Policy": made.policy, "Cross-Origin-Opener-Policy": "unsafe-none"}
     return Response(made.html, media_type="text/html; charset=utf-8", headers=headers)

@@ -16,17 +16,46 @@ from typing import Any
 from benchmarks.published.groups import Record
 from benchmarks.support.models import Unlike
 
-# Whose groups are read: our name for the devices, and bytes of a gradient on the wires. DeepSpeed
-# reduces in the training type, nanotron in float32 (its `accumulate_grad_in_fp32`).
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """How a publication trained over its replicas.
+
+    Attributes:
+      cluster: our name for the devices.
+      gradient_bytes: of one parameter's gradient on the wires.
+      scatters: whether ZeRO-1 leaves every replica only its part of the summed gradients; else all
+        get all of them.
+      overlaps: whether gradients that no ZeRO splits are reduced, bucket by bucket, while the last
+        microbatch goes back; else when it has gone back.
+    """
+
+    cluster: str
+    gradient_bytes: float
+    scatters: bool = True
+    overlaps: bool = False
+
+
+# Whose groups are read. DeepSpeed reduces in the training type. nanotron accumulates and reduces in
+# float32 (`accumulate_grad_in_fp32`); with ZeRO-1 it all-reduces one buffer after the last backward
+# pass and gathers the parameters after the update, without it is torch's DistributedDataParallel
+# that reduces (huggingface/nanotron @e24d2483, the playbook's: trainer.py, `make_ddp` and
+# `sync_gradients_across_dp`; optim/gradient_accumulator.py, `get_fp32_accum_hook`; optim/zero.py).
 _SOURCES = {
-    "vtrain_single": ("gpu-a100-80gb", 2.0),
-    "vtrain_multi": ("vtrain", 2.0),
-    "aleph_alpha": ("gpu-a100-80gb", 2.0),
-    "hf_ultrascale": ("gpu-p5.48xlarge", 4.0),
-    "amp": ("g4dn", 2.0),
+    "vtrain_single": Trainer(cluster="gpu-a100-80gb", gradient_bytes=2.0),
+    "vtrain_multi": Trainer(cluster="vtrain", gradient_bytes=2.0),
+    "aleph_alpha": Trainer(cluster="gpu-a100-80gb", gradient_bytes=2.0),
+    "hf_ultrascale": Trainer(
+        cluster="gpu-p5.48xlarge", gradient_bytes=4.0, scatters=False, overlaps=True
+    ),
+    "amp": Trainer(cluster="g4dn", gradient_bytes=2.0),
 }
 _GELU = "the feed-forward is a GELU of two matrices there; here a SwiGLU of as many parameters"
 _PLAIN = "gradients are reduced once per step there and here, after the last microbatch"
+_BESIDE = (
+    "gradients are reduced once per step there and here, without ZeRO while the last microbatch "
+    "goes back, with it after that"
+)
 _FLASH = (
     "attention is one fused kernel there: of ours the multiplications count, and no traffic",
     "what elementwise operations make is kept there, and computed again here when going back "
@@ -104,8 +133,8 @@ class LayoutGroup:
     """Layouts of one model on the same devices with the same batch.
 
     Attributes:
-      cluster: as we call the devices, and how many.
-      gradient_bytes: of one parameter's gradient on the wires.
+      trainer: how it was trained, on which devices.
+      devices: how many.
       is_fused: whether attention is one kernel that keeps no scores.
       left_out: records that cannot be represented, with the reasons.
       remarks: what differs from the original for all of them.
@@ -113,9 +142,8 @@ class LayoutGroup:
 
     name: str
     shape: Shape
-    cluster: str
+    trainer: Trainer
     devices: int
-    gradient_bytes: float
     is_fused: bool
     layouts: tuple[Layout, ...]
     left_out: tuple[tuple[str, str], ...]
@@ -149,7 +177,6 @@ def layout_groups_of(
 
 def _group_of(name: str, records: Sequence[Record]) -> LayoutGroup:
     first, source = records[0], name.split("/")[0]
-    cluster, gradient_bytes = _SOURCES[source]
     layouts: list[Layout] = []
     left_out: list[tuple[str, str]] = []
     for record in records:
@@ -165,9 +192,8 @@ def _group_of(name: str, records: Sequence[Record]) -> LayoutGroup:
     return LayoutGroup(
         name=name,
         shape=_shape_of(first, is_gelu=is_gelu, is_flash=is_flash),
-        cluster=cluster,
+        trainer=_SOURCES[source],
         devices=int(first.hardware["count"]),
-        gradient_bytes=gradient_bytes,
         is_fused=is_flash,
         layouts=tuple(layouts),
         left_out=tuple(left_out),
@@ -175,7 +201,7 @@ def _group_of(name: str, records: Sequence[Record]) -> LayoutGroup:
             *([_GELU] if is_gelu else []),
             *(_FLASH if is_flash else ()),
             *([_REMAT] if not first.remat else []),
-            _PLAIN,
+            _BESIDE if _SOURCES[source].overlaps else _PLAIN,
             _LAUNCHED,
         ),
     )

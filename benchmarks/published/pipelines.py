@@ -111,7 +111,7 @@ def _memory(rows: Sequence[Row]) -> dict[str, Any]:
 
 def described(group: LayoutGroup, rows: Sequence[Row]) -> list[str]:
     """The lines of one group, the fastest first."""
-    lines = [f"{group.name} on {group.cluster}-{group.devices}: {group.shape}"]
+    lines = [f"{group.name} on {group.trainer.cluster}-{group.devices}: {group.shape}"]
     lines += [f"  but: {remark}" for remark in group.remarks]
     lines.append(f"  {'layout':<46}{'measured':>10}{'ours':>10}{'error':>8}{'memory':>11}")
     for row in sorted(rows, key=lambda row: row.layout.measured_s or float("inf")):

@@ -2,11 +2,13 @@
 
 What Megatron does once per step is priced once per step: gradients are reduced after the last
 microbatch, and with ZeRO-1 each replica updates its part of the parameters and gathers the rest.
+Where they are reduced while the last microbatch goes back, what is then left of it counts.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +17,7 @@ from automesh.collectives import CollectiveName
 from automesh.cost.pipeline.prices import price_pipeline_terms
 from automesh.cost.pipeline.step import PipelineCost
 from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText, StageTerms
+from automesh.cost.pricing import price
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Sum, Terms
 from automesh.hardware import parse_target
 from automesh.hardware.absent import Absent
@@ -33,6 +36,10 @@ _ATTENTION = EXAMPLES / "lm" / "attention.py"
 _ROWS, _REPLICAS = "ep", "dp"
 _SUM = 4.0  # bytes of a sum of gradients in our terms
 _ONCE: Sum = (Monomial(coefficient=1.0),)
+# Of a program that goes forward and back the part that goes back: it multiplies twice as often.
+_BACK = 2 / 3
+# Seconds of one execution.
+_Clock = Callable[[Terms], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,7 @@ def devices_of(group: LayoutGroup) -> Absent:
     Raises:
       UsageError: they are not among ours.
     """
-    name = f"{group.cluster}-{group.devices}"
+    name = f"{group.trainer.cluster}-{group.devices}"
     found = read_clusters(CLUSTERS).find(name)
     absent = found[0] if found else parse_target(name, {}).absent
     assert absent is not None
@@ -68,7 +75,6 @@ def priced(layout: Layout, group: LayoutGroup, made: Propagation, absent: Absent
     """
     assert made.pipeline is not None
     fabric = absent.fabric
-    pipeline = _as_trained(made.pipeline, layout, group)
     axes = _axes(layout, group, fabric.granule_devices)
     batch = Batch(
         names=tuple(one.name for one in axes),
@@ -83,16 +89,20 @@ def priced(layout: Layout, group: LayoutGroup, made: Propagation, absent: Absent
         sampled=tuple((name, known.get(name, 1)) for name in active),
         fixed=tuple(name for name in active if name in made.terms.fixed),
     )
-    found = price_pipeline_terms(
-        pipeline,
-        where,
-        batch,
-        hardware=HardwareModel(
-            fabric=fabric,
-            layouts=Layouts(shapes=(tuple(one.ici for one in axes),), spans=((),)),
-            speeds=datasheet_speeds(fabric.chip, fabric),
-        ),
+    hardware = HardwareModel(
+        fabric=fabric,
+        layouts=Layouts(shapes=(tuple(one.ici for one in axes),), spans=((),)),
+        speeds=datasheet_speeds(fabric.chip, fabric),
     )
+
+    def clock(terms: Terms) -> float:
+        there = replace(
+            terms, active=active, sampled=where.sampled, fixed=where.fixed, guards=(), limits=()
+        )
+        return price({active: there}, batch, hardware=hardware).estimated(0).step_s
+
+    pipeline = _as_trained(made.pipeline, layout, group, clock)
+    found = price_pipeline_terms(pipeline, where, batch, hardware=hardware)
     if not found.costs:
         raise ValueError(f"the terms of {layout} do not hold there: {where.fixed}, {where.guards}")
     cost = found.costs[0]
@@ -112,8 +122,11 @@ def _axes(layout: Layout, group: LayoutGroup, granule: int) -> tuple[MeshAxis, .
     return tuple(found.get(name, MeshAxis(name=name)) for name in (PIPELINE, *DEFAULT_AXES))
 
 
-def _as_trained(pipeline: PipelineTerms, layout: Layout, group: LayoutGroup) -> PipelineTerms:
+def _as_trained(
+    pipeline: PipelineTerms, layout: Layout, group: LayoutGroup, clock: _Clock
+) -> PipelineTerms:
     text = pipeline.schedule
+    ends = {pipeline.stages[0], pipeline.stages[-1]}
     return replace(
         pipeline,
         schedule=ScheduleText(
@@ -122,20 +135,55 @@ def _as_trained(pipeline: PipelineTerms, layout: Layout, group: LayoutGroup) -> 
             num_microbatches=layout.microbatches,
             num_stages=text.num_stages,
         ),
-        kinds=tuple(_stage(one, layout, group) for one in pipeline.kinds),
+        kinds=tuple(
+            _stage(
+                one,
+                layout,
+                group,
+                clock,
+                is_first=number == pipeline.stages[0],
+                is_tied=group.shape.tied and len(pipeline.stages) > 1 and number in ends,
+            )
+            for number, one in enumerate(pipeline.kinds)
+        ),
     )
 
 
-def _stage(stage: StageTerms, layout: Layout, group: LayoutGroup) -> StageTerms:
+def _stage(
+    stage: StageTerms,
+    layout: Layout,
+    group: LayoutGroup,
+    clock: _Clock,
+    *,
+    is_first: bool,
+    is_tied: bool,
+) -> StageTerms:
+    """A stage as it was trained.
+
+    Args:
+      is_first: whether it begins with the embedding.
+      is_tied: whether its embedding is that of another stage, too.
+    """
     shared = layout.zero > 0 and layout.dp > 1
+    programs = tuple(
+        (kind, _fused(_unreduced(terms)) if group.is_fused else _unreduced(terms))
+        for kind, terms in stage.programs
+    )
+    stage = replace(stage, programs=programs)
+    finish = _updated(stage.finish, shared=shared)
+    gradients = _scaled(stage.sums_bytes, group.trainer.gradient_bytes / _SUM)
+    embedding = _embedding(group)
+    moved = _moved(stage, layout, group, gradients)
+    if group.trainer.overlaps and not shared:
+        last = embedding if is_first else ()
+        moved = [_left(one, last, finish, _back_s(stage, clock), clock) for one in moved]
+    if is_tied:
+        # Both stages add what the other one has: an all-reduce of two, in which each sends all.
+        moved.append(_collective("collective-permute", PIPELINE, embedding))
     return replace(
         stage,
-        programs=tuple(
-            (kind, _fused(_unreduced(terms)) if group.is_fused else _unreduced(terms))
-            for kind, terms in stage.programs
-        ),
-        finish=_reduced(stage, layout, group, shared=shared),
-        sums_bytes=_scaled(stage.sums_bytes, group.gradient_bytes / _SUM),
+        finish=replace(finish, collectives=(*finish.collectives, *moved)),
+        sums_bytes=gradients,
         state_bytes=_scaled(stage.state_bytes, 1.0, shared=shared),
     )
 
@@ -167,29 +215,66 @@ def _first_line() -> int:
     return next(n for n, line in enumerate(lines, 1) if line.startswith("def gathered_attention"))
 
 
-def _reduced(stage: StageTerms, layout: Layout, group: LayoutGroup, *, shared: bool) -> Terms:
-    """What follows the last microbatch."""
-    terms = stage.finish
-    if shared:
-        terms = replace(
-            terms,
-            kernels=tuple(
-                replace(one, count=_scaled(one.count, 1.0, shared=True)) for one in terms.kernels
-            ),
-        )
-    gradients = _scaled(stage.sums_bytes, group.gradient_bytes / _SUM)
-    moved: list[tuple[CollectiveName, Sum]] = [("all-reduce", gradients)]
-    if shared:
-        moved = [("reduce-scatter", gradients), ("all-gather", stage.params_bytes)]
+def _updated(finish: Terms, *, shared: bool) -> Terms:
+    """What follows the last microbatch, but for the replicas' exchange."""
+    if not shared:
+        return finish
+    kernels = (replace(one, count=_scaled(one.count, 1.0, shared=True)) for one in finish.kernels)
+    return replace(finish, kernels=tuple(kernels))
+
+
+def _moved(
+    stage: StageTerms, layout: Layout, group: LayoutGroup, gradients: Sum
+) -> list[CollectiveTerm]:
+    """What replicas exchange once per step."""
     if layout.dp == 1:
-        moved = []
-    added = [
-        CollectiveTerm(
-            region=0, count=_ONCE, kind=kind, axes=(_REPLICAS,), payload_bytes=size, hides=False
-        )
-        for kind, size in moved
+        return []
+    if not layout.zero:
+        return [_collective("all-reduce", _REPLICAS, gradients)]
+    return [
+        _collective(
+            "reduce-scatter" if group.trainer.scatters else "all-reduce", _REPLICAS, gradients
+        ),
+        _collective("all-gather", _REPLICAS, stage.params_bytes),
     ]
-    return replace(terms, collectives=(*terms.collectives, *added))
+
+
+def _collective(kind: CollectiveName, axis: str, size: Sum) -> CollectiveTerm:
+    return CollectiveTerm(
+        region=0, count=_ONCE, kind=kind, axes=(axis,), payload_bytes=size, hides=False
+    )
+
+
+def _embedding(group: LayoutGroup) -> Sum:
+    """Bytes of the gradient of the embedding, whose rows `tp` splits."""
+    size = group.shape.vocab * group.shape.d_model * group.trainer.gradient_bytes
+    return (Monomial(coefficient=size, powers=(("tp", -1),)),)
+
+
+def _back_s(stage: StageTerms, clock: _Clock) -> float:
+    """Seconds that a microbatch goes back for."""
+    programs = dict(stage.programs)
+    return clock(programs["B"]) * (1.0 if "F" in programs else _BACK)
+
+
+def _left(
+    whole: CollectiveTerm, last: Sum, finish: Terms, back_s: float, clock: _Clock
+) -> CollectiveTerm:
+    """What is left of an all-reduce in buckets when the last microbatch has gone back.
+
+    Args:
+      last: bytes of the gradient that is there when all is done; empty if a layer's is.
+      finish: of the stage, for its regions.
+      back_s: seconds of the last microbatch's way back.
+    """
+
+    def seconds(one: CollectiveTerm) -> float:
+        return clock(replace(finish, kernels=(), host_transfers=(), collectives=(one,)))
+
+    whole_s = seconds(whole)
+    left_s = max(whole_s - back_s, seconds(replace(whole, payload_bytes=last)) if last else 0.0)
+    part = min(left_s / whole_s, 1.0) if whole_s else 0.0
+    return replace(whole, count=(Monomial(coefficient=part),))
 
 
 def _scaled(total: Sum, factor: float, *, shared: bool = False) -> Sum:

@@ -186,6 +186,52 @@ def test_zero_splits_the_state_and_moves_as_much() -> None:
     assert dict(shared.causes)["ici dp"] > 0
 
 
+def trained(*, tied: bool = False, vocab: int = 50304, **how: object) -> LayoutGroup:
+    """AMP's trials, of another model or trained otherwise."""
+    shape = replace(AMP.shape, tied=tied, vocab=vocab)
+    return replace(AMP, shape=shape, trainer=replace(AMP.trainer, **how))
+
+
+def exchange_s(one: Layout, group: LayoutGroup) -> float:
+    found = causes(one, group)
+    return found["ici dp"] + found["latency"]
+
+
+def test_zero_without_scattered_gradients_moves_more() -> None:
+    whole, parts = (
+        exchange_s(layout(zero=1), trained(scatters=scatters)) for scatters in (False, True)
+    )
+    plain = exchange_s(layout(zero=0), trained())
+    # The gradients to all replicas instead of a part to each: an all-reduce is sent twice.
+    assert plain < parts < whole
+    assert whole - parts == pytest.approx(plain / 2, rel=0.1)
+
+
+def test_gradients_hide_behind_the_last_way_back_but_for_the_embedding() -> None:
+    beside, after = (trained(overlaps=overlaps, vocab=128) for overlaps in (True, False))
+    whole, left = (causes(layout(), group)["ici dp"] for group in (after, beside))
+    # A multiplication of 64 rows' 2048 tokens by 4096 x 4096, on a T4, is not long.
+    assert 0.0 < whole - left < 0.05 * whole
+    # Of 32 times as many tokens it is.
+    long = layout(rows=AMP.most_rows, microbatches=1)
+    assert causes(long, beside)["ici dp"] < 0.7 * causes(long, after)["ici dp"]
+    # What is there last is waited for, however long the way back: here that is all of it.
+    large = trained(overlaps=True, vocab=2**19)
+    assert causes(long, large)["ici dp"] == pytest.approx(causes(long, after)["ici dp"])
+    # ZeRO reduces when all is done.
+    assert causes(layout(zero=1), beside)["ici dp"] == causes(layout(zero=1), after)["ici dp"]
+
+
+def test_stages_that_share_an_embedding_add_its_gradients() -> None:
+    untied, tied = (causes(layout(), trained(tied=tied)) for tied in (False, True))
+    # 50304 x 1024 numbers of two bytes, of which tp = 2 splits the rows, over a share of 50 Gbit/s.
+    sent = 50304 * AMP.shape.d_model * 2 / 2
+    assert tied["dcn pp"] - untied["dcn pp"] == pytest.approx(sent / (6.25e9 / 4 * 0.48))
+    alone = layout(dp=8, stages=(24,))
+    first, second = (causes(alone, trained(tied=tied)) for tied in (False, True))
+    assert first == second
+
+
 def test_more_microbatches_cost_in_proportion_but_for_the_bubble() -> None:
     short, long = (
         priced(layout(microbatches=count), AMP, made(4, "ep"), devices_of(AMP)).cost

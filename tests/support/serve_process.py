@@ -142,7 +142,7 @@ class ServeProcess:
             status, said = self.ask("GET", path)
             if status == 200:
                 return said
-            assert status in (0, 429) and time.monotonic() < end_s, (status, said, self.said())
+            assert status in (0, 429, 503) and time.monotonic() < end_s, (status, said, self.said())
             time.sleep(0.2)
 
     def agent_token(self, name: str) -> str:
@@ -197,12 +197,18 @@ class ServeProcess:
 
 @dataclass(kw_only=True)
 class AgentProcess:
-    """An agent with a folder of its own, started with the same command after each kill."""
+    """An agent with a folder of its own, started with the same command after each kill.
+
+    Attributes:
+      state_s: between two states that it sends.
+    """
 
     served: ServeProcess
     name: str
     process: subprocess.Popen[bytes] | None = None
     marks: list[str] = field(default_factory=list[str])
+    state_s: float = 20.0
+    _said_bytes: int = 0
 
     def __post_init__(self) -> None:
         self._token = self.served.agent_token(self.name)
@@ -218,11 +224,14 @@ class AgentProcess:
     def start(self) -> None:
         """Starts it; everything that it starts carries a mark of its own."""
         self.marks.append(uuid.uuid4().hex)
+        start = "import sys; from automesh.cli.app import main; from automesh.remote import agent"
+        start += f"; agent.STATE_S = {self.state_s}; sys.exit(main())"
         words = ["agent", "--server", self.served.url, "--name", self.name]
+        self._said_bytes = self._log.stat().st_size if self._log.exists() else 0
         environment = {**self.served.environment, TOKEN: self._token, MARK: self.marks[-1]}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "automesh", *words, "--folder", str(self.folder)],
+                [sys.executable, "-c", start, *words, "--folder", str(self.folder)],
                 cwd=self.served.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -250,8 +259,9 @@ class AgentProcess:
 
     def _has_begun(self) -> bool:
         # Before that, Ctrl-C ends a Python that is still importing: with another code, or not at
-        # all where a shell has started it in the background.
-        return self._log.read_text(errors="replace").count("asking ") == len(self.marks)
+        # all where a shell has started it in the background. One that was killed so early has said
+        # nothing.
+        return b"asking " in self._log.read_bytes()[self._said_bytes :]
 
     def left(self) -> list[str]:
         """The commands of processes that it, or an earlier start of it, has left behind."""

@@ -41,9 +41,9 @@ class Achieved:
     all_to_all: float
     small_groups: float
     peers: int
-    protocols: tuple[tuple[float, float, float, float], ...]
+    protocols: tuple[tuple[float, float, float, float, float], ...]
     between: float
-    between_decay: float
+    tree: float
     between_start_s: float
     overlaps: int
     sources: dict[str, str]
@@ -145,21 +145,51 @@ class DataSheet:
 
         Latency and bandwidth of rings, and over granules the hierarchy reduce-scatter inside,
         all-reduce of each device's part between, all-gather inside (scaling-book, "Sharded
-        matrices" and "GPUs"; NCCL's src/graph/tuning.cc for the protocols).
+        matrices" and "GPUs"). Where both parts run at once, one ring goes through all devices of
+        the group, whose every link is waited for, and an all-reduce may be a tree between granules
+        instead, which waits less and is slower (NCCL's src/graph/tuning.cc, as the protocols).
         """
         inside = self._inside_s(kind, payload_bytes, route)
-        between = self._between_s(kind, payload_bytes, route)
-        if self.achieved.overlaps:
-            inside = np.maximum(inside - between, 0.0)
+        sent = sent_between(kind, payload_bytes, route)
+        shapes = (False, True) if self.achieved.overlaps and kind == "all-reduce" else (False,)
         ways = [
-            CollectiveSeconds(
-                latency_s=self._waits_s(kind, route, start, hop, step),
-                ici_s=inside / share,
-                dcn_s=between / share,
-            )
-            for start, hop, share, step in self.achieved.protocols
+            self._way(kind, route, inside, sent, protocol, is_tree=is_tree)
+            for protocol in self.achieved.protocols
+            for is_tree in shapes
         ]
         return reduce(_faster, ways)
+
+    def _way(
+        self,
+        kind: str,
+        route: Route,
+        inside: Floats,
+        sent: Floats,
+        protocol: tuple[float, float, float, float, float],
+        *,
+        is_tree: bool,
+    ) -> CollectiveSeconds:
+        """One way to talk.
+
+        Args:
+          inside: seconds inside granules at full speed.
+          sent: bytes that a device sends to other granules.
+        """
+        start, hop, share, step, most = protocol
+        speed = route.dcn_bytes_per_s * self.achieved.between * share
+        if is_tree:
+            speed = speed * self.achieved.tree
+        if most:
+            speed = np.minimum(speed, most / route.ici_size)
+        between = np.where(sent > 0, sent / np.where(sent > 0, speed, 1.0), 0.0)
+        inside = inside / share
+        if self.achieved.overlaps:
+            inside = np.maximum(inside - between, 0.0)
+        return CollectiveSeconds(
+            latency_s=self._waits_s(kind, route, start, hop, step, is_tree=is_tree),
+            ici_s=inside,
+            dcn_s=between,
+        )
 
     def _inside_s(self, kind: str, payload: Floats, route: Route) -> Floats:
         size = route.ici_size
@@ -167,15 +197,10 @@ class DataSheet:
         sent = sent_inside(kind, payload, route)
         return np.where(size > 1, sent / np.where(size > 1, speed, 1.0), 0.0)
 
-    def _between_s(self, kind: str, payload: Floats, route: Route) -> Floats:
-        granules = route.dcn_size
-        have = self.achieved
-        slower = 1 + have.between_decay * np.log2(np.maximum(granules, 2) / 2)
-        speed = route.dcn_bytes_per_s * have.between / slower
-        return np.where(granules > 1, sent_between(kind, payload, route) / speed, 0.0)
-
-    def _waits_s(self, kind: str, route: Route, start: float, hop: float, step: float) -> Floats:
-        """Seconds before and between messages, in the ring inside and the tree or ring between."""
+    def _waits_s(
+        self, kind: str, route: Route, start: float, hop: float, step: float, *, is_tree: bool
+    ) -> Floats:
+        """Seconds before and between messages."""
         inside, granules = route.ici_size > 1, route.dcn_size
         steps = granules - 1
         if kind == "collective-permute" or (
@@ -184,8 +209,10 @@ class DataSheet:
             hops, steps = np.where(inside, 1.0, 0.0), np.minimum(steps, 1)
         else:
             hops = passes_of(kind) * np.where(inside, route.ici_hops, 0.0)
-            if kind == "all-reduce":
+            if is_tree or (kind == "all-reduce" and not self.achieved.overlaps):
                 steps = 2 * np.log2(granules)
+            elif self.achieved.overlaps:
+                hops, steps = hops * granules, passes_of(kind) * steps
         total = start + hop * hops + step * steps
         total = total + np.where(granules > 1, self.achieved.between_start_s, 0.0)
         return np.where(inside | (granules > 1), total, 0.0)

@@ -10,9 +10,9 @@ import time
 import traceback
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 import optuna
 import sqlalchemy as sa
@@ -31,6 +31,7 @@ from automesh.tuner.study.lease_tables import FileLeases, SqlLeases
 from automesh.tuner.study.storage import Storage
 from automesh.tuner.study.stored.database import TolerantDatabase
 from automesh.tuner.study.stored.journal import TolerantJournal
+from automesh.tuner.study.trials import RungName
 
 CONNECT_S = 10
 _RECORD = b'{"op_code":'
@@ -51,12 +52,34 @@ class Backend:
 
     Attributes:
       skipped: records that were found damaged.
+      is_lent: somebody else closes it.
     """
 
     optuna: BaseStorage
     leases: LeaseTable
     storage: Storage
     skipped: Skipped
+    is_lent: bool = False
+
+    def lent(self) -> Backend | None:
+        """The same connections for one study, which names what is damaged in it; None if each
+        study of this storage has to be opened by itself."""
+        if not isinstance(self.optuna, TolerantDatabase) or not isinstance(self.leases, SqlLeases):
+            return None
+        skipped = Skipped()
+        return replace(
+            self,
+            optuna=self.optuna.noting(skipped),
+            leases=self.leases.noting(skipped),
+            skipped=skipped,
+            is_lent=True,
+        )
+
+    def has_search(self, name: str) -> bool:
+        """Whether one of Optuna's studies is of the search `name`."""
+        if isinstance(self.optuna, TolerantDatabase):
+            return self.optuna.has_one_of([f"{name}/{rung}" for rung in get_args(RungName)])
+        return any(one.rpartition("/")[0] == name for one in self.study_names())
 
     def study_names(self) -> list[str]:
         """Of all of Optuna's studies in it."""
@@ -86,6 +109,8 @@ class Backend:
         return explained(self.storage)
 
     def close(self) -> None:
+        if self.is_lent:
+            return
         self.leases.close()
         if isinstance(self.optuna, RDBStorage):
             self.optuna.remove_session()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -9,7 +10,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import sqlalchemy as sa
 import sqlalchemy.exc as sa_errors
@@ -49,6 +50,12 @@ class SqlLeases:
         clock = _CLOCKS.get(engine.dialect.name)
         self._clock = sa.text(clock) if clock else None
         self.seen = Sightings()
+
+    def noting(self, skipped: Skipped) -> Self:
+        """The same table, and what was seen in it; what is damaged is named elsewhere."""
+        other = copy.copy(self)
+        other._skipped = skipped
+        return other
 
     def now(self) -> float:
         # SQLite in WAL mode is shared within one host only: one clock.

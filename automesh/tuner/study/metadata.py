@@ -341,16 +341,23 @@ def reading(
             hint="give the folder of a study, as `search` printed it, or its --storage",
         )
     with open_study(place, folder.resolve().name, create=False) as opened:
-        header = read_header(opened)
-        named = opened.skipped.named
-        damage = named.get(name_of_note("header")) or next(iter(named), "")
-        if header is None and damage:
-            raise UsageError(
-                f"the header of the study in `{folder}` is damaged: {damage}",
-                hint="run its search again: its trials are kept, and the header is written anew",
-            )
-        if header is None:
-            raise UsageError(
-                f"the study in `{folder}` holds nothing yet", hint="run its search first"
-            )
-        yield folder, opened, header
+        yield folder, opened, header_in(opened, folder)
+
+
+def header_in(study: Study, folder: Path) -> Header:
+    """The header of an open study.
+
+    Raises:
+      UsageError: there is none, or it is damaged.
+    """
+    header = read_header(study)
+    named = study.skipped.named
+    damage = named.get(name_of_note("header")) or next(iter(named), "")
+    if header is None and damage:
+        raise UsageError(
+            f"the header of the study in `{folder}` is damaged: {damage}",
+            hint="run its search again: its trials are kept, and the header is written anew",
+        )
+    if header is None:
+        raise UsageError(f"the study in `{folder}` holds nothing yet", hint="run its search first")
+    return header

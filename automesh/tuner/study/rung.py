@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,6 +60,7 @@ class Rung:
         source_hash: str,
         versions: Versions,
         scope: Scope = EVERYTHING,
+        is_new: bool = True,
     ) -> None:
         self.name: RungName = name
         self._backend = backend
@@ -72,20 +74,26 @@ class Rung:
         self._queue: deque[FrozenTrial] = deque()
         self._claimed: dict[int, Trial] = {}
         self._read: dict[int, Trial] = {}
-        self.optuna_study = optuna.create_study(
-            storage=backend.optuna,
-            study_name=f"{search}/{name}",
-            direction="minimize",
-            load_if_exists=True,
-        )
+        self.optuna_study = _opened(backend, f"{search}/{name}", is_new=is_new)
         self._study_id = self._storage.get_study_id_from_name(f"{search}/{name}")
+        self._is_frozen = False
+        self._frozen: list[Trial] | None = None
         self._check_schema()
 
     def trials(self) -> list[Trial]:
         """All trials, stale ones too, in the order of their numbers; without damaged ones."""
+        if self._frozen is not None:
+            return list(self._frozen)
         with self._backend.explained():
             frozen = self.optuna_study.get_trials(deepcopy=False)
-            return [trial for trial in map(self._readable, frozen) if trial is not None]
+            found = [trial for trial in map(self._readable, frozen) if trial is not None]
+        if self._is_frozen:
+            self._frozen = list(found)
+        return found
+
+    def freeze(self) -> None:
+        """For who only reads: see `Study.freeze`."""
+        self._is_frozen, self._frozen = True, None
 
     def enqueue(
         self,
@@ -383,6 +391,20 @@ class Rung:
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number}"
+
+
+def _opened(backend: Backend, name: str, *, is_new: bool) -> optuna.Study:
+    """One of Optuna's studies, which is made if there is none.
+
+    Args:
+      is_new: it may have to be made: then Optuna tries that first, which takes the lock of a file.
+    """
+    if not is_new:
+        with contextlib.suppress(KeyError):
+            return optuna.load_study(study_name=name, storage=backend.optuna)
+    return optuna.create_study(
+        storage=backend.optuna, study_name=name, direction="minimize", load_if_exists=True
+    )
 
 
 def _id(frozen: FrozenTrial) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -47,6 +47,7 @@ def open_study(
     versions: tuple[tuple[str, str], ...] = (),
     scope: Scope = EVERYTHING,
     create: bool = True,
+    backend: Backend | None = None,
 ) -> Study:
     """Opens the study `name` in `storage`.
 
@@ -55,6 +56,7 @@ def open_study(
       versions: of everything whose change makes figures stale; likewise.
       scope: what the search may try; only its plans are claimed.
       create: make the study if there is none; False for those who only want to read it.
+      backend: the storage, for who has opened it already; the study closes it.
 
     Raises:
       UsageError: the storage cannot be used, a newer automesh made the study, or there is none.
@@ -63,7 +65,7 @@ def open_study(
     from automesh.tuner.study.backend import open_backend
     from automesh.tuner.study.rung import Rung
 
-    backend = open_backend(storage)
+    backend = backend or open_backend(storage)
     owner = this_owner()
     lease = Lease(backend.leases, f"{name}/lease", owner)
 
@@ -77,12 +79,13 @@ def open_study(
             source_hash=source_hash,
             versions=versions,
             scope=scope,
+            is_new=create,
         )
 
     try:
         with backend.explained():
-            if not create:
-                _check_exists(backend, name)
+            if not create and not backend.has_search(name):
+                raise _missing(backend, name)
             compiles, measures = open_rung("compile"), open_rung("measure")
     except BaseException:
         backend.close()
@@ -99,14 +102,13 @@ def open_study(
     )
 
 
-def _check_exists(backend: Backend, name: str) -> None:
+def _missing(backend: Backend, name: str) -> UsageError:
     names = {one.rpartition("/")[0] for one in backend.study_names()}
-    if name not in names:
-        there = ", ".join(f"`{one}`" for one in sorted(names - {""})) or "none"
-        raise UsageError(
-            f"there is no study `{name}` in {backend.storage.text}",
-            hint=f"run its search first; the studies there are: {there}",
-        )
+    there = ", ".join(f"`{one}`" for one in sorted(names - {""})) or "none"
+    return UsageError(
+        f"there is no study `{name}` in {backend.storage.text}",
+        hint=f"run its search first; the studies there are: {there}",
+    )
 
 
 class Study:
@@ -146,6 +148,8 @@ class Study:
         self._lease = lease
         self._open_screen = open_screen
         self._screen: Rung | None = None
+        self._notes: Mapping[str, Any] | None = None
+        self._is_frozen = False
 
     @property
     def screen(self) -> Rung:
@@ -154,7 +158,17 @@ class Study:
             with self._backend.explained():
                 self._screen = self._open_screen()
                 self._screen.source_hash = self.compile.source_hash
+            if self._is_frozen:
+                self._screen.freeze()
         return self._screen
+
+    def freeze(self) -> None:
+        """For who only reads: from now on notes and trials are read once each, as they are then,
+        until this is called again."""
+        self._is_frozen, self._notes = True, None
+        for rung in (self.compile, self.measure, self._screen):
+            if rung is not None:
+                rung.freeze()
 
     def count_for(self, source_hash: str) -> None:
         """From now on trials count for the script of this hash, and new ones are made for it."""
@@ -188,8 +202,13 @@ class Study:
 
     def noted(self, key: str) -> Any:
         """What was last noted under `key`; None if nothing was, or it is damaged."""
-        with self._backend.explained():
-            text = self.compile.optuna_study.user_attrs.get(f"automesh.{key}")
+        notes = self._notes
+        if notes is None:
+            with self._backend.explained():
+                notes = self.compile.optuna_study.user_attrs
+            if self._is_frozen:
+                self._notes = notes
+        text = notes.get(f"automesh.{key}")
         if text is None:
             return None
         try:

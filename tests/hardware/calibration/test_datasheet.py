@@ -163,17 +163,78 @@ def test_one_node_of_gpus(chip, gpus, kind, published_us):
         assert microseconds / 1.45 < found_us < microseconds * 1.45
 
 
-# vinjn/nanotron-ultrascale-playbook @924e4d0b: bus GB/s of all-reduces of 256 MB on H100 nodes with
-# EFA, mean over runs. They fall faster with the nodes than ours, which stand between them and the
-# figures of InfiniBand clusters.
+# crazyguitar/aws-gpu-communication-benchmark @fd167f97, data: bus GB/s on p5.48xlarge of nccl-tests
+# with 32, 256, 2048 (and 8192) MiB. Of these the gathers of 32 MiB gave the time of a step between
+# nodes, the largest the share of the network, reductions of 256 MiB over 16 and 32 nodes that of a
+# tree; all else follows from NCCL's rings and trees.
+EFA = {
+    ("all-reduce", 2): (147.3, 364.5, 445.1, 477.7),
+    ("all-reduce", 4): (95.4, 273.3, 347.6, 357.0),
+    ("all-reduce", 8): (86.7, 232.1, 278.2, 355.4),
+    ("all-reduce", 16): (74.9, 148.1, 270.9, 356.3),
+    ("all-reduce", 32): (66.3, 138.0, 269.5, 321.1),
+    ("all-gather", 2): (131.3, 215.6, 328.6),
+    ("all-gather", 4): (83.6, 253.4, 330.9),
+    ("all-gather", 8): (46.3, 215.4, 293.7),
+    ("all-gather", 16): (24.9, 144.1, 265.2),
+    ("all-gather", 32): (12.4, 86.3, 262.8),
+}
+
+
+def bus_seconds(kind, nodes, payload, bus):
+    passes, gpus = 1 + (kind == "all-reduce"), 8 * nodes
+    return passes * (gpus - 1) / gpus * payload / (bus * 1e9)
+
+
+@pytest.mark.parametrize(("kind", "nodes"), EFA)
+def test_collectives_over_nodes_of_gpus(kind, nodes):
+    for mebibytes, bus in zip((32, 256, 2048, 8192), EFA[kind, nodes]):
+        payload = mebibytes * 2**20
+        published = bus_seconds(kind, nodes, payload, bus)
+        found = seconds(f"gpu-p5.48xlarge-{8 * nodes}", (8,), kind, payload, (nodes,))
+        assert published / 1.45 < found < published * 1.25
+
+
+# vinjn/nanotron-ultrascale-playbook @924e4d0b: bus GB/s of 256 MB on H100 nodes with EFA that
+# others used, too: the middle of many runs, and those that 5 and 95 % of them stay below.
 @pytest.mark.parametrize(
-    ("nodes", "bus"), [(1, 436), (2, 362), (4, 160), (8, 99.6), (16, 84.7), (32, 64.9)]
+    ("kind", "nodes", "middle", "within"),
+    [
+        ("all-reduce", 2, 362, (302, 436)),
+        ("all-reduce", 16, 84.7, (31, 188)),
+        ("all-reduce", 64, 32.9, (12, 177)),
+        ("all-gather", 8, 69.0, (47, 178)),
+        ("all-gather", 16, 55.0, (24, 127)),
+        ("all-gather", 32, 28.0, (12, 77)),
+        ("all-gather", 64, 11.0, (6, 44)),
+    ],
 )
-def test_all_reduces_over_nodes_of_gpus(nodes, bus):
-    payload, gpus = 256e6, 8 * nodes
-    published = 2 * (gpus - 1) / gpus * payload / (bus * 1e9)
-    found = seconds(f"gpu-p5.48xlarge-{gpus}", (8,), "all-reduce", payload, (nodes,))
-    assert published / 1.6 < found < published * 1.2
+def test_a_network_that_others_use_is_slower(kind, nodes, middle, within):
+    found = seconds(f"gpu-p5.48xlarge-{8 * nodes}", (8,), kind, 256e6, (nodes,))
+    slowest, fastest = (bus_seconds(kind, nodes, 256e6, bus) for bus in within)
+    assert 0.85 * fastest < found < slowest
+    if nodes > 2:
+        assert found < bus_seconds(kind, nodes, 256e6, middle)
+
+
+def test_one_ring_goes_through_all_devices_of_a_group():
+    # NCCL's tuning.cc: n - 1 steps, one of them between nodes for each node but one; the other way
+    # of an all-reduce is a tree of nodes, at 0.45 of the ring's speed here.
+    hop, step, start = 3.4e-6, 59e-6, 8.4e-6
+    ring = start + 8 * 7 * hop + 7 * step
+    latency, _, dcn = parts(*wired("gpu-h100-64", (8,), (8,)), "all-gather", 1e9)
+    assert latency == pytest.approx(ring)
+    assert dcn == pytest.approx(7 / 8 * 1e9 / (400e9 * 0.85))
+    # Little is a tree, much is a ring, and what a group sends in short messages is bounded.
+    latency, _, dcn = parts(*wired("gpu-h100-64", (8,), (8,)), "all-reduce", 32e6)
+    assert latency == pytest.approx(start + 2 * 7 * hop + 2 * 3 * step)
+    assert dcn == pytest.approx(2 * 7 / 8 * 32e6 / (400e9 * 0.85 * 0.45))
+    latency, _, dcn = parts(*wired("gpu-h100-64", (8,), (8,)), "all-reduce", 8e9)
+    assert latency == pytest.approx(start + 2 * (8 * 7 * hop + 7 * step))
+    assert dcn == pytest.approx(2 * 7 / 8 * 8e9 / (400e9 * 0.85))
+    latency, _, dcn = parts(*wired("gpu-h100-64", (8,), (8,)), "all-gather", 1e5)
+    assert latency == pytest.approx(6.6e-6 + 8 * 7 * 6e-7 + 7 * 50e-6)
+    assert dcn == pytest.approx(7 / 8 * 1e5 / 2e10)
 
 
 def test_slices_are_a_hierarchy():
@@ -192,7 +253,7 @@ def test_slices_are_a_hierarchy():
 def test_an_all_to_all_over_nodes():
     # scaling-book, GPUs: V (M - 1) / (M^2 W), W the 400 GB/s of a node.
     _, _, dcn = parts(*wired("gpu-h100-16", (8,), (2,)), "all-to-all", 1e9)
-    assert dcn == pytest.approx(1e9 * 1 / (4 * 400e9) / 0.48)
+    assert dcn == pytest.approx(1e9 * 1 / (4 * 400e9) / 0.85)
 
 
 def test_a_permute_uses_one_link():

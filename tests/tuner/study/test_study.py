@@ -377,6 +377,28 @@ def test_reading_makes_nothing(study: Study, storage: Storage) -> None:
     assert caught.value.hint.endswith("the studies there are: `lm-cpu-8-1234`")
 
 
+def test_who_only_reads_sees_one_moment(study: Study, storage: Storage) -> None:
+    first, second = plans(2)
+    assert study.lead()
+    study.note("header", {"plans": 2})
+    study.compile.enqueue([first])
+    with open_study(storage, study.name, create=False) as seen:
+        seen.freeze()
+        assert seen.noted("header") == {"plans": 2}
+        assert [one.plan for one in seen.compile.trials()] == [first]
+        assert (seen.measure.trials(), seen.screen.trials()) == ([], [])
+        study.note("header", {"plans": 3})
+        for rung in (study.compile, study.measure, study.screen):
+            rung.enqueue([second])
+        assert seen.noted("header") == {"plans": 2}
+        assert [one.plan for one in seen.compile.trials()] == [first]
+        assert (seen.measure.trials(), seen.screen.trials()) == ([], [])
+        seen.freeze()
+        assert seen.noted("header") == {"plans": 3}
+        assert [one.plan for one in seen.compile.trials()] == [first, second]
+        assert [len(one.trials()) for one in (seen.measure, seen.screen)] == [1, 1]
+
+
 def test_what_optuna_sees(study: Study) -> None:
     def plan(dp: int, tp: int, remat: str, *option: tuple[str, bool | int | float]) -> Plan:
         axes = (MeshAxis(name="dp", ici=dp, dcn=2), MeshAxis(name="tp", ici=tp))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
-from typing import Any
+from collections.abc import Container, Sequence
+from typing import Any, Self
 
 import sqlalchemy as sa
 from optuna.storages import RDBStorage
@@ -52,17 +52,28 @@ class TolerantDatabase(RDBStorage):
             for number, name in self._rows(sa.select(_STUDIES).order_by(_STUDIES.c.study_id))
         ]
 
+    def noting(self, skipped: Skipped) -> Self:
+        """The same storage, over the same connections, which names what is damaged elsewhere."""
+        other = type(self).__new__(type(self))
+        # Its constructor, and copying it, would connect anew and look at all tables.
+        vars(other).update(vars(self))
+        other.skipped = skipped
+        return other
+
     def study_names(self) -> list[str]:
         """Of all studies, whose notes and trials are not looked at."""
         return [str(name) for (name,) in self._rows(sa.select(_STUDIES.c.study_name))]
+
+    def has_one_of(self, names: Sequence[str]) -> bool:
+        """Whether there is a study of one of these names."""
+        query = sa.select(_STUDIES.c.study_id).where(_STUDIES.c.study_name.in_(names)).limit(1)
+        return bool(self._rows(query))
 
     def changes(self) -> dict[str, tuple[tuple[object, ...], float]]:
         """Of every study something that changes with its trials and notes, and when a trial of it
         was finished last, in seconds since 1970; 0 if none was. Two queries, however many studies
         there are."""
-        found: dict[str, tuple[list[object], float]] = {
-            name: ([], 0.0) for name in self.study_names()
-        }
+        found: dict[str, tuple[tuple[object, ...], float]] = {}
         trials = (
             sa.select(
                 _STUDIES.c.study_name,
@@ -74,24 +85,28 @@ class TolerantDatabase(RDBStorage):
             .group_by(_STUDIES.c.study_name, _TRIALS.c.state)
             .order_by(_STUDIES.c.study_name, _TRIALS.c.state)
         )
+        # PostgreSQL knows the bytes of a long text, and would unpack it to count its characters.
+        is_postgres = self.engine.dialect.name == "postgresql"
+        length_of = sa.func.octet_length if is_postgres else sa.func.length
         notes = (
             sa.select(
                 _STUDIES.c.study_name,
-                sa.func.count(),
-                sa.func.sum(sa.func.length(_NOTES.c.value_json)),
+                sa.func.count(_NOTES.c.key),
+                sa.func.sum(length_of(_NOTES.c.value_json)),
             )
-            .join_from(_STUDIES, _NOTES, _STUDIES.c.study_id == _NOTES.c.study_id)
+            .join_from(
+                _STUDIES, _NOTES, _STUDIES.c.study_id == _NOTES.c.study_id, isouter=True
+            )  # also studies without any
             .group_by(_STUDIES.c.study_name)
         )
-        for name, state, count, last in self._rows(trials):
-            signs, changed_s = found.get(str(name), ([], 0.0))
-            signs += [str(state), int(count), str(last)]
-            changed_s = max(changed_s, last.timestamp() if last is not None else 0.0)
-            found[str(name)] = (signs, changed_s)
         for name, count, length in self._rows(notes):
-            signs, _ = found.setdefault(str(name), ([], 0.0))
-            signs += [int(count), int(length or 0)]
-        return {name: (tuple(signs), changed_s) for name, (signs, changed_s) in found.items()}
+            found[str(name)] = ((int(count), int(length or 0)), 0.0)
+        for name, state, count, last in self._rows(trials):
+            signs, changed_s = found.get(str(name), ((), 0.0))
+            if last is not None:
+                changed_s = max(changed_s, last.timestamp())
+            found[str(name)] = ((*signs, str(state), int(count), str(last)), changed_s)
+        return found
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         """The notes of a study that can be read."""
@@ -150,7 +165,9 @@ class TolerantDatabase(RDBStorage):
         return found
 
     def _rows(self, query: sa.Executable) -> list[Any]:
-        with self.engine.connect() as connection:
+        # A single statement needs no transaction, which a server would be asked for twice more.
+        engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
             return list(connection.execute(query))
 
 

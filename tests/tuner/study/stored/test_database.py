@@ -6,12 +6,14 @@ import json
 import random
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from automesh.errors import UsageError
+from automesh.tuner.study.backend import open_backend
 from automesh.tuner.study.storage import Storage, parse_storage
 from automesh.tuner.study.study import Study, open_study
 from tests.support.postgres import new_database
@@ -133,6 +135,26 @@ def test_a_damaged_note_is_left_out(storage: Storage) -> None:
         assert list(study.skipped.named) == ["the note `footer`"]
         study.note("footer", {"a": 3})
         assert study.noted("footer") == {"a": 3}
+
+
+def test_studies_over_the_same_connections_name_their_own_damage(storage: Storage) -> None:
+    execute(
+        storage,
+        "UPDATE study_user_attributes SET value_json = '{' WHERE key = 'automesh.footer'",
+    )
+    with opened(storage) as study:
+        name = study.name
+    with closing(open_backend(storage)) as backend:
+        for _ in range(2):
+            with open_study(storage, name, create=False, backend=backend.lent()) as study:
+                assert study.noted("footer") is None
+                assert list(study.skipped.named) == ["the note `footer`"]
+        assert backend.skipped.named == {}
+        assert backend.has_search(name)
+        assert not backend.has_search("other")
+        other = backend.lent()
+        assert other is not None
+        assert other.leases.seen is backend.leases.seen
 
 
 def test_a_note_without_a_name_is_left_out(storage: Storage) -> None:

@@ -1,0 +1,1 @@
+"""The process beside a server that reads studies, so that the server itself only sends bytes."""

@@ -1,0 +1,59 @@
+"""What is asked of one study: its figures, its table, what its rule changes in a file."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from automesh.jsonio import dumps
+from automesh.mesh.rules.file import merged_rules
+from automesh.report.files.json import to_json
+from automesh.report.files.rule import rule_of
+from automesh.report.result import SearchResult
+from automesh.report.table import render
+from automesh.tuner.study.assemble import assemble
+from automesh.tuner.study.metadata import reading
+
+
+def answer_of(question: dict[str, Any]) -> str:
+    """The text that answers a question, for the study as it is now.
+
+    Raises:
+      AutomeshError: it cannot be read, is not there any more, or has not what is asked for.
+    """
+    found = _read(Path(question["folder"]), str(question["storage"]))
+    match question["what"]:
+        case "result":
+            return dumps(to_json(found), indent=1)
+        case "table":
+            top, width = int(question["top"]), int(question["width"])
+            return render(found, top=top, width=width, colour=False) + "\n"
+        case "diff":
+            return _diff(found, str(question["mine"]))
+        case other:
+            raise ValueError(f"nobody asks for {other!r}")
+
+
+def _read(folder: Path, storage: str) -> SearchResult:
+    with reading(folder, results=folder.parent, storage=storage) as (_, study, header):
+        study.freeze()
+        return assemble(study, header)
+
+
+def _diff(found: SearchResult, mine: str) -> str:
+    source = Path("mesh_rules.toml")
+    merged = merged_rules(mine, rule_of(found), selector=found.target, source=source)
+    lines = difflib.unified_diff(
+        mine.splitlines(keepends=True),
+        merged.splitlines(keepends=True),
+        "mesh_rules.toml",
+        f"mesh_rules.toml with the rule of {found.target}",
+    )
+    return "".join(_ended(lines))
+
+
+def _ended(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

@@ -1,0 +1,297 @@
+"""The process that reads studies: killed, stopped, broken, replaced; and never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from automesh.errors import UsageError
+from automesh.serve import catalogue as catalogues
+from automesh.serve.catalogue import Catalogue
+from automesh.serve.reading import reader as readers
+from automesh.serve.reading.reader import Away
+from tests.support.paths import ROOT
+from tests.support.service import make_measured
+
+WAIT_S = 300.0
+"""For a process to start or to end: imports take minutes on a machine that is busy otherwise."""
+NAMES = tuple(f"train-gpu-h100-16-{number}" for number in range(3))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for name in NAMES:
+        make_measured(tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def catalogue(results: Path) -> Iterator[Catalogue]:
+    with closing(Catalogue(lambda: [results])) as found:
+        yield found
+
+
+def refresh(catalogue: Catalogue) -> None:
+    while catalogue.refresh():
+        pass
+
+
+def pid_of(catalogue: Catalogue) -> int:
+    found = catalogue.reader_pid
+    assert found is not None
+    return found
+
+
+def until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def states(catalogue: Catalogue) -> list[str]:
+    return [catalogue.known()[name].summary.state for name in NAMES]
+
+
+def test_a_reader_that_is_killed_is_replaced_and_nothing_is_read_twice(
+    catalogue: Catalogue, results: Path
+) -> None:
+    refresh(catalogue)
+    before, pid = catalogue.known(), pid_of(catalogue)
+    os.kill(pid, signal.SIGKILL)
+    make_measured(results / NAMES[0], step_s=0.125)
+    refresh(catalogue)
+    assert pid_of(catalogue) != pid
+    after = catalogue.known()
+    assert after[NAMES[0]].summary.step_s == 0.125
+    assert [after[name] is before[name] for name in NAMES] == [False, True, True]
+    assert "0.125" in catalogue.result(after[NAMES[0]])
+
+
+DEADLY = """
+import os, pathlib, signal, sys
+
+if "automesh.serve.reading.process" in sys.orig_argv:
+    from automesh.serve.reading import scan
+
+    read = scan.Scan._read
+
+    def deadly(self, name, found):
+        for place in pathlib.Path(os.environ["DEADLY"]).glob(f"{name}.*"):
+            place.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(self, name, found)
+
+    scan.Scan._read = deadly
+"""
+
+
+@pytest.fixture
+def deadly(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder: for each file `STUDY.*` in it, a reader that begins to read that study is killed in
+    the middle of it, and the file removed."""
+    folder = tmp_path_factory.mktemp("deadly")
+    (folder / "sitecustomize.py").write_text(DEADLY)
+    paths = [str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(one for one in paths if one))
+    places = folder / "places"
+    places.mkdir()
+    monkeypatch.setenv("DEADLY", str(places))
+    return places
+
+
+def test_killed_while_it_reads(catalogue: Catalogue, deadly: Path) -> None:
+    for name in NAMES:
+        (deadly / f"{name}.1").touch()
+    for _ in NAMES:
+        with suppress(Away):  # One look begins anew a few times, not for ever.
+            refresh(catalogue)
+    assert list(deadly.iterdir()) == []
+    refresh(catalogue)
+    assert states(catalogue) == ["ended"] * 3
+
+
+def test_a_study_that_kills_its_reader_does_not_hide_the_others(
+    catalogue: Catalogue, deadly: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        (deadly / f"{NAMES[1]}.{number}").touch()
+    refresh(catalogue)
+    assert states(catalogue) == ["ended", "unreadable", "ended"]
+    assert "twice in a row" in catalogue.known()[NAMES[1]].summary.problem
+    refresh(catalogue)
+    (last,) = deadly.iterdir()  # It was left alone.
+    last.unlink()
+    monkeypatch.setattr(catalogues, "AGAIN_S", 0.0)
+    refresh(catalogue)
+    assert states(catalogue) == ["ended"] * 3
+
+
+def test_a_reader_that_is_stopped_is_replaced(
+    catalogue: Catalogue, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh(catalogue)
+    pid = pid_of(catalogue)
+    os.kill(pid, signal.SIGSTOP)
+    make_measured(results / NAMES[2], step_s=0.125)
+    monkeypatch.setattr(readers, "SILENT_S", 0.2)
+    monkeypatch.setattr(catalogues, "_ATTEMPTS", 1)  # Its successor may need longer than that.
+    with pytest.raises(Away, match="has said nothing"):
+        catalogue.refresh()
+    assert is_gone(pid)
+    monkeypatch.undo()
+    refresh(catalogue)
+    assert catalogue.known()[NAMES[2]].summary.step_s == 0.125
+
+
+def ask_for_table(catalogue: Catalogue) -> tuple[threading.Thread, list[Any]]:
+    """Asks for a table in a thread; gives the thread, and the answer or the error when it ends."""
+    found: list[Any] = []
+
+    def ask() -> None:
+        try:
+            found.append(catalogue.table(catalogue.known()[NAMES[0]], width=100, top=3))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread, found
+
+
+def test_a_question_that_was_asked_of_a_killed_reader_is_answered_late(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "BACK_S", WAIT_S)
+    refresh(catalogue)
+    pid = pid_of(catalogue)
+    os.kill(pid, signal.SIGSTOP)
+    thread, found = ask_for_table(catalogue)
+    time.sleep(0.2)
+    assert found == []
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: catalogue.reader_pid is None)
+    refresh(catalogue)
+    thread.join(WAIT_S)
+    assert "fsdp:4,tp:4" in found[0]
+
+
+def test_a_question_is_refused_while_nobody_starts_a_reader(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh(catalogue)
+    os.kill(pid_of(catalogue), signal.SIGKILL)
+    monkeypatch.setattr(readers, "BACK_S", 0.2)
+    thread, found = ask_for_table(catalogue)
+    thread.join(WAIT_S)
+    assert isinstance(found[0], Away)
+    assert "Traceback" not in found[0].message
+
+
+def test_a_question_without_an_answer_ends_the_reader(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh(catalogue)
+    pid = pid_of(catalogue)
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(readers, "QUESTION_S", 0.2)
+    with pytest.raises(Away, match="has not answered"):
+        catalogue.table(catalogue.known()[NAMES[0]], width=100, top=3)
+    assert is_gone(pid)
+    monkeypatch.undo()
+    refresh(catalogue)
+    assert "fsdp" in catalogue.table(catalogue.known()[NAMES[0]], width=100, top=3)
+
+
+def test_errors_of_a_study_come_over_as_they_are(catalogue: Catalogue, results: Path) -> None:
+    refresh(catalogue)
+    known = catalogue.known()[NAMES[0]]
+    pid = pid_of(catalogue)
+    with pytest.raises(UsageError, match="mesh_rules"):
+        catalogue.diff(known, "what = ")
+    (results / NAMES[0] / "study.db").unlink()
+    with pytest.raises(UsageError, match="there is no study"):
+        catalogue.result(known)
+    assert pid_of(catalogue) == pid
+
+
+def test_a_closed_catalogue_leaves_nothing(catalogue: Catalogue) -> None:
+    refresh(catalogue)
+    pid = pid_of(catalogue)
+    catalogue.close()
+    assert is_gone(pid)
+    with pytest.raises(Away):
+        catalogue.refresh()
+    assert catalogue.reader_pid is None
+
+
+SERVER = """
+import sys, time
+from pathlib import Path
+from automesh.serve import server
+from automesh.serve.catalogue import Catalogue
+catalogue = Catalogue(lambda: [Path(sys.argv[1])])
+while catalogue.refresh():
+    pass
+known = next(iter(catalogue.known().values()))
+assert "fsdp" in catalogue.table(known, width=100, top=3)
+print(catalogue.reader_pid, "optuna" in sys.modules, flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def start_server(results: Path, *, rest_s: float) -> tuple[subprocess.Popen[str], int, str]:
+    """A process that looks at studies as a server does; with the pid of its reader, and whether it
+    has imported Optuna itself."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(results), str(rest_s)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    pid, has_optuna = process.stdout.readline().split()
+    return process, int(pid), has_optuna
+
+
+def test_the_server_reads_nothing_itself_and_its_reader_dies_with_it(results: Path) -> None:
+    process, pid, has_optuna = start_server(results, rest_s=WAIT_S)
+    with process:
+        assert has_optuna == "False"
+        assert not is_gone(pid)
+        process.kill()
+    until(lambda: is_gone(pid))
+
+
+@pytest.mark.parametrize("how", ["its end", "the kernel"])
+def test_the_leash_alone_ends_a_reader(catalogue: Catalogue, how: str) -> None:
+    """Where the kernel does not see to it; and the other way round."""
+    refresh(catalogue)
+    pid = pid_of(catalogue)
+    current = catalogue._reader._current  # pyright: ignore[reportPrivateUsage]
+    assert current is not None
+    if how == "its end":
+        current.leash.close()
+        assert current.process.wait(WAIT_S) == 0
+    else:
+        os.kill(pid, signal.SIGKILL)
+        assert current.process.wait(WAIT_S) == -signal.SIGKILL
+    refresh(catalogue)
+    assert pid_of(catalogue) != pid

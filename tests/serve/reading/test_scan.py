@@ -1,0 +1,235 @@
+"""What a look at the studies reads, and how much it asks of a database."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from automesh.outcomes import Failed
+from automesh.serve.reading import scan
+from automesh.serve.reading.messages import Message
+from automesh.serve.reading.scan import Scan, Seen
+from automesh.tuner.study import lease
+from automesh.tuner.study.backend import open_backend
+from automesh.tuner.study.metadata import Notebook
+from automesh.tuner.study.study import Study, open_study, parse_storage
+from tests.support.postgres import new_database
+from tests.support.samples import explain_samples as samples
+from tests.support.service import make_estimated, make_measured
+from tests.support.storage_fixtures import postgres_url as postgres_url
+from tests.tuner.explain.test_study import VERSIONS, header
+
+NAME = "train-gpu-h100-16-running"
+MOST_STATEMENTS = 20
+"""Of a look at a study that is searched. Without them 59 statements were needed, and three
+connections."""
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look reads all that it may, also on a machine that does something else as well."""
+    monkeypatch.setattr(scan, "LOOK_S", math.inf)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> str:
+    return str(tmp_path / "all.db")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
+def kept(storage: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A storage that is kept open between two looks, with its searches: a server's, or a file that
+    is treated as one."""
+    if request.param == "postgres":
+        return new_database(request.getfixturevalue("postgres_url"))
+    monkeypatch.setattr(scan, "_KEPT_OPEN", ("sqlite",))
+    monkeypatch.setattr(scan, "_sign_of", lambda _: None)
+    return storage
+
+
+def note(study: Study, results: Path) -> None:
+    book = Notebook(study=study, source_hash="abc", versions=VERSIONS)
+    book.note_header(header(results / NAME))
+
+
+@contextmanager
+def searched(results: Path, storage: str) -> Generator[Study]:
+    """A study of which this process is the search."""
+    place = parse_storage(storage, results / NAME)
+    with open_study(place, NAME, source_hash="abc", versions=VERSIONS) as study:
+        assert study.lead()
+        note(study, results)
+        study.compile.enqueue([samples.plan("fsdp:4,tp:4", remat=one) for one in ("full", "none")])
+        yield study
+
+
+def looked(one: Scan, results: Path, **options: Any) -> dict[str, Any]:
+    """A look; what it said of the studies that it has read, by name."""
+    said = list(one.look([results], most=20, **options))
+    assert said[-1] == {"is_behind": False}
+    found = {message["study"]["name"]: message["study"] for message in said if "study" in message}
+    begun = [message["begun"] for message in said if "begun" in message]
+    assert begun == list(found)
+    return found
+
+
+@contextmanager
+def statements() -> Generator[list[str]]:
+    """What SQLAlchemy executes while inside, and `CONNECT` for each connection."""
+    found: list[str] = []
+
+    def on_execute(*arguments: Any) -> None:
+        found.append(str(arguments[2]))
+
+    def on_connect(*_: Any) -> None:
+        found.append("CONNECT")
+
+    event.listen(sa.Engine, "before_cursor_execute", on_execute)
+    event.listen(sa.pool.Pool, "connect", on_connect)
+    try:
+        yield found
+    finally:
+        event.remove(sa.Engine, "before_cursor_execute", on_execute)
+        event.remove(sa.pool.Pool, "connect", on_connect)
+
+
+def test_a_look_at_a_search_asks_little_and_changes_nothing(tmp_path: Path, kept: str) -> None:
+    results = tmp_path / "results"
+    make_measured(results / "train-gpu-h100-16-ended", storage=kept)
+    with searched(results, kept) as study, closing(Scan(kept, pause_s=0, seen={})) as one:
+        assert '"running"' in looked(one, results)[NAME]["text"]
+        with statements() as found:
+            again = looked(one, results)
+        assert list(again) == [NAME]
+        assert len(found) <= MOST_STATEMENTS, found
+        assert "CONNECT" not in found
+        changes = [text for text in found if not text.lstrip().startswith("SELECT")]
+        assert changes == []
+        # What comes to an end meanwhile is seen all the same.
+        trial = study.compile.claim()
+        assert trial is not None
+        study.compile.finish(trial, Failed(stage="compile", reason="as an example"))
+        assert '"failed": 1' in looked(one, results)[NAME]["text"]
+
+
+def test_whether_studies_have_changed_is_two_statements(tmp_path: Path, kept: str) -> None:
+    results = tmp_path / "results"
+    for number in range(3):
+        make_measured(results / f"train-gpu-h100-16-{number}", storage=kept)
+    with closing(Scan(kept, pause_s=0, seen={})) as one:
+        assert len(looked(one, results)) == 3
+        with statements() as found:
+            assert looked(one, results) == {}
+        assert len(found) == 2, found
+
+
+def test_a_search_elsewhere_that_has_died_is_not_shown_for_ever(
+    tmp_path: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a process on another host lives is told by how long it was silent, over many
+    looks."""
+    results = tmp_path / "results"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(lease, "_machine", lambda: "another one")
+        place = parse_storage(kept, results / NAME)
+        dead = open_study(place, NAME, source_hash="abc", versions=VERSIONS)
+        assert dead.lead()
+        note(dead, results)
+    clock = lease.monotonic
+    with dead, closing(Scan(kept, pause_s=0, seen={})) as one:
+        assert '"running"' in looked(one, results)[NAME]["text"]
+        assert '"running"' in looked(one, results)[NAME]["text"]
+        monkeypatch.setattr(lease, "monotonic", lambda: clock() + lease.LEASE_S + 1)
+        assert '"stopped"' in looked(one, results)[NAME]["text"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
+def test_a_study_that_is_made_anew_is_read_anew(
+    kind: str, tmp_path: Path, storage: str, request: pytest.FixtureRequest
+) -> None:
+    if kind == "postgres":
+        storage = new_database(request.getfixturevalue("postgres_url"))
+    results = tmp_path / "results"
+    place = parse_storage(storage, results / NAME)
+    with closing(Scan(storage, pause_s=0, seen={})) as one, searched(results, storage) as study:
+        trial = study.compile.claim()
+        assert trial is not None
+        study.compile.finish(trial, Failed(stage="compile", reason="as an example"))
+        assert '"failed": 1' in looked(one, results)[NAME]["text"]
+        with closing(open_backend(place)) as backend:
+            for rung in ("compile", "measure"):
+                number = backend.optuna.get_study_id_from_name(f"{NAME}/{rung}")
+                backend.optuna.delete_study(number)
+        # Where numbers are given again, it gets those of the former one.
+        make_measured(results / "train-gpu-h100-16-other", storage=storage)
+        with open_study(place, NAME, source_hash="abc", versions=VERSIONS) as other:
+            note(other, results)
+        found = looked(one, results)[NAME]["text"]
+        assert '"problem": ""' in found
+        assert '"failed": 0' in found
+
+
+def test_what_the_server_knows_is_not_read_again(tmp_path: Path) -> None:
+    for number in range(2):
+        make_measured(tmp_path / f"train-gpu-h100-16-{number}")
+    first = looked(Scan("", pause_s=0, seen={}), tmp_path)
+    known = {name: Seen(stamp=str(one["stamp"])) for name, one in first.items()}
+    later = Scan("", pause_s=0, seen=known)
+    said = list(later.look([tmp_path], most=20))
+    assert said == [{"new": [], "gone": []}, {"is_behind": False}]
+    make_measured(tmp_path / "train-gpu-h100-16-1", step_s=0.125)
+    assert list(looked(later, tmp_path)) == ["train-gpu-h100-16-1"]
+    running = {name: Seen(stamp=one.stamp, is_running=True) for name, one in known.items()}
+    assert len(looked(Scan("", pause_s=0, seen=running), tmp_path)) == 2
+    assert looked(Scan("", pause_s=0, seen={}), tmp_path, without=list(first)) == {}
+
+
+def test_a_look_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        make_estimated(tmp_path / f"train-gpu-h100-16-{number}")
+    one = Scan("", pause_s=0, seen={})
+    monkeypatch.setattr(scan, "LOOK_S", 0.0)
+    reads: list[str] = []
+
+    def read() -> Iterator[Message]:
+        return one.look([tmp_path], most=20)
+
+    for is_behind in (True, True, False):
+        *said, last = read()
+        reads += [str(message["begun"]) for message in said if "begun" in message]
+        assert last == {"is_behind": is_behind}
+    assert len(set(reads)) == len(reads) == 3
+
+
+def test_who_keeps_a_lock_keeps_no_other_study_from_being_read(tmp_path: Path) -> None:
+    quick, slow = "train-gpu-h100-16-1", "train-gpu-h100-16-2"
+    for name in (quick, slow):
+        make_measured(tmp_path / name)
+        os.utime(tmp_path / name / "study.db", (1e9, 1e9 + (name == slow)))
+    for took_s, order in ((scan.SLOW_S, [slow, quick]), (scan.SLOW_S + 1, [quick, slow])):
+        seen = {quick: Seen(stamp="before"), slow: Seen(stamp="before", took_s=took_s)}
+        assert list(looked(Scan("", pause_s=0, seen=seen), tmp_path)) == order
+
+
+def test_what_cannot_be_read_now_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its storage may have been away just then; nothing of the study changes after that."""
+    make_measured(tmp_path / "train-gpu-h100-16-1")
+    one = Scan("", pause_s=0, seen={})
+    with monkeypatch.context() as broken:
+        broken.setattr(scan, "assemble", lambda *_: 1 / 0)
+        (said,) = looked(one, tmp_path).values()
+    assert '"unreadable"' in said["text"]
+    assert looked(one, tmp_path) == {}
+    monkeypatch.setattr(scan, "AGAIN_S", 0.0)
+    (said,) = looked(one, tmp_path).values()
+    assert '"ended"' in said["text"]
