@@ -64,7 +64,10 @@ class Child:
                 self._stage = "start"
                 self._reopen_streams()
                 self._write_log(f"--- {message['label']} ---\n")
-                self._channel.send(self._outcome(handler, job))
+                outcome = self._outcome(handler, job)
+                if "failure" in outcome:
+                    self._write_log(protocol.LAST_LINE.decode())
+                self._channel.send(outcome)
                 # An alarm that the script set and left would go off in the next job.
                 _setitimer(_ALARM, 0)
                 # Of a mask that lets nobody read, what later jobs keep could not be read back.

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ _GUARDIAN = Path(__file__).with_name("guardian.py")
 _TAIL_BYTES = 2**16
 _TAIL_LINES = 40
 _TAIL_CHARS = 6000
+# A guardian that has nothing else to do writes within milliseconds.
+_LOG_LIMIT_S, _LOG_LOOK_S = 5.0, 0.005
 # Signals that end a process at somebody's wish, not for a fault of its own.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _HEADING = re.compile(rb"^--- .* ---\n", re.MULTILINE)
@@ -246,9 +249,11 @@ class Process(Guarded):
                 channel.close()
                 raise
         self.channel = ParentEnd(channel)
+        self._is_buried = False
 
     def bury(self) -> Ending:
         """Frees everything after `has_ended`, and says how the worker ended."""
+        self._is_buried = True
         ending = super().bury()
         self.channel.close()
         return ending
@@ -260,6 +265,19 @@ class Process(Guarded):
                 return replace(result, log_tail=self.log_tail())
             case _:
                 return result
+
+    def log_tail(self) -> str:
+        """As the function `log_tail`, of its own log; for after a failure or the process's end.
+
+        The failure can be here before the output that led to it: that goes through the guardian.
+        """
+        deadline_s = time.monotonic() + _LOG_LIMIT_S
+        # A script that has closed every descriptor has no last line.
+        while not self._is_buried and not _has_last_line(self.log):
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_LOG_LOOK_S)
+        return log_tail(self.log)
 
 
 def read_ending(report: bytes) -> Ending | None:
@@ -280,11 +298,22 @@ def log_tail(log: Path) -> str:
             data = file.read(_TAIL_BYTES)
     except (OSError, Unreadable) as error:
         return f"(the log cannot be read: {error})"
-    last_job = _HEADING.split(data)[-1].decode(errors="replace")
+    own = data.replace(protocol.LAST_LINE, b"")
+    last_job = _HEADING.split(own)[-1].decode(errors="replace")
     # Of a progress bar, what it showed last.
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in last_job.rstrip().split("\n")]
     text = "\n".join(lines[-_TAIL_LINES:])
     return clean_lines(text)[-_TAIL_CHARS:]
+
+
+def _has_last_line(log: Path) -> bool:
+    """Whether the last job's output is in the log whole; True of a log that cannot be read."""
+    try:
+        with open_regular(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return protocol.LAST_LINE in _HEADING.split(file.read(_TAIL_BYTES))[-1]
+    except (OSError, Unreadable):
+        return True
 
 
 def clear_logs(folder: Path, *, keep: int) -> None:

@@ -54,6 +54,10 @@ Answer = (
     | Propagation
 )
 
+# Ends what a job that failed has written into the log. It has no `---` at both ends, as the
+# heading of a job has.
+LAST_LINE = b"\n--- the job has failed\n"
+
 # The worker's exit code (EX_IOERR of sysexits.h) when user code closed the channel.
 CHANNEL_LOST = 74
 NO_CHANNEL = "the script closed the worker's control channel"

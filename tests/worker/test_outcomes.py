@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,22 @@ def test_the_log_tail_tells_of_this_job_alone(
     assert text in "\n" + tail
     assert "before" not in tail
     assert "\x1b" not in tail
+
+
+def test_output_that_comes_after_the_failure_is_waited_for(pool: Pool) -> None:
+    """Output goes through the guardian, which a busy machine may let wait; the failure does not."""
+    answer_of(pool.run(job("answer"), 30))
+    guarded = [one for one in living() if "guardian.py" in " ".join(one.cmdline())]
+    (guardian,) = (one for one in guarded if one.parent() in guarded)
+    guardian.suspend()
+    going_on = threading.Timer(0.5, guardian.resume)
+    going_on.start()
+    try:
+        failed = failure_of(pool.run(job("say_and_refuse", "I am late"), 30))
+    finally:
+        going_on.join()
+    assert failed.reason == "no `build`"
+    assert failed.log_tail.startswith("I am late\n")
 
 
 def test_a_job_may_carry_its_own_outcome(pool: Pool) -> None:

@@ -227,6 +227,11 @@ def say(emit: Emit, text: str) -> None:
     os.abort()
 
 
+def say_and_refuse(emit: Emit, text: str) -> None:
+    print(text)
+    raise UsageError("no `build`", hint="write one")
+
+
 def progress(emit: Emit) -> None:
     print("\r1%\r\x1b[32m100%\x1b[0m\x07")
     os.abort()
