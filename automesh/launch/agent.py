@@ -389,7 +389,7 @@ class Agent:
             channel.ended, messages = True, list[Message]()
         for message in messages:
             if "failure" in message:
-                message["tail"] = child.process.log_tail()
+                message["tail"] = child.process.log_tail(str(message.pop("last_line", "")))
             elif child.sends_programs and "answer" in message:
                 self._send_programs(child, message["answer"])
             self._outbox.put({"from": child.name, "message": message})

@@ -212,7 +212,7 @@ class Gang:
         words = activity_of(job, stages[-1] if stages else "start")
         return f"{words}, rank {rank} of {len(self._ranks)}" if len(self._ranks) > 1 else words
 
-    def with_log(self, result: Answer | Failure) -> Answer | Failure:
+    def with_log(self, result: Answer | Failure, _last_line: str = "", /) -> Answer | Failure:
         """Adds what the process in question has printed, and its name to a timeout."""
         if isinstance(result, TimedOut):
             result = replace(result, where=result.where or self._waited_for())

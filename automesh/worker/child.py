@@ -58,15 +58,17 @@ class Child:
 
     def serve(self, handler: str) -> NoReturn:
         """Does jobs until the parent closes the channel."""
+        number = 0
         try:
             while (message := self._channel.receive()) is not None:
+                number += 1
                 job = protocol.read_job(message)
                 self._stage = "start"
                 self._reopen_streams()
                 self._write_log(f"--- {message['label']} ---\n")
                 outcome = self._outcome(handler, job)
                 if "failure" in outcome:
-                    self._write_log(protocol.LAST_LINE.decode())
+                    outcome["last_line"] = self._end_log(number)
                 self._channel.send(outcome)
                 # An alarm that the script set and left would go off in the next job.
                 _setitimer(_ALARM, 0)
@@ -164,6 +166,18 @@ class Child:
         for name, fd in (("stdout", 1), ("stderr", 2)):
             if _is_closed(getattr(sys, name, None)):
                 setattr(sys, name, _fdopen(fd, "w", buffering=1, closefd=False))
+
+    def _end_log(self, number: int) -> str:
+        """Ends a failed job's output with a line of its own, which is the result; "" for none.
+
+        It has no dashes at its end, as the heading of a job has.
+        """
+        line = f"--- job {number} has failed"
+        try:
+            self._log.write(f"\n{line}\n".encode())
+        except OSError:  # The script may have closed every descriptor.
+            return ""
+        return line
 
     def _write_log(self, text: str) -> None:
         with contextlib.suppress(OSError):  # The script may have closed every descriptor.

@@ -393,7 +393,8 @@ class Pool:
             self._condemn(worker, f"the worker's message is not understood: {error}")
             return
         worker.doubtful = bool(message.get("doubtful"))
-        self._settle(worker, result, retire=bool(message.get("retire")))
+        last_line = str(message.get("last_line", ""))
+        self._settle(worker, result, retire=bool(message.get("retire")), last_line=last_line)
 
     def _tell(self, worker: _Worker, task: Task, event: Message) -> None:
         if event["event"] == "stage":
@@ -407,14 +408,17 @@ class Pool:
         if event.get("reply"):
             self._send(worker, {"reply": reply or {}})
 
-    def _settle(self, worker: _Worker, result: Answer | Failure, *, retire: bool) -> None:
+    def _settle(
+        self, worker: _Worker, result: Answer | Failure, *, retire: bool, last_line: str
+    ) -> None:
         """Ends the task of a worker that lives on; of one that retires, its death ends the task."""
         assert worker.task is not None
         if retire:
             worker.verdict = result
             self._kill(worker)
             return
-        self._finish(worker.task, worker.process.with_log(result), doubtful=worker.doubtful)
+        whole = worker.process.with_log(result, last_line)
+        self._finish(worker.task, whole, doubtful=worker.doubtful)
         worker.task = None
         worker.served += 1
         if worker.generation != self._generation:

@@ -29,6 +29,7 @@ from automesh.worker.protocol import Answer
 from automesh.worker.wire import Message, ParentEnd
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
+_LAST_LINE = re.compile(rb"\n--- job \d+ has failed$", re.MULTILINE)
 _TAIL_BYTES = 2**16
 _TAIL_LINES = 40
 _TAIL_CHARS = 6000
@@ -112,7 +113,9 @@ class Running(Protocol):
     def kill_deputy(self) -> None: ...
     def has_ended(self) -> bool: ...
     def bury(self) -> Ending: ...
-    def with_log(self, result: Answer | Failure) -> Answer | Failure: ...
+    def with_log(self, result: Answer | Failure, last_line: str = "", /) -> Answer | Failure:
+        """Adds the log's tail to a failure that has none; `last_line` as in `Guarded.log_tail`."""
+        ...
 
 
 class StartWorker(Protocol):
@@ -213,8 +216,16 @@ class Guarded:
         # Without a report the guardian was killed, and the deputy took over.
         return read_ending(self._report) or Ending(code=None)
 
-    def log_tail(self) -> str:
-        """As the function `log_tail`, of its own log."""
+    def log_tail(self, last_line: str = "") -> str:
+        """As the function `log_tail`, of its own log.
+
+        Args:
+          last_line: of the job that has failed, which is waited for: the failure can be here before
+            the output that led to it, since that goes through the guardian. Empty for none.
+        """
+        deadline_s = time.monotonic() + _LOG_LIMIT_S
+        while last_line and not _has_line(self.log, last_line) and time.monotonic() < deadline_s:
+            time.sleep(_LOG_LOOK_S)
         return log_tail(self.log)
 
 
@@ -249,35 +260,20 @@ class Process(Guarded):
                 channel.close()
                 raise
         self.channel = ParentEnd(channel)
-        self._is_buried = False
 
     def bury(self) -> Ending:
         """Frees everything after `has_ended`, and says how the worker ended."""
-        self._is_buried = True
         ending = super().bury()
         self.channel.close()
         return ending
 
-    def with_log(self, result: Answer | Failure) -> Answer | Failure:
-        """Adds the log's tail to a failure that has none."""
+    def with_log(self, result: Answer | Failure, last_line: str = "", /) -> Answer | Failure:
+        """See `Running`."""
         match result:
             case Failed(log_tail="") | TimedOut(log_tail=""):
-                return replace(result, log_tail=self.log_tail())
+                return replace(result, log_tail=self.log_tail(last_line))
             case _:
                 return result
-
-    def log_tail(self) -> str:
-        """As the function `log_tail`, of its own log; for after a failure or the process's end.
-
-        The failure can be here before the output that led to it: that goes through the guardian.
-        """
-        deadline_s = time.monotonic() + _LOG_LIMIT_S
-        # A script that has closed every descriptor has no last line.
-        while not self._is_buried and not _has_last_line(self.log):
-            if time.monotonic() > deadline_s:
-                break
-            time.sleep(_LOG_LOOK_S)
-        return log_tail(self.log)
 
 
 def read_ending(report: bytes) -> Ending | None:
@@ -298,20 +294,20 @@ def log_tail(log: Path) -> str:
             data = file.read(_TAIL_BYTES)
     except (OSError, Unreadable) as error:
         return f"(the log cannot be read: {error})"
-    own = data.replace(protocol.LAST_LINE, b"")
-    last_job = _HEADING.split(own)[-1].decode(errors="replace")
+    own = _LAST_LINE.sub(b"", _HEADING.split(data)[-1])
+    last_job = own.decode(errors="replace")
     # Of a progress bar, what it showed last.
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in last_job.rstrip().split("\n")]
     text = "\n".join(lines[-_TAIL_LINES:])
     return clean_lines(text)[-_TAIL_CHARS:]
 
 
-def _has_last_line(log: Path) -> bool:
-    """Whether the last job's output is in the log whole; True of a log that cannot be read."""
+def _has_line(log: Path, line: str) -> bool:
+    """Whether a line is in the end of a log; True of a log that cannot be read."""
     try:
         with open_regular(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return protocol.LAST_LINE in _HEADING.split(file.read(_TAIL_BYTES))[-1]
+            return f"{line}\n".encode() in file.read(_TAIL_BYTES)
     except (OSError, Unreadable):
         return True
 

@@ -2,8 +2,9 @@
 
 Parent to worker: `{"job": ..., "label": ...}` and `{"reply": {...}}`.
 Worker to parent: `{"accepted": true}` once jax is imported, `{"event": ...}` with `"reply": true`
-if it waits for one, `{"answer": ...}`, `{"failure": ..., "retire": bool, "doubtful": bool}`. An
-event that enters the stage `start` stops the clock of the job until the next stage.
+if it waits for one, `{"answer": ...}`, `{"failure": ..., "retire": bool, "doubtful": bool,
+"last_line": str}`, where the last line ends the job's output in the log. An event that enters the
+stage `start` stops the clock of the job until the next stage.
 """
 
 from __future__ import annotations
@@ -53,10 +54,6 @@ Answer = (
     | Calibration
     | Propagation
 )
-
-# Ends what a job that failed has written into the log. It has no `---` at both ends, as the
-# heading of a job has.
-LAST_LINE = b"\n--- the job has failed\n"
 
 # The worker's exit code (EX_IOERR of sysexits.h) when user code closed the channel.
 CHANNEL_LOST = 74

@@ -115,7 +115,8 @@ def test_the_log_tail_tells_of_this_job_alone(
 
 def test_output_that_comes_after_the_failure_is_waited_for(pool: Pool) -> None:
     """Output goes through the guardian, which a busy machine may let wait; the failure does not."""
-    answer_of(pool.run(job("answer"), 30))
+    # Its output ends with a last line, too: that must not be taken for the next job's.
+    failure_of(pool.run(job("say_and_refuse", "the job before"), 30))
     guarded = [one for one in living() if "guardian.py" in " ".join(one.cmdline())]
     (guardian,) = (one for one in guarded if one.parent() in guarded)
     guardian.suspend()
