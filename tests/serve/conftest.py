@@ -12,7 +12,8 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 """What somebody may call a study's folder."""
 
 
-@pytest.fixture(scope="session")
+# Not of the session: the process that reads studies would be in the way of tests that look who is left.
+@pytest.fixture(scope="package")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("service")
     make_measured(folder / "results" / "train-gpu-h100-16-0123abcd")
