@@ -12,7 +12,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 """What somebody may call a study's folder."""
 
 
-# Not of the session: the process that reads studies would be in the way of tests that look who is left.
+# Not of the session: tests that look who is left would find the process that reads studies.
 @pytest.fixture(scope="package")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("service")
