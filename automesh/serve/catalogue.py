@@ -124,25 +124,49 @@ class Catalogue:
         """Whether somebody has looked lately which studies there are."""
         return not self._is_kept_fresh or time.monotonic() - self._looked_s < STALE_S
 
+    @property
+    def has_looked(self) -> bool:
+        """Whether somebody has looked which studies there are, however long ago: before that it is
+        not known of any that there is none."""
+        return not self._is_kept_fresh or self._looked_s > -math.inf
+
     def wait_until_fresh(self) -> None:
         """Waits a moment for a look if the last one is long ago.
 
         Raises:
           Away: there was none.
         """
-        if self.is_fresh:
+        if self._wait_for(lambda: self.is_fresh):
             return
-        if self._waiting.acquire(blocking=False):
+        said = "what is known of the studies is too old to be told: they cannot be looked at now"
+        if not self.has_looked:
+            said = "it is not known yet which studies there are: nobody could look at them so far"
+        raise Away(said, hint="ask again in a few seconds; the log of the service says why")
+
+    def when_read(self, known: KnownStudy) -> KnownStudy:
+        """A study after it was read: waits a moment for that.
+
+        Raises:
+          Away: it was not.
+        """
+        name = known.summary.name
+
+        def latest() -> KnownStudy:
+            return self._known.get(name, known)
+
+        if not self._wait_for(lambda: latest().summary.state != "unread"):
+            raise Away(f"the study `{name}` was not read yet", hint="ask again in a few seconds")
+        return latest()
+
+    def _wait_for(self, is_so: Callable[[], bool]) -> bool:
+        """Waits a moment for something that a look changes; whether it is so then."""
+        if not is_so() and self._waiting.acquire(blocking=False):
             try:
                 with self._looked:
-                    self._looked.wait_for(lambda: self.is_fresh, LATE_S)
+                    self._looked.wait_for(is_so, LATE_S)
             finally:
                 self._waiting.release()
-        if not self.is_fresh:
-            raise Away(
-                "what is known of the studies is too old to be told: they cannot be looked at now",
-                hint="ask again in a few seconds; the log of the service says why",
-            )
+        return is_so()
 
     # What is asked of one study, as it is now
 
@@ -233,6 +257,8 @@ class Catalogue:
                 self._begun = ""
                 self._fatal.pop(one.summary.name, None)
                 self._publish({**self._known, one.summary.name: one})
+                with self._looked:
+                    self._looked.notify_all()
             case _:
                 pass
 
