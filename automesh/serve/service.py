@@ -145,6 +145,10 @@ def open_service(home: Home, settings: Settings) -> Service:
 
     def is_foreign(study: str, job: Path) -> bool:
         known = catalogue.get(study)
+        if known is None or known.folder.parent.parent != job:
+            # It may be somebody else's all the same, whom nobody has looked for yet.
+            catalogue.wait_until_fresh()
+            known = catalogue.get(study)
         return known is not None and known.folder.parent.parent != job
 
     return Service(
