@@ -238,7 +238,11 @@ class Catalogue:
     def _told(self) -> dict[str, Any]:
         """What a new process is told of each study."""
         return {
-            name: {"stamp": one.stamp, "is_running": one.summary.state == "running"}
+            name: {
+                "stamp": one.stamp,
+                "is_running": one.summary.state == "running",
+                "is_unreadable": one.summary.state == "unreadable",
+            }
             for name, one in self._known.items()
         }
 

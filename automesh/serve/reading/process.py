@@ -86,7 +86,12 @@ def _look_all(lane: Lane) -> None:
 
 
 def _seen(said: dict[str, Any]) -> Seen:
-    return Seen(stamp=said["stamp"], is_running=said["is_running"])
+    return Seen(
+        stamp=said["stamp"],
+        is_running=said["is_running"],
+        # When it was tried is not known here: it is tried at once.
+        is_unreadable=said["is_unreadable"],
+    )
 
 
 def _answer_all(lane: Lane) -> None:

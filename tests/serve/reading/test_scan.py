@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Generator, Iterator
@@ -14,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from automesh.outcomes import Failed
-from automesh.serve.reading import scan
+from automesh.serve.catalogue import Catalogue
+from automesh.serve.reading import process, scan
 from automesh.serve.reading.messages import Message
 from automesh.serve.reading.scan import Scan, Seen
 from automesh.tuner.study import lease
@@ -232,4 +234,22 @@ def test_what_cannot_be_read_now_is_tried_again(
     assert looked(one, tmp_path) == {}
     monkeypatch.setattr(scan, "AGAIN_S", 0.0)
     (said,) = looked(one, tmp_path).values()
+    assert '"ended"' in said["text"]
+
+
+def test_what_could_not_be_read_is_tried_again_by_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that it knows is what the server tells it."""
+    name = "train-gpu-h100-16-1"
+    make_measured(tmp_path / name)
+    with closing(Catalogue(lambda: [tmp_path])) as catalogue:
+        with monkeypatch.context() as broken:
+            broken.setattr(scan, "assemble", lambda *_: 1 / 0)
+            for message in Scan("", pause_s=0, seen={}).look([tmp_path], most=20):
+                catalogue._hear(message)  # pyright: ignore[reportPrivateUsage]
+        assert catalogue.known()[name].summary.state == "unreadable"
+        told = json.loads(json.dumps(catalogue._told()))  # pyright: ignore[reportPrivateUsage]
+    seen = {name: process._seen(said) for name, said in told.items()}  # pyright: ignore
+    (said,) = looked(Scan("", pause_s=0, seen=seen), tmp_path).values()
     assert '"ended"' in said["text"]
