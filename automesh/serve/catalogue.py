@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -258,9 +258,10 @@ class Catalogue:
                 self._begun = name
             case {"study": dict(said)}:
                 one = from_message(said, self._storage)
+                name = one.summary.name
                 self._begun = ""
-                self._fatal.pop(one.summary.name, None)
-                self._publish({**self._known, one.summary.name: one})
+                self._fatal.pop(name, None)
+                self._publish({**self._known, name: _with_rule_of(self._known.get(name), one)})
                 with self._looked:
                     self._looked.notify_all()
             case _:
@@ -292,11 +293,30 @@ class Catalogue:
         summary = StudySummary(name=name, changed_s=changed_s, state="unreadable", problem=reason)
         # Without a stamp: the next process reads it as soon as it may.
         marked = known_of(summary, folder=known.folder, storage=known.storage, missing=reason)
-        self._publish({**self._known, name: marked})
+        self._publish({**self._known, name: _with_rule_of(known, marked)})
 
     def _publish(self, known: Mapping[str, KnownStudy]) -> None:
         with self._lock:
             self._known = known
+
+
+def _with_rule_of(former: KnownStudy | None, one: KnownStudy) -> KnownStudy:
+    """A study as it was read now; one that cannot be read with the rule that it had when it could,
+    and what that is for: who trains must not miss it because a storage is away for a moment."""
+    if one.summary.state != "unreadable" or former is None or not former.rule:
+        return one
+    was = former.summary
+    summary = replace(
+        one.summary,
+        workload=was.workload,
+        target=was.target,
+        device=was.device,
+        device_count=was.device_count,
+        has_rule=True,
+    )
+    return known_of(
+        summary, folder=one.folder, storage=one.storage, rule=former.rule, stamp=one.stamp
+    )
 
 
 def _question(what: str, known: KnownStudy) -> Message:

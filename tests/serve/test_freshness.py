@@ -94,7 +94,9 @@ TAILS = ("", "/result.json", "/table.txt", "/rules.toml", "/logs", "/ticket", "/
 def test_before_the_first_look_no_study_is_said_to_be_missing(begun: Running, tail: str) -> None:
     """Who is told so does not ask again, though the study is there."""
     is_post = tail.endswith("/diff")
-    reply = begun.ask("POST" if is_post else "GET", f"{STUDY}{tail}", body=b"x = 1" if is_post else None)
+    reply = begun.ask(
+        "POST" if is_post else "GET", f"{STUDY}{tail}", body=b"x = 1" if is_post else None
+    )
     assert (reply.status, reply.headers.get("retry-after")) == (503, "5"), reply.text
     assert "not known yet" in reply.json()["detail"]
 
