@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from automesh.serve.reading.asking import Asking, Fatal
 from automesh.serve.reading.messages import Message, from_message, known_of
 from automesh.serve.reading.reader import Away, Reader
 from automesh.serve.reading.summary import KnownStudy, StudySummary
@@ -27,6 +28,7 @@ AGAIN_S = 600.0
 """Before a study is read again that has ended the process that read it, twice in a row."""
 _ATTEMPTS = 3  # at one look, each with a new process
 _MOST_WAITING = 8  # each of them keeps a thread of the server
+_DEADLY = "reading it has ended the process that read it, twice in a row"
 _LOG = logging.getLogger("automesh.serve")
 
 
@@ -43,14 +45,6 @@ class Index:
     known: Mapping[str, KnownStudy]
     listed: tuple[KnownStudy, ...]
     below: Mapping[Path, tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fatal:
-    """How often a study in a row has ended the process that read it, and when it did last."""
-
-    count: int
-    last_s: float
 
 
 class Catalogue:
@@ -72,6 +66,7 @@ class Catalogue:
         self._roots = roots
         self._storage = storage
         self._reader = Reader(storage=storage, pause_s=pause_s)
+        self._asking = Asking()
         self._known: Mapping[str, KnownStudy] = {}
         self._index = Index(known=self._known, listed=(), below={})
         self._lock = threading.Lock()
@@ -175,13 +170,13 @@ class Catalogue:
 
         Raises:
           UsageError: the study cannot be read, or is not there any more.
-          Away: nothing can be read now.
+          Away: nothing can be read now; or not this study, which ends the process that reads it.
         """
-        return self._reader.ask(_question("result", known))
+        return self._ask("result", known)
 
     def table(self, known: KnownStudy, *, width: int, top: int) -> str:
         """The table; raises as `result`."""
-        return self._reader.ask({**_question("table", known), "width": width, "top": top})
+        return self._ask("table", known, width=width, top=top)
 
     def diff(self, known: KnownStudy, mine: str) -> str:
         """What its rule changes in a rules file.
@@ -189,7 +184,17 @@ class Catalogue:
         Raises:
           AutomeshError: as `result`; or there is no rule, or the file is broken.
         """
-        return self._reader.ask({**_question("diff", known), "mine": mine})
+        return self._ask("diff", known, mine=mine)
+
+    def _ask(self, what: str, known: KnownStudy, **more: Any) -> str:
+        name = known.summary.name
+        if self._is_left_out(name):
+            raise Away(
+                f"the study `{name}` is not read for a while: {_DEADLY}",
+                hint="ask again in ten minutes; the log of the service says why",
+            )
+        asked = {"what": what, "folder": str(known.folder), "storage": known.storage, **more}
+        return self._asking.answer(name, lambda: self._reader.ask(asked))
 
     # Looks
 
@@ -215,16 +220,10 @@ class Catalogue:
 
     def _look(self, most: int) -> bool:
         self._begun = ""
-        now_s = time.monotonic()
-        without = [
-            name
-            for name, one in self._fatal.items()
-            if one.count > 1 and now_s - one.last_s < AGAIN_S
-        ]
         asked: Message = {
             "roots": [str(root) for root in self._roots()],
             "most": most,
-            "without": without,
+            "without": [name for name in self._fatal if self._is_left_out(name)],
         }
         last: Message = {}
 
@@ -234,6 +233,11 @@ class Catalogue:
 
         self._reader.look(asked, self._told, hear)
         return bool(last["is_behind"])
+
+    def _is_left_out(self, name: str) -> bool:
+        """Whether a study is not read now, as that has ended the process again and again."""
+        one = self._fatal.get(name)
+        return one is not None and one.count > 1 and time.monotonic() - one.last_s < AGAIN_S
 
     def _told(self) -> dict[str, Any]:
         """What a new process is told of each study."""
@@ -275,12 +279,13 @@ class Catalogue:
         self._publish(known)
         for name in gone:
             self._fatal.pop(name, None)
+            self._asking.forget(name)
 
     def _note_fatal(self, error: Away) -> None:
         """Remembers which study was being read when the process ended: one that does so again and
         again must not keep all others from being read."""
         known = self._known.get(self._begun)
-        if known is None or error.is_meant:
+        if known is None or not error.is_suspect:
             return
         former = self._fatal.get(self._begun)
         count = 1 if former is None else former.count + 1
@@ -288,11 +293,10 @@ class Catalogue:
         if count < 2:
             return
         _LOG.warning("the study `%s` is not read for a while: %s", self._begun, error.message)
-        reason = "reading it has ended the process that read it, twice in a row"
         name, changed_s = known.summary.name, known.summary.changed_s
-        summary = StudySummary(name=name, changed_s=changed_s, state="unreadable", problem=reason)
+        summary = StudySummary(name=name, changed_s=changed_s, state="unreadable", problem=_DEADLY)
         # Without a stamp: the next process reads it as soon as it may.
-        marked = known_of(summary, folder=known.folder, storage=known.storage, missing=reason)
+        marked = known_of(summary, folder=known.folder, storage=known.storage, missing=_DEADLY)
         self._publish({**self._known, name: _with_rule_of(known, marked)})
 
     def _publish(self, known: Mapping[str, KnownStudy]) -> None:
@@ -317,10 +321,6 @@ def _with_rule_of(former: KnownStudy | None, one: KnownStudy) -> KnownStudy:
     return known_of(
         summary, folder=one.folder, storage=one.storage, rule=former.rule, stamp=one.stamp
     )
-
-
-def _question(what: str, known: KnownStudy) -> Message:
-    return {"what": what, "folder": str(known.folder), "storage": known.storage}
 
 
 def _index(known: Mapping[str, KnownStudy]) -> Index:

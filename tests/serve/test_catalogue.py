@@ -73,10 +73,16 @@ def test_a_study_that_ends_its_reader_keeps_its_rule(
         assert callable(hear)
         hear({"new": [], "gone": []})
         hear({"begun": NAME})
-        raise Away("it has ended")
+        away = Away("it has ended")
+        away.is_suspect = True
+        raise away
 
     monkeypatch.setattr(catalogue._reader, "look", look)  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(catalogues, "_ATTEMPTS", 2)
     with pytest.raises(Away):
         catalogue.refresh()
     check_rule_of_unreadable(catalogue.known()[NAME])
+    # Who asks for its figures ends no reader either.
+    monkeypatch.setattr(catalogue._reader, "ask", lambda _: 1 / 0)  # pyright: ignore
+    with pytest.raises(Away, match="twice in a row"):
+        catalogue.result(catalogue.known()[NAME])
