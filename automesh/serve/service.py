@@ -20,6 +20,7 @@ from automesh.serve.limiter import Limiter, Watchers
 from automesh.serve.looks import Looks
 from automesh.serve.metrics import Metrics
 from automesh.serve.pages import Pages
+from automesh.skipped import reason_of
 from automesh.submissions.audit import Audit
 from automesh.submissions.database import Database
 from automesh.submissions.home import Home
@@ -87,15 +88,18 @@ class Service:
     def keep_up(self) -> None:
         """Has read what has changed until the service closes; a thread of its own does it."""
         self.catalogue.keep_fresh()
-        trouble_s = REFRESH_S
+        trouble_s, trouble = REFRESH_S, ""
         while not self.closing.is_set():
             began_s = time.monotonic()
             try:
                 is_behind = self.catalogue.refresh()
                 self.metrics.note_storage(is_up=True)
-                trouble_s = REFRESH_S
-            except Exception:  # noqa: BLE001  A storage that is down now may be up again soon.
+                trouble_s, trouble = REFRESH_S, ""
+            except Exception as error:  # noqa: BLE001  A storage that is down now may be up again soon.
                 self.metrics.note_storage(is_up=False)
+                before, trouble = trouble, reason_of(error)
+                if trouble != before:  # Not each few seconds for hours.
+                    _LOG.warning("the studies cannot be looked at: %s", trouble)
                 # The process that reads may be one that cannot live: to start it takes a second.
                 self.closing.wait(trouble_s)
                 trouble_s = min(2 * trouble_s, TROUBLE_S)
