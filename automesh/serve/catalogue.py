@@ -22,6 +22,10 @@ from automesh.serve.reading.summary import KnownStudy, StudySummary
 STALE_S = 60.0
 """Without a look at which studies there are: then nobody is told what was known before as if it
 were still so."""
+READING_S = 180.0
+"""That while the process is in the middle of reading them: to read one study may take almost as
+long as `reader.SILENT_S`, and keeps all others from being looked at. Longer than that one and
+`scan.LOOK_S` together."""
 LATE_S = 5.0
 """How long who asks then waits for a look."""
 AGAIN_S = 600.0
@@ -74,6 +78,7 @@ class Catalogue:
         self._fatal: dict[str, Fatal] = {}
         self._looked = threading.Condition()
         self._looked_s = -math.inf
+        self._is_reading = False
         self._is_kept_fresh = False
         self._waiting = threading.Semaphore(_MOST_WAITING)
 
@@ -117,7 +122,8 @@ class Catalogue:
     @property
     def is_fresh(self) -> bool:
         """Whether somebody has looked lately which studies there are."""
-        return not self._is_kept_fresh or time.monotonic() - self._looked_s < STALE_S
+        most_s = READING_S if self._is_reading else STALE_S
+        return not self._is_kept_fresh or time.monotonic() - self._looked_s < most_s
 
     @property
     def has_looked(self) -> bool:
@@ -231,7 +237,10 @@ class Catalogue:
             self._hear(message)
             last.update(message)
 
-        self._reader.look(asked, self._told, hear)
+        try:
+            self._reader.look(asked, self._told, hear)
+        finally:
+            self._is_reading = False
         return bool(last["is_behind"])
 
     def _is_left_out(self, name: str) -> bool:
@@ -259,7 +268,7 @@ class Catalogue:
                     self._looked_s = time.monotonic()
                     self._looked.notify_all()
             case {"begun": str(name)}:
-                self._begun = name
+                self._begun, self._is_reading = name, True
             case {"study": dict(said)}:
                 one = from_message(said, self._storage)
                 name = one.summary.name

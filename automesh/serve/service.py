@@ -15,7 +15,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from automesh import limits
-from automesh.serve.catalogue import Catalogue
+from automesh.serve.catalogue import STALE_S, Catalogue
 from automesh.serve.limiter import Limiter, Watchers
 from automesh.serve.looks import Looks
 from automesh.serve.metrics import Metrics
@@ -104,9 +104,7 @@ class Service:
                 self.closing.wait(trouble_s)
                 trouble_s = min(2 * trouble_s, TROUBLE_S)
                 continue
-            # Half of a core at most, also while a thousand studies are read for the first time.
-            pause_s = time.monotonic() - began_s if is_behind else REFRESH_S
-            self.closing.wait(max(pause_s, 0.05))
+            self.closing.wait(_rest_s(time.monotonic() - began_s, is_behind=is_behind))
 
     def keep_house(self) -> None:
         """Removes what is old until the service closes; a thread of its own does it."""
@@ -127,6 +125,14 @@ class Service:
 
     def close(self) -> None:
         self.closing.set()
+
+
+def _rest_s(took_s: float, *, is_behind: bool) -> float:
+    """How long to rest after a look: half of a core at most, also while a thousand studies are read
+    for the first time. But after one that has waited for the lock of a study, it is looked again at
+    once: which studies there are was not seen since it began."""
+    rest_s = min(took_s, STALE_S / 2 - took_s) if is_behind else REFRESH_S
+    return max(rest_s if took_s < STALE_S / 2 else 0.0, 0.05)
 
 
 def open_service(home: Home, settings: Settings) -> Service:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from automesh.serve import catalogue as catalogues
 from automesh.serve.catalogue import Catalogue
+from automesh.serve.reading import reader, scan
 from automesh.serve.reading.messages import Message, known_of, to_message
 from automesh.serve.reading.reader import Away
 from automesh.serve.reading.summary import KnownStudy, State, StudySummary
@@ -86,3 +88,37 @@ def test_a_study_that_ends_its_reader_keeps_its_rule(
     monkeypatch.setattr(catalogue._reader, "ask", lambda _: 1 / 0)  # pyright: ignore
     with pytest.raises(Away, match="twice in a row"):
         catalogue.result(catalogue.known()[NAME])
+
+
+def test_a_study_that_takes_long_to_be_read_hides_no_others(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(catalogues, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(catalogues, "LATE_S", 0.0)
+    catalogue.keep_fresh()
+    assert (catalogue.is_fresh, catalogue.has_looked) == (False, False)
+    fresh: list[bool] = []
+
+    def look(_: Message, known: object, hear: Callable[[Message], None]) -> None:
+        nonlocal now_s
+        del known
+        hear({"new": [to_message(study("unread", stamp=""))], "gone": []})
+        hear({"begun": NAME})
+        now_s += scan.LOOK_S + reader.SILENT_S
+        fresh.append(catalogue.is_fresh)
+        now_s += catalogues.READING_S
+        fresh.append(catalogue.is_fresh)
+        now_s -= catalogues.READING_S
+        hear({"study": to_message(study("ended"))})
+        hear({"is_behind": True})
+
+    monkeypatch.setattr(catalogue._reader, "look", look)  # pyright: ignore[reportPrivateUsage]
+    assert catalogue.refresh()
+    assert fresh == [True, False]
+    assert not catalogue.is_fresh  # Nobody has looked which there are since: now it is due.
+    now_s -= scan.LOOK_S + reader.SILENT_S
+    catalogue.wait_until_fresh()
+    now_s += catalogues.STALE_S
+    with pytest.raises(Away, match="too old"):
+        catalogue.wait_until_fresh()

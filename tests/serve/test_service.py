@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from automesh.errors import UsageError
+from automesh.serve import service as services
 from automesh.serve.catalogue import Catalogue
 from automesh.serve.metrics import Metrics
 from automesh.serve.reading.reader import ReadingFailed
@@ -75,3 +77,34 @@ def test_the_log_says_once_why_studies_cannot_be_looked_at(
     assert "is away" in said[0]
     assert "secret" not in said[0]
     assert [one.endswith("ReadingFailed: ValueError") for one in said] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("took_s", "is_behind", "rest_s"),
+    [
+        (0.0, True, 0.05),
+        (0.2, False, 1.0),
+        (12.0, True, 12.0),
+        (25.0, True, 5.0),
+        # One study has kept its lock: what is known is old already.
+        (59.0, True, 0.05),
+        (130.0, True, 0.05),
+        (130.0, False, 0.05),
+    ],
+)
+def test_after_a_long_look_there_is_no_long_rest(
+    running: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    took_s: float,
+    is_behind: bool,
+    rest_s: float,
+) -> None:
+    now_s = 0.0
+
+    def look() -> bool:
+        nonlocal now_s
+        now_s += took_s
+        return is_behind
+
+    monkeypatch.setattr(services, "time", SimpleNamespace(monotonic=lambda: now_s))
+    assert rests_of(running, look) == [rest_s]
