@@ -267,6 +267,8 @@ class Catalogue:
                 with self._looked:
                     self._looked_s = time.monotonic()
                     self._looked.notify_all()
+            case {"new": list(new)}:  # More will come: they are not all yet.
+                self._replace(new, set())
             case {"begun": str(name)}:
                 self._begun, self._is_reading = name, True
             case {"study": dict(said)}:

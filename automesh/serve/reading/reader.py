@@ -33,6 +33,8 @@ QUESTION_S = 120.0
 """For the answer to one question. As above."""
 BACK_S = 10.0
 """How long who asks waits for a process, or for a lane: it needs a second or two to start."""
+MOST_KNOWN = 1000
+"""Studies that a new process is told of in one message: what is sent at once has a bound."""
 _LAST_WORDS = frozenset(("is_behind", "refused", "failed"))
 _KILL_S = 10.0
 _SOON = "ask again in a few seconds"
@@ -270,13 +272,20 @@ class Reader:
         if is_closed:
             raise self._drop(current, "the server ends")
         try:
-            first = {"storage": self.storage, "pause_s": self.pause_s, "known": dict(known)}
-            current.looks.send(first, START_S)
+            current.looks.send({"storage": self.storage, "pause_s": self.pause_s}, START_S)
+            names = list(known)
+            for begin in range(0, len(names), MOST_KNOWN):
+                part = {name: known[name] for name in names[begin : begin + MOST_KNOWN]}
+                current.looks.send({"known": part}, START_S)
+            current.looks.send({"known": {}}, START_S)
             current.looks.receive(START_S)
         except LaneEnded:
             raise self._drop(current) from None
         except TimeoutError:
             raise self._drop(current, f"it has not begun for {START_S:.0f} s") from None
+        except BaseException:  # Nobody would know of it any more.
+            self._drop(current, "it was not told what is known")
+            raise
         with self._changed:  # Not before: it answers no question while it begins.
             self._starting = None
             self._current = None if current.is_dropped else current
