@@ -184,6 +184,21 @@ def result_json(server: Server, studies: Sequence[str]) -> list[Any]:
     return [_patiently(partial(server.ask, "GET", path)).json() for path in paths]
 
 
+def _read_study(server: Server, path: str) -> Any:
+    """What a service says of a study.
+
+    Raises:
+      Unreachable: it was not read yet, as after a restart: whether it has a rule is not known.
+      RefusedRequest: as `Server.ask`.
+    """
+    found = server.ask("GET", path).json()
+    if not found["rule"] and found["study"]["state"] == "unread":
+        raise Unreachable(
+            f"{server.url} has not read the study yet", hint="ask again in a few minutes"
+        )
+    return found
+
+
 def take_rules(server: Server, studies: Sequence[str], path: Path) -> list[str]:
     """Merges the rules of studies into a file, as a search here would have done.
 
@@ -198,7 +213,7 @@ def take_rules(server: Server, studies: Sequence[str], path: Path) -> list[str]:
     missing: list[str] = []
     for name in studies:
         path_of = f"/v1/studies/{quote(name, safe='')}"
-        found = _patiently(partial(server.ask, "GET", path_of)).json()
+        found = _patiently(partial(_read_study, server, path_of))
         if not found["rule"]:
             missing.append(f"{name}: {found['missing']}")
             continue

@@ -10,10 +10,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from automesh.serve.reading.asking import Asking, Fatal
 from automesh.serve.reading.messages import Message, from_message, known_of
 from automesh.serve.reading.reader import Away, Reader
 from automesh.serve.reading.summary import KnownStudy, StudySummary
@@ -21,12 +22,17 @@ from automesh.serve.reading.summary import KnownStudy, StudySummary
 STALE_S = 60.0
 """Without a look at which studies there are: then nobody is told what was known before as if it
 were still so."""
+READING_S = 180.0
+"""That while the process is in the middle of reading them: to read one study may take almost as
+long as `reader.SILENT_S`, and keeps all others from being looked at. Longer than that one and
+`scan.LOOK_S` together."""
 LATE_S = 5.0
 """How long who asks then waits for a look."""
 AGAIN_S = 600.0
 """Before a study is read again that has ended the process that read it, twice in a row."""
 _ATTEMPTS = 3  # at one look, each with a new process
 _MOST_WAITING = 8  # each of them keeps a thread of the server
+_DEADLY = "reading it has ended the process that read it, twice in a row"
 _LOG = logging.getLogger("automesh.serve")
 
 
@@ -43,14 +49,6 @@ class Index:
     known: Mapping[str, KnownStudy]
     listed: tuple[KnownStudy, ...]
     below: Mapping[Path, tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fatal:
-    """How often a study in a row has ended the process that read it, and when it did last."""
-
-    count: int
-    last_s: float
 
 
 class Catalogue:
@@ -72,6 +70,7 @@ class Catalogue:
         self._roots = roots
         self._storage = storage
         self._reader = Reader(storage=storage, pause_s=pause_s)
+        self._asking = Asking()
         self._known: Mapping[str, KnownStudy] = {}
         self._index = Index(known=self._known, listed=(), below={})
         self._lock = threading.Lock()
@@ -79,6 +78,7 @@ class Catalogue:
         self._fatal: dict[str, Fatal] = {}
         self._looked = threading.Condition()
         self._looked_s = -math.inf
+        self._is_reading = False
         self._is_kept_fresh = False
         self._waiting = threading.Semaphore(_MOST_WAITING)
 
@@ -122,7 +122,14 @@ class Catalogue:
     @property
     def is_fresh(self) -> bool:
         """Whether somebody has looked lately which studies there are."""
-        return not self._is_kept_fresh or time.monotonic() - self._looked_s < STALE_S
+        most_s = READING_S if self._is_reading else STALE_S
+        return not self._is_kept_fresh or time.monotonic() - self._looked_s < most_s
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether somebody has looked which studies there are, however long ago: before that it is
+        not known of any that there is none."""
+        return not self._is_kept_fresh or self._looked_s > -math.inf
 
     def wait_until_fresh(self) -> None:
         """Waits a moment for a look if the last one is long ago.
@@ -130,19 +137,37 @@ class Catalogue:
         Raises:
           Away: there was none.
         """
-        if self.is_fresh:
+        if self._wait_for(lambda: self.is_fresh):
             return
-        if self._waiting.acquire(blocking=False):
+        said = "what is known of the studies is too old to be told: they cannot be looked at now"
+        if not self.has_looked:
+            said = "it is not known yet which studies there are: nobody could look at them so far"
+        raise Away(said, hint="ask again in a few seconds; the log of the service says why")
+
+    def when_read(self, known: KnownStudy) -> KnownStudy:
+        """A study after it was read: waits a moment for that.
+
+        Raises:
+          Away: it was not.
+        """
+        name = known.summary.name
+
+        def latest() -> KnownStudy:
+            return self._known.get(name, known)
+
+        if not self._wait_for(lambda: latest().summary.state != "unread"):
+            raise Away(f"the study `{name}` was not read yet", hint="ask again in a few seconds")
+        return latest()
+
+    def _wait_for(self, is_so: Callable[[], bool]) -> bool:
+        """Waits a moment for something that a look changes; whether it is so then."""
+        if not is_so() and self._waiting.acquire(blocking=False):
             try:
                 with self._looked:
-                    self._looked.wait_for(lambda: self.is_fresh, LATE_S)
+                    self._looked.wait_for(is_so, LATE_S)
             finally:
                 self._waiting.release()
-        if not self.is_fresh:
-            raise Away(
-                "what is known of the studies is too old to be told: they cannot be looked at now",
-                hint="ask again in a few seconds; the log of the service says why",
-            )
+        return is_so()
 
     # What is asked of one study, as it is now
 
@@ -151,13 +176,13 @@ class Catalogue:
 
         Raises:
           UsageError: the study cannot be read, or is not there any more.
-          Away: nothing can be read now.
+          Away: nothing can be read now; or not this study, which ends the process that reads it.
         """
-        return self._reader.ask(_question("result", known))
+        return self._ask("result", known)
 
     def table(self, known: KnownStudy, *, width: int, top: int) -> str:
         """The table; raises as `result`."""
-        return self._reader.ask({**_question("table", known), "width": width, "top": top})
+        return self._ask("table", known, width=width, top=top)
 
     def diff(self, known: KnownStudy, mine: str) -> str:
         """What its rule changes in a rules file.
@@ -165,7 +190,17 @@ class Catalogue:
         Raises:
           AutomeshError: as `result`; or there is no rule, or the file is broken.
         """
-        return self._reader.ask({**_question("diff", known), "mine": mine})
+        return self._ask("diff", known, mine=mine)
+
+    def _ask(self, what: str, known: KnownStudy, **more: Any) -> str:
+        name = known.summary.name
+        if self._is_left_out(name):
+            raise Away(
+                f"the study `{name}` is not read for a while: {_DEADLY}",
+                hint="ask again in ten minutes; the log of the service says why",
+            )
+        asked = {"what": what, "folder": str(known.folder), "storage": known.storage, **more}
+        return self._asking.answer(name, lambda: self._reader.ask(asked))
 
     # Looks
 
@@ -191,16 +226,10 @@ class Catalogue:
 
     def _look(self, most: int) -> bool:
         self._begun = ""
-        now_s = time.monotonic()
-        without = [
-            name
-            for name, one in self._fatal.items()
-            if one.count > 1 and now_s - one.last_s < AGAIN_S
-        ]
         asked: Message = {
             "roots": [str(root) for root in self._roots()],
             "most": most,
-            "without": without,
+            "without": [name for name in self._fatal if self._is_left_out(name)],
         }
         last: Message = {}
 
@@ -208,13 +237,25 @@ class Catalogue:
             self._hear(message)
             last.update(message)
 
-        self._reader.look(asked, self._told, hear)
+        try:
+            self._reader.look(asked, self._told, hear)
+        finally:
+            self._is_reading = False
         return bool(last["is_behind"])
+
+    def _is_left_out(self, name: str) -> bool:
+        """Whether a study is not read now, as that has ended the process again and again."""
+        one = self._fatal.get(name)
+        return one is not None and one.count > 1 and time.monotonic() - one.last_s < AGAIN_S
 
     def _told(self) -> dict[str, Any]:
         """What a new process is told of each study."""
         return {
-            name: {"stamp": one.stamp, "is_running": one.summary.state == "running"}
+            name: {
+                "stamp": one.stamp,
+                "is_running": one.summary.state == "running",
+                "is_unreadable": one.summary.state == "unreadable",
+            }
             for name, one in self._known.items()
         }
 
@@ -226,13 +267,18 @@ class Catalogue:
                 with self._looked:
                     self._looked_s = time.monotonic()
                     self._looked.notify_all()
+            case {"new": list(new)}:  # More will come: they are not all yet.
+                self._replace(new, set())
             case {"begun": str(name)}:
-                self._begun = name
+                self._begun, self._is_reading = name, True
             case {"study": dict(said)}:
                 one = from_message(said, self._storage)
+                name = one.summary.name
                 self._begun = ""
-                self._fatal.pop(one.summary.name, None)
-                self._publish({**self._known, one.summary.name: one})
+                self._fatal.pop(name, None)
+                self._publish({**self._known, name: _with_rule_of(self._known.get(name), one)})
+                with self._looked:
+                    self._looked.notify_all()
             case _:
                 pass
 
@@ -244,12 +290,13 @@ class Catalogue:
         self._publish(known)
         for name in gone:
             self._fatal.pop(name, None)
+            self._asking.forget(name)
 
     def _note_fatal(self, error: Away) -> None:
         """Remembers which study was being read when the process ended: one that does so again and
         again must not keep all others from being read."""
         known = self._known.get(self._begun)
-        if known is None or error.is_meant:
+        if known is None or not error.is_suspect:
             return
         former = self._fatal.get(self._begun)
         count = 1 if former is None else former.count + 1
@@ -257,20 +304,34 @@ class Catalogue:
         if count < 2:
             return
         _LOG.warning("the study `%s` is not read for a while: %s", self._begun, error.message)
-        reason = "reading it has ended the process that read it, twice in a row"
         name, changed_s = known.summary.name, known.summary.changed_s
-        summary = StudySummary(name=name, changed_s=changed_s, state="unreadable", problem=reason)
+        summary = StudySummary(name=name, changed_s=changed_s, state="unreadable", problem=_DEADLY)
         # Without a stamp: the next process reads it as soon as it may.
-        marked = known_of(summary, folder=known.folder, storage=known.storage, missing=reason)
-        self._publish({**self._known, name: marked})
+        marked = known_of(summary, folder=known.folder, storage=known.storage, missing=_DEADLY)
+        self._publish({**self._known, name: _with_rule_of(known, marked)})
 
     def _publish(self, known: Mapping[str, KnownStudy]) -> None:
         with self._lock:
             self._known = known
 
 
-def _question(what: str, known: KnownStudy) -> Message:
-    return {"what": what, "folder": str(known.folder), "storage": known.storage}
+def _with_rule_of(former: KnownStudy | None, one: KnownStudy) -> KnownStudy:
+    """A study as it was read now; one that cannot be read with the rule that it had when it could,
+    and what that is for: who trains must not miss it because a storage is away for a moment."""
+    if one.summary.state != "unreadable" or former is None or not former.rule:
+        return one
+    was = former.summary
+    summary = replace(
+        one.summary,
+        workload=was.workload,
+        target=was.target,
+        device=was.device,
+        device_count=was.device_count,
+        has_rule=True,
+    )
+    return known_of(
+        summary, folder=one.folder, storage=one.storage, rule=former.rule, stamp=one.stamp
+    )
 
 
 def _index(known: Mapping[str, KnownStudy]) -> Index:

@@ -80,6 +80,9 @@ class Pages:
 
     def _kept_or_made(self, stamp: tuple[object, ...], known: KnownStudy) -> MadePage:
         with self._lock:
+            if not known.stamp:
+                # It was not read since it changed: by nothing is told what its page would be of.
+                return self._make(known)
             made = self._made.get(stamp)
             if made is None:
                 made = self._make(known)

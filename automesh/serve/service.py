@@ -15,11 +15,12 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from automesh import limits
-from automesh.serve.catalogue import Catalogue
+from automesh.serve.catalogue import STALE_S, Catalogue
 from automesh.serve.limiter import Limiter, Watchers
 from automesh.serve.looks import Looks
 from automesh.serve.metrics import Metrics
 from automesh.serve.pages import Pages
+from automesh.skipped import reason_of
 from automesh.submissions.audit import Audit
 from automesh.submissions.database import Database
 from automesh.submissions.home import Home
@@ -87,22 +88,23 @@ class Service:
     def keep_up(self) -> None:
         """Has read what has changed until the service closes; a thread of its own does it."""
         self.catalogue.keep_fresh()
-        trouble_s = REFRESH_S
+        trouble_s, trouble = REFRESH_S, ""
         while not self.closing.is_set():
             began_s = time.monotonic()
             try:
                 is_behind = self.catalogue.refresh()
                 self.metrics.note_storage(is_up=True)
-                trouble_s = REFRESH_S
-            except Exception:  # noqa: BLE001  A storage that is down now may be up again soon.
+                trouble_s, trouble = REFRESH_S, ""
+            except Exception as error:  # noqa: BLE001  A storage that is down now may be up again soon.
                 self.metrics.note_storage(is_up=False)
+                before, trouble = trouble, reason_of(error)
+                if trouble != before:  # Not each few seconds for hours.
+                    _LOG.warning("the studies cannot be looked at: %s", trouble)
                 # The process that reads may be one that cannot live: to start it takes a second.
                 self.closing.wait(trouble_s)
                 trouble_s = min(2 * trouble_s, TROUBLE_S)
                 continue
-            # Half of a core at most, also while a thousand studies are read for the first time.
-            pause_s = time.monotonic() - began_s if is_behind else REFRESH_S
-            self.closing.wait(max(pause_s, 0.05))
+            self.closing.wait(_rest_s(time.monotonic() - began_s, is_behind=is_behind))
 
     def keep_house(self) -> None:
         """Removes what is old until the service closes; a thread of its own does it."""
@@ -125,6 +127,14 @@ class Service:
         self.closing.set()
 
 
+def _rest_s(took_s: float, *, is_behind: bool) -> float:
+    """How long to rest after a look: half of a core at most, also while a thousand studies are read
+    for the first time. But after one that has waited for the lock of a study, it is looked again at
+    once: which studies there are was not seen since it began."""
+    rest_s = min(took_s, STALE_S / 2 - took_s) if is_behind else REFRESH_S
+    return max(rest_s if took_s < STALE_S / 2 else 0.0, 0.05)
+
+
 def open_service(home: Home, settings: Settings) -> Service:
     """Opens everything that a service needs.
 
@@ -145,6 +155,10 @@ def open_service(home: Home, settings: Settings) -> Service:
 
     def is_foreign(study: str, job: Path) -> bool:
         known = catalogue.get(study)
+        if known is None or known.folder.parent.parent != job:
+            # It may be somebody else's all the same, whom nobody has looked for yet.
+            catalogue.wait_until_fresh()
+            known = catalogue.get(study)
         return known is not None and known.folder.parent.parent != job
 
     return Service(

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Body, Header, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 
@@ -71,8 +72,14 @@ def known_study(service: Service, name: str) -> KnownStudy:
 
     Raises:
       Problem: 404.
+      Away: it is not known, and nobody could look lately whether it is there.
     """
     found = service.catalogue.get(name)
+    if found is None:
+        # After a restart nothing is known for a second or two: that is no reason to say that there
+        # is nothing, which nobody would ask again.
+        service.catalogue.wait_until_fresh()
+        found = service.catalogue.get(name)
     if found is None:
         raise Problem(404, f"there is no study `{name}`", hint="GET /v1/studies lists them")
     return found
@@ -180,6 +187,8 @@ def get_rules(
     """The rule as a file for `automesh.load(URL)`; 404 while there is none."""
     del holder
     known = known_study(service, name)
+    if not known.rule and known.summary.state == "unread":
+        known = service.catalogue.when_read(known)
     if not known.rule:
         raise Problem(404, f"the study has no rule: {known.missing}")
     return tagged(known.rule, if_none_match)
@@ -309,7 +318,7 @@ async def watch_study(
 ) -> Watching:
     """Server-sent events: `state` (the summary), `log` (lines of the search, for who may see
     them), `end`. `Last-Event-ID` goes on where a stream was."""
-    known = known_study(service, name)
+    known = await to_thread.run_sync(known_study, service, name)  # It may wait for a look.
     number = number_in(service, known)
     log = None
     if number and may_see_logs(service, known, holder):

@@ -31,7 +31,7 @@ from automesh.submissions.audit import Entry
 from automesh.submissions.bundle import BadBundle, Bundle, check
 from automesh.submissions.database import RUNNERS
 from automesh.submissions.order import Order, checked
-from automesh.submissions.store import State, Submission
+from automesh.submissions.store import ENDED, State, Submission
 from automesh.submissions.tokens import Scope
 
 router = APIRouter(prefix="/v1", responses={**RESPONSES})
@@ -255,10 +255,14 @@ def list_submissions(
 @router.get("/submissions/{number}", tags=["submissions"], summary="One submission")
 def get_submission(number: str, service: ServiceHere, holder: Submitter) -> SubmissionAnswer:
     found = service.store.get(number, access.owner_of(holder))
+    if found.state in ENDED or not service.catalogue.has_looked:
+        # Who is told that a search has ended, and left this, does not ask again.
+        service.catalogue.wait_until_fresh()
     return SubmissionAnswer(submission=found, studies=_studies_of(service, found))
 
 
 def _studies_of(service: Service, submission: Submission) -> list[str]:
+    """Names of the studies of a submission that are known."""
     return list(service.catalogue.below(service.home.job(submission.number) / "results"))
 
 
@@ -348,6 +352,8 @@ async def watch_submission(
     """As the events of a study, from before there is one."""
     look = partial(_watched, service, number, access.owner_of(holder))
     await to_thread.run_sync(look)
+    if not service.catalogue.has_looked:
+        await to_thread.run_sync(service.catalogue.wait_until_fresh)
     log = service.home.job(number) / "search.log"
     view = view_of(service, holder, f"submission {number}", look)
     return watching(service, holder, stream(service, view, log, last_event_id))

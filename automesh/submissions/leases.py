@@ -118,7 +118,8 @@ class Leases:
     """The leases of a service.
 
     Attributes:
-      is_foreign: whether a study of this name belongs to something else than the submission.
+      is_foreign: whether a study of this name belongs to something else than the submission; raises
+        UsageError while that cannot be told.
     """
 
     home: Home
@@ -283,6 +284,7 @@ class Leases:
           Lapsed: as `beat`.
           Replayed: a newer one has come before.
           BadBundle: it holds what no state may; nothing is kept.
+          UsageError: it cannot be told now whose its studies are; nothing is kept.
           OSError: it cannot be written.
         """
         with self.database.read() as connection:

@@ -14,7 +14,7 @@ from typing import Any
 Message = dict[str, Any]
 
 _LENGTH = struct.Struct(">I")
-_LONGEST_BYTES = 64 * 2**20  # Far above any message: a longer length can only be garbage.
+LONGEST_BYTES = 64 * 2**20  # Far above any message: a longer length can only be garbage.
 _CHUNK_BYTES = 2**16
 # Bound before any user code runs, which may replace `json.dumps` or `os.write`.
 _encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
@@ -48,7 +48,7 @@ class Decoder:
         messages: list[Message] = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > _LONGEST_BYTES:
+            if length > LONGEST_BYTES:
                 raise WireError(f"a message of {length} bytes")
             end = _LENGTH.size + length
             if len(self._buffer) < end:

@@ -12,7 +12,8 @@ import pytest
 
 from automesh.errors import UsageError
 from automesh.remote import credentials
-from automesh.remote.client import open_server
+from automesh.remote import submit as submits
+from automesh.remote.client import Answer, Server, open_server
 from automesh.remote.credentials import forget_server, leave_word, token_for
 from automesh.serve import events
 from tests.support.cases import bad_inputs_run
@@ -106,6 +107,27 @@ def test_a_rule_is_taken_home(running: Running, project: Path, command: str) -> 
     assert (rule["match"], rule["knobs"]) == ("gpu-h100-16", {"remat": "full"})
     as_json = automesh(running, project, f"{command} --json")
     assert json.loads(as_json.stdout)["best"]["plan"] == "fsdp:4,tp:4 remat=full"
+
+
+def test_a_study_that_the_service_has_not_read_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of the service: it is no study without a rule."""
+    rule = 'schema = 1\naxes = ["dp"]\n\n[[rule]]\nmatch = "cpu-2"\nici = { dp = 2 }\n'
+    said = [
+        {"study": {"state": "unread", "target": ""}, "rule": "", "missing": "not read yet"},
+        {"study": {"state": "ended", "target": "cpu-2"}, "rule": rule, "missing": ""},
+    ]
+
+    def ask(*_: object) -> Answer:
+        return Answer(status=200, headers={}, body=json.dumps(said.pop(0)).encode())
+
+    monkeypatch.setattr(Server, "ask", ask)
+    monkeypatch.setattr(submits, "_PAUSE_S", 0.0)
+    server = Server(url="http://127.0.0.1:1", token="x", is_local=True)
+    path = tmp_path / "mesh_rules.toml"
+    assert submits.take_rules(server, ["train-cpu-2"], path) == ["cpu-2"]
+    assert tomllib.loads(path.read_text())["rule"][0]["ici"] == {"dp": 2}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import sqlite3
 import tarfile
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from automesh import limits
+from automesh.serve import catalogue as catalogues
 from automesh.serve.limiter import Limiter
 from automesh.submissions import leases as leases_module
 from automesh.submissions.database import Database
@@ -440,6 +442,39 @@ def test_what_may_be_in_no_state(running: Running, files: dict[str, bytes]) -> N
     assert reply.status == 422, reply.text
     job = running.service.home.job(number)
     assert not job.exists() or list(job.iterdir()) == []
+    say(running, f"{path}/end", code=1)
+
+
+def test_a_name_is_nobodys_only_after_somebody_has_looked(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart, for a second or two, no study is known: an agent could take any name."""
+    number, path = leased(running)
+    catalogue = running.service.catalogue
+
+    def send(name: str, sequence: int) -> Reply:
+        tar = tar_of({f"results/{name}/study.db": b"x"})
+        target = f"{path}/state?sequence={sequence}"
+        return running.ask("PUT", target, token="agent", body=tar)
+
+    with monkeypatch.context() as begun:
+        begun.setattr(catalogues, "LATE_S", 0.05)
+        begun.setattr(catalogue, "_is_kept_fresh", True)
+        begun.setattr(catalogue, "_looked_s", -math.inf)
+        begun.setattr(catalogue, "_known", {})
+        for name in ("train-gpu-h100-16-0123abcd", "mine-of-a-start"):
+            reply = send(name, 1)
+            assert (reply.status, reply.headers.get("retry-after")) == (503, "5"), reply.text
+    job = running.service.home.job(number)
+    assert not job.exists() or list(job.iterdir()) == []
+    assert send("train-gpu-h100-16-0123abcd", 2).status == 422
+    assert send("mine-of-a-start", 3).status == 204
+    running.service.catalogue.refresh()
+    # What is known to be its own needs no look.
+    monkeypatch.setattr(catalogues, "LATE_S", 0.05)
+    monkeypatch.setattr(catalogue, "_is_kept_fresh", True)
+    monkeypatch.setattr(catalogue, "_looked_s", -math.inf)
+    assert send("mine-of-a-start", 4).status == 204
     say(running, f"{path}/end", code=1)
 
 

@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from automesh.errors import UsageError
 from automesh.jsonio import read_json, to_text
 from automesh.serve.reading.summary import KnownStudy, StudySummary
-from automesh.worker.wire import Decoder, WireError, encode
+from automesh.units import format_bytes
+from automesh.worker.wire import LONGEST_BYTES, Decoder, WireError, encode
 
 Message = dict[str, Any]
 _CHUNK_BYTES = 2**18
@@ -22,6 +24,10 @@ _CHUNK_BYTES = 2**18
 
 class LaneEnded(Exception):
     """The other side is gone."""
+
+
+class TooLong(UsageError):
+    """A message that the other side would not take, and take for the end of the conversation."""
 
 
 class Lane:
@@ -36,12 +42,14 @@ class Lane:
         """Sends a message whole.
 
         Raises:
+          TooLong: nothing of it was sent.
           LaneEnded: the other side is gone.
           TimeoutError: it has not taken the message within `limit_s`.
         """
+        data = packed(message)
         self._socket.settimeout(limit_s)
         try:
-            self._socket.sendall(encode(message))
+            self._socket.sendall(data)
         except TimeoutError:
             raise
         except OSError as error:
@@ -73,6 +81,22 @@ class Lane:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def packed(message: Message) -> bytes:
+    """A message as it is sent.
+
+    Raises:
+      TooLong: it is longer than what the other side takes.
+    """
+    data = encode(message)
+    if len(data) > LONGEST_BYTES:
+        raise TooLong(
+            f"what is to be told has {format_bytes(len(data))}, more than the "
+            f"{format_bytes(LONGEST_BYTES)} that can be",
+            hint="a study that is so large is read by `automesh show` alone",
+        )
+    return data
 
 
 def unread(name: str, *, folder: Path, storage: str, changed_s: float) -> KnownStudy:

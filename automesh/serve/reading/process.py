@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from automesh.errors import AutomeshError
-from automesh.serve.reading.messages import Lane, LaneEnded, Message
+from automesh.serve.reading.messages import Lane, LaneEnded, Message, TooLong
 from automesh.serve.reading.questions import answer_of
 from automesh.serve.reading.scan import Scan, Seen
 
@@ -67,12 +67,11 @@ def _hold(leash: socket.socket) -> None:
 def _look_all(lane: Lane) -> None:
     """Looks at the studies as often as the server asks for it."""
     first = lane.receive()
+    seen: dict[str, Seen] = {}
+    while part := lane.receive()["known"]:
+        seen |= {name: _seen(said) for name, said in part.items()}
     lane.send({"begun": os.getpid()})
-    scan = Scan(
-        first["storage"],
-        pause_s=first["pause_s"],
-        seen={name: _seen(said) for name, said in first["known"].items()},
-    )
+    scan = Scan(first["storage"], pause_s=first["pause_s"], seen=seen)
     while True:
         asked = lane.receive()
         roots = [Path(one) for one in asked["roots"]]
@@ -86,7 +85,12 @@ def _look_all(lane: Lane) -> None:
 
 
 def _seen(said: dict[str, Any]) -> Seen:
-    return Seen(stamp=said["stamp"], is_running=said["is_running"])
+    return Seen(
+        stamp=said["stamp"],
+        is_running=said["is_running"],
+        # When it was tried is not known here: it is tried at once.
+        is_unreadable=said["is_unreadable"],
+    )
 
 
 def _answer_all(lane: Lane) -> None:
@@ -98,7 +102,10 @@ def _answer_all(lane: Lane) -> None:
                 said: Message = {"text": answer_of(asked)}
             except Exception as error:  # noqa: BLE001  The server says so to who has asked.
                 said = _refusal(error)
-            lane.send(said)
+            try:
+                lane.send(said)
+            except TooLong as error:
+                lane.send(_refusal(error))
 
 
 def _refusal(error: Exception) -> Message:

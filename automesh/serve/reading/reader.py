@@ -33,9 +33,11 @@ QUESTION_S = 120.0
 """For the answer to one question. As above."""
 BACK_S = 10.0
 """How long who asks waits for a process, or for a lane: it needs a second or two to start."""
+MOST_KNOWN = 1000
+"""Studies that a new process is told of in one message: what is sent at once has a bound."""
 _LAST_WORDS = frozenset(("is_behind", "refused", "failed"))
 _KILL_S = 10.0
-_MOST_WAITING = 8  # each of them keeps a thread of the server
+_SOON = "ask again in a few seconds"
 _LOG = logging.getLogger("automesh.serve")
 
 
@@ -43,10 +45,15 @@ class Away(UsageError):
     """Studies cannot be read now, but soon.
 
     Attributes:
-      is_meant: the server has ended the process that reads, for want of an answer to a question.
+      is_suspect: what was asked for may be why: in the middle of it the process that reads has
+        ended by itself, or has said nothing for too long.
     """
 
-    is_meant: bool = False
+    is_suspect: bool = False
+
+
+class Ended(Away):
+    """The process that reads has ended before it has answered."""
 
 
 class ReadingFailed(Exception):
@@ -55,13 +62,20 @@ class ReadingFailed(Exception):
 
 @dataclass(kw_only=True)
 class ReaderProcess:
-    """One process that reads studies, and the server's ends of its sockets."""
+    """One process that reads studies, and the server's ends of its sockets.
+
+    Attributes:
+      asking: questions that it has not answered; of one that has ended, those that it had not.
+      is_meant: it was ended by the server.
+    """
 
     process: subprocess.Popen[bytes]
     leash: socket.socket
     looks: Lane
     lanes: queue.LifoQueue[Lane]
+    asking: int = 0
     is_dropped: bool = False
+    is_meant: bool = False
 
     @property
     def is_alive(self) -> bool:
@@ -84,9 +98,6 @@ class Reader:
     _is_closed: bool = False
     _looking: threading.Lock = field(default_factory=threading.Lock)
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _waiting: threading.Semaphore = field(
-        default_factory=lambda: threading.Semaphore(_MOST_WAITING)
-    )
 
     @property
     def pid(self) -> int | None:
@@ -123,12 +134,14 @@ class Reader:
                     message = current.looks.receive(SILENT_S)
                     hear(message)
             except LaneEnded:
-                is_meant = current.is_dropped
                 away = self._drop(current)
-                away.is_meant = is_meant
+                # In the middle of a question, too, it may be that one's fault.
+                away.is_suspect = away.is_suspect and not current.asking
                 raise away from None
             except TimeoutError:
-                raise self._drop(current, f"it has said nothing for {SILENT_S:.0f} s") from None
+                away = self._drop(current, f"it has said nothing for {SILENT_S:.0f} s")
+                away.is_suspect = True
+                raise away from None
             except BaseException:  # What comes next of it would be taken for something else.
                 self._drop(current, "it was not listened to")
                 raise
@@ -137,28 +150,22 @@ class Reader:
     def ask(self, question: Message) -> str:
         """The text that answers a question; for any thread.
 
-        A process that is killed meanwhile is waited for, once.
-
         Raises:
+          Ended: the process has ended meanwhile; another one may answer.
           Away: there is no process that could answer, or it does not.
           UsageError: the study cannot be read, or has not what is asked for.
           ReadingFailed: nobody has thought of why.
         """
-        if not self._waiting.acquire(blocking=False):
-            raise Away("too many questions about studies are asked at once", hint="ask again soon")
+        current = self._wait_for_process()
         try:
-            current = self._wait_for_process()
-            try:
-                return self._ask(current, question)
-            except LaneEnded:
-                self._drop(current)
-            current = self._wait_for_process()
-            try:
-                return self._ask(current, question)
-            except LaneEnded:
-                raise self._drop(current) from None
-        finally:
-            self._waiting.release()
+            lane = self._free_lane(current)
+        except LaneEnded:
+            away = self._drop(current)
+            away.is_suspect = False  # Nothing was asked yet.
+            raise away from None
+        message = self._ask(current, lane, question)
+        _check(message)
+        return str(message["text"])
 
     def close(self) -> None:
         """Ends the process."""
@@ -171,25 +178,35 @@ class Reader:
         with self._looking:  # It hears at once that the process is gone.
             self._forget_looks()
 
-    def _ask(self, current: ReaderProcess, question: Message) -> str:
-        lane = self._free_lane(current)
+    def _ask(self, current: ReaderProcess, lane: Lane, question: Message) -> Message:
+        with self._changed:
+            current.asking += 1
         try:
             lane.send(question, QUESTION_S)
             message = lane.receive(QUESTION_S)
         except TimeoutError:
             lane.close()
             # Its thread there may wait for a lock for ever, and nobody else can end that.
-            raise self._drop(current, f"it has not answered for {QUESTION_S:.0f} s") from None
+            reason = f"it has not answered for {QUESTION_S:.0f} s"
+            self._drop(current, reason)
+            away = _away(reason)  # Not `Ended`: who has waited for so long does not wait once more.
+            away.is_suspect = True
+            raise away from None
+        except LaneEnded:
+            lane.close()
+            raise self._drop(current) from None
         except BaseException:
             lane.close()
+            with self._changed:
+                current.asking -= 1
             raise
         with self._changed:
+            current.asking -= 1
             if current.is_dropped:
                 lane.close()
             else:
                 current.lanes.put(lane)
-        _check(message)
-        return str(message["text"])
+        return message
 
     def _free_lane(self, current: ReaderProcess) -> Lane:
         end_s = time.monotonic() + BACK_S
@@ -255,13 +272,20 @@ class Reader:
         if is_closed:
             raise self._drop(current, "the server ends")
         try:
-            first = {"storage": self.storage, "pause_s": self.pause_s, "known": dict(known)}
-            current.looks.send(first, START_S)
+            current.looks.send({"storage": self.storage, "pause_s": self.pause_s}, START_S)
+            names = list(known)
+            for begin in range(0, len(names), MOST_KNOWN):
+                part = {name: known[name] for name in names[begin : begin + MOST_KNOWN]}
+                current.looks.send({"known": part}, START_S)
+            current.looks.send({"known": {}}, START_S)
             current.looks.receive(START_S)
         except LaneEnded:
             raise self._drop(current) from None
         except TimeoutError:
             raise self._drop(current, f"it has not begun for {START_S:.0f} s") from None
+        except BaseException:  # Nobody would know of it any more.
+            self._drop(current, "it was not told what is known")
+            raise
         with self._changed:  # Not before: it answers no question while it begins.
             self._starting = None
             self._current = None if current.is_dropped else current
@@ -274,8 +298,9 @@ class Reader:
             self._looks_of.looks.close()
             self._looks_of = None
 
-    def _drop(self, current: ReaderProcess, reason: str = "") -> Away:
-        """Kills a process, unless another thread has; returns what is to be raised.
+    def _drop(self, current: ReaderProcess, reason: str = "") -> Ended:
+        """Kills a process, unless another thread has; returns what is to be raised: suspect is who
+        was at work when it ended by itself.
 
         Args:
           reason: why; empty if it has ended by itself.
@@ -283,6 +308,8 @@ class Reader:
         with self._changed:
             is_mine = not current.is_dropped
             current.is_dropped = True
+            if is_mine:
+                current.is_meant = bool(reason) or self._is_closed
             self._current = None if self._current is current else self._current
             self._starting = None if self._starting is current else self._starting
         current.process.kill()
@@ -298,7 +325,9 @@ class Reader:
             with contextlib.suppress(queue.Empty):
                 while True:
                     current.lanes.get_nowait().close()
-        return _away(reason)
+        ended = Ended(_text(reason), hint=_SOON)
+        ended.is_suspect = not current.is_meant
+        return ended
 
 
 def _check(message: Message) -> None:
@@ -310,7 +339,8 @@ def _check(message: Message) -> None:
 
 
 def _away(reason: str) -> Away:
-    return Away(
-        f"studies cannot be read just now, as the process that does it is replaced: {reason}",
-        hint="ask again in a few seconds",
-    )
+    return Away(_text(reason), hint=_SOON)
+
+
+def _text(reason: str) -> str:
+    return f"studies cannot be read just now, as the process that does it is replaced: {reason}"

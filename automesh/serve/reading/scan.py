@@ -19,7 +19,14 @@ from automesh.errors import AutomeshError, NoFeasibleMesh
 from automesh.report import words
 from automesh.report.files.rule import rule_of, rule_text
 from automesh.report.result import SearchResult
-from automesh.serve.reading.messages import Message, from_message, known_of, to_message, unread
+from automesh.serve.reading.messages import (
+    Message,
+    from_message,
+    known_of,
+    packed,
+    to_message,
+    unread,
+)
 from automesh.serve.reading.summary import KnownStudy, State, StudySummary
 from automesh.skipped import reason_of
 from automesh.texts.terminal import clean
@@ -37,6 +44,8 @@ SLOW_S = 10.0
 AGAIN_S = 300.0
 """Before a study that could not be read is read again, although it has not changed."""
 _MOST_OPEN = 16
+_MOST_NEW = 1000
+"""Studies that were found, in one message."""
 _KEPT_OPEN = ("server",)
 """Kinds of storages: a row of SQLite may get the number of one that was deleted, and who had read
 that would take it for the same."""
@@ -112,8 +121,9 @@ class Scan:
           without: names of studies that are not to be read.
 
         Yields:
-          Messages: which are new or gone; of each that is read its name before, and what it says;
-          at the end, whether some are left to be read.
+          Messages: which are new, in one or more, and in the last of them which are gone; of each
+          that is read its name before, and what it says; at the end, whether some are left to be
+          read.
 
         Raises:
           UsageError: the storage cannot be used.
@@ -126,7 +136,11 @@ class Scan:
             del self._seen[name]
             self._open.pop(name, None)
         self._seen |= dict.fromkeys(new, Seen())
-        yield {"new": [to_message(_unread(name, there[name])) for name in new], "gone": gone}
+        said = [to_message(_unread(name, there[name])) for name in new]
+        while len(said) > _MOST_NEW:  # What is sent at once has a bound.
+            yield {"new": said[:_MOST_NEW]}
+            del said[:_MOST_NEW]
+        yield {"new": said, "gone": gone}
         stale = [
             name
             for name, one in self._seen.items()
@@ -195,7 +209,9 @@ class Scan:
             summary = summary_of(name, result, is_running=is_running)
             rule, missing = rule_or_reason(result)
             known = _known(replace(summary, changed_s=found.changed_s), found, rule, missing)
-            from_message(to_message(known), self._storage)  # as the server will
+            message = to_message(known)
+            packed({"study": message})  # It must not end the conversation about all others.
+            from_message(message, self._storage)  # as the server will
         except Exception as error:  # noqa: BLE001  One study that somebody broke hides no others.
             reason = reason_of(error)
             summary = StudySummary(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from automesh.serve.reading import messages, process
 from automesh.serve.reading.messages import (
     Lane,
     LaneEnded,
+    TooLong,
     from_message,
     known_of,
     to_message,
@@ -58,6 +61,35 @@ def test_an_end_in_the_middle_is_an_end(ends: Ends, last: bytes) -> None:
 def test_who_takes_nothing_is_not_waited_for(ends: Ends) -> None:
     with pytest.raises(TimeoutError):
         ends[0].send({"what": "x" * 10**7}, 0.01)
+
+
+def test_what_is_too_long_is_refused_and_the_conversation_goes_on(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other side takes a longer one for garbage, and hangs up."""
+    monkeypatch.setattr(messages, "LONGEST_BYTES", 100)
+    lane, other = ends
+    with pytest.raises(TooLong, match="more than the 100 B"):
+        lane.send({"text": "x" * 100})
+    lane.send({"text": "x"})
+    assert Decoder().feed(other.recv(4096)) == [{"text": "x"}]
+
+
+def test_an_answer_that_is_too_long_is_a_refusal(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "answer_of", lambda asked: "x" * asked["width"])  # pyright: ignore
+    monkeypatch.setattr(messages, "LONGEST_BYTES", 500)
+    lane, other = ends
+    thread = threading.Thread(target=process._answer_all, args=(Lane(other),))  # pyright: ignore
+    thread.start()
+    for width, has_text in ((10, True), (1000, False), (20, True)):
+        lane.send({"width": width}, 10.0)
+        said = lane.receive(60.0)
+        assert ("text" in said, "refused" in said) == (has_text, not has_text)
+    other.shutdown(socket.SHUT_RDWR)
+    thread.join(60.0)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("name", ["train-cpu-2", "\udc80 no text", "<b>"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from automesh.errors import UsageError
 from automesh.serve import catalogue as catalogues
 from automesh.serve.catalogue import Catalogue
 from automesh.serve.reading import reader as readers
-from automesh.serve.reading.reader import Away
+from automesh.serve.reading.messages import Lane, Message
+from automesh.serve.reading.reader import Away, ReaderProcess
 from tests.support.paths import ROOT
 from tests.support.service import make_measured
 
@@ -71,10 +75,11 @@ def states(catalogue: Catalogue) -> list[str]:
 
 
 def test_a_reader_that_is_killed_is_replaced_and_nothing_is_read_twice(
-    catalogue: Catalogue, results: Path
+    catalogue: Catalogue, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refresh(catalogue)
     before, pid = catalogue.known(), pid_of(catalogue)
+    monkeypatch.setattr(readers, "MOST_KNOWN", 2)  # It is told of them in parts.
     os.kill(pid, signal.SIGKILL)
     make_measured(results / NAMES[0], step_s=0.125)
     refresh(catalogue)
@@ -218,6 +223,115 @@ def test_a_question_without_an_answer_ends_the_reader(
     monkeypatch.undo()
     refresh(catalogue)
     assert "fsdp" in catalogue.table(catalogue.known()[NAMES[0]], width=100, top=3)
+
+
+class LateLane(Lane):
+    """Waits for an answer until the test says that it was long enough."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self.is_late = threading.Event()
+
+    def receive(self, limit_s: float | None = None) -> Message:
+        del limit_s
+        while not self.is_late.is_set():
+            with suppress(TimeoutError):
+                return super().receive(0.01)
+        raise TimeoutError
+
+
+class FakeProcess:
+    """A process of which the test is the other side."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        pairs = [socket.socketpair() for _ in range(3)]
+        (leash, _), (looks, self.looks), (lane, self.lane) = pairs
+        self._others = [other for _, other in pairs]
+        self.looks_here, self.lane_here = LateLane(looks), LateLane(lane)
+        lanes: queue.LifoQueue[Lane] = queue.LifoQueue()
+        lanes.put(self.lane_here)
+        self.current = ReaderProcess(
+            process=self,  # pyright: ignore[reportArgumentType]
+            leash=leash,
+            looks=self.looks_here,
+            lanes=lanes,
+        )
+
+    def poll(self) -> int | None:
+        return None if all(one.fileno() >= 0 for one in self._others) else -9
+
+    def kill(self) -> None:
+        for one in self._others:
+            one.close()
+
+    def wait(self, limit_s: float) -> int:
+        del limit_s
+        return -9
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtWork:
+    """A reader in the middle of a look, and of a question if there is one."""
+
+    reader: readers.Reader
+    process: FakeProcess
+    threads: list[threading.Thread]
+    errors: dict[str, Away]
+
+    def end(self) -> dict[str, bool]:
+        """Who may be to blame."""
+        for one in self.threads:
+            one.join(WAIT_S)
+        self.process.current.looks.close()
+        return {what: error.is_suspect for what, error in self.errors.items()}
+
+
+def at_work(*, is_asked: bool) -> AtWork:
+    process = FakeProcess()
+    reader = readers.Reader(storage="", pause_s=0.0)
+    reader._current = process.current  # pyright: ignore[reportPrivateUsage]
+    errors: dict[str, Away] = {}
+
+    def run(what: str, ask: Callable[[], object]) -> None:
+        try:
+            ask()
+        except Away as error:
+            errors[what] = error
+
+    asks: dict[str, Callable[[], object]] = {
+        "look": lambda: reader.look({"most": 1}, dict, lambda _: None)
+    }
+    if is_asked:
+        asks["question"] = lambda: reader.ask({"what": "table"})
+    threads = [threading.Thread(target=run, args=one) for one in asks.items()]
+    for one in threads:
+        one.start()
+    assert process.looks.recv(100)
+    if is_asked:
+        assert process.lane.recv(100)
+    return AtWork(reader=reader, process=process, threads=threads, errors=errors)
+
+
+def test_who_is_asked_about_is_to_blame_before_who_is_looked_at() -> None:
+    one = at_work(is_asked=True)
+    one.process.kill()
+    assert one.end() == {"look": False, "question": True}
+    assert isinstance(one.errors["question"], readers.Ended)
+    alone = at_work(is_asked=False)
+    alone.process.kill()
+    assert alone.end() == {"look": True}
+
+
+def test_only_who_is_waited_for_in_vain_is_to_blame() -> None:
+    one = at_work(is_asked=True)
+    one.process.lane_here.is_late.set()
+    assert one.end() == {"look": False, "question": True}
+    assert "has not answered" in str(one.errors["question"])
+    one = at_work(is_asked=True)
+    one.process.looks_here.is_late.set()
+    assert one.end() == {"look": True, "question": False}
 
 
 def test_errors_of_a_study_come_over_as_they_are(catalogue: Catalogue, results: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Generator, Iterator
@@ -14,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from automesh.outcomes import Failed
-from automesh.serve.reading import scan
+from automesh.serve.catalogue import Catalogue
+from automesh.serve.reading import messages, process, scan
 from automesh.serve.reading.messages import Message
 from automesh.serve.reading.scan import Scan, Seen
 from automesh.tuner.study import lease
@@ -233,3 +235,54 @@ def test_what_cannot_be_read_now_is_tried_again(
     monkeypatch.setattr(scan, "AGAIN_S", 0.0)
     (said,) = looked(one, tmp_path).values()
     assert '"ended"' in said["text"]
+
+
+def test_what_could_not_be_read_is_tried_again_by_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that it knows is what the server tells it."""
+    name = "train-gpu-h100-16-1"
+    make_measured(tmp_path / name)
+    with closing(Catalogue(lambda: [tmp_path])) as catalogue:
+        with monkeypatch.context() as broken:
+            broken.setattr(scan, "assemble", lambda *_: 1 / 0)
+            for message in Scan("", pause_s=0, seen={}).look([tmp_path], most=20):
+                catalogue._hear(message)  # pyright: ignore[reportPrivateUsage]
+        assert catalogue.known()[name].summary.state == "unreadable"
+        told = json.loads(json.dumps(catalogue._told()))  # pyright: ignore[reportPrivateUsage]
+    seen = {name: process._seen(said) for name, said in told.items()}  # pyright: ignore
+    (said,) = looked(Scan("", pause_s=0, seen=seen), tmp_path).values()
+    assert '"ended"' in said["text"]
+
+
+def test_what_is_found_comes_in_parts_and_counts_when_all_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "_MOST_NEW", 2)
+    names = [f"train-gpu-h100-16-{number}" for number in range(5)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study.db").touch()
+    said = list(Scan("", pause_s=0, seen={}).look([tmp_path], most=0))
+    assert [len(one.get("new", ())) for one in said] == [2, 2, 1, 0]
+    assert ["gone" in one for one in said] == [False, False, True, False]
+    with closing(Catalogue(lambda: [tmp_path])) as catalogue:
+        catalogue.keep_fresh()
+        for message, has_looked in zip(said[:3], (False, False, True), strict=True):
+            catalogue._hear(message)  # pyright: ignore[reportPrivateUsage]
+            assert catalogue.has_looked == has_looked
+        assert sorted(catalogue.known()) == names
+
+
+def test_a_study_that_is_too_long_to_be_told_is_unreadable_and_hides_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train-gpu-h100-16-1", "train-gpu-h100-16-2"):
+        make_measured(tmp_path / name)
+    lengths = iter((200, 10))
+    monkeypatch.setattr(messages, "encode", lambda _: bytes(next(lengths)))
+    monkeypatch.setattr(messages, "LONGEST_BYTES", 100)
+    one, other = looked(Scan("", pause_s=0, seen={}), tmp_path).values()
+    assert '"unreadable"' in one["text"]
+    assert "more than the 100 B" in one["missing"]
+    assert '"ended"' in other["text"]

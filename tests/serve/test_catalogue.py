@@ -1,0 +1,124 @@
+"""What a server knows of its studies, from what the process that reads them says: without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from automesh.serve import catalogue as catalogues
+from automesh.serve.catalogue import Catalogue
+from automesh.serve.reading import reader, scan
+from automesh.serve.reading.messages import Message, known_of, to_message
+from automesh.serve.reading.reader import Away
+from automesh.serve.reading.summary import KnownStudy, State, StudySummary
+
+NAME = "train-gpu-h100-16-1"
+RULE = "schema = 1\n"
+
+
+@pytest.fixture
+def catalogue() -> Iterator[Catalogue]:
+    with closing(Catalogue(list)) as found:
+        yield found
+
+
+def study(state: State, *, name: str = NAME, rule: str = "", stamp: str = "1") -> KnownStudy:
+    target = "" if state == "unreadable" else "gpu-h100-16"
+    problem = "its database is away" if state == "unreadable" else ""
+    summary = StudySummary(
+        name=name, state=state, target=target, has_rule=bool(rule), problem=problem
+    )
+    missing = "" if rule else problem or "there is none"
+    folder = Path("results") / name
+    return known_of(summary, folder=folder, storage="", rule=rule, missing=missing, stamp=stamp)
+
+
+def hear(catalogue: Catalogue, *messages: Message) -> None:
+    for message in messages:
+        catalogue._hear(message)  # pyright: ignore[reportPrivateUsage]
+
+
+def read(catalogue: Catalogue, one: KnownStudy) -> KnownStudy:
+    """A study after it was read."""
+    hear(catalogue, {"begun": one.summary.name}, {"study": to_message(one)})
+    return catalogue.known()[one.summary.name]
+
+
+def check_rule_of_unreadable(found: KnownStudy) -> None:
+    assert (found.summary.state, found.rule, found.missing) == ("unreadable", RULE, "")
+    assert (found.summary.target, found.summary.has_rule) == ("gpu-h100-16", True)
+    assert '"has_rule": true' in found.text
+    assert found.summary.problem
+
+
+def test_a_study_that_cannot_be_read_any_more_keeps_its_rule(catalogue: Catalogue) -> None:
+    assert read(catalogue, study("ended", rule=RULE)).rule == RULE
+    for stamp in ("2", "3"):
+        found = read(catalogue, study("unreadable", stamp=stamp))
+        check_rule_of_unreadable(found)
+        assert found.stamp == stamp
+    assert read(catalogue, study("stopped")).rule == ""  # It was read, and has none.
+    assert read(catalogue, study("unreadable")).missing == "its database is away"
+
+
+def test_a_study_that_ends_its_reader_keeps_its_rule(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read(catalogue, study("ended", rule=RULE))
+
+    def look(_: Message, known: object, hear: object) -> None:
+        del known
+        assert callable(hear)
+        hear({"new": [], "gone": []})
+        hear({"begun": NAME})
+        away = Away("it has ended")
+        away.is_suspect = True
+        raise away
+
+    monkeypatch.setattr(catalogue._reader, "look", look)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(catalogues, "_ATTEMPTS", 2)
+    with pytest.raises(Away):
+        catalogue.refresh()
+    check_rule_of_unreadable(catalogue.known()[NAME])
+    # Who asks for its figures ends no reader either.
+    monkeypatch.setattr(catalogue._reader, "ask", lambda _: 1 / 0)  # pyright: ignore
+    with pytest.raises(Away, match="twice in a row"):
+        catalogue.result(catalogue.known()[NAME])
+
+
+def test_a_study_that_takes_long_to_be_read_hides_no_others(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(catalogues, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(catalogues, "LATE_S", 0.0)
+    catalogue.keep_fresh()
+    assert (catalogue.is_fresh, catalogue.has_looked) == (False, False)
+    fresh: list[bool] = []
+
+    def look(_: Message, known: object, hear: Callable[[Message], None]) -> None:
+        nonlocal now_s
+        del known
+        hear({"new": [to_message(study("unread", stamp=""))], "gone": []})
+        hear({"begun": NAME})
+        now_s += scan.LOOK_S + reader.SILENT_S
+        fresh.append(catalogue.is_fresh)
+        now_s += catalogues.READING_S
+        fresh.append(catalogue.is_fresh)
+        now_s -= catalogues.READING_S
+        hear({"study": to_message(study("ended"))})
+        hear({"is_behind": True})
+
+    monkeypatch.setattr(catalogue._reader, "look", look)  # pyright: ignore[reportPrivateUsage]
+    assert catalogue.refresh()
+    assert fresh == [True, False]
+    assert not catalogue.is_fresh  # Nobody has looked which there are since: now it is due.
+    now_s -= scan.LOOK_S + reader.SILENT_S
+    catalogue.wait_until_fresh()
+    now_s += catalogues.STALE_S
+    with pytest.raises(Away, match="too old"):
+        catalogue.wait_until_fresh()
