@@ -68,6 +68,8 @@ class Event:
     number: str
 
 
+BUSY = (429, 503)
+"""What a service answers who is to ask again later."""
 _IS_IT = "is an `automesh serve` at this address?"
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.jsonio import dumps
 from automesh.mesh.rules.file import merge_rule, parse_rules
-from automesh.remote.client import RefusedRequest, Server, Unreachable
+from automesh.remote.client import BUSY, RefusedRequest, Server, Unreachable
 from automesh.submissions.bundle import pack
 from automesh.submissions.order import Order, checked
 from automesh.texts.terminal import clean, clean_lines
@@ -132,7 +132,7 @@ def _patiently(ask: Callable[[], Any]) -> Any:
                 raise
             time.sleep(_PAUSE_S)
         except RefusedRequest as error:
-            if error.status not in (429, 503) or time.monotonic() > end_s:
+            if error.status not in BUSY or time.monotonic() > end_s:
                 raise
             time.sleep(_PAUSE_S)
 
@@ -160,7 +160,7 @@ def follow(server: Server, number: str, say: Callable[[str], None]) -> dict[str,
         except Unreachable:
             time.sleep(_PAUSE_S)
         except RefusedRequest as error:
-            if error.status not in (429, 503):
+            if error.status not in BUSY:
                 raise
             time.sleep(_PAUSE_S)
         found = _patiently(lambda: server.ask("GET", path)).json()
