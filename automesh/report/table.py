@@ -64,9 +64,15 @@ def render(
     knobs = varying_knobs(result.candidates)
     parts: list[RenderableType] = [Text(glued(_title(result)))]
     if shown:
-        columns = ranking_columns(shown, knobs, tokens_per_step=result.tokens_per_step, width=width)
+        in_rows = varying_knobs(shown) if len(shown) > 1 else knobs
+        columns = ranking_columns(
+            shown, in_rows, tokens_per_step=result.tokens_per_step, width=width
+        )
         parts += [Text(), _ranking(shown, columns, width)]
         notes = _marks(shown, columns, made_up=result.made_up)
+        in_all = tuple(name for name in knobs if name not in in_rows)
+        if cells := knob_cells(shown[0].plan, in_all):
+            notes.append(("", f"{clean(' '.join(cells))} in every row"))
         if len(own) > len(shown):
             notes.append(
                 ("", f"and {words.count(len(own) - len(shown), 'more plan')} behind these")
