@@ -280,6 +280,14 @@ def read_tunix(text: str, on: On) -> Read:
     )
 
 
+def _policy_name(policy: object) -> str:
+    """What jax calls a policy of its own; those of jax 0.10.2 do not know their names."""
+    import jax
+
+    policies = vars(jax.checkpoint_policies)
+    return max(name for name, one in policies.items() if one is policy)
+
+
 def read_axlearn(text: str, on: On) -> Read:
     """AXLearn 34aed43c of July 2026, whose package index has only one of 2024: a stand-in for three
     of its modules records what the text asks for."""
@@ -289,10 +297,11 @@ def read_axlearn(text: str, on: On) -> Read:
     shape = kinds["MeshShapeModifier"]["mesh_shape"]
     pairs = zip(shape.ici_mesh_shape, shape.dcn_mesh_shape, strict=True)
     policies = kinds.get("RematSpecModifier", {}).get("remat_policies", {})
+    spec: Any
     (spec,) = policies.values() or ["nothing"]
     return Read(
         sizes=filled(dict(zip(module["mesh_axis_names"], pairs, strict=True)), on),
-        remat=spec if spec in (None, "nothing") else spec["policy"].__name__,
+        remat=spec if spec in (None, "nothing") else _policy_name(spec["policy"]),
         accumulation=kinds.get("GradientAccumulationModifier", {}).get("grad_acc_steps", 0),
     )
 
