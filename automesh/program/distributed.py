@@ -21,6 +21,8 @@ from automesh.program.notes import note
 _JOIN_S = 100
 _HEARTBEAT_S = 100
 _SOCKET = "jax_cross_host_transfer_socket_address"
+_TRANSPORTS = "jax_cross_host_transport_addresses"
+_NUM_TRANSPORTS = 4  # As jax has by itself, of which each carries a part of an array.
 
 
 def join(coordinator: str, *, rank: int, count: int, host: str = "") -> None:
@@ -37,6 +39,10 @@ def join(coordinator: str, *, rank: int, count: int, host: str = "") -> None:
     if host and jax.config.values.get("jax_platforms") == "cpu":
         # Before jax makes its devices, of whatever plans these are for. Other devices have wires.
         jax.config.update(_SOCKET, _free_address(host))
+        # Those of jax are at 0.0.0.0, and each tells its sender so: for another host that is the
+        # sender itself.
+        own = f"[{host}]:0" if ":" in host else f"{host}:0"
+        jax.config.update(_TRANSPORTS, ",".join([own] * _NUM_TRANSPORTS))
     distributed: Any = jax.distributed
     distributed.initialize(
         coordinator_address=coordinator,

@@ -123,6 +123,19 @@ CASES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What lies between the two agents.
+
+    Attributes:
+      gbit: that it carries in each direction, 10^9 bit/s; None for what TCP inside a machine does.
+      listen: what a search listens at, for agents that are there already; empty if it starts them.
+    """
+
+    gbit: float | None = None
+    listen: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """What is known of one plan.
 
@@ -164,7 +177,7 @@ class Table:
                 table.rows = {str(row.plan): row for row in rows if not row.failure}
                 table.alone = {plan: tuple(losses) for plan, losses in kept["alone"].items()}
             else:
-                say(f"{path} is of another script, space or version: starting anew")
+                say(f"{path} is of another script, space, version or network: starting anew")
         return table
 
     def put(self, row: Row) -> None:
@@ -192,7 +205,9 @@ class _Said(Progress):
 # Measuring.
 
 
-def sweep(case: Case, folder: Path, *, rounds: int, meshes: Sequence[str] = ()) -> Table:
+def sweep(
+    case: Case, folder: Path, network: Network, *, rounds: int, meshes: Sequence[str] = ()
+) -> Table:
     """Measures what the record does not hold yet.
 
     Args:
@@ -205,6 +220,8 @@ def sweep(case: Case, folder: Path, *, rounds: int, meshes: Sequence[str] = ()) 
     space = place / "space.toml"
     space.write_text(case.space, encoding="utf-8")
     options = api.SearchOptions(space=space, results=place, timeout=f"{_TIMEOUT_S:.0f}s")
+    if network.listen:
+        options.update(hosts=2, listen=network.listen)
     request = api.read_request(str(EXAMPLES / case.script), options, targets=[TARGET])
     target = parse_target(TARGET, os.environ)
     with workers_of(request, target, _Said()) as start_gang:
@@ -212,7 +229,7 @@ def sweep(case: Case, folder: Path, *, rounds: int, meshes: Sequence[str] = ()) 
             request, target, read_space(str(space)), _Said(), start_worker=start_gang
         ) as session:
             preparation = session.preparation
-        table = Table.open(folder / f"{case.name}.json", _header(case, preparation))
+        table = Table.open(folder / f"{case.name}.json", _header(case, preparation, network))
         legal = preparation.enumeration.legal
         plans = [plan for plan in legal if not meshes or plan.mesh in meshes]
         say(f"{case.name}: {len(plans)} of {len(legal)} plans, {len(table.rows)} are known")
@@ -230,7 +247,7 @@ def sweep(case: Case, folder: Path, *, rounds: int, meshes: Sequence[str] = ()) 
     return replace(table, rows={name: row for name, row in table.rows.items() if name in wanted})
 
 
-def _header(case: Case, preparation: Preparation) -> dict[str, Any]:
+def _header(case: Case, preparation: Preparation, network: Network) -> dict[str, Any]:
     return {
         "schema": _SCHEMA,
         "script": case.script,
@@ -238,6 +255,7 @@ def _header(case: Case, preparation: Preparation) -> dict[str, Any]:
         "source_hash": preparation.source_hash,
         "versions": [list(pair) for pair in preparation.inspection.versions],
         "rules": asdict(RULES),
+        "network_gbit": network.gbit,
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +17,11 @@ from automesh.space.legal import find_legal
 from automesh.space.settings import StepFacts
 from automesh.space.spec import read_space
 from automesh.tuner.measure.schedule import Calibration
+from benchmarks.dcn_sweep.command import main
 from benchmarks.dcn_sweep.figures import over_dcn, prices, summary
+from benchmarks.dcn_sweep.hosts import why_not
 from benchmarks.dcn_sweep.sweep import CASES, Case, Row, Table, alone_of
+from benchmarks.support.paths import ROOT
 
 LOSSES = (5.5, 5.25, 5.0)
 FACTS = (
@@ -24,6 +29,7 @@ FACTS = (
     ("num_layers", 2),
 )
 DENSE, MOE, PIPELINE = CASES
+WHY_NO_HOSTS = why_not()
 
 
 def plans_of(case: Case, folder: Path) -> tuple[Plan, ...]:
@@ -141,3 +147,38 @@ def test_a_record_is_gone_on_with_and_failures_are_tried_again(tmp_path: Path) -
     assert list(kept.rows.values()) == [*GOOD[:2]]
     assert kept.alone == table.alone
     assert Table.open(table.path, {"schema": 2}).rows == {}
+
+
+def test_a_network_that_cannot_be_limited_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit):
+        main(["--network-gbit", "1"])
+    assert "not installed: unshare, nsenter, ip, tc" in capsys.readouterr().err
+
+
+def test_records_of_another_network_are_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "dense_lm.json"
+    Table(path=path, header={"network_gbit": None}, rows={str(GOOD[0].plan): GOOD[0]}).save()
+    assert Table.open(path, {"network_gbit": None}).rows
+    assert not Table.open(path, {"network_gbit": 1.0}).rows
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(WHY_NO_HOSTS != "", reason=WHY_NO_HOSTS)
+def test_two_hosts_with_a_link_between_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.dcn_sweep", "--network-gbit", "1"]
+    command += ["--case", "dense_lm", "pipeline", "--mesh", "dcn.dp:2,dp:4", "dcn.pp:2,dp:4"]
+    command += ["--rounds", "1"]
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["network_gbit"] == 1.0
+    assert found["dense_lm"]["losses_equal"] == found["dense_lm"]["plans"] == 1
+    # Stages send to the other host, not to their own.
+    assert found["pipeline"]["losses_equal"] == found["pipeline"]["plans"] == 1
+    served = [log.read_text() for log in (tmp_path / "1gbit" / "hosts").glob("agent-*.log")]
+    assert sorted(text.split()[1] for text in served) == ["host-a", "host-b"]

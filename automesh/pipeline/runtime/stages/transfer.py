@@ -19,6 +19,7 @@ from automesh.errors import UsageError
 from automesh.pipeline.runtime.split.arguments import Struct, bytes_per_device, is_same_layout
 
 _SOCKET = "jax_cross_host_transfer_socket_address"
+_TRANSPORTS = "jax_cross_host_transport_addresses"
 
 
 class ArrayTransfers:
@@ -219,5 +220,6 @@ def _check_sockets(device: Any) -> None:
         raise UsageError(
             f"stages on different processes of {device.platform} send through sockets, and {got}",
             hint=f'before jax.distributed.initialize: jax.config.update("{_SOCKET}", "HOST:PORT") '
-            "with this process' own host, and a port of its own for each process",
+            "with this process' own host, and a port of its own for each process; on several hosts "
+            f'{_TRANSPORTS} as well, as "HOST:0,HOST:0,HOST:0,HOST:0"',
         )
