@@ -83,7 +83,7 @@ def test_a_gang_runs_is_lost_comes_back_and_goes(ray_address: str, tmp_path: Pat
     assert living() == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @needs_ray
 def test_a_search_ends_with_a_measured_rule_and_goes_on(ray_address: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(SCRIPTS / "gang", tmp_path / "work"))
