@@ -138,6 +138,7 @@ class Programs:
         enter: Callable[[str], None],
         *,
         exact: bool = False,
+        largest: Mapping[str, int] | None = None,
     ) -> Located:
         """The program at `sizes`, with notes of how its numbers depend on the axes.
 
@@ -146,6 +147,8 @@ class Programs:
           probes: other sizes of the same axes; without any, nothing is claimed about other sizes.
           enter: told what comes next: build, lower.
           exact: lower at `sizes` in any case.
+          largest: size of each axis up to which the program is wanted; of others, and without it,
+            as many devices as there are.
 
         Raises:
           Exception: whatever the user's code raises at `sizes`.
@@ -173,7 +176,7 @@ class Programs:
         if self.lowered == 1:
             self._double_any(lowering, tuple(sizes), enter)
         if self.varies:
-            return self._fitted(lowering, tuple(sizes), others, enter)
+            return self._fitted(lowering, tuple(sizes), others, enter, largest or {})
         # Nothing but this one could be lowered: nothing is known about other sizes.
         alone = frozenset(sizes) if self.lowered == 1 else frozenset[str]()
         return Located(
@@ -241,8 +244,15 @@ class Programs:
         active: Sequence[str],
         others: Mapping[Sizes, Lowering | None],
         enter: Callable[[str], None],
+        largest: Mapping[str, int],
     ) -> Located:
-        fit, rigid = self._fit(lowering, active, enter)
+        kind = lowering.signature
+        alike = [one for one in others.values() if one is not None and one.signature == kind]
+        fit, rigid = self._fit(lowering, active, enter, largest if alike else None)
+        if not all(_explains(fit, one) for one in alike):
+            for known in (self._fits, self._rigid, self._reaches):
+                known.pop(kind)
+            fit, rigid = self._fit(lowering, active, enter, None)
         fixed = {axis for axis in active if axis in rigid}
         if not _explains(fit, lowering):
             fit = Fit(base=lowering.sample)
@@ -258,7 +268,8 @@ class Programs:
             self._compared[lowering.signature] = self._compared.get(lowering.signature, 0) + 1
             note_fit(other.module, fit, fixed.add)
             agreeing.append(Located(module=other.module, sizes=other.sizes))
-        limits = self._limits(lowering, fit, [axis for axis in active if axis not in fixed], enter)
+        varied = [axis for axis in active if axis not in fixed]
+        limits = self._limits(lowering, fit, varied, enter, largest)
         note_fit(lowering.module, fit, fixed.add)
         return Located(
             module=lowering.module,
@@ -270,32 +281,55 @@ class Programs:
         )
 
     def _fit(
-        self, lowering: Lowering, active: Sequence[str], enter: Callable[[str], None]
+        self,
+        lowering: Lowering,
+        active: Sequence[str],
+        enter: Callable[[str], None],
+        largest: Mapping[str, int] | None,
     ) -> tuple[Fit, set[str]]:
-        """The fit of this kind of program, and the axes at whose other sizes it is of another."""
+        """The fit of this kind of program, and the axes at whose other sizes it is of another.
+
+        What one axis does is learnt from two sizes of it, and a third one is looked at. Where a
+        probe in between is that third one, the axis is learnt from its largest size, which need not
+        be tried then. Elsewhere, or where that size is refused, it is learnt from the double, and
+        `_limits` tries the largest.
+
+        Args:
+          largest: see `at`; None if there is no probe of this kind of program.
+        """
         fit = self._fits.setdefault(lowering.signature, Fit(base=lowering.sample))
         rigid = self._rigid.setdefault(lowering.signature, set())
+        reach = self._reaches.setdefault(lowering.signature, _Reach())
+        base = fit.base.sizes
         for axis in active:
             if fit.knows(axis) or axis in rigid:
                 continue
-            sizes = {**fit.base.sizes, axis: fit.base.sizes[axis] * 2}
-            sample = self._try(sizes, enter)
-            if sample is None or sample.signature != lowering.signature:
-                rigid.add(axis)
+            double = 2 * base[axis]
+            most = double if largest is None else max(double, _top(base, axis, largest))
+            for size in dict.fromkeys((most, double)):
+                sample = self._try({**base, axis: size}, enter)
+                if sample is not None and sample.signature == lowering.signature:
+                    fit.learn(axis, sample.sample)
+                    reach.held[axis] = size
+                    break
             else:
-                fit.learn(axis, sample.sample)
+                rigid.add(axis)
         return fit, rigid
 
     def _limits(
-        self, lowering: Lowering, fit: Fit, active: Sequence[str], enter: Callable[[str], None]
+        self,
+        lowering: Lowering,
+        fit: Fit,
+        active: Sequence[str],
+        enter: Callable[[str], None],
+        largest: Mapping[str, int],
     ) -> tuple[tuple[str, int], ...]:
-        """Tries each axis at the largest size that the devices allow: a program may have a `min` of
-        something and a size in it, which shows only there."""
+        """Tries each axis at the largest size that is wanted and that the devices allow: a program
+        may have a `min` of something and a size in it, which shows only there."""
         reach = self._reaches.setdefault(lowering.signature, _Reach())
-        room = len(jax.devices()) // math.prod(lowering.sizes.values())
         for axis in active:
             known = max(reach.held.get(axis, 0), 2 * fit.base.sizes[axis])
-            size = lowering.sizes[axis] * 2 ** (max(1, room).bit_length() - 1)
+            size = _top(lowering.sizes, axis, largest)
             while size > known and axis not in reach.limited:
                 if size < reach.refused.get(axis, size + 1):
                     other = self._try({**lowering.sizes, axis: size}, enter)
@@ -321,6 +355,14 @@ class Programs:
                 break
             size //= 2
         return size
+
+
+def _top(sizes: Mapping[str, int], axis: str, largest: Mapping[str, int]) -> int:
+    """The largest size of an axis that is wanted and for which there are devices, at these sizes of
+    the others."""
+    room = len(jax.devices()) // math.prod(sizes.values())
+    most = sizes[axis] * 2 ** (max(1, room).bit_length() - 1)
+    return min(most, largest.get(axis, most))
 
 
 def text_of(module: Any) -> str:

@@ -32,6 +32,7 @@ def propagate(
     sizes: Sizes,
     probes: Sequence[Sizes],
     exact: bool = False,
+    largest: Sizes = (),
     enter: Callable[[str], None],
     with_results: bool = False,
 ) -> Propagation:
@@ -42,6 +43,8 @@ def propagate(
       sizes: of the active axes; all others are 1.
       probes: other sizes of the same axes at which the terms must hold too.
       exact: lower the step at `sizes`, rather than derive its program from others.
+      largest: of each axis, the largest size at which the terms are wanted; without any, as many
+        devices as there are.
       enter: told what comes next: build, lower, propagate.
       with_results: say how large each result is.
 
@@ -50,7 +53,7 @@ def propagate(
       Exception: whatever the user's code raises at `sizes`.
     """
     lowering_before_s = programs.lower_s
-    located = programs.at(dict(sizes), probes, enter, exact=exact)
+    located = programs.at(dict(sizes), probes, enter, exact=exact, largest=dict(largest))
     begun = perf_counter()
     enter(STAGE)
     graph = _graph(located)

@@ -184,6 +184,8 @@ class PropagateJob:
       platform: whose compiler's rewrites are applied: cpu, gpu, tpu, or `none`.
       seen: programs that an inspection has lowered, see `Inspection.seen`.
       exact: True if the step must be lowered at `sizes`, not derived from other lowerings.
+      largest: of each axis, the largest size at which the terms are wanted; empty: as many devices
+        as there are.
     """
 
     step: StepRef
@@ -195,6 +197,7 @@ class PropagateJob:
     mapping: LogicalAxes = ()
     seen: tuple[tuple[str, int], ...] = ()
     exact: bool = False
+    largest: tuple[tuple[str, int], ...] = ()
     kind: Literal["propagate"] = "propagate"
 
 

@@ -55,6 +55,7 @@ class Need:
       members: rows of the group's batch that it serves.
       exact: True if the step must be lowered at `sizes`, however alike its programs were elsewhere:
         some array does not divide evenly there, which jax may refuse.
+      largest: of each axis, the largest size that occurs.
     """
 
     call: Call
@@ -64,6 +65,7 @@ class Need:
     spare: Sizes
     members: tuple[int, ...]
     exact: bool = False
+    largest: Sizes = ()
 
 
 def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
@@ -115,6 +117,7 @@ def own_needs(need: Need, batch: Batch, members: Sequence[int]) -> list[Need]:
             spare=sizes,
             members=tuple(rows),
             exact=True,
+            largest=sizes,
         )
         for sizes, rows in shared.items()
     ]
@@ -177,6 +180,7 @@ def _need(
         probes=tuple(probes),
         spare=_named(active, spare),
         members=tuple(members.tolist()),
+        largest=_named(active, distinct.max(axis=0) if len(columns) else base),
     )
 
 

@@ -60,6 +60,7 @@ class PropagatedStep:
             mapping=need.call[0],
             seen=self.seen,
             exact=need.exact,
+            largest=need.largest if sizes == need.sizes else (),
         )
 
 

@@ -54,7 +54,12 @@ class Propagations:
         stages = self._stages(job, ranks, enter) if ranks > 1 else None
         if stages is None:
             return propagate(
-                self.programs, sizes=job.sizes, probes=job.probes, exact=job.exact, enter=enter
+                self.programs,
+                sizes=job.sizes,
+                probes=job.probes,
+                exact=job.exact,
+                largest=job.largest,
+                enter=enter,
             )
         return propagate_pipeline(
             stages, sizes=job.sizes, probes=job.probes, exact=job.exact, enter=enter

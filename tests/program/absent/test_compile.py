@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import os
 import re
 import subprocess
@@ -22,6 +24,7 @@ from automesh.errors import UsageError
 from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.targets import parse_target
+from automesh.hlo import store
 from automesh.hlo.read import read_module
 from automesh.hlo.schedule.nouns import Block, Branch, Loop, Start, Transfer
 from automesh.hlo.schedule.read import read_schedule
@@ -32,7 +35,7 @@ from automesh.outcomes import Failed, OutOfMemory
 from automesh.platforms import platform_named
 from automesh.program.absent import client
 from automesh.program.absent.fake_devices import fake_devices
-from automesh.program.lower.compiled import count_serialized, serialized
+from automesh.program.lower.compiled import count_serialized, read_memory, serialized
 from automesh.program.lower.compiler_options import known
 from automesh.program.lower.lowering import lower
 from automesh.program.nouns import Attachment, CompileAnswer, StepRef
@@ -649,3 +652,10 @@ def test_programs_that_former_versions_have_stored_are_found() -> None:
         "num_hosts=1, topology='v5e:2x4', torus=(2, 4), wraps=(False, False), devices_per_chip=1, "
         "chip_config='default', host=(2, 4, 1), gpu='', memory_bytes=0)"
     )
+
+
+def test_what_is_kept_of_memory_was_read_as_it_is_read_now() -> None:
+    """A program in the store has its memory as `read_memory` gave it: where that is changed, a new
+    `_FORMAT` lets nothing be found that was read in the former way."""
+    read = hashlib.sha256(inspect.getsource(read_memory).encode()).hexdigest()
+    assert (store._FORMAT, read[:16]) == (2, "21f88142bf1d4a07")  # pyright: ignore[reportPrivateUsage]
