@@ -47,6 +47,7 @@ from automesh.worker.place import Place
 from automesh.worker.wire import Message
 
 _MOST_AGENTS = 1024
+_HUNG_UP = "it hung up before it had said who it is"
 _MOST_TOLD = 20  # Refusals: who scans ports may knock without end.
 _PORT_S = 10.0  # For an agent to say which port is free on its host: milliseconds as a rule.
 _COME_BACK_S = 100.0  # For agents that are started again: below the limit of a worker's start.
@@ -122,6 +123,27 @@ class _Process:
                 self._kept.append(message)
             else:
                 self._agent.outbox.put(message)
+
+
+class _Handshake:
+    """What came of a connection's beginning; whoever knows it first says so, and nobody else.
+
+    Args:
+      tell: is called with words for the user, from any thread.
+    """
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+        self._unsettled = threading.Lock()
+
+    def settle(self, text: str = "") -> None:
+        """Ends it.
+
+        Args:
+          text: why it failed; empty if that is nothing for the user.
+        """
+        if self._unsettled.acquire(blocking=False) and text:
+            self._tell(text)
 
 
 class Fleet:
@@ -514,13 +536,19 @@ class Fleet:
         timer.start()
         peer = clean(str(context.peer())).removeprefix("ipv4:")
         mine, theirs = new_nonce(), ""
+        handshake = _Handshake(lambda text: self._closing.is_set() or self._refuse(text))
+        # Who hangs up between two answers is seen by nobody else: gRPC asks for no further one.
+        context.add_callback(
+            lambda: handshake.settle(f"a connection from {peer} was refused: {_HUNG_UP}")
+        )
         try:
             hello = wire.plain(next(requests, b""))
             if why := told_by(hello):
-                self._refuse(f"a connection from {peer} was given up: {why}")
+                handshake.settle(f"a connection from {peer} was given up: {why}")
                 return
             theirs = str(hello.get("hello", ""))
             if not theirs or self._closing.is_set():
+                handshake.settle()
                 yield _refusal("it speaks another protocol")
                 return
             yield dumps(
@@ -530,22 +558,24 @@ class Fleet:
             if is_proof(answer.get("asks"), proof(self._token, "guest", theirs, mine)):
                 own = Seal(self._token, "search", theirs, mine)
                 hosts = to_json(self.status(), tuple[HostStatus, ...])
+                handshake.settle()
                 yield from own.close({"hosts": hosts, "wanted": self.hosts})
                 return
             if not is_proof(answer.get("proof"), proof(self._token, "agent", theirs, mine)):
-                self._refuse(f"an agent at {peer} was refused: it has another token")
+                handshake.settle(f"an agent at {peer} was refused: it has another token")
                 yield _refusal("it has another token")
                 return
             seal = Seal(self._token, "agent", theirs, mine)
             facts = _facts(seal, answer)
         except Exception as error:  # noqa: BLE001 - what a stranger sends may be anything
-            if not self._closing.is_set():
-                why = clean(str(error)) or "it hung up before it had said who it is"
-                self._refuse(f"a connection from {peer} was refused: {why}")
+            handshake.settle(
+                f"a connection from {peer} was refused: {clean(str(error)) or _HUNG_UP}"
+            )
             yield _refusal("its first message cannot be read")
             return
         finally:
             timer.cancel()
+        handshake.settle()
         agent = self._admit(facts, context.cancel)
         if isinstance(agent, str):
             self._refuse(f"the agent on {facts.name} was refused: {agent}")

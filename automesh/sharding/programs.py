@@ -248,11 +248,11 @@ class Programs:
     ) -> Located:
         kind = lowering.signature
         alike = [one for one in others.values() if one is not None and one.signature == kind]
-        fit, rigid = self._fit(lowering, active, enter, largest if alike else None)
+        fit, rigid = self._fit(lowering, active, enter, largest, alike)
         if not all(_explains(fit, one) for one in alike):
             for known in (self._fits, self._rigid, self._reaches):
                 known.pop(kind)
-            fit, rigid = self._fit(lowering, active, enter, None)
+            fit, rigid = self._fit(lowering, active, enter, largest, ())
         fixed = {axis for axis in active if axis in rigid}
         if not _explains(fit, lowering):
             fit = Fit(base=lowering.sample)
@@ -285,7 +285,8 @@ class Programs:
         lowering: Lowering,
         active: Sequence[str],
         enter: Callable[[str], None],
-        largest: Mapping[str, int] | None,
+        largest: Mapping[str, int],
+        probes: Sequence[Lowering],
     ) -> tuple[Fit, set[str]]:
         """The fit of this kind of program, and the axes at whose other sizes it is of another.
 
@@ -295,7 +296,8 @@ class Programs:
         `_limits` tries the largest.
 
         Args:
-          largest: see `at`; None if there is no probe of this kind of program.
+          largest: see `at`.
+          probes: lowerings of this kind of program that the fit is compared with.
         """
         fit = self._fits.setdefault(lowering.signature, Fit(base=lowering.sample))
         rigid = self._rigid.setdefault(lowering.signature, set())
@@ -305,8 +307,9 @@ class Programs:
             if fit.knows(axis) or axis in rigid:
                 continue
             double = 2 * base[axis]
-            most = double if largest is None else max(double, _top(base, axis, largest))
-            for size in dict.fromkeys((most, double)):
+            most = _top(base, axis, largest)
+            is_between = any(base[axis] < one.sizes[axis] < most for one in probes)
+            for size in (most, double) if is_between and most > double else (double,):
                 sample = self._try({**base, axis: size}, enter)
                 if sample is not None and sample.signature == lowering.signature:
                     fit.learn(axis, sample.sample)

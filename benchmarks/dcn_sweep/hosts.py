@@ -23,6 +23,14 @@ _ADDRESSES = {"head": "10.9.0.1", "host-a": "10.9.0.2", "host-b": "10.9.0.3"}
 _HOSTS = ("host-a", "host-b")
 _PORT = 8600
 _READY_S = 10.0
+# A token bucket; what would wait for longer than the latency is dropped, and sent again.
+_BUCKET = "tbf rate {mbit}mbit burst 256kb latency 200ms"
+# All that `two_hosts` has to be allowed.
+_TRIAL = (
+    "mount --bind /dev/null /etc/hosts && hostname head && ip link add net type bridge && "
+    "ip link add one type veth peer name other && "
+    f"tc qdisc add dev one root {_BUCKET.format(mbit=1000)}"
+)
 
 
 def is_inside() -> bool:
@@ -35,9 +43,11 @@ def why_not() -> str:
     missing = [name for name in _TOOLS if shutil.which(name) is None]
     if missing:
         return f"commands are not installed: {', '.join(missing)}"
-    tried = subprocess.run([*_OUTSIDE, "true"], capture_output=True, text=True, check=False)
+    tried = subprocess.run(
+        [*_OUTSIDE, "sh", "-c", _TRIAL], capture_output=True, text=True, check=False
+    )
     if tried.returncode:
-        return f"this user may not make namespaces: {tried.stderr.strip()}"
+        return f"this user may not make networks: {tried.stderr.strip()}"
     return ""
 
 
@@ -104,9 +114,8 @@ def _host(name: str, gbit: float) -> Generator[list[str]]:
         _do(*enter, "ip", "link", "set", "lo", "up")
         _do(*enter, "ip", "address", "add", f"{_ADDRESSES[name]}/24", "dev", "eth0")
         _do(*enter, "ip", "link", "set", "eth0", "up")
-        # A token bucket; what would wait for longer than the latency is dropped, and sent again.
-        bucket = f"tbf rate {round(gbit * 1000)}mbit burst 256kb latency 200ms".split()
-        _do(*enter, "tc", "qdisc", "add", "dev", "eth0", "root", *bucket)
+        bucket = _BUCKET.format(mbit=round(gbit * 1000))
+        _do(*enter, "tc", "qdisc", "add", "dev", "eth0", "root", *bucket.split())
         yield enter
 
 
