@@ -250,9 +250,8 @@ def test_a_budget_that_is_too_small_says_how_many_were_not_tried(place: Place) -
     small = place.search("--remat {remat}", space="space.toml", budget="2s", baseline="tp:8")
     assert "plans were tried" in small.found.stop_reason
     assert 0 < small.found.funnel.waiting < 12
-    assert not small.found.verifications  # The budget holds; what is known stays.
     assert "not reached" in small.table(width=200)
-    before = place.runs()
+    before = place.runs()  # What is known stays.
     after = place.search("--remat {remat}", space="space.toml", budget="5m", baseline="tp:8")
     assert after.found.stop_reason.startswith("every plan was tried")
     assert not after.found.funnel.waiting
