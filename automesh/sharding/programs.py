@@ -122,6 +122,8 @@ class Programs:
     _fits: dict[str, Fit] = field(default_factory=dict[str, Fit])
     _rigid: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     _compared: dict[str, int] = field(default_factory=dict[str, int])
+    # Kinds of programs whose largest sizes told something that a probe in between contradicts.
+    _doubled: set[str] = field(default_factory=set[str])
     _reaches: dict[str, _Reach] = field(default_factory=dict[str, "_Reach"])
 
     @property
@@ -249,7 +251,8 @@ class Programs:
         kind = lowering.signature
         alike = [one for one in others.values() if one is not None and one.signature == kind]
         fit, rigid = self._fit(lowering, active, enter, largest, alike)
-        if not all(_explains(fit, one) for one in alike):
+        if kind not in self._doubled and not all(_explains(fit, one) for one in alike):
+            self._doubled.add(kind)
             for known in (self._fits, self._rigid, self._reaches):
                 known.pop(kind)
             fit, rigid = self._fit(lowering, active, enter, largest, ())
@@ -309,7 +312,8 @@ class Programs:
             double = 2 * base[axis]
             most = _top(base, axis, largest)
             is_between = any(base[axis] < one.sizes[axis] < most for one in probes)
-            for size in (most, double) if is_between and most > double else (double,):
+            is_far = is_between and most > double and lowering.signature not in self._doubled
+            for size in (most, double) if is_far else (double,):
                 sample = self._try({**base, axis: size}, enter)
                 if sample is not None and sample.signature == lowering.signature:
                     fit.learn(axis, sample.sample)

@@ -139,8 +139,11 @@ def main(arguments: list[str]) -> int:
         found, faults = run(given, folder, Network())
     else:
         folder /= f"{network_gbit:g}gbit"
-        with two_hosts(network_gbit, folder / "hosts") as listen:
-            found, faults = run(given, folder, Network(gbit=network_gbit, listen=listen))
+        try:
+            with two_hosts(network_gbit, folder / "hosts") as listen:
+                found, faults = run(given, folder, Network(gbit=network_gbit, listen=listen))
+        except AutomeshError as error:
+            parser.error(f"--network-gbit: {error}")
     for text in faults:
         say(f"FAULT: {text}")
     seconds = round(time.monotonic() - began_s, 1)

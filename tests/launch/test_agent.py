@@ -10,11 +10,13 @@ from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
 
 from automesh.errors import UsageError
+from automesh.jsonio import dumps
 from automesh.launch import agent as agent_module
 from automesh.launch import fleet as fleet_module
 from automesh.launch import wire
@@ -258,6 +260,25 @@ def test_who_hangs_up_is_told_of(make_fleet: MakeFleet, notices: list[str]) -> N
         ask(fleet.address, new_token())
     said = heard(fleet, notices).partition(" was refused: ")[2]
     assert said in ("it has another token", "it hung up before it had said who it is")
+
+
+def test_who_hangs_up_between_two_answers_is_told_of(
+    make_fleet: MakeFleet, notices: list[str]
+) -> None:
+    fleet: Any = make_fleet()
+    ended: list[Any] = []
+    context = mock.Mock(peer=lambda: "ipv4:10.0.0.9:40000", add_callback=ended.append)
+    hello = dumps({"hello": "nonce"}).encode()
+    answers = fleet._serve(iter([hello]), context)
+    assert b"proof" in next(answers)
+    for callback in ended:  # gRPC now drops the answers, without asking for another one.
+        callback()
+    answers.close()
+    with pytest.raises(UsageError):
+        fleet.wait(0.0)
+    assert notices == [
+        "a connection from 10.0.0.9:40000 was refused: it hung up before it had said who it is"
+    ]
 
 
 def test_a_stranger_cannot_fill_the_memory(make_fleet: MakeFleet) -> None:

@@ -439,6 +439,68 @@ def test_a_minimum_of_a_size_limits_the_terms():
     assert flops(answer.terms, {"dp": 4}) == 2 * 256 / 4 * 32 * 64
 
 
+def chunked(built):
+    """A step whose program depends on the size of `dp`, the more so beyond 4; `built` takes the
+    sizes that it is built at."""
+
+    def build(mesh):
+        built.append(mesh.shape["dp"])
+
+        def body(x):
+            chunk = min(64, x.shape[0])
+            pieces = x.reshape(-1, chunk, 32)
+            return jax.lax.map(lambda piece: piece @ piece.T, pieces)
+
+        def step(x):
+            return manual(body, mesh, P("dp"), P("dp"))(x)
+
+        return step, (array((256, 32)),)
+
+    return Programs(build=lambda axes: build_on(build, axes), axis_names=AXES, platform="cpu")
+
+
+def sized(programs, size, probe, largest):
+    given = [(("dp", one),) for one in (size, probe, largest)]
+    return propagate(
+        programs, sizes=given[0], probes=given[1:2], largest=given[2], enter=lambda _: None
+    )
+
+
+def test_sizes_that_nobody_wants_are_not_tried():
+    wanted, unwanted = [], []
+    answer = sized(chunked(wanted), 2, 4, 4)
+    assert max(wanted) == 4 and answer.terms.limits == ()
+    assert sized(chunked(unwanted), 2, 4, 8).terms.limits == (("dp", 4),)
+    assert 8 in unwanted
+
+
+def test_an_axis_is_learnt_from_its_largest_size_where_a_probe_agrees():
+    built = []
+
+    def build(mesh):
+        built.append(mesh.shape["dp"])
+
+        def step(x):
+            return manual(lambda part: part @ part.T, mesh, P("dp"), P("dp"))(x)
+
+        return step, (array((256, 32)),)
+
+    programs = Programs(build=lambda axes: build_on(build, axes), axis_names=AXES, platform="cpu")
+    answer = sized(programs, 2, 4, 8)
+    assert built == [2, 4, 8]
+    assert answer.terms.fixed == () and answer.terms.limits == ()
+    assert flops(answer.terms, {"dp": 8}) == 2 * (256 / 8) ** 2 * 32
+
+
+def test_what_a_probe_contradicts_is_learnt_again_once():
+    built = []
+    programs = chunked(built)
+    assert sized(programs, 2, 8, 8).terms.fixed == ("dp",)
+    before = len(built)
+    assert sized(programs, 2, 8, 8).terms.fixed == ("dp",)
+    assert len(built) - before <= 2
+
+
 def test_a_dimension_that_does_not_divide_is_counted_with_its_padding():
     def build(mesh):
         def step(x, w):
