@@ -293,7 +293,11 @@ def test_the_display_is_gone_when_the_search_fails(terminal: tuple[object, objec
         progress.phase("compile", total=2)
         raise KeyboardInterrupt
     assert close().rstrip("\n").endswith("\x1b[?25h")
-    assert "_RefreshThread" not in {type(thread).__name__ for thread in threading.enumerate()}
+    # rich tells its threads to end and does not wait for them.
+    drawing = [each for each in threading.enumerate() if type(each).__name__ == "_RefreshThread"]
+    for thread in drawing:
+        thread.join(timeout=30)
+    assert not [thread for thread in drawing if thread.is_alive()]
 
 
 def test_a_pipe_and_a_dumb_terminal_get_plain_lines(
