@@ -9,8 +9,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from automesh.errors import UsageError
 from automesh.hardware import Target
 from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.hardware.fabric.discover import fabric_of
 from automesh.launch.cluster import lent_workers, workers_of
 from automesh.program.nouns import Attachment
 from automesh.report.estimates import ESTIMATES
@@ -152,16 +154,27 @@ def _limit_bytes(target: Target, found: Attachment) -> int:
 
 def _scope_of(request: SearchRequest, target: Target, preparation: Preparation) -> Scope:
     """What the search may take over from a study, and try."""
-    workers, absent, aim = count_workers(target, request.workers), target.absent, preparation.aim
-    speeds = absent and find_speeds(
-        absent.fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ
-    )
+    workers = count_workers(target, request.workers)
     return Scope(
         plans=frozenset(preparation.plans),
         timeout_s=request.timeout_s,
         worker_bytes=request.memory_limit_bytes or memory_share_bytes(workers),
-        speeds=speeds.origin if speeds is not None else "",
+        speeds=_replay_speeds(target, preparation),
     )
+
+
+def _replay_speeds(target: Target, preparation: Preparation) -> str:
+    """With which speeds schedules are replayed, in words; empty where none are."""
+    try:
+        fabric = fabric_of(target, preparation.inspection.devices)
+    except UsageError:  # The estimates say why.
+        return ""
+    if fabric.kind == "shared":
+        return ""
+    aim = preparation.aim
+    return find_speeds(
+        fabric, platform=aim.platform, device_kind=aim.device_kind, environ=os.environ
+    ).origin
 
 
 def read_result(study: Path | None, *, results: Path, storage: str) -> SearchResult:

@@ -98,8 +98,8 @@ class CompileJob:
     Attributes:
       cache_dir: where jax keeps executables for devices that are here.
       effort: how hard the compiler shall try.
-      store_dir: where the scheduled program for devices that are not here is kept, and looked for
-        before it is compiled; empty: nowhere.
+      store_dir: where the scheduled program is kept, and that for devices that are not here looked
+        for before it is compiled; empty: nowhere.
     """
 
     step: StepRef

@@ -21,6 +21,7 @@ class Worker:
 
     def __init__(self, entry, cache_dir, names=DEFAULT_AXES):
         self.entry, self.names, self.cache_dir = entry, tuple(names), str(cache_dir)
+        self.store_dir = ""
         self.events = []
         self.go = True
         self._inspection = None
@@ -33,7 +34,10 @@ class Worker:
 
     def compile(self, mesh, knobs=(), options=()):
         return jobs.handle(
-            CompileJob(plan=self.plan(mesh, knobs, options), **self._common()), self._emit
+            CompileJob(
+                plan=self.plan(mesh, knobs, options), store_dir=self.store_dir, **self._common()
+            ),
+            self._emit,
         )
 
     def visit(

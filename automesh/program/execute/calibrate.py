@@ -1,8 +1,10 @@
 """Times single pieces of work with all devices busy at once (jax).
 
 A program does the work n times in a loop whose length is an argument; a sample is the difference
-between a long and an empty loop, so that what it costs to start a program drops out. On several
-processes all do the same: they agree on the lengths of the loops, and begin each one together.
+between a long and an empty loop, so that what it costs to start a program drops out. What a turn of
+a loop costs by itself is found with loops of one and of many tiny kernels, and taken off: on a GPU,
+whose host decides about every turn, that is more than most kernels take. On several processes all
+do the same: they agree on the lengths of the loops, and begin each one together.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ _GROUP = PROBE_AXES[1]
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 _ROW = 64  # columns of the matrices that `reduce` and `transpose` see
 _CHAIN = 16  # tiny kernels in one turn of the loop
+_LARGEST = 0.75
 _LINK = 16  # elements of a tiny kernel: longer ones are reduced in several steps
 
 State = tuple[Any, ...]
@@ -59,12 +62,14 @@ class Work:
       arrays: (shape, dtype) of what one device holds.
       step: of the state of one device, in `shard_map`; what it gives depends on all that it does.
       times: executions of the probe in one step.
+      least: of the values that the arrays begin with, the largest is `_LARGEST`.
       group_size, stride, granules: of the mesh, see `CollectiveProbe`.
     """
 
     arrays: tuple[tuple[tuple[int, ...], str], ...]
     step: Callable[[State], State]
     times: int = 1
+    least: float = 0.25
     group_size: int = 1
     stride: int = 1
     granules: int = 1
@@ -78,7 +83,7 @@ def work_of(probe: Probe) -> Work:
         case StreamProbe():
             return _stream(probe)
         case KernelProbe():
-            return _kernels()
+            return _kernels(_CHAIN)
         case CollectiveProbe():
             return _collective(probe)
 
@@ -96,7 +101,8 @@ def _matmul(probe: MatmulProbe) -> Work:
         product = lax.dot_general(x, y, (((2,), (1,)), ((0,), (0,))))
         return x, y, product
 
-    return Work(arrays=(left, right, result), step=step)
+    # Of both signs, and below 1, or the chain of single elements would grow without end.
+    return Work(arrays=(left, right, result), step=step, least=-_LARGEST)
 
 
 def _stream(probe: StreamProbe) -> Work:
@@ -104,31 +110,34 @@ def _stream(probe: StreamProbe) -> Work:
     array = ((rows, _ROW), "float32")
 
     def step(state: State) -> State:
-        (x,) = state
+        x, before = state
+        # One element of the last result, as above. A form that cannot be done in place would be
+        # copied back in every turn if it took all of it.
+        x = lax.dynamic_update_slice(x, before[:1, :1], (0, 0))
         match probe.form:
             case "copy":
-                return (x + 1e-3,)
+                return x, x + 1e-3
             case "map":
-                return (jax.nn.sigmoid(x),)
+                return x, jax.nn.sigmoid(x)
             case "reduce":
-                return (x / (jnp.sum(x, axis=-1, keepdims=True) + 1.0),)
+                return x, x / (jnp.sum(x, axis=-1, keepdims=True) + 1.0)
             case "transpose":
-                return (x.T.reshape(x.shape),)
+                return x, x.T.reshape(x.shape)
 
-    return Work(arrays=(array,), step=step)
+    return Work(arrays=(array, array), step=step)
 
 
-def _kernels() -> Work:
+def _kernels(chain: int) -> Work:
     array = ((_LINK,), "float32")
 
     def step(state: State) -> State:
         now, constant = state
-        for _ in range(_CHAIN):
+        for _ in range(chain):
             # Each sum is fused into the reduction after it, and no further: a kernel a link.
             now = constant + jnp.max(now)
         return now, constant
 
-    return Work(arrays=(array, array), step=step, times=_CHAIN)
+    return Work(arrays=(array, array), step=step, times=chain)
 
 
 def _collective(probe: CollectiveProbe) -> Work:
@@ -172,7 +181,7 @@ def _collective(probe: CollectiveProbe) -> Work:
 
 @dataclass(slots=True)
 class Trial:
-    """A probe that is compiled and warm, with its samples so far.
+    """Work that is compiled and warm, with its samples so far.
 
     Attributes:
       run: does so many turns of the loop, and gives the seconds that they took.
@@ -181,12 +190,18 @@ class Trial:
       full_s, empty_s: what samples took, and loops without a turn.
     """
 
-    probe: Probe
     run: Callable[[int], float]
     loops: int
     each: int
     full_s: list[float] = field(default_factory=list[float])
     empty_s: list[float] = field(default_factory=list[float])
+
+    @property
+    def turns_s(self) -> list[float]:
+        """Seconds of one turn, a figure of each sample."""
+        # Apart from each other: on a busy machine one slow empty loop would spoil its difference.
+        empty_s = statistics.median(self.empty_s)
+        return [(full - empty_s) / self.loops for full in self.full_s]
 
 
 def calibrate(
@@ -205,24 +220,28 @@ def calibrate(
         `len(probes) + rounds` parts are done.
       team: the processes that measure together.
     """
-    trials: list[Trial] = []
+    one, many = (_ready(_kernels(chain), sample_s, team) for chain in (1, _CHAIN))
+    trials: dict[Probe, Trial] = {}
     for probe in probes:
-        trials.append(ready(probe, sample_s, team))
+        known = many if isinstance(probe, KernelProbe) else None
+        trials[probe] = known or _ready(work_of(probe), sample_s, team)
         done(len(trials))
+    everything = [one, many, *(trial for trial in trials.values() if trial is not many)]
     order = random.Random(len(trials))
     for number in range(rounds):
-        order.shuffle(trials)
-        for trial in trials:
+        order.shuffle(everything)
+        for trial in everything:
             _sample(trial)
         done(len(probes) + number + 1)
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    by_probe = {trial.probe: trial for trial in trials}
-    return tuple(_point(by_probe[probe], made) for probe in probes)
+    single_s = statistics.median(one.turns_s)
+    kernel_s = max((statistics.median(many.turns_s) - single_s) / (_CHAIN - 1), 0.0)
+    turn_s = max(single_s - kernel_s, 0.0)
+    return tuple(_point(probe, trials[probe], turn_s, made) for probe in probes)
 
 
-def ready(probe: Probe, sample_s: float, team: Team) -> Trial:
-    """Compiles a probe's program, warms it up, and finds out how long its loop must be."""
-    work = work_of(probe)
+def _ready(work: Work, sample_s: float, team: Team) -> Trial:
+    """Compiles a program, warms it up, and finds out how long its loop must be."""
     run = compile_work(work, team)
     team.gather("probe")
     run(1)
@@ -235,7 +254,7 @@ def ready(probe: Probe, sample_s: float, team: Team) -> Trial:
         # A short loop says little about how long a long one takes: at most eight times longer.
         wanted = loops * sample_s / max(took_s, _LEAST_CALL_S)
         loops = min(int(max(2 * loops, min(8 * loops, wanted))), _MOST_LOOPS)
-    return Trial(probe=probe, run=run, loops=loops, each=work.times)
+    return Trial(run=run, loops=loops, each=work.times)
 
 
 def _sample(trial: Trial) -> None:
@@ -243,18 +262,19 @@ def _sample(trial: Trial) -> None:
     trial.full_s.append(trial.run(trial.loops))
 
 
-def _point(trial: Trial, made: str) -> Point:
-    # Apart from each other: on a busy machine one slow empty loop would spoil its difference.
-    empty_s = statistics.median(trial.empty_s)
-    samples_s = [(full - empty_s) / (trial.loops * trial.each) for full in trial.full_s]
+def _point(probe: Probe, trial: Trial, turn_s: float, made: str) -> Point:
+    """What one execution of a probe takes; 0 if that drowned in the noise.
+
+    Args:
+      turn_s: what a turn of a loop costs by itself.
+    """
+    samples_s = [(spent - turn_s) / trial.each for spent in trial.turns_s]
     middle = max(statistics.median(samples_s), 0.0)
     spread = 0.0
     if len(samples_s) > 1 and middle > 0:
         low, _, high = statistics.quantiles(samples_s, n=4, method="inclusive")
         spread = (high - low) / 2 / middle
-    return Point(
-        probe=trial.probe, seconds=middle, spread=spread, samples=len(samples_s), made=made
-    )
+    return Point(probe=probe, seconds=middle, spread=spread, samples=len(samples_s), made=made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +313,7 @@ def compile_work(work: Work, team: Team) -> Program:
     sharding = NamedSharding(mesh, shards)
     state = tuple(
         jax.jit(
-            lambda shape=shape, dtype=dtype: jnp.full((mesh.size, *shape), 0.5, dtype),
+            lambda shape=shape, dtype=dtype: _scattered((mesh.size, *shape), dtype, work.least),
             out_shardings=sharding,
         )()
         for shape, dtype in work.arrays
@@ -302,6 +322,19 @@ def compile_work(work: Work, team: Team) -> Program:
     turns = jax.ShapeDtypeStruct((), jnp.int32, sharding=count)
     compiled = jax.jit(spread_out).lower(turns, state).compile()
     return Program(compiled=compiled, state=state, count=count, team=team)
+
+
+def _scattered(shape: tuple[int, ...], dtype: str, least: float) -> Any:
+    """Values without a pattern, between `least` and `_LARGEST`; compiled in no time.
+
+    A chip whose multipliers see one number again and again draws less power, and is faster than it
+    is in training: a bf16 product of 8192 cubed on an H200 by 14 %.
+    """
+    count = math.prod(shape)
+    # Fibonacci hashing (Knuth, volume 3, section 6.4): the upper bits of a multiple of 2**32 / phi.
+    hashed = lax.iota(jnp.uint32, count) * jnp.uint32(2654435769) >> 8
+    share = hashed.astype(jnp.float32) / 2**24
+    return (least + (_LARGEST - least) * share).astype(dtype).reshape(shape)
 
 
 def _mesh(work: Work) -> Mesh:

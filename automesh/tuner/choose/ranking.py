@@ -147,9 +147,7 @@ def rank(
             plan=plan,
             outcome=outcome,
             standing=_standing(plan, outcome, verdicts, winner, mark, best_s, best_predicted_s),
-            bound_by=predict(prediction.counts, chip).bound_by
-            if isinstance(prediction, Compiled)
-            else "",
+            bound_by=_program_bound_by(prediction, chip),
             peak_bytes=_peak(outcome, prediction),
             compiled=prediction if isinstance(prediction, Compiled) else None,
             is_baseline=plan in baseline,
@@ -325,6 +323,15 @@ def _with_standing(candidate: Candidate, best: Candidate) -> Candidate:
         ratio = outcome.step_s / base.step_s if base is not None else 1.0
     standing = Standing(verdict="not_measured", ratio=ratio, interval=(ratio, ratio))
     return replace(candidate, standing=standing)
+
+
+def _program_bound_by(prediction: Outcome | None, chip: Chip) -> str:
+    """The largest cause of a compiled program's time, by its schedule if that was played."""
+    if not isinstance(prediction, Compiled):
+        return ""
+    if prediction.replay is not None and prediction.replay.causes:
+        return prediction.replay.causes[0][0]
+    return predict(prediction.counts, chip).bound_by
 
 
 def _bound_by(outcome: Outcome, estimated: Estimated | None) -> str:

@@ -39,18 +39,24 @@ class Compiling(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilingHere:
-    """Compiles for attached or virtual devices; a step's time comes from what it counts."""
+    """Compiles for attached or virtual devices.
+
+    Attributes:
+      player: gives a step's time from the schedule; None: it comes from what the program counts.
+    """
 
     preparation: Preparation
+    player: Player | None = None
 
     def job(self, plan: Plan) -> CompileJob:
         """See `Compiling`."""
-        return compile_job(self.preparation, plan)
+        job = compile_job(self.preparation, plan)
+        return replace(job, store_dir=str(self.player.store.folder)) if self.player else job
 
     def outcome(self, plan: Plan, answer: CompileAnswer) -> Outcome:
         """See `Compiling`."""
-        del plan
-        return outcome_of(self.preparation, answer)
+        outcome = outcome_of(self.preparation, answer)
+        return self._played(plan, outcome) if isinstance(outcome, Compiled) else outcome
 
     def keeps(self, known: Compiled) -> bool:
         """See `Compiling`."""
@@ -59,9 +65,17 @@ class CompilingHere:
 
     def again(self, plan: Plan, known: Compiled) -> Outcome:
         """See `Compiling`."""
-        del plan
         # The chip table may have changed since a stale trial was written.
-        return predicted(known, self.preparation.chip)
+        return self._played(plan, predicted(known, self.preparation.chip))
+
+    def _played(self, plan: Plan, compiled: Compiled) -> Compiled:
+        """With the time by its schedule, if that is there and can be played: the program will be
+        measured in any case."""
+        player = self.player
+        if player is None or player.store.find(compiled.stored) is None:
+            return compiled
+        played = player.replayed(plan, compiled)
+        return played if isinstance(played, Compiled) else compiled
 
 
 def outcome_of(preparation: Preparation, answer: CompileAnswer) -> Outcome:

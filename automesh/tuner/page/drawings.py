@@ -60,7 +60,7 @@ def timelines_of(
         left_out["timelines"] = problems[0]
     elif not drawn:
         left_out["timelines"] = (
-            "schedules are replayed for devices that are not here, and pipelines are simulated; "
+            "schedules are replayed for accelerators, here or not, and pipelines are simulated; "
             "this search measured whole steps"
         )
     return tuple(drawn)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from automesh.hardware.model import hardware_model
+from automesh.hlo.store import default_store
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
 from automesh.report.result import SearchResult
@@ -17,6 +20,7 @@ from automesh.tuner.choose.finalists import (
 )
 from automesh.tuner.choose.state import SearchState, state_of
 from automesh.tuner.compile.jobs import CompilingHere
+from automesh.tuner.compile.replay import Player
 from automesh.tuner.compile.rung import CompileRung
 from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.leased_pool import LivePool
@@ -26,6 +30,7 @@ from automesh.tuner.strategies.search_run import Strategy
 from automesh.tuner.study.assemble import outcomes_of
 from automesh.tuner.study.metadata import Footer, spent
 from automesh.worker.messages import Surroundings
+from automesh.worker.process import Process
 
 # Of the budget, from its beginning; what is left over goes to the next rung.
 COMPILE_SHARE = 0.4
@@ -47,9 +52,11 @@ class AttachedStrategy(Strategy):
     _compiled: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
     _wanted: list[Plan] = field(init=False, default_factory=list[Plan])
     _has_compiled: bool = field(init=False, default=False)
+    _player: Player | None = field(init=False)
 
     def __post_init__(self) -> None:
         search = self.search
+        self._player = player_for(search)
         self._start = state_of(search.preparation, search.estimates.found, top=search.request.top)
 
     def climb(self) -> str:
@@ -108,7 +115,7 @@ class AttachedStrategy(Strategy):
             done = CompileRung(
                 search=search,
                 rung=search.study.compile,
-                compiling=CompilingHere(preparation=search.preparation),
+                compiling=CompilingHere(preparation=search.preparation, player=self._player),
                 pool=pool,
                 choose=lambda _: self._wanted,
                 order=lambda plans, done: state.knowing(done, {}).order(plans, view),
@@ -152,3 +159,28 @@ class AttachedStrategy(Strategy):
             return "the plans that promised most were compiled"
         spent_budget = spent(self.search.request.budget_s)
         return f"{spent_budget} before all promising plans were compiled"
+
+
+def player_for(search: SearchContext) -> Player | None:
+    """What plays the programs that are compiled for attached devices; None where there is no gain.
+
+    On a GPU a replay of the program that runs is off by a few per cent; the sum of what its kernels
+    do, as if their multiplications hid their memory traffic, by a third (docs/accuracy.md). Virtual
+    devices share cores, which no replay knows of. What is compiled on other hosts is kept there.
+    """
+    fabric, layouts = search.estimates.fabric, search.estimates.layouts
+    if fabric is None or layouts is None or fabric.kind == "shared":
+        return None
+    if search.lender is not None or search.start_worker is not Process:
+        return None
+    aim = search.preparation.aim
+    return Player(
+        store=default_store(os.environ),
+        hardware=hardware_model(
+            fabric,
+            layouts,
+            platform=aim.platform,
+            device_kind=aim.device_kind,
+            environ=os.environ,
+        ),
+    )

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 
-from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
 from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program import surroundings
@@ -29,15 +28,8 @@ from automesh.program.execute.prepare import Ready, prepare
 from automesh.program.execute.team import Team, team_of
 from automesh.program.execute.timed_loop import Kept, visit
 from automesh.program.execute.value_domains import Domain, domains
-from automesh.program.kernels.annotate import kernel_costs
 from automesh.program.lower import compilation_cache
-from automesh.program.lower.compiled import (
-    count_serialized,
-    is_out_of_memory,
-    out_of_memory,
-    read_memory,
-    serialized,
-)
+from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
 from automesh.program.lower.lowered import loss_dtype
 from automesh.program.lower.lowering import compile_program, lower
 from automesh.program.lower.program_text import write_text
@@ -54,10 +46,10 @@ from automesh.program.nouns import (
     Traced,
     VisitAnswer,
 )
-from automesh.program.pipeline.attached import compile_here, count_here, prepare_pipeline
+from automesh.program.pipeline.attached import compile_here, prepare_pipeline
 from automesh.program.pipeline.lower import StagedProgram, StepProgram, lower_any
 from automesh.program.refused import Refused
-from automesh.program.script.build import Built, build_on, read_facts
+from automesh.program.script.build import build_on, read_facts
 from automesh.program.script.build_check import check_build
 from automesh.program.script.signature import check_knobs, check_mapping
 from automesh.program.script.sources import hash_of_sources, watching
@@ -67,6 +59,7 @@ from automesh.sharding.programs import lowered_for
 from automesh.space.mapping import StepMapping
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.compile_absent import compile_ahead
+from automesh.worker.handlers.compile_attached import compile_attached
 from automesh.worker.handlers.garbage import fewer_collections
 from automesh.worker.handlers.inspect_step import Trials, default_mapping, seen_mapping, used_axes
 from automesh.worker.handlers.propagate import Propagations
@@ -332,41 +325,7 @@ def _argument_bytes(program: StepProgram) -> int:
 def _compile(job: CompileJob, stages: Stages, emit: Emit) -> CompileAnswer | Lowered:
     if job.step.absent is not None:
         return compile_ahead(job, job.step.absent, _MEMORY.scripts, stages, emit)
-    begin = perf_counter()
-    compilation_cache.use(job.cache_dir)
-    script = _MEMORY.scripts.load(job.step.entry, stages)
-    stages.enter("build")
-    built = build_plan(job, job.plan, script)
-    stages.enter("lower")
-    program = lower_any(built)
-    fingerprint = program.fingerprint(job.plan.compiler_options)
-    begun = perf_counter()
-    reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
-    waited = perf_counter() - begun
-    if not reply["go"]:
-        return Lowered(fingerprint=fingerprint)
-    stages.enter("compile")
-    if isinstance(program, StagedProgram):
-        trained = compile_here(program, job.plan.compiler_options)
-        pipeline = count_here(program, trained)
-        return CompileAnswer(
-            fingerprint=fingerprint,
-            memory=worst_memory(pipeline),
-            counts=busiest_counts(pipeline),
-            compile_s=perf_counter() - begin - waited,
-            pipeline=pipeline,
-        )
-    program, compiled = compile_program(program, job.plan.compiler_options)
-    return CompileAnswer(
-        fingerprint=fingerprint,
-        memory=read_memory(compiled, platform=_platform(built)),
-        counts=count_serialized(
-            serialized(compiled, kernel_costs(program.lowered)),
-            list(job.plan.sizes.items()),
-            [axis.dcn for axis in job.plan.axes],
-        ),
-        compile_s=perf_counter() - begin - waited,
-    )
+    return compile_attached(job, _MEMORY.scripts, stages, emit)
 
 
 def _summarize(job: SummarizeJob, stages: Stages) -> StepSummary:
@@ -412,10 +371,6 @@ def _build(job: BuildJob, stages: Stages) -> BuildAnswer:
 def _platforms(absent: AbsentDevices | None) -> tuple[str, ...] | None:
     """What to lower for: kernels may exist for the platform of the target alone."""
     return lowered_for(absent.platform) if absent else None
-
-
-def _platform(built: Built) -> str:
-    return built.mesh.devices.flat[0].platform
 
 
 def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from automesh.cost.roofline import predict
 from automesh.errors import UsageError
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric, Layouts
@@ -15,8 +16,8 @@ from automesh.hardware.model import HardwareModel
 from automesh.hlo.store import ModuleStore, Stored
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Compiled, Counts, Failed, Memory, OutOfMemory
-from automesh.program.nouns import CompileAnswer
-from automesh.tuner.compile.jobs import CompilingAhead
+from automesh.program.nouns import CompileAnswer, Entry, StepRef
+from automesh.tuner.compile.jobs import CompilingAhead, CompilingHere
 from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.compile.replay import Player
 from tests.support.fakes.absent_search import play, replayed
@@ -137,3 +138,49 @@ def test_a_schedule_that_cannot_be_read_is_a_failure_of_its_plan(tmp_path: Path)
     )
     assert isinstance(found, Failed)
     assert found.stage == "replay" and "cannot be replayed" in found.reason
+
+
+# Devices that are here: an accelerator's schedule is played as well, and nothing depends on it.
+
+
+def here(folder: Path) -> CompilingHere:
+    preparation = SimpleNamespace(
+        device_memory=DeviceMemory(limit_bytes=3 * GIB, reserve_bytes=0),
+        chip=CHIP,
+        step=StepRef(entry=Entry(kind="script", location="train.py")),
+        cache_dir=folder / "cache",
+    )
+    return CompilingHere(preparation=preparation, player=player(folder))
+
+
+def test_the_schedule_of_an_attached_accelerator_gives_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Player, "play", play)
+    ours = here(tmp_path)
+    assert ours.job(plan("tp:4")).store_dir == str(tmp_path)
+    found = ours.outcome(plan("tp:4"), ANSWER)
+    assert isinstance(found, Compiled)
+    assert found.replay == replace(replayed(plan("tp:4")), speeds="made up")
+    assert found.step_s == found.replay.step_s
+    again = ours.again(plan("dp:4"), found)
+    assert isinstance(again, Compiled) and again.replay is not None
+    assert again.step_s == replayed(plan("dp:4")).step_s
+
+
+@pytest.mark.parametrize("stored", ["", "gone", "key"])
+def test_a_schedule_that_is_not_there_or_cannot_be_read_leaves_the_counts(
+    tmp_path: Path, stored: str
+) -> None:
+    ours = here(tmp_path)
+    found = ours.outcome(plan("tp:4"), replace(ANSWER, stored=stored))
+    assert isinstance(found, Compiled) and found.replay is None
+    assert found.step_s == predict(COUNTS, CHIP).step_s
+    assert ours.keeps(found)
+
+
+def test_virtual_devices_are_not_played(tmp_path: Path) -> None:
+    ours = replace(here(tmp_path), player=None)
+    assert ours.job(plan("tp:4")).store_dir == ""
+    found = ours.outcome(plan("tp:4"), ANSWER)
+    assert isinstance(found, Compiled) and found.replay is None

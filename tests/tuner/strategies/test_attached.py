@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from automesh.hardware.chips import chip_called
+from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Outcome
 from automesh.tuner.compile.memory_limit import NO_LIMIT
 from automesh.tuner.strategies import attached
-from automesh.tuner.strategies.attached import AttachedStrategy
+from automesh.tuner.strategies.attached import AttachedStrategy, player_for
 from automesh.worker.messages import Surroundings
+from automesh.worker.process import Process
 from tests.support.samples.results_samples import compiled
 
 FIRST, LATER = Plan(axes=parse_mesh("dp:8")), Plan(axes=parse_mesh("tp:8"))
@@ -58,6 +61,7 @@ def test_what_may_still_win_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
         "CompileRung": begun,
         "MeasureRung": Measures,
         "state_of": lambda *_, **__: state,
+        "player_for": lambda _: None,
         "outcomes_of": lambda *_: {},
         "to_compile": lambda *_, **__: (FIRST,),
         "finalists": lambda *_: (FIRST,),
@@ -80,3 +84,33 @@ def test_what_may_still_win_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
     )
     AttachedStrategy(search=search, surroundings=Surroundings(platforms="cpu")).climb()
     assert begun.begun == [([FIRST], True), ([FIRST, LATER], False)]
+
+
+# Whose programs are played.
+
+
+def search_on(
+    kind: Literal["torus", "switch", "shared"], *, lender: object = None, start: object = Process
+) -> Any:
+    fabric = Fabric(kind=kind, chip=chip_called("h100"), num_granules=1, granule_devices=1)
+    return SimpleNamespace(
+        estimates=SimpleNamespace(fabric=fabric, layouts=Layouts(shapes=(), spans=())),
+        preparation=SimpleNamespace(aim=SimpleNamespace(platform="gpu", device_kind="H100")),
+        lender=lender,
+        start_worker=start,
+    )
+
+
+def test_programs_for_accelerators_of_this_host_are_played() -> None:
+    player = player_for(search_on("switch"))
+    assert player is not None
+    assert player.hardware.fabric.kind == "switch"
+
+
+def test_those_of_virtual_devices_and_of_other_hosts_are_not() -> None:
+    assert player_for(search_on("shared")) is None
+    assert player_for(search_on("switch", lender=object())) is None
+    assert player_for(search_on("switch", start=object())) is None
+    nowhere = search_on("switch")
+    nowhere.estimates.fabric = None
+    assert player_for(nowhere) is None

@@ -13,6 +13,10 @@ import jax
 import pytest
 
 from automesh.errors import UsageError
+from automesh.hlo import read_module
+from automesh.hlo.schedule.nouns import executed
+from automesh.hlo.schedule.read import read_schedule
+from automesh.hlo.store import ModuleStore
 from automesh.jsonio import from_json, to_json
 from automesh.outcomes import Failed, OutOfMemory
 from automesh.program.lower.compiled import out_of_memory
@@ -65,6 +69,26 @@ def test_adamw_with_synthetic_state(worker):
     again = adamw.visit("dp:8")
     assert again.losses == visits[1].losses, "state is rebuilt at every visit"
     assert from_json(to_json(again, VisitAnswer), VisitAnswer) == again
+
+
+def test_a_program_is_kept_where_it_is_asked_for(worker, own_process):
+    adamw = worker("adamw")
+    assert adamw.compile("dp:2,tp:4").stored == ""
+    adamw.store_dir = str(own_process / "modules")
+    answer = adamw.compile("dp:2,tp:4")
+    kept = ModuleStore(own_process / "modules").find(answer.stored)
+    assert kept is not None
+    assert (kept.memory, kept.label) == (answer.memory, "dp:2,tp:4")
+    schedule = read_schedule(read_module(kept.module), [("dp", 2), ("fsdp", 1), ("tp", 4)], [1] * 3)
+    assert sum(times for _, times in executed(schedule.body)) > 3
+
+
+def test_a_program_that_cannot_be_kept_is_compiled_all_the_same(worker, own_process, capfd):
+    (own_process / "modules").write_text("no folder")
+    adamw = worker("adamw")
+    adamw.store_dir = str(own_process / "modules")
+    assert adamw.compile("dp:8").stored == ""
+    assert "cannot be kept" in capfd.readouterr().err
 
 
 def test_the_plan_visited_longest_ago_makes_room_for_the_next(worker, monkeypatch):

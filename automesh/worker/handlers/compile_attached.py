@@ -1,0 +1,99 @@
+"""The compile job for devices that are here (jax)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from time import perf_counter
+
+from automesh.cost.pipeline.outcome import busiest_counts, worst_memory
+from automesh.hlo.store import Stored, key_of, store_in
+from automesh.program import surroundings
+from automesh.program.kernels.annotate import kernel_costs
+from automesh.program.lower import compilation_cache
+from automesh.program.lower.compiled import count_serialized, read_memory, serialized
+from automesh.program.lower.lowering import compile_program
+from automesh.program.notes import note
+from automesh.program.nouns import CompileAnswer, Lowered
+from automesh.program.pipeline.attached import compile_here, count_here
+from automesh.program.pipeline.lower import StagedProgram, lower_any
+from automesh.worker.handlers.scripts import Scripts, build_plan
+from automesh.worker.messages import CompileJob
+from automesh.worker.stages import Emit, Stages
+
+
+def compile_attached(
+    job: CompileJob, scripts: Scripts, stages: Stages, emit: Emit
+) -> CompileAnswer | Lowered:
+    """Builds, lowers and compiles a plan for the devices of this process.
+
+    Raises:
+      Refused: the plan needs more memory than there is, or its program cannot be read.
+      Exception: whatever the user's code raises.
+    """
+    begin = perf_counter()
+    compilation_cache.use(job.cache_dir)
+    script = scripts.load(job.step.entry, stages)
+    stages.enter("build")
+    built = build_plan(job, job.plan, script)
+    stages.enter("lower")
+    program = lower_any(built)
+    fingerprint = program.fingerprint(job.plan.compiler_options)
+    begun = perf_counter()
+    reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
+    waited = perf_counter() - begun
+    if not reply["go"]:
+        return Lowered(fingerprint=fingerprint)
+    stages.enter("compile")
+    if isinstance(program, StagedProgram):
+        trained = compile_here(program, job.plan.compiler_options)
+        pipeline = count_here(program, trained)
+        return CompileAnswer(
+            fingerprint=fingerprint,
+            memory=worst_memory(pipeline),
+            counts=busiest_counts(pipeline),
+            compile_s=perf_counter() - begin - waited,
+            pipeline=pipeline,
+        )
+    program, compiled = compile_program(program, job.plan.compiler_options)
+    platform = built.mesh.devices.flat[0].platform
+    module = serialized(compiled, kernel_costs(program.lowered))
+    axes = job.plan.axes
+    memory = read_memory(compiled, platform=platform)
+    counts = count_serialized(module, list(job.plan.sizes.items()), [axis.dcn for axis in axes])
+    compile_s = perf_counter() - begin - waited
+    stored = Stored(
+        module=module,
+        memory=memory,
+        counts=counts,
+        compile_s=compile_s,
+        effort="default",
+        target=f"attached {surroundings.devices()[0].kind}",
+        label=str(job.plan),
+        versions=surroundings.versions(),
+    )
+    return CompileAnswer(
+        fingerprint=fingerprint,
+        memory=memory,
+        counts=counts,
+        compile_s=compile_s,
+        stored=_kept(stored, job.store_dir, fingerprint) if job.store_dir else "",
+    )
+
+
+def _kept(stored: Stored, folder: str, fingerprint: str) -> str:
+    """The key under which a scheduled program is kept; empty if it cannot be."""
+    key = key_of(
+        fingerprint=fingerprint,
+        target=stored.target,
+        effort=(("effort", stored.effort),),
+        versions=stored.versions,
+        environment=surroundings.environment(),
+    )
+    try:
+        store_in(Path(folder), os.environ).keep(key, stored)
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        note(f"the compiled program cannot be kept in `{folder}`, and is not replayed: {reason}")
+        return ""
+    return key

@@ -1,0 +1,1 @@
+"""Do estimates and compiled predictions agree with what one attached accelerator takes?"""

@@ -1,0 +1,111 @@
+"""Do estimates and compiled predictions agree with what one attached accelerator takes?
+
+    automesh calibrate --out FOLDER/NAME.json            where the accelerator is
+    python -m benchmarks.attached --measure              likewise
+    python -m benchmarks.attached                        there, or anywhere else
+
+`--measure` compiles every plan of three examples for the attached device (remat and microbatches
+are the knobs; one device has one mesh), visits each plan in two rounds of opposite order, and keeps
+times and memory. Plans are visited in the order of the memory that the compiler states, so that the
+device's high-water mark rises with them: where it does not rise, that plan's memory is not known.
+`--trace` keeps the program of one plan of each, and what its kernels take.
+
+Without these the record is compared with four predictions of each plan: the estimates with the data
+sheet and with the calibration, the counts of the attached compiler's program, and, where the
+compiler for absent devices of that kind is installed, the replay of what that one schedules. The
+programs that were traced are replayed, too.
+
+The last line on stdout is JSON; progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from automesh.hardware import parse_target
+from automesh.hardware.calibration.measured_speeds import speeds_for
+from automesh.hardware.calibration.profile_files import read_profile
+from automesh.hardware.fabric.fabric import Layouts
+from automesh.hardware.model import HardwareModel
+from benchmarks.attached.compare import compare, figures, table
+from benchmarks.attached.measure import measure
+from benchmarks.attached.programs import lines_of, programs_in
+from benchmarks.attached.record import STEPS, TINY, Record, read_record
+from benchmarks.attached.trace import trace
+from benchmarks.support.compiles import say
+from benchmarks.support.paths import DATA
+
+_TRACED = {"remat": "none", "microbatches": 2}
+_RECORD = "record.json"
+
+
+def main(
+    data: Annotated[
+        Path, typer.Option(help="Folder of the record, of traces, and of the profile.")
+    ] = DATA / "attached",
+    is_measuring: Annotated[
+        bool, typer.Option("--measure", help="Measure the attached device.")
+    ] = False,
+    is_tracing: Annotated[
+        bool, typer.Option("--trace", help="Trace one plan of each example on the attached GPU.")
+    ] = False,
+    target: Annotated[str, typer.Option(help="With --measure: local, or cpu:1.")] = "local",
+    examples: Annotated[
+        list[str] | None, typer.Option("--example", help="Only this one; may be repeated.")
+    ] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="The smallest sizes, to try it.")] = False,
+    folder: Annotated[Path, typer.Option(help="For what is compiled to compare with.")] = Path(
+        "results/attached"
+    ),
+    workers: Annotated[int, typer.Option(min=1, help="Compiles side by side.")] = 2,
+) -> None:
+    """Measures one attached device, or compares what was measured with what is predicted."""
+    wanted = [one for one in (TINY if tiny else STEPS) if not examples or one.name in examples]
+    if is_measuring:
+        record = measure(target, wanted, data / _RECORD)
+        timed = sum(bool(row.rounds_s) for row in record.rows)
+        print(json.dumps({"device": record.device_kind, "timed": timed, "of": len(record.rows)}))
+    if is_tracing:
+        for step in wanted:
+            say(f"{step.name}: {trace(step, _TRACED, data)}")
+        print(json.dumps({"traced": [step.name for step in wanted]}))
+    if is_measuring or is_tracing:
+        return
+    if not (data / _RECORD).exists():
+        raise SystemExit(f"there is no record in `{data}`: make one with --measure")
+    record = read_record(data / _RECORD)
+    found = compare(record, folder, data, workers=workers)
+    for line in table(found):
+        print(line)
+    for row in record.rows:
+        if row.failure:
+            print(f"{row.step} {row.plan}: {row.failure}")
+    summary: dict[str, Any] = {"device": record.device_kind, **figures(found)}
+    for hardware in _hardware(record, data):
+        programs = programs_in(data, hardware)
+        for line in lines_of(programs, hardware.speeds.origin):
+            print(line)
+        summary.setdefault("programs", []).append([round(one.error, 4) for one in programs])
+    print(json.dumps(summary))
+
+
+def _hardware(record: Record, data: Path) -> list[HardwareModel]:
+    """The device with the speeds of its data sheet, and with those of its calibration."""
+    absent = parse_target(record.selector, os.environ).absent
+    if absent is None:
+        return []
+    fabric = absent.fabric
+    profiles = [read_profile(path) for path in sorted(data.glob("gpu-*.json"))]
+    return [
+        HardwareModel(
+            fabric=fabric,
+            layouts=Layouts(shapes=(), spans=()),
+            speeds=speeds_for(fabric.chip, fabric, profile),
+        )
+        for profile in (None, *profiles)
+    ]

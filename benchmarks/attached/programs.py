@@ -1,0 +1,87 @@
+"""The replay of programs that ran, beside the kernels that they ran."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from automesh.cost.replay.program import TICKS_PER_S
+from automesh.cost.replay.replay import Kernels, replay
+from automesh.hardware.model import HardwareModel
+from automesh.hlo import read_module
+from automesh.hlo.schedule.nouns import Compute, executed
+from automesh.hlo.schedule.read import read_schedule
+from automesh.mesh.axes import MeshAxis
+from automesh.units import format_seconds
+from benchmarks.attached.trace import AXES, shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One program that ran, traced and replayed.
+
+    Attributes:
+      busy_s: of its kernels, one step.
+      multiplying_s: of those that multiply matrices.
+      replay_s: of its schedule.
+      replayed_multiplying_s: of what multiplies in it.
+    """
+
+    step: str
+    plan: str
+    busy_s: float
+    multiplying_s: float
+    replay_s: float
+    replayed_multiplying_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the replay, relative, with its sign."""
+        return self.replay_s / self.busy_s - 1
+
+
+def programs_in(folder: Path, hardware: HardwareModel) -> list[Ran]:
+    """All that `trace` has left in a folder, at the speeds of the hardware."""
+    found: list[Ran] = []
+    for path in sorted(folder.glob("*.kernels.json")):
+        name = path.name.removesuffix(".kernels.json")
+        traced = json.loads(path.read_text(encoding="utf-8"))
+        module = gzip.decompress((folder / f"{name}.module.gz").read_bytes())
+        schedule = read_schedule(read_module(module), [(axis, 1) for axis in AXES], [1] * len(AXES))
+        played, _ = replay(schedule, axes=[MeshAxis(name=axis) for axis in AXES], hardware=hardware)
+        kernels = Kernels(schedule, hardware.fabric.chip, hardware.speeds)
+        ticks = sum(
+            times * sum(spent for _, spent in kernels.work(one).causes)
+            for one, times in executed(schedule.body)
+            if isinstance(one, Compute) and one.flops
+        )
+        multiplying_s, _ = shares(traced["kernels"])
+        found.append(
+            Ran(
+                step=name,
+                plan=traced["plan"],
+                busy_s=traced["busy_s"],
+                multiplying_s=multiplying_s,
+                replay_s=played.step_s,
+                replayed_multiplying_s=ticks / TICKS_PER_S,
+            )
+        )
+    return found
+
+
+def lines_of(found: Sequence[Ran], speeds: str) -> list[str]:
+    """What a reader sees of them, one line for each program."""
+    lines = [f"programs that ran, replayed with the {speeds}:"] if found else []
+    for one in found:
+        rest_s = one.busy_s - one.multiplying_s
+        replayed_s = one.replay_s - one.replayed_multiplying_s
+        lines.append(
+            f"  {one.step} {one.plan}: kernels {format_seconds(one.busy_s)}, replay "
+            f"{one.error:+.1%}; multiplications {format_seconds(one.multiplying_s)}, "
+            f"{one.replayed_multiplying_s / one.multiplying_s - 1:+.1%}; the rest "
+            f"{format_seconds(rest_s)}, {replayed_s / rest_s - 1:+.1%}"
+        )
+    return lines

@@ -1,0 +1,105 @@
+"""What was measured on a GPU: the record is read, and predictions stay as close as they were."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from automesh.hardware import parse_target
+from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.fabric.fabric import Layouts
+from automesh.hardware.model import HardwareModel
+from automesh.outcomes import Counts
+from benchmarks.attached.compare import Compared, figures, table
+from benchmarks.attached.measure import measure
+from benchmarks.attached.programs import lines_of, programs_in
+from benchmarks.attached.record import TINY, Row, read_record
+from benchmarks.attached.trace import kernels_of
+from benchmarks.support.paths import DATA
+
+FOLDER = DATA / "attached"
+
+
+def test_programs_that_ran_on_a_gpu_are_replayed_within_a_few_per_cent() -> None:
+    absent = parse_target("gpu-h200-1", os.environ).absent
+    assert absent is not None
+    fabric = absent.fabric
+    hardware = HardwareModel(
+        fabric=fabric,
+        layouts=Layouts(shapes=(), spans=()),
+        speeds=datasheet_speeds(fabric.chip, fabric),
+    )
+    found = programs_in(FOLDER, hardware)
+    assert [one.step for one in found] == ["dense_lm", "moe_lm"]
+    for one in found:
+        assert abs(one.error) < 0.04
+        assert one.replayed_multiplying_s == pytest.approx(one.multiplying_s, rel=0.08)
+    assert len(lines_of(found, hardware.speeds.origin)) == 3
+
+
+def test_the_compiler_states_the_memory_that_the_device_reports() -> None:
+    rows = [row for row in read_record(FOLDER / "record.json").rows if row.peak_bytes]
+    assert len(rows) == 9
+    for row in rows:
+        assert row.stated_bytes == pytest.approx(row.peak_bytes, rel=1e-3)
+
+
+def row(plan: str, step_s: float, peak_bytes: int = 0) -> Row:
+    counts = Counts(flops=1, hbm_bytes=1, collectives=())
+    return Row(
+        step="s", plan=plan, counts=counts, rounds_s=(step_s, 1.1 * step_s), peak_bytes=peak_bytes
+    )
+
+
+def test_errors_are_told_with_their_sign_and_the_order_of_what_is_apart() -> None:
+    found = [
+        Compared(row=row("a", 1.0, 100), sheet_s=0.9, estimated_bytes=110),
+        Compared(row=row("b", 1.02), sheet_s=0.8),
+        Compared(row=row("c", 2.0), sheet_s=2.2),
+        Compared(row=row("d", 3.0), sheet_s=2.1),
+    ]
+    summary = figures(found)
+    assert summary["sheet"]["bias"] == pytest.approx(-0.158, abs=1e-3)
+    assert summary["sheet"]["worst"] == 0.3
+    # a and b are too close to tell; of the others only d before c is wrong.
+    assert summary["sheet"]["pairs"] == [4, 5]
+    assert summary["estimated_memory"]["median"] == 0.1
+    assert "profile" not in summary
+    head, first, *_ = table(found)
+    assert head.startswith("plan") and "-10 %" in first and "+10 %" in first
+
+
+def test_kernels_are_added_up_by_name_for_one_step() -> None:
+    def meta(kind: str, name: str, **place: int) -> dict[str, Any]:
+        return {"ph": "M", "name": kind, "args": {"name": name}, **place}
+
+    def kernel(name: str, ts: float, dur: float, pid: int = 1) -> dict[str, Any]:
+        return {"ph": "X", "name": name, "ts": ts, "dur": dur, "pid": pid, "tid": 7}
+
+    found = kernels_of(
+        [
+            meta("process_name", "/device:GPU:0", pid=1),
+            meta("process_name", "/host:CPU", pid=2),
+            meta("thread_name", "Stream #1(Compute)", pid=1, tid=7),
+            kernel("gemm", 0.0, 10.0),
+            kernel("gemm", 20.0, 30.0),
+            kernel("add", 60.0, 40.0),
+            kernel("python", 0.0, 1e9, pid=2),
+        ]
+    )
+    assert found["kernels"] == {"gemm": [1.0, 20e-6], "add": [0.5, 20e-6]}
+    assert found["busy_s"] == pytest.approx(40e-6)
+    assert found["span_s"] == pytest.approx(50e-6)
+
+
+def test_every_plan_is_compiled_and_visited_twice(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    record = measure("cpu:1", TINY[:1], path)
+    assert read_record(path) == record
+    assert len(record.rows) == 6
+    for one in record.rows:
+        assert len(one.rounds_s) == 2 and one.step_s > 0 and not one.failure
+        assert one.memory is not None and one.counts is not None
