@@ -328,7 +328,7 @@ def _scattered(shape: tuple[int, ...], dtype: str, least: float) -> Any:
     """Values without a pattern, between `least` and `_LARGEST`; compiled in no time.
 
     A chip whose multipliers see one number again and again draws less power, and is faster than it
-    is in training: a bf16 product of 8192 cubed on an H200 by 14 %.
+    is in training (docs/accuracy.md, "Against one H200").
     """
     count = math.prod(shape)
     # Fibonacci hashing (Knuth, volume 3, section 6.4): the upper bits of a multiple of 2**32 / phi.
