@@ -58,11 +58,33 @@ def _cases(name: str, script: str, space: str) -> tuple[Case, Case]:
     )
 
 
+# Steps that are no language models, of those that `benchmarks.terms` has.
+_OTHERS = (
+    "convnet",
+    "diffusion_transformer",
+    "embedding",
+    "gnn",
+    "rnn",
+    "sorted_moe",
+    "state_space",
+    "unet",
+    "vit",
+)
 CASES = (
     *_cases("base", "benchmarks/support/scripts/dense_shapes.py", "dense_lm"),
     *_cases("wide", "benchmarks/support/scripts/dense_shapes.py", "dense_lm"),
     *_cases("narrow", "benchmarks/support/scripts/dense_shapes.py", "dense_lm"),
     *_cases("routed", "benchmarks/support/scripts/moe_shapes.py", "moe_lm"),
+    *(
+        Case(
+            name=name,
+            script=f"benchmarks/support/scripts/steps/{name}.py",
+            argv=(),
+            target=DEVICES,
+            space=_MESHES,
+        )
+        for name in _OTHERS
+    ),
 )
 
 

@@ -59,15 +59,13 @@ def main(
         list[str] | None, typer.Option("--example", help="Only this one; may be repeated.")
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="The smallest sizes, to try it.")] = False,
-    folder: Annotated[Path, typer.Option(help="For what is compiled to compare with.")] = Path(
-        "results/attached"
-    ),
+    folder: Annotated[Path, typer.Option(help="For what is compiled.")] = Path("results/attached"),
     workers: Annotated[int, typer.Option(min=1, help="Compiles side by side.")] = 2,
 ) -> None:
     """Measures one attached device, or compares what was measured with what is predicted."""
     wanted = [one for one in (TINY if tiny else STEPS) if not examples or one.name in examples]
     if is_measuring:
-        record = measure(target, wanted, data / _RECORD)
+        record = measure(target, wanted, data / _RECORD, folder)
         timed = sum(bool(row.rounds_s) for row in record.rows)
         print(json.dumps({"device": record.device_kind, "timed": timed, "of": len(record.rows)}))
     if is_tracing:

@@ -21,7 +21,7 @@ from automesh.tuner.workers import surroundings_of
 from automesh.units import format_seconds
 from automesh.worker.messages import CompileJob, InspectJob, VisitJob
 from automesh.worker.pool import Pool
-from benchmarks.attached.record import Record, Row, Step, kept
+from benchmarks.attached.record import Record, Row, Step, kept, read_record
 from benchmarks.support.compiles import say
 
 _TIMEOUT_S = 300.0
@@ -29,18 +29,26 @@ _WORKER_BYTES = 64 * 2**30
 _STEPS, _SAMPLES, _WARMUP_S = 3, 6, 0.3
 
 
-def measure(target_name: str, steps: Sequence[Step], path: Path) -> Record:
-    """Compiles and visits every plan; the record is kept after each of them."""
+def measure(target_name: str, steps: Sequence[Step], path: Path, folder: Path) -> Record:
+    """Compiles and visits every plan; the record is kept after each of them.
+
+    Args:
+      path: of the record; rows of other steps that it holds of the same device stay.
+      folder: for executables, spaces and logs.
+
+    Raises:
+      SystemExit: the record is of another device, or no step could be inspected.
+    """
     target = parse_target(target_name, os.environ)
     record: Record | None = None
     with Pool(
         size=1,
         surroundings=surroundings_of(target),
-        log_dir=path.parent / "logs",
+        log_dir=folder / "logs",
         memory_limit_bytes=_WORKER_BYTES,
     ) as pool:
         for step in steps:
-            space = read_space(_space_file(step, path.parent))
+            space = read_space(_space_file(step, folder))
             found = pool.run(
                 InspectJob(step=StepRef(entry=step.entry), axis_names=space.names), _TIMEOUT_S
             )
@@ -49,13 +57,16 @@ def measure(target_name: str, steps: Sequence[Step], path: Path) -> Record:
                 continue
             first = found.devices[0]
             if record is None:
-                record = Record(
-                    selector=selector_of(found.devices),
-                    platform=first.platform,
-                    device_kind=first.kind,
-                    limit_bytes=found.device_memory_bytes,
-                    versions=found.versions,
-                    steps=tuple(steps),
+                record = _begun(
+                    Record(
+                        selector=selector_of(found.devices),
+                        platform=first.platform,
+                        device_kind=first.kind,
+                        limit_bytes=found.device_memory_bytes,
+                        versions=found.versions,
+                        steps=tuple(steps),
+                    ),
+                    path,
                 )
             platform = "gpu" if first.platform in ("gpu", "cuda") else first.platform
             facts = StepFacts(
@@ -68,16 +79,39 @@ def measure(target_name: str, steps: Sequence[Step], path: Path) -> Record:
                 space, facts, num_devices=len(found.devices), num_granules=1, platform=platform
             ).legal
             ref = StepRef(entry=step.entry, axis_types=found.axis_types, facts=found.facts)
-            record = _measured(step, ref, plans, pool, record, path)
+            record = _measured(step, ref, plans, pool, record, path, folder)
     if record is None:
         raise SystemExit("none of the steps could be inspected")
     return record
 
 
+def _begun(record: Record, path: Path) -> Record:
+    """The record with what an earlier call has measured of other steps on the same device."""
+    if not path.exists():
+        return record
+    before = read_record(path)
+    if (before.selector, before.versions) != (record.selector, record.versions):
+        raise SystemExit(
+            f"`{path}` is of {before.selector} with other versions: name another --data"
+        )
+    names = {step.name for step in record.steps}
+    return replace(
+        record,
+        steps=(*(step for step in before.steps if step.name not in names), *record.steps),
+        rows=tuple(row for row in before.rows if row.step not in names),
+    )
+
+
 def _measured(
-    step: Step, ref: StepRef, plans: Sequence[Plan], pool: Pool, record: Record, path: Path
+    step: Step,
+    ref: StepRef,
+    plans: Sequence[Plan],
+    pool: Pool,
+    record: Record,
+    path: Path,
+    folder: Path,
 ) -> Record:
-    cache = str(path.parent.absolute() / "cache")
+    cache = str(folder.absolute() / "cache")
     rows: dict[Plan, Row] = {}
     for number, plan in enumerate(plans, start=1):
         job = CompileJob(step=ref, plan=plan, cache_dir=cache)

@@ -1,9 +1,10 @@
-"""What was measured on a GPU: the record is read, and predictions stay as close as they were."""
+"""What was measured on a GPU, and how close predictions come to it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.hardware.model import HardwareModel
 from automesh.outcomes import Counts
+from benchmarks.attached import compare
 from benchmarks.attached.compare import Compared, figures, table
 from benchmarks.attached.measure import measure
 from benchmarks.attached.programs import lines_of, programs_in
@@ -45,6 +47,22 @@ def test_the_compiler_states_the_memory_that_the_device_reports() -> None:
     assert len(rows) == 9
     for row in rows:
         assert row.stated_bytes == pytest.approx(row.peak_bytes, rel=1e-3)
+
+
+def test_estimates_are_as_close_to_the_gpu_as_the_documents_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only estimates: no compiler for GPUs is asked for.
+    none = SimpleNamespace(version="")
+    monkeypatch.setattr(compare, "compiler_for", lambda _: none)
+    record = read_record(FOLDER / "record.json")
+    found = figures(compare.compare(record, tmp_path, FOLDER, workers=1))
+    assert found["plans"] == 12
+    assert found["sheet"]["median"] < 0.07 and found["sheet"]["worst"] < 0.16
+    assert found["sheet"]["pairs"] == [15, 15]
+    assert found["estimated_memory"]["worst"] < 0.03
+    assert found["counts"]["bias"] < -0.3
+    assert "replay" not in found
 
 
 def row(plan: str, step_s: float, peak_bytes: int = 0) -> Row:
@@ -97,9 +115,18 @@ def test_kernels_are_added_up_by_name_for_one_step() -> None:
 
 def test_every_plan_is_compiled_and_visited_twice(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    record = measure("cpu:1", TINY[:1], path)
+    record = measure("cpu:1", TINY[:1], path, tmp_path / "work")
     assert read_record(path) == record
     assert len(record.rows) == 6
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["record.json"]
     for one in record.rows:
         assert len(one.rounds_s) == 2 and one.step_s > 0 and not one.failure
         assert one.memory is not None and one.counts is not None
+
+
+def test_a_record_of_another_device_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes((FOLDER / "record.json").read_bytes())
+    with pytest.raises(SystemExit, match="name another --data"):
+        measure("cpu:1", TINY[:1], path, tmp_path / "work")
+    assert path.read_bytes() == (FOLDER / "record.json").read_bytes()

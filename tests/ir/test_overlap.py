@@ -3,6 +3,7 @@
 import pytest
 
 from automesh.cost.terms import value_of
+from automesh.ir.terms import collectives
 from automesh.ir.terms.collect import collect
 from tests.support.samples.graphs import SIZES, Program
 
@@ -112,3 +113,23 @@ def test_what_a_loop_only_reads_lies_in_memory():
     carried = 64 * 32 * 4 / 2
     assert [one.buffer_bytes.at(SIZES) for one in kernel.near] == [carried]
     assert value_of(kernel.near[0].bytes, SIZES) == 2 * carried
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_views_that_come_together_again_are_followed_once(is_before: bool) -> None:
+    """Each path on its own would be two to the power of their number: an estimate never ended."""
+    program = Program()
+    x = program.argument((64, 64), (ROWS, ()))
+    first = program.dot(x, program.argument((64, 64)))
+    value = first
+    for _ in range(16):
+        value = program("add", value, value)
+    last = program.dot(value, program.argument((64, 64)))
+    graph = program.graph(last)
+    order = {operation: place for place, operation in enumerate(graph.top.operations)}
+    found = (
+        collectives._kernels_behind(last.producer, order)
+        if is_before
+        else collectives._kernels_using([first])
+    )
+    assert list(found) == [(first if is_before else last).producer]

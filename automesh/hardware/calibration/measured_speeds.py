@@ -10,7 +10,7 @@ import numpy as np
 
 from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.calibration.probes import between_seconds, link_seconds
-from automesh.hardware.calibration.profile import CollectiveFit, MatmulFit, Profile
+from automesh.hardware.calibration.profile import METHOD, CollectiveFit, MatmulFit, Profile
 from automesh.hardware.calibration.profile_files import find_profile
 from automesh.hardware.calibration.speeds import CollectiveSeconds, Speeds
 from automesh.hardware.chips import Chip
@@ -192,6 +192,8 @@ def _streaming(profile: Profile) -> float:
 
 def _origin(profile: Profile) -> str:
     text = f"calibration of {profile.about()}, {profile.made[:10]}"
+    if profile.method != METHOD:
+        return f"{text}, by a former method: calibrate again"
     then, now = dict(profile.versions).get("jaxlib", ""), importlib.metadata.version("jaxlib")
     if then in ("", now):
         return text

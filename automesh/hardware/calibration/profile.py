@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from automesh.hardware.calibration.points import (
 )
 
 SCHEMA = 1
+METHOD = 2
+"""How points are measured: 1 had what a turn of its loops costs in every point."""
 Versions = tuple[tuple[str, str], ...]
 Row = tuple[float, ...]
 
@@ -95,6 +97,7 @@ class Profile:
       made: when the newest point was measured, ISO 8601 in UTC.
       kernel_s: of starting one kernel; 0 if not measured.
       num_granules: of the calibration that was made last.
+      method: how its points were measured, see `METHOD`.
     """
 
     schema: int
@@ -110,6 +113,7 @@ class Profile:
     streams: tuple[StreamFit, ...]
     collectives: tuple[CollectiveFit, ...]
     num_granules: int = 1
+    method: int = 1
 
     def about(self) -> str:
         """What was measured where: `8 x cpu on AMD EPYC, 2 cores`."""
@@ -145,23 +149,27 @@ def make_profile(
         streams=fit_streams(ordered),
         collectives=fit_collectives(ordered),
         num_granules=num_granules,
+        method=METHOD,
     )
 
 
 def merge(older: Profile, newer: Profile) -> Profile:
     """One profile of the points of both; of a probe that both have, the point made last counts.
 
+    Points that a former method has measured do not compare with others: they are left out.
+
     Raises:
       ValueError: they are not of the same devices.
     """
     if identity(older) != identity(newer):
         raise ValueError(f"profiles of {older.about()} and of {newer.about()} do not merge")
-    points = {point.probe: point for point in older.points}
+    kept = older.points if older.method == newer.method else ()
+    points = {point.probe: point for point in kept}
     for point in newer.points:
         known = points.get(point.probe)
         if known is None or known.made <= point.made:
             points[point.probe] = point
-    return make_profile(
+    made = make_profile(
         tuple(points.values()),
         platform=newer.platform,
         device_kind=newer.device_kind,
@@ -170,6 +178,7 @@ def merge(older: Profile, newer: Profile) -> Profile:
         versions=newer.versions,
         num_granules=newer.num_granules,
     )
+    return replace(made, method=newer.method)
 
 
 def identity(profile: Profile) -> tuple[str, str, int, int, str]:

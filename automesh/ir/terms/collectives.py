@@ -80,26 +80,42 @@ def slots_of(block: Block) -> Slots:
     )
 
 
-def _kernels_using(values: list[Value]) -> Iterator[Operation]:
+def _kernels_using(values: Sequence[Value]) -> Iterator[Operation]:
     """What uses some values, as they are or seen in another way."""
-    for value in values:
-        for user in value.users:
-            if user.name in VIRTUAL:
-                yield from _kernels_using(user.results)
-            else:
-                yield user
+    return _beyond_views([user for value in values for user in value.users], _users)
 
 
 def _kernels_behind(operation: Operation, inside: dict[Operation, int]) -> Iterator[Operation]:
     """The kernels of the block that make what an operation reads."""
-    for operand in operation.operands:
-        producer = operand.producer
-        if producer is None or producer not in inside:
+
+    def makers(one: Operation) -> list[Operation]:
+        return [producer for producer in _makers(one) if producer in inside]
+
+    return _beyond_views(makers(operation), makers)
+
+
+def _beyond_views(
+    first: Sequence[Operation], following: Callable[[Operation], list[Operation]]
+) -> Iterator[Operation]:
+    """The nearest operations that are more than a view of their operands, each once.
+
+    Views may come together again and again: every path on its own would be two to the power of
+    their number.
+
+    Args:
+      first: where to begin.
+      following: the operations beyond a view.
+    """
+    waiting, seen = list(first), set(first)
+    while waiting:
+        one = waiting.pop()
+        if one.name not in VIRTUAL:
+            yield one
             continue
-        if producer.name in VIRTUAL:
-            yield from _kernels_behind(producer, inside)
-        else:
-            yield producer
+        for other in following(one):
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
 
 
 # Where an operation that the partitioner has put in belongs in the user's code.

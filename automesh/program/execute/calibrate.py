@@ -325,15 +325,17 @@ def compile_work(work: Work, team: Team) -> Program:
 
 
 def _scattered(shape: tuple[int, ...], dtype: str, least: float) -> Any:
-    """Values without a pattern, between `least` and `_LARGEST`; compiled in no time.
+    """Values as good as random, between `least` and `_LARGEST`; compiled in no time.
 
     A chip whose multipliers see one number again and again draws less power, and is faster than it
     is in training (docs/accuracy.md, "Against one H200").
     """
     count = math.prod(shape)
-    # Fibonacci hashing (Knuth, volume 3, section 6.4): the upper bits of a multiple of 2**32 / phi.
-    hashed = lax.iota(jnp.uint32, count) * jnp.uint32(2654435769) >> 8
-    share = hashed.astype(jnp.float32) / 2**24
+    # The last step of MurmurHash3 (fmix32): every bit of the place decides about every bit.
+    hashed = lax.iota(jnp.uint32, count)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        hashed = (hashed ^ (hashed >> shift)) * jnp.uint32(factor)
+    share = (hashed >> 8).astype(jnp.float32) / 2**24
     return (least + (_LARGEST - least) * share).astype(dtype).reshape(shape)
 
 

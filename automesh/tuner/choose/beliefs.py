@@ -83,9 +83,10 @@ def _subject(
             predicted_s=estimated.step_s, causes=estimated.causes, settings=plan.settings
         )
     if chip is not None and isinstance(compiled, Compiled):
+        replay = compiled.replay
         return Subject(
             predicted_s=compiled.step_s,
-            causes=predict(compiled.counts, chip).causes,
+            causes=replay.causes if replay else predict(compiled.counts, chip).causes,
             settings=plan.settings,
             evidence="compiled",
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from automesh.cost.roofline import predict
+from automesh.errors import UsageError
 from automesh.hardware import Chip
 from automesh.hlo.store import ModuleStore
 from automesh.mesh.axes import Plan
@@ -65,16 +66,20 @@ class CompilingHere:
 
     def again(self, plan: Plan, known: Compiled) -> Outcome:
         """See `Compiling`."""
-        # The chip table may have changed since a stale trial was written.
-        return self._played(plan, predicted(known, self.preparation.chip))
+        # The chip table may have changed since a stale trial was written, and its replay may be of
+        # another plan, or at other speeds.
+        counted = predicted(replace(known, replay=None), self.preparation.chip)
+        return self._played(plan, counted)
 
     def _played(self, plan: Plan, compiled: Compiled) -> Compiled:
         """With the time by its schedule, if that is there and can be played: the program will be
         measured in any case."""
-        player = self.player
-        if player is None or player.store.find(compiled.stored) is None:
+        if self.player is None or not compiled.stored:
             return compiled
-        played = player.replayed(plan, compiled)
+        try:
+            played = self.player.replayed(plan, compiled)
+        except UsageError:  # Others make room in the store, too.
+            return compiled
         return played if isinstance(played, Compiled) else compiled
 
 

@@ -14,6 +14,7 @@ from automesh.hardware.calibration.datasheet import datasheet_speeds
 from automesh.hardware.calibration.measured_speeds import Calibrated, find_speeds, speeds_for
 from automesh.hardware.calibration.probes import between_seconds, link_seconds
 from automesh.hardware.calibration.profile import (
+    METHOD,
     SCHEMA,
     CollectiveFit,
     FitError,
@@ -72,6 +73,7 @@ def profile(**changes: object) -> Profile:
         matmuls=(),
         streams=(),
         collectives=(),
+        method=METHOD,
     )
     return replace(nothing, **changes)
 
@@ -248,6 +250,8 @@ def test_a_search_picks_up_the_profile_of_its_devices(tmp_path) -> None:
     path = profile_path(profile_folder(environ), **about, num_devices=8, host=measured.host)
     merge_profile(path, measured)
     assert found() == f"calibration of 8 x cpu on {measured.host}, 2026-01-01"
+    path.write_text(path.read_text().replace('"method": 2', '"method": 1'))
+    assert found().endswith("2026-01-01, by a former method: calibrate again")
     merge_profile(path, replace(measured, versions=(("jaxlib", "0.0.1"),)))
     assert "with jaxlib 0.0.1, and this is" in found()
     four = replace(CPU_8, granule_devices=4)

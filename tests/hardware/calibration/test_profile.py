@@ -20,6 +20,7 @@ from automesh.hardware.calibration.points import (
 )
 from automesh.hardware.calibration.probes import Lot, plan_lots, probe_shapes
 from automesh.hardware.calibration.profile import (
+    METHOD,
     Profile,
     fit_law,
     held_out_error,
@@ -138,6 +139,17 @@ def test_merging_lets_newer_points_win_and_fits_again() -> None:
     # The other way round the newer points win too.
     assert merge(newer, older).points == both.points
     assert merge(both, both) == both
+
+
+def test_points_of_a_former_method_are_left_out() -> None:
+    probes = [StreamProbe(form="copy", bytes=size) for size in (1000, 2000)]
+    older = replace(profile_of([point(one, 20e-6) for one in probes]), method=1)
+    newer = profile_of([point(probes[0], 1e-6)])
+    assert newer.method == METHOD
+    both = merge(older, newer)
+    assert {one.probe: one.seconds for one in both.points} == {probes[0]: 1e-6}
+    assert both.method == METHOD
+    assert merge(older, older).method == 1
 
 
 def test_only_profiles_of_the_same_devices_merge() -> None:

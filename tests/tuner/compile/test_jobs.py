@@ -177,6 +177,9 @@ def test_a_schedule_that_is_not_there_or_cannot_be_read_leaves_the_counts(
     assert isinstance(found, Compiled) and found.replay is None
     assert found.step_s == predict(COUNTS, CHIP).step_s
     assert ours.keeps(found)
+    # What an earlier run has played, at other speeds, is no replay of this one.
+    before = replace(found, replay=replayed(plan("dp:4")), step_s=1.0)
+    assert ours.again(plan("tp:4"), before) == found
 
 
 def test_virtual_devices_are_not_played(tmp_path: Path) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
+from automesh.hardware import Target
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Outcome
+from automesh.program.nouns import Device
+from automesh.tuner import run
 from automesh.tuner.compile.memory_limit import NO_LIMIT
 from automesh.tuner.strategies import attached
 from automesh.tuner.strategies.attached import AttachedStrategy, player_for
@@ -114,3 +118,20 @@ def test_those_of_virtual_devices_and_of_other_hosts_are_not() -> None:
     nowhere = search_on("switch")
     nowhere.estimates.fabric = None
     assert player_for(nowhere) is None
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "said"),
+    [("cpu", "cpu", ""), ("gpu", "NVIDIA H200", "data sheet of H200-SXM-141GB")],
+)
+def test_replays_at_other_speeds_are_told_apart(
+    platform: str, kind: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOMESH_PROFILES", str(tmp_path))
+    one = Device(id=0, platform=platform, kind=kind, process_index=0, slice_index=0, coords=())
+    preparation: Any = SimpleNamespace(
+        inspection=SimpleNamespace(devices=(one,)),
+        aim=SimpleNamespace(platform=platform, device_kind=kind),
+    )
+    target = Target(name="local", selector="", platforms=platform)
+    assert run._replay_speeds(target, preparation) == said
