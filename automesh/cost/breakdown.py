@@ -19,6 +19,7 @@ from automesh.cost.formulas import Formulas
 from automesh.cost.kernels import HostLink, KernelPieces, Kernels
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import Kernel, Matmul, Terms, Uncounted, flops, value_of
+from automesh.cost.windowed import for_windows
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.mesh.plan_arrays import Batch, Sizes
 
@@ -229,7 +230,7 @@ def _collectives(
     first = np.zeros(1, np.intp)
     here = PlanRoutes(ici=first, dcn=first, size=first)
     pieces = pieces_of_groups(
-        Collectives(terms, Formulas(terms.active)),
+        Collectives(for_windows(terms, speeds), Formulas(terms.active)),
         _sizes(terms, batch),
         here,
         RouteTable(batch, routes_of),
@@ -296,7 +297,7 @@ def _kernels(
     terms: Terms, batch: Batch, sizes: Mapping[str, int], speeds: Speeds
 ) -> Iterable[KernelCost]:
     formulas = Formulas(terms.active)
-    priced = Kernels(terms, formulas)
+    priced = Kernels(for_windows(terms, speeds), formulas)
     row = _sizes(terms, batch)
     pieces = priced.pieces(formulas.values(row), row, speeds)
     places = {work: place for place, work in enumerate(priced.works)}

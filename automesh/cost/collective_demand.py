@@ -11,7 +11,7 @@ from automesh.cost.formulas import Formulas, Powers, Sums, added
 from automesh.cost.kernels import product_of, total
 from automesh.cost.terms import CollectiveTerm, Sum, Terms
 from automesh.cost.unique_rows import Distinct, distinct
-from automesh.cost.windowed import SMALLEST_RING, windows
+from automesh.cost.windowed import windows
 from automesh.hardware.fabric.fabric import Floats
 from automesh.mesh.plan_arrays import Sizes
 from automesh.platforms import scheduling_of
@@ -43,13 +43,13 @@ class Group:
       axes: that they talk over.
       members: places in `Collectives.works`.
       parts: products of axis sizes that decide the demand.
-      rings: axes of windowed rings that decide it too, by whether they are long enough.
+      rings: members that may be windowed rings: whether they are decides it too.
     """
 
     axes: tuple[str, ...]
     members: tuple[int, ...]
     parts: frozenset[tuple[str, ...]]
-    rings: frozenset[tuple[str, ...]]
+    rings: tuple[int, ...]
 
 
 class Collectives:
@@ -74,6 +74,7 @@ class Collectives:
         self._counts = Sums(formulas, counts)
         self._payloads = Sums(formulas, [work.payload_bytes for work in self.works])
         self._whole = Sums(formulas, [work.whole_bytes for work in self.works])
+        self._intensities = Sums(formulas, [work.intensity for work in self.works])
         self.groups = self._grouped(counts)
 
     def executed(self, values: Floats) -> Floats:
@@ -84,13 +85,18 @@ class Collectives:
         """How much of each collective there is."""
         values = self._formulas.values(sizes)
         counts = self._counts.at(values)
-        whole = self._whole.at(values)
-        rings = np.zeros(counts.shape, np.bool_)
+        rings = self._rings(values, sizes)
+        return Demand(counts=counts, payload_bytes=self._payloads.at(values), is_ring=rings)
+
+    def _rings(self, values: Floats, sizes: Sizes) -> NDArray[np.bool_]:
+        """Which collectives are windowed rings, [works, sizes]."""
+        whole, intensities = self._whole.at(values), self._intensities.at(values)
+        rings = np.zeros(whole.shape, np.bool_)
         for place, work in enumerate(self.works):
             if work.windowed:
                 ring = product_of(work.axes, self._axes, sizes)
-                rings[place] = windows(self._terms, ring, whole[place])
-        return Demand(counts=counts, payload_bytes=self._payloads.at(values), is_ring=rings)
+                rings[place] = windows(self._terms, ring, whole[place], intensities[place])
+        return rings
 
     def slower(self, work: CollectiveTerm) -> float:
         """How much longer a collective takes than its kind says.
@@ -103,23 +109,25 @@ class Collectives:
     def distinct_demands(self, group: Group, sizes: Sizes) -> Distinct:
         """Which sizes ask the same of the network, as far as one group is concerned."""
         columns = [product_of(part, self._axes, sizes) for part in sorted(group.parts)]
-        for ring in sorted(group.rings):
-            devices = product_of(ring, self._axes, sizes)
-            columns.append((devices >= SMALLEST_RING).astype(np.int64))
+        if group.rings:
+            rings = self._rings(self._formulas.values(sizes), sizes)[list(group.rings)]
+            columns += list(np.unique(rings, axis=0).astype(np.int64))
         return distinct(columns, len(sizes))
 
     def _grouped(self, counts: list[Sum]) -> tuple[Group, ...]:
-        found: dict[
-            tuple[tuple[str, ...], frozenset[tuple[str, ...]], frozenset[tuple[str, ...]]],
-            list[int],
-        ] = {}
+        found: dict[tuple[tuple[str, ...], frozenset[tuple[str, ...]], bool], list[int]] = {}
         for place, (work, count) in enumerate(zip(self.works, counts, strict=True)):
             powers = [one.powers for one in (*work.payload_bytes, *work.whole_bytes, *count)]
-            rings = frozenset((work.axes,)) if work.windowed else frozenset[tuple[str, ...]]()
-            found.setdefault((work.axes, _parts(powers, self._axes), rings), []).append(place)
+            key = (work.axes, _parts(powers, self._axes), work.windowed)
+            found.setdefault(key, []).append(place)
         return tuple(
-            Group(axes=axes, members=tuple(members), parts=parts, rings=rings)
-            for (axes, parts, rings), members in found.items()
+            Group(
+                axes=axes,
+                members=tuple(members),
+                parts=parts,
+                rings=tuple(members) if windowed else (),
+            )
+            for (axes, parts, windowed), members in found.items()
         )
 
 
@@ -134,6 +142,7 @@ def unnamed(term: CollectiveTerm, active: tuple[str, ...]) -> CollectiveTerm:
         hides=term.hides,
         windowed=term.windowed,
         whole_bytes=term.whole_bytes,
+        intensity=term.intensity,
         ring_region=term.behind,
     )
 

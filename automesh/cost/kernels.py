@@ -97,6 +97,7 @@ class Kernels:
         self._windowed = [(place, one) for place, work in enumerate(works) for one in work.windowed]
         self._repeated = Sums(formulas, [one.bytes for _, one in self._windowed])
         self._whole = Sums(formulas, [one.whole_bytes for _, one in self._windowed])
+        self._intensities = Sums(formulas, [one.intensity for _, one in self._windowed])
         self._buffers = Sums(formulas, [one.buffer_bytes for _, one in self._windowed])
         self._near = _NearTraffic([work.near for work in works], formulas)
         self._epilogues = Sums(formulas, [work.epilogue for work in works])
@@ -163,9 +164,12 @@ class Kernels:
         repeated = np.where(stays(buffers, speeds) & (buffers > 0.0), 0.0, repeated)
         rings = np.zeros((2, len(self.works), values.shape[1]))
         windowed = np.zeros(rings.shape[1:], np.bool_)
-        for (kernel, one), each, bytes_of in zip(self._windowed, repeated, whole, strict=True):
+        intensities = self._intensities.at(values)
+        for (kernel, one), each, bytes_of, intensity in zip(
+            self._windowed, repeated, whole, intensities, strict=True
+        ):
             ring = product_of(one.axes, self._axes, sizes)
-            is_ring = windows(self._terms, ring, bytes_of)
+            is_ring = windows(self._terms, ring, bytes_of, intensity)
             windowed[kernel] |= is_ring
             rings[0 if one.adds else 1, kernel] += np.where(is_ring, repeats(ring) * each, 0.0)
         return KernelPieces(

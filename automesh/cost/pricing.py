@@ -21,6 +21,7 @@ from automesh.cost.overlap import overlapped
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import Terms, Uncounted
 from automesh.cost.unique_rows import Codes, distinct, joined
+from automesh.cost.windowed import for_windows
 from automesh.hardware.calibration.speeds import Speeds
 from automesh.hardware.fabric.fabric import Floats
 from automesh.hardware.model import HardwareModel
@@ -203,7 +204,7 @@ def price_on(
             dcn=route_table.dcn.inverse[plans],
             size=place[shapes.inverse[plans]],
         )
-        step = _Step(own, active)
+        step = _Step(for_windows(own, speeds), active)
         prices.block[plans] = len(blocks)
         prices.column[plans] = np.arange(len(plans))
         blocks.append(

@@ -85,6 +85,7 @@ class Windowed:
       bytes: what every step but one reads or writes again.
       whole_bytes: of the operand that would be gathered instead, or of the result that would be
         scattered: what the compiler's threshold is compared with.
+      intensity: FLOPs of the multiplication on one device, for each of `whole_bytes`.
       adds: True if every step adds to the whole result; False if it reads the other operand again,
         which it does while it multiplies.
       buffer_bytes: of the array behind `bytes`, as in `Near`; empty: always in device memory.
@@ -93,6 +94,7 @@ class Windowed:
     axes: tuple[str, ...]
     bytes: Sum
     whole_bytes: Sum = ()
+    intensity: Sum = ()
     adds: bool = True
     buffer_bytes: Sum = ()
 
@@ -136,7 +138,7 @@ class CollectiveTerm:
       hides: True if the compiler can run it beside compute of its region (see `Terms.platform`).
       windowed: True if it becomes the ring of a windowed multiplication, where the compiler does
         that.
-      whole_bytes: of the ring's `Windowed`.
+      whole_bytes, intensity: of the ring's `Windowed`.
       ring_region: index into `Terms.regions`: where the ring's multiplication stands; None: in
         `region`.
       source: `file.py:12`, or empty.
@@ -151,6 +153,7 @@ class CollectiveTerm:
     hides: bool
     windowed: bool = False
     whole_bytes: Sum = ()
+    intensity: Sum = ()
     ring_region: int | None = None
     source: str = ""
     operand: str = ""
@@ -241,6 +244,7 @@ class Terms:
       limits: axes for which the terms hold up to some size only, and that size.
       window_threshold_bytes: multiplications around anything smaller are not windowed; see
         `automesh.cost.windowed`.
+      window_flops_per_byte: see `Speeds`; not known before the step is priced.
     """
 
     active: tuple[str, ...]
@@ -259,3 +263,4 @@ class Terms:
     fixed: tuple[str, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()
     window_threshold_bytes: float = 0.0
+    window_flops_per_byte: float = 0.0

@@ -6,6 +6,12 @@ reads or accumulates a whole activation in every step of the ring. Shards travel
 step multiplies one of each direction: a ring of n devices takes n/2 steps. A compiler option says
 from which size on: the whole operand that would be gathered, or the whole result that would be
 scattered.
+
+The partitioner leaves the gather where a ring would not pay: where the longer of multiplication and
+transfer, and two more steps of the transfer, take as long as both one after the other
+(`disable_windowed_einsum` there). With n steps of a transfer that takes t and a multiplication that
+takes c, that is min(c, t) <= 2 t / n: two devices never have a ring, and more of them only where n
+times the FLOPs for each byte are more than the chip does while two bytes travel.
 """
 
 from __future__ import annotations
@@ -25,6 +31,8 @@ from automesh.platforms.platform import PlatformName
 # From ahead-of-time schedules of libtpu 0.0.42 for 16 chips of v5e (45 programs of three models).
 # Two devices: none were windowed; four: all were.
 SMALLEST_RING = 4
+# libtpu 0.0.50.1: rings of 32 chips of v5e and v5p, none of 64, whatever is multiplied.
+LARGEST_RING = 32
 THRESHOLDS: dict[PlatformName, str] = {
     platform.name: platform.scheduling.window_option
     for platform in PLATFORMS
@@ -34,7 +42,10 @@ THRESHOLDS: dict[PlatformName, str] = {
 
 
 def windows(
-    terms: Terms, ring: NDArray[np.integer] | Floats, whole_bytes: Floats
+    terms: Terms,
+    ring: NDArray[np.integer] | Floats,
+    whole_bytes: Floats,
+    intensity: Floats,
 ) -> NDArray[np.bool_]:
     """Where a multiplication that may be windowed is: [meshes].
 
@@ -42,10 +53,13 @@ def windows(
       terms: say whose compiler makes the program, and its threshold.
       ring: devices of the ring, [meshes].
       whole_bytes: of the operand or the result that is not gathered or scattered then, [meshes].
+      intensity: FLOPs of the multiplication for each of these bytes, [meshes].
     """
     if not scheduling_of(terms.platform).window_option:
         return np.zeros(len(ring), np.bool_)
-    return (ring >= SMALLEST_RING) & (whole_bytes >= terms.window_threshold_bytes)
+    is_size = (ring >= SMALLEST_RING) & (ring <= LARGEST_RING)
+    pays = intensity * ring >= terms.window_flops_per_byte
+    return is_size & pays & (whole_bytes >= terms.window_threshold_bytes)
 
 
 def repeats(ring: NDArray[np.integer] | Floats) -> Floats:
@@ -75,6 +89,11 @@ def ring_seconds(payload_bytes: Floats, route: Route, speeds: Speeds) -> Floats:
     shared = replace(route, ici_step_share=route.ici_pair_share)
     once = speeds.collective_s("collective-permute", payload_bytes / devices, shared)
     return np.stack([steps * once.latency_s, steps * once.ici_s, steps * once.dcn_s])
+
+
+def for_windows(terms: Terms, speeds: Speeds) -> Terms:
+    """The terms with what decides on a chip whether a ring pays."""
+    return replace(terms, window_flops_per_byte=speeds.window_flops_per_byte)
 
 
 def with_threshold(terms: Terms, value: Scalar) -> Terms:

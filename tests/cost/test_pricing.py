@@ -46,7 +46,7 @@ SETS = [tuple(itertools.compress(AXES, kept)) for kept in itertools.product((0, 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 CHIPS = (
     PlainSpeeds(),
-    PlainSpeeds(near_bytes=1e7, epilogue_bytes_per_s=3e11),
+    PlainSpeeds(near_bytes=1e7, epilogue_bytes_per_s=3e11, window_flops_per_byte=8e3),
     PlainSpeeds(near_bytes=5e8),
 )
 few = settings(max_examples=25, deadline=None)
@@ -88,6 +88,7 @@ kernels = st.builds(
             axes=axis_sets,
             bytes=sums(1e8),
             whole_bytes=sums(1e9),
+            intensity=sums(1e4),
             adds=st.booleans(),
             buffer_bytes=st.one_of(st.just(()), sums(1e8)),
         ),
@@ -118,6 +119,7 @@ collectives = st.builds(
     hides=st.booleans(),
     windowed=st.booleans(),
     whole_bytes=sums(1e9),
+    intensity=sums(1e4),
     ring_region=st.one_of(st.none(), st.integers(0, 2)),
 )
 copies = st.builds(

@@ -11,7 +11,7 @@ import pytest
 from automesh.cost.priced_options import under_options
 from automesh.cost.pricing import Prices, price_on
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Region, Sum, Terms, Windowed
-from automesh.cost.windowed import THRESHOLDS
+from automesh.cost.windowed import THRESHOLDS, for_windows, windows
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan, Scalar
 from automesh.mesh.plan_arrays import Batch, batch_of
@@ -130,3 +130,27 @@ def test_options_without_a_price_are_named_once() -> None:
     assert OPTION not in said
     assert OPTION in unpriced_notice(plans, "gpu")
     assert unpriced_notice(plans[:1], "tpu") == ""
+
+
+@pytest.mark.parametrize(
+    ("ring", "intensity", "is_ring"),
+    [
+        (2, 1e9, False),
+        (4, 999.0, False),
+        (4, 1000.0, True),
+        (16, 251.0, True),
+        (16, 249.0, False),
+        (32, 1e9, True),
+        (64, 1e9, False),
+    ],
+)
+def test_a_ring_must_pay_for_its_two_more_steps(ring: int, intensity: float, is_ring: bool) -> None:
+    chip = replace(PlainSpeeds(), window_flops_per_byte=4000.0)
+    terms = for_windows(step(), chip)
+    found = windows(terms, np.array([ring]), np.array([1e9]), np.array([intensity]))
+    assert found.tolist() == [is_ring]
+
+
+def test_where_nothing_is_known_of_the_chip_every_ring_pays() -> None:
+    terms = for_windows(step(), PlainSpeeds())
+    assert windows(terms, np.array([4]), np.array([1.0]), np.array([0.0])).tolist() == [True]

@@ -2,9 +2,10 @@
 
 import pytest
 
+from automesh.cost.terms import value_of
 from automesh.ir.passes.run import RULES, rewrite
-from automesh.ir.passes.windowed import IN_RING, WINDOWED
-from tests.support.samples.graphs import Program, names
+from automesh.ir.passes.windowed import IN_RING, INTENSITY, WINDOWED
+from tests.support.samples.graphs import SIZES, Program, names
 
 ROWS, COLUMNS = ("dp", "fsdp"), ("tp",)
 
@@ -229,6 +230,9 @@ def test_a_gather_may_become_a_ring_if_its_axes_split_the_other_operand(rows, is
         # The weight's rows are contracted: every step reads and writes the result again.
         assert ring.axes == ("fsdp",)
         assert ring.bytes[0].coefficient == 2 * 64 * 16 * 4
+        # Two FLOPs for each of a device's 16 rows and each weight of four bytes.
+        assert value_of(ring.intensity, SIZES) == 2 * 16 / 4
+        assert gather.attributes[INTENSITY] == ring.intensity
 
 
 def test_a_gather_that_was_made_before_a_conversion_is_no_ring():
@@ -251,6 +255,8 @@ def test_a_scattered_gradient_may_become_a_ring():
     assert scatter.name == "reduce_scatter"
     assert scatter.attributes[IN_RING]
     assert dot.attributes[WINDOWED][0].axes == ("fsdp",)
+    assert value_of(scatter.attributes[INTENSITY], SIZES) == 2 * 16 / 4
+    assert dot.attributes[WINDOWED][0].intensity == scatter.attributes[INTENSITY]
 
 
 @pytest.mark.parametrize(("declared", "is_ring"), [(((), (), ()), False), (None, True)])

@@ -109,6 +109,11 @@ class DataSheet:
         return engines_of(self.chip).host_bytes_per_s
 
     @property
+    def window_flops_per_byte(self) -> float:
+        """See `Speeds`."""
+        return engines_of(self.chip).window_flops_per_byte
+
+    @property
     def bound_memory_bytes_per_s(self) -> float:
         """See `Speeds`."""
         return 0.0 if self.chip.rough else self.chip.hbm_bytes_per_s

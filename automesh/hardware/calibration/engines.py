@@ -23,6 +23,7 @@ class Engines:
     onchip: float
     onchip_bytes: int
     epilogue_bytes: float
+    window_flops_per_byte: float
     sources: dict[str, str]
 
     def clock_hz(self, chip: Chip) -> float:

@@ -42,6 +42,7 @@ class Calibrated:
         self.near_bytes = base.near_bytes
         self.epilogue_bytes_per_s = 0.0  # Fits of whole multiplications hold it already.
         self.host_bytes_per_s = base.host_bytes_per_s
+        self.window_flops_per_byte = base.window_flops_per_byte
         self.bound_memory_bytes_per_s = base.bound_memory_bytes_per_s
 
     def bound_flops_per_s(self, dtype: str) -> float:

@@ -81,6 +81,8 @@ class Speeds(Protocol):
       epilogue_bytes_per_s: what a product can write, and read beside its operands, wherever that
         lies; 0 where nothing but memory holds it up.
       host_bytes_per_s: one way between a device's memory and that of its host.
+      window_flops_per_byte: a multiplication in a ring of n devices pays where n times its FLOPs
+        for each byte that travels are more; 0 where every ring does. See `automesh.cost.windowed`.
       bound_memory_bytes_per_s: no device of this kind can do more; 0 if nothing sound is known.
     """
 
@@ -96,6 +98,8 @@ class Speeds(Protocol):
     def epilogue_bytes_per_s(self) -> float: ...
     @property
     def host_bytes_per_s(self) -> float: ...
+    @property
+    def window_flops_per_byte(self) -> float: ...
     @property
     def bound_memory_bytes_per_s(self) -> float: ...
 

@@ -10,7 +10,7 @@ than the product is a gather.
 from __future__ import annotations
 
 from automesh.cost.terms import Monomial, Windowed
-from automesh.ir.graph import Graph, Operation, Value, times
+from automesh.ir.graph import Graph, Operation, Value, element_bytes, times
 from automesh.ir.passes.collectives import is_manual
 from automesh.ir.passes.edits import blocks, only_user, returned_values
 
@@ -19,7 +19,8 @@ _MOVES = frozenset(("transpose", "reshape"))
 WINDOWED = "windowed"
 # Key in `Operation.attributes` of a collective that vanishes into a ring: the ring's `whole_bytes`.
 IN_RING = "in_ring"
-# Likewise: the product that the ring is made of.
+# Likewise: the ring's `intensity`, and the product that it is made of.
+INTENSITY = "intensity"
 RING_OF = "ring_of"
 _TWICE = Monomial(coefficient=2.0)
 
@@ -62,7 +63,8 @@ def _gathered(dot: Operation) -> Windowed | None:
         if split != set(axes) or (len(dots) > 1 and dot is dots[0]):
             continue
         if len(dots) == 1:
-            gather.attributes.update({IN_RING: (whole,), RING_OF: dot})
+            intensity = (_intensity(dot, whole),)
+            gather.attributes.update({IN_RING: (whole,), INTENSITY: intensity, RING_OF: dot})
         # If the gathered dimension is contracted, each step adds to the whole result.
         adds = _dimension_after(gather, path) in inside
         buffer = dot.results[0].bytes if adds else other.bytes
@@ -70,6 +72,7 @@ def _gathered(dot: Operation) -> Windowed | None:
             axes=axes,
             bytes=(times(buffer, _TWICE) if adds else buffer,),
             whole_bytes=(whole,),
+            intensity=(_intensity(dot, whole),),
             adds=adds,
             # Sums that are added to again and again move as much as they would in device memory:
             # cycles of 10 and 29 us for results of 2 and 8 MiB on v5e, whose operands are small.
@@ -94,11 +97,30 @@ def _scattered(dot: Operation, returned: set[Value]) -> Windowed | None:
     if not _was_split(dot, 2, axes):
         return None
     whole = (user.results[0].bytes,)
-    user.attributes.update({IN_RING: whole, RING_OF: dot})
+    intensity = (_intensity(dot, whole[0]),)
+    user.attributes.update({IN_RING: whole, INTENSITY: intensity, RING_OF: dot})
     at = next(n for n, one in enumerate(piece.attributes["per_dimension"]) if one)
     free = len(left.shape) - len(dot.attributes["lhs_contracting"])
     again = (right if at < free else left).bytes
-    return Windowed(axes=axes, bytes=(again,), whole_bytes=whole, adds=False, buffer_bytes=(again,))
+    return Windowed(
+        axes=axes,
+        bytes=(again,),
+        whole_bytes=whole,
+        intensity=intensity,
+        adds=False,
+        buffer_bytes=(again,),
+    )
+
+
+def _intensity(dot: Operation, whole_bytes: Monomial) -> Monomial:
+    """FLOPs of a product on one device, for each of some bytes."""
+    left, result = dot.operands[0], dot.results[0]
+    pairs = Monomial(coefficient=2.0 / element_bytes(result.dtype))
+    found = times(result.bytes, pairs)
+    for dimension in dot.attributes["lhs_contracting"]:
+        found = times(found, left.dimension(dimension))
+    inverse = tuple((axis, -power) for axis, power in whole_bytes.powers)
+    return times(found, Monomial(coefficient=1.0 / whole_bytes.coefficient, powers=inverse))
 
 
 def _was_split(dot: Operation, place: int, axes: tuple[str, ...]) -> bool:

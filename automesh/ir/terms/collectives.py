@@ -19,7 +19,7 @@ from automesh.collectives import STABLEHLO
 from automesh.cost.terms import CollectiveTerm, Monomial, Sum, value_of
 from automesh.ir.graph import Block, Operation, Value, added, element_bytes, times, used_in
 from automesh.ir.op_kinds import COLLECTIVES, PRODUCTS, VIRTUAL
-from automesh.ir.passes.windowed import IN_RING, RING_OF
+from automesh.ir.passes.windowed import IN_RING, INTENSITY, RING_OF
 from automesh.platforms import scheduling_of
 from automesh.platforms.platform import Scheduling
 
@@ -204,6 +204,7 @@ def collective_term(
         windowed=windowed,
         ring_region=None if product is None else places.at(product),
         whole_bytes=whole,
+        intensity=operation.attributes.get(INTENSITY, ()),
         source=nearby_source(operation),
         operand=", ".join(map(_words, operation.operands)),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Terms, value_of
-from automesh.cost.windowed import SMALLEST_RING
+from automesh.cost.windowed import LARGEST_RING, SMALLEST_RING
 from automesh.hardware.calibration.speeds import CollectiveSeconds
 from automesh.mesh.plan_arrays import Batch
 from tests.support.samples.cost_samples import PlainSpeeds, simple_routes
@@ -28,6 +28,7 @@ class Reference:
 
 def reference(terms: Terms, batch: Batch, row: int, speeds: PlainSpeeds) -> Reference:
     """Prices one mesh of a batch."""
+    terms = replace(terms, window_flops_per_byte=speeds.window_flops_per_byte)
     sizes = dict(zip(batch.names, batch.sizes[row].tolist()))
     causes: dict[str, float] = defaultdict(float)
     least = serial = step = multiplying_at_peak = touched = executed = 0.0
@@ -158,7 +159,8 @@ def _kernel(kernel: Kernel, terms: Terms, sizes: dict[str, int], speeds: PlainSp
     least = max(multiplying, streaming)
     for one in kernel.windowed:
         ring = math.prod(sizes[axis] for axis in one.axes)
-        if _is_ring(terms, ring, value_of(one.whole_bytes, sizes)):
+        whole, intensity = (value_of(each, sizes) for each in (one.whole_bytes, one.intensity))
+        if _is_ring(terms, ring, whole, intensity):
             is_windowed = True
             buffer_bytes = value_of(one.buffer_bytes, sizes)
             stays = 0.0 < buffer_bytes <= speeds.near_bytes
@@ -196,7 +198,8 @@ def _communication(
     for term, count in counts.items():
         ring = math.prod(sizes[axis] for axis in term.axes)
         whole = value_of(term.whole_bytes, sizes)
-        windowed = term.windowed and _is_ring(terms, ring, whole)
+        intensity = value_of(term.intensity, sizes)
+        windowed = term.windowed and _is_ring(terms, ring, whole, intensity)
         elsewhere = windowed and term.ring_region is not None
         where = term.ring_region if elsewhere else term.region
         if where != region or not any(sizes[axis] > 1 for axis in term.axes):
@@ -223,9 +226,10 @@ def _ring(
     return _by_cause(axes, seconds, times=(devices + 1) / 2)
 
 
-def _is_ring(terms: Terms, ring: int, whole_bytes: float) -> bool:
+def _is_ring(terms: Terms, ring: int, whole_bytes: float, intensity: float) -> bool:
     is_large = whole_bytes >= terms.window_threshold_bytes
-    return terms.platform == "tpu" and ring >= SMALLEST_RING and is_large
+    pays = intensity * ring >= terms.window_flops_per_byte
+    return terms.platform == "tpu" and SMALLEST_RING <= ring <= LARGEST_RING and is_large and pays
 
 
 def _collective(

@@ -40,6 +40,7 @@ class PlainSpeeds:
     kernel_overhead_s: float = 2.0e-7
     near_bytes: float = 0.0
     epilogue_bytes_per_s: float = 0.0
+    window_flops_per_byte: float = 0.0
     host_bytes_per_s: float = 1.5e10
     bound_memory_bytes_per_s: float = 1.0e12
     latency_s: float = 1.0e-6

@@ -126,6 +126,7 @@ class PlainSpeeds:
     kernel_overhead_s: float = 1e-6
     near_bytes: float = 0.0
     epilogue_bytes_per_s: float = 0.0
+    window_flops_per_byte: float = 0.0
     host_bytes_per_s: float = 1.5e10
     bound_memory_bytes_per_s: float = 1e12
 
