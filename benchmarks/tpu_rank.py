@@ -6,8 +6,8 @@ For three shapes of the dense example and one of the one with experts: all 15 (d
 of `v5e:4x4`, and 40 plans of `tpu-v5p-128` drawn at random from the shipped search space. Each is
 compiled at default effort for the target (no TPU, but the `tpu` extra), its schedule is replayed on
 the links that its groups use, and the time is held against the estimate that a search makes without
-compiling. About 220 compiles of half a minute, and 135 of some seconds for all meshes of `v5e:4x4`
-for nine steps that are no language models: what finishes is kept in `results/tpu_rank`, and the same
+compiling. About 220 compiles of half a minute, and 135 of some seconds: all meshes of `v5e:4x4` for
+nine steps that are no language models. What finishes is kept in `results/tpu_rank`, and the same
 command goes on.
 
 Estimate and replay share the formulas of collectives, the links under each set of axes and the
