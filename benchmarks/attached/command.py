@@ -63,7 +63,10 @@ def main(
     workers: Annotated[int, typer.Option(min=1, help="Compiles side by side.")] = 2,
 ) -> None:
     """Measures one attached device, or compares what was measured with what is predicted."""
-    wanted = [one for one in (TINY if tiny else STEPS) if not examples or one.name in examples]
+    steps = TINY if tiny else STEPS
+    wanted = [one for one in steps if not examples or one.name in examples]
+    if not wanted:
+        raise SystemExit(f"--example: one of {', '.join(one.name for one in steps)}")
     if is_measuring:
         record = measure(target, wanted, data / _RECORD, folder)
         timed = sum(bool(row.rounds_s) for row in record.rows)
@@ -77,6 +80,8 @@ def main(
     if not (data / _RECORD).exists():
         raise SystemExit(f"there is no record in `{data}`: make one with --measure")
     record = read_record(data / _RECORD)
+    if parse_target(record.selector, os.environ).absent is None:
+        raise SystemExit(f"`{data / _RECORD}` is of {record.selector}: only accelerators compare")
     found = compare(record, folder, data, workers=workers)
     for line in table(found):
         print(line)
@@ -85,7 +90,7 @@ def main(
             print(f"{row.step} {row.plan}: {row.failure}")
     summary: dict[str, Any] = {"device": record.device_kind, **figures(found)}
     for hardware in _hardware(record, data):
-        programs = programs_in(data, hardware)
+        programs = programs_in(data, record, hardware)
         for line in lines_of(programs, hardware.speeds.origin):
             print(line)
         summary.setdefault("programs", []).append([round(one.error, 4) for one in programs])
@@ -95,8 +100,7 @@ def main(
 def _hardware(record: Record, data: Path) -> list[HardwareModel]:
     """The device with the speeds of its data sheet, and with those of its calibration."""
     absent = parse_target(record.selector, os.environ).absent
-    if absent is None:
-        return []
+    assert absent is not None
     fabric = absent.fabric
     profiles = [read_profile(path) for path in sorted(data.glob("gpu-*.json"))]
     return [

@@ -17,7 +17,7 @@ from automesh.cost.roofline import predict
 from automesh.hardware.calibration.profile_files import FOLDER_VARIABLE
 from automesh.hardware.chips import chip_for
 from automesh.hardware.compilers import compiler_for
-from automesh.outcomes import OutOfMemory
+from automesh.outcomes import Compiled, OutOfMemory
 from automesh.units import format_bytes, format_percent, format_seconds
 from benchmarks.attached.record import SCRIPT, Record, Row
 from benchmarks.support.compiles import Case, bench
@@ -69,8 +69,8 @@ def compare(record: Record, folder: Path, profiles: Path, *, workers: int) -> li
                 played = {str(one.plan): one.replay for one in sheet.played(sheet.plans)}
                 for plan in sheet.plans:
                     outcome = sheet.outcome(plan)
-                    if memory := getattr(outcome, "memory", None):
-                        memories[str(plan)] = memory.peak_bytes
+                    if isinstance(outcome, Compiled):
+                        memories[str(plan)] = outcome.memory.peak_bytes
                     elif isinstance(outcome, OutOfMemory):
                         memories[str(plan)] = outcome.needed_bytes
         with _profiles_in(profiles), bench(case, folder, list) as calibrated:
@@ -109,7 +109,14 @@ _TIMES = {"sheet": "sheet_s", "profile": "profile_s", "counts": "counts_s", "rep
 
 def figures(found: Sequence[Compared]) -> dict[str, Any]:
     """Errors over the plans that have both sides: of times with their sign, of memory, of order."""
-    summary: dict[str, Any] = {"plans": len(found)}
+    visits = [
+        abs(rounds[1] / rounds[0] - 1) for one in found if len(rounds := one.row.rounds_s) > 1
+    ]
+    summary: dict[str, Any] = {
+        "plans": len(found),
+        "visited_twice": len(visits),
+        "visits_apart": round(max(visits, default=0.0), 4),
+    }
     for name, field in _TIMES.items():
         pairs = [(one, getattr(one, field)) for one in found if getattr(one, field) > 0]
         if pairs:

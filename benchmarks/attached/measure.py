@@ -68,7 +68,6 @@ def measure(target_name: str, steps: Sequence[Step], path: Path, folder: Path) -
                     ),
                     path,
                 )
-            platform = "gpu" if first.platform in ("gpu", "cuda") else first.platform
             facts = StepFacts(
                 facts=found.facts,
                 used_axes=found.used_axes,
@@ -76,7 +75,11 @@ def measure(target_name: str, steps: Sequence[Step], path: Path, folder: Path) -
                 takes_any_knob=found.takes_any_knob,
             )
             plans = find_legal(
-                space, facts, num_devices=len(found.devices), num_granules=1, platform=platform
+                space,
+                facts,
+                num_devices=len(found.devices),
+                num_granules=1,
+                platform=first.platform,
             ).legal
             ref = StepRef(entry=step.entry, axis_types=found.axis_types, facts=found.facts)
             record = _measured(step, ref, plans, pool, record, path, folder)

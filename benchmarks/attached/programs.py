@@ -16,6 +16,7 @@ from automesh.hlo.schedule.nouns import Compute, executed
 from automesh.hlo.schedule.read import read_schedule
 from automesh.mesh.axes import MeshAxis
 from automesh.units import format_seconds
+from benchmarks.attached.record import Record
 from benchmarks.attached.trace import AXES, shares
 
 
@@ -24,6 +25,7 @@ class Ran:
     """One program that ran, traced and replayed.
 
     Attributes:
+      measured_s: of a step, in the visits; 0 if it was not measured.
       busy_s: of its kernels, one step.
       multiplying_s: of those that multiply matrices.
       replay_s: of its schedule.
@@ -32,6 +34,7 @@ class Ran:
 
     step: str
     plan: str
+    measured_s: float
     busy_s: float
     multiplying_s: float
     replay_s: float
@@ -39,12 +42,22 @@ class Ran:
 
     @property
     def error(self) -> float:
-        """Of the replay, relative, with its sign."""
+        """Of the replay against the measured step, relative, with its sign."""
+        return self.replay_s / self.measured_s - 1 if self.measured_s else 0.0
+
+    @property
+    def kernel_error(self) -> float:
+        """Of the replay against the traced kernels, likewise."""
         return self.replay_s / self.busy_s - 1
 
 
-def programs_in(folder: Path, hardware: HardwareModel) -> list[Ran]:
-    """All that `trace` has left in a folder, at the speeds of the hardware."""
+def programs_in(folder: Path, record: Record, hardware: HardwareModel) -> list[Ran]:
+    """All that `trace` has left in a folder, at the speeds of the hardware.
+
+    Args:
+      record: has the same plans, measured without a trace.
+    """
+    measured = {(row.step, row.plan): row.step_s for row in record.rows if row.rounds_s}
     found: list[Ran] = []
     for path in sorted(folder.glob("*.kernels.json")):
         name = path.name.removesuffix(".kernels.json")
@@ -63,6 +76,7 @@ def programs_in(folder: Path, hardware: HardwareModel) -> list[Ran]:
             Ran(
                 step=name,
                 plan=traced["plan"],
+                measured_s=measured.get((name, traced["plan"]), 0.0),
                 busy_s=traced["busy_s"],
                 multiplying_s=multiplying_s,
                 replay_s=played.step_s,
@@ -79,8 +93,9 @@ def lines_of(found: Sequence[Ran], speeds: str) -> list[str]:
         rest_s = one.busy_s - one.multiplying_s
         replayed_s = one.replay_s - one.replayed_multiplying_s
         lines.append(
-            f"  {one.step} {one.plan}: kernels {format_seconds(one.busy_s)}, replay "
-            f"{one.error:+.1%}; multiplications {format_seconds(one.multiplying_s)}, "
+            f"  {one.step} {one.plan}: step {format_seconds(one.measured_s)}, replay "
+            f"{one.error:+.1%}; kernels {format_seconds(one.busy_s)}, "
+            f"{one.kernel_error:+.1%}; multiplications {format_seconds(one.multiplying_s)}, "
             f"{one.replayed_multiplying_s / one.multiplying_s - 1:+.1%}; the rest "
             f"{format_seconds(rest_s)}, {replayed_s / rest_s - 1:+.1%}"
         )

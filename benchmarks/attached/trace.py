@@ -26,6 +26,9 @@ def trace(step: Step, knobs: Mapping[str, Any], folder: Path) -> str:
 
     Returns:
       What was seen, in words.
+
+    Raises:
+      SystemExit: no GPU took part.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
@@ -42,10 +45,8 @@ def trace(step: Step, knobs: Mapping[str, Any], folder: Path) -> str:
         sys.argv = before
     state, *rest = jax.tree.map(_made, workload.args)
     compiled = workload.step.lower(state, *rest).compile()
-    folder.mkdir(parents=True, exist_ok=True)
     # Without the paths of this machine.
     module = module_of(compiled.as_text().replace(f"{ROOT}/", ""))
-    (folder / f"{step.name}.module.gz").write_bytes(gzip.compress(module, mtime=0))
     for _ in range(3):
         state = compiled(state, *rest)[0]
     jax.block_until_ready(state)
@@ -58,6 +59,8 @@ def trace(step: Step, knobs: Mapping[str, Any], folder: Path) -> str:
         events = json.loads(gzip.decompress(found.read_bytes()))["traceEvents"]
     plan = " ".join(["dp:1", *(f"{name}={value}" for name, value in knobs.items())])
     kernels = {"plan": plan, **kernels_of(events)}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{step.name}.module.gz").write_bytes(gzip.compress(module, mtime=0))
     path = folder / f"{step.name}.kernels.json"
     path.write_text(json.dumps(kernels, indent=0) + "\n", encoding="utf-8")
     return f"{kernels['busy_s']:.4f} s of kernels in {kernels['span_s']:.4f} s"
@@ -98,6 +101,8 @@ def kernels_of(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         and "GPU" in processes.get(one["pid"], "")
         and "Stream" in names.get((one["pid"], one["tid"]), "")
     ]
+    if not found:
+        raise SystemExit("the trace has no kernels of a GPU: --trace needs one")
     spent, count = Counter[str](), Counter[str]()
     for one in found:
         spent[one["name"]] += one["dur"]

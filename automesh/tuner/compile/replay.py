@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,11 +12,12 @@ import numpy as np
 from automesh.cost.replay.replay import replay
 from automesh.cost.replay.timeline import Timeline
 from automesh.errors import AutomeshError, UsageError
-from automesh.hardware.model import HardwareModel
+from automesh.hardware.fabric.fabric import Fabric, Layouts
+from automesh.hardware.model import HardwareModel, hardware_model
 from automesh.hlo import read_module
 from automesh.hlo.schedule.read import read_schedule
 from automesh.hlo.schedule.renumber import renumbered
-from automesh.hlo.store import LIMIT_VARIABLE, ModuleStore
+from automesh.hlo.store import LIMIT_VARIABLE, ModuleStore, default_store
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import (
     Compiled,
@@ -25,6 +27,7 @@ from automesh.outcomes import (
     Replayed,
 )
 from automesh.tuner.compile.pipelines import replay_pipeline
+from automesh.tuner.preparation import Aim
 from automesh.units import format_bytes
 
 # What reading and playing raise if a module refers to what is not there: the store may be a folder
@@ -144,6 +147,27 @@ class Player:
             axes=plan.axes,
             hardware=self.hardware,
         )
+
+
+def player_on(fabric: Fabric, layouts: Layouts, aim: Aim) -> Player:
+    """What plays the programs of the user's own store on some devices.
+
+    Args:
+      layouts: of the ICI shapes of all plans that are asked for.
+
+    Raises:
+      UsageError: the store's variables are wrong, or a profile cannot be read.
+    """
+    return Player(
+        store=default_store(os.environ),
+        hardware=hardware_model(
+            fabric,
+            layouts,
+            platform=aim.platform,
+            device_kind=aim.device_kind,
+            environ=os.environ,
+        ),
+    )
 
 
 def numbers_of(own: Sequence[MeshAxis], axes: Sequence[MeshAxis]) -> tuple[int, ...]:

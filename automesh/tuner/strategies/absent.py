@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -11,8 +10,6 @@ from pathlib import Path
 from automesh.errors import NoFeasibleMesh
 from automesh.hardware import Absent, Target
 from automesh.hardware.compilers import absent_devices_of
-from automesh.hardware.model import hardware_model
-from automesh.hlo.store import ModuleStore, default_store
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Effort, Failure, Outcome
 from automesh.platforms import platform_named
@@ -33,7 +30,7 @@ from automesh.tuner.choose.ahead_of_time import (
 from automesh.tuner.choose.prior_rule import measured_rule
 from automesh.tuner.choose.state import SearchState, state_of
 from automesh.tuner.compile.jobs import CompilingAhead
-from automesh.tuner.compile.replay import Player
+from automesh.tuner.compile.replay import Player, player_on
 from automesh.tuner.compile.rung import CompileRung
 from automesh.tuner.context import SearchContext
 from automesh.tuner.paths import as_seen
@@ -91,7 +88,6 @@ class AbsentStrategy(Strategy):
     absent: Absent
     _start: SearchState = field(init=False)
     _player: Player = field(init=False)
-    _store: ModuleStore = field(init=False)
     _screened: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
     _compiled: dict[Plan, Outcome] = field(init=False, default_factory=dict[Plan, Outcome])
     _told: set[str] = field(init=False, default_factory=set[str])
@@ -118,18 +114,7 @@ class AbsentStrategy(Strategy):
         self._start = replace(
             state, is_replayed=True, device_memory_bytes=preparation.device_memory.free_bytes
         )
-        self._store = default_store(os.environ)
-        aim = preparation.aim
-        self._player = Player(
-            store=self._store,
-            hardware=hardware_model(
-                fabric,
-                layouts,
-                platform=aim.platform,
-                device_kind=aim.device_kind,
-                environ=os.environ,
-            ),
-        )
+        self._player = player_on(fabric, layouts, preparation.aim)
 
     def climb(self) -> str:
         """Compiles the best by estimate, then whatever may still beat the best replay."""
@@ -217,7 +202,7 @@ class AbsentStrategy(Strategy):
         compiling = CompilingAhead(
             preparation=search.preparation,
             effort=effort,
-            store=self._store,
+            store=self._player.store,
             player=None if is_screen else self._player,
         )
         place = {plan: number for number, plan in enumerate(order)}

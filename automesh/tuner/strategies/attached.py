@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from automesh.hardware.model import hardware_model
-from automesh.hlo.store import default_store
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Outcome
 from automesh.report.result import SearchResult
@@ -20,7 +17,7 @@ from automesh.tuner.choose.finalists import (
 )
 from automesh.tuner.choose.state import SearchState, state_of
 from automesh.tuner.compile.jobs import CompilingHere
-from automesh.tuner.compile.replay import Player
+from automesh.tuner.compile.replay import Player, player_on
 from automesh.tuner.compile.rung import CompileRung
 from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.leased_pool import LivePool
@@ -173,14 +170,4 @@ def player_for(search: SearchContext) -> Player | None:
         return None
     if search.lender is not None or search.start_worker is not Process:
         return None
-    aim = search.preparation.aim
-    return Player(
-        store=default_store(os.environ),
-        hardware=hardware_model(
-            fabric,
-            layouts,
-            platform=aim.platform,
-            device_kind=aim.device_kind,
-            environ=os.environ,
-        ),
-    )
+    return player_on(fabric, layouts, search.preparation.aim)

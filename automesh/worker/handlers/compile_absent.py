@@ -18,7 +18,7 @@ from automesh.program.lower.lowering import lower
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.program.pipeline.absent import lower_for_absent, obtain_pipeline
 from automesh.program.pipeline.lower import StagedProgram, StepProgram, pipeline_of
-from automesh.worker.handlers.scripts import Scripts, build_plan
+from automesh.worker.handlers.scripts import Scripts, build_plan, is_wanted
 from automesh.worker.messages import CompileJob
 from automesh.worker.stages import Emit, Stages
 
@@ -50,10 +50,8 @@ def compile_ahead(
         # A stage is compiled for as many slices as it spans.
         program, part = (lower(built), one) if step is None else lower_for_absent(built, step, one)
         fingerprint = program.fingerprint(job.plan.compiler_options)
-        begun = perf_counter()
-        reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
-        waited = perf_counter() - begun
-        if not reply["go"]:
+        wanted, waited = is_wanted(fingerprint, emit)
+        if not wanted:
             return Lowered(fingerprint=fingerprint)
         stages.enter("compile")
         order = Order(

@@ -17,7 +17,7 @@ from automesh.program.notes import note
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.program.pipeline.attached import compile_here, count_here
 from automesh.program.pipeline.lower import StagedProgram, lower_any
-from automesh.worker.handlers.scripts import Scripts, build_plan
+from automesh.worker.handlers.scripts import Scripts, build_plan, is_wanted
 from automesh.worker.messages import CompileJob
 from automesh.worker.stages import Emit, Stages
 
@@ -39,10 +39,8 @@ def compile_attached(
     stages.enter("lower")
     program = lower_any(built)
     fingerprint = program.fingerprint(job.plan.compiler_options)
-    begun = perf_counter()
-    reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
-    waited = perf_counter() - begun
-    if not reply["go"]:
+    wanted, waited = is_wanted(fingerprint, emit)
+    if not wanted:
         return Lowered(fingerprint=fingerprint)
     stages.enter("compile")
     if isinstance(program, StagedProgram):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import jax
@@ -238,3 +239,14 @@ def _is_users(name: str) -> bool:
     """Whether a module is of the user's own code, not installed and none of ours."""
     file = getattr(sys.modules[name], "__file__", None)
     return isinstance(file, str) and is_users_file(str(Path(file).resolve()))
+
+
+def is_wanted(fingerprint: str, emit: Emit) -> tuple[bool, float]:
+    """Tells the parent which program was lowered, and asks whether it is to be compiled.
+
+    Returns:
+      The answer, and the seconds that it was waited for.
+    """
+    begun = perf_counter()
+    reply = emit({"event": "lowered", "fingerprint": fingerprint, "reply": True})
+    return bool(reply["go"]), perf_counter() - begun

@@ -46,7 +46,9 @@ def is_ring(name: str, rows: int) -> bool:
     return re.search(r"collective-permute(-start)?\(", text) is not None
 
 
-@pytest.mark.parametrize("name", ["v5e:2x4", "v5e:4x4", "v6e:4x4", "v5p:2x2x4", "v4:2x2x4"])
+@pytest.mark.parametrize(
+    "name", ["v5e:2x4", "v5e:4x4", "v6e:4x4", "v5p:2x2x4", "v4:2x2x4", "7x:2x2x4"]
+)
 def test_a_ring_begins_where_the_table_says(name: str) -> None:
     absent = parse_target(name, os.environ).absent
     assert absent is not None
