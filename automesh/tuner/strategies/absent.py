@@ -19,14 +19,12 @@ from automesh.report.result import SearchResult
 from automesh.report.words import count
 from automesh.tuner.choose.ahead_of_time import (
     challengers,
-    hopeless,
     interleaved,
-    large_last,
     pairs_in_order,
-    said_of_hopeless,
     to_compile,
     to_screen,
 )
+from automesh.tuner.choose.memory_belief import MemoryBelief, large_last, said_of_hopeless
 from automesh.tuner.choose.prior_rule import measured_rule
 from automesh.tuner.choose.state import SearchState, state_of
 from automesh.tuner.compile.jobs import CompilingAhead
@@ -156,30 +154,43 @@ class AbsentStrategy(Strategy):
 
     def _may_fit(self) -> tuple[Plan, ...]:
         """The plans that are not compiled and may fit."""
-        left, known = self._state().left(), self._screened | self._compiled
+        return self._belief_with(self._screened | self._compiled).hopeful(self._state().left())
+
+    def _belief_with(self, known: Mapping[Plan, Outcome]) -> MemoryBelief:
         memory = self.search.preparation.device_memory
-        too_large = hopeless(left, known, self._start.estimates, memory)
-        return tuple(plan for plan in left if plan not in too_large)
+        return MemoryBelief.of(known, self._start.estimates, memory)
+
+    def _worth_asking(
+        self, order: Sequence[Plan], done: Mapping[Plan, Outcome]
+    ) -> tuple[Sequence[Plan], Mapping[Plan, Outcome]]:
+        """What the compiler may be asked, and what it has said.
+
+        Args:
+          done: what the rung has found so far, without the reserve.
+        """
+        judged = self.search.preparation.device_memory.judged
+        found = {plan: judged(one) for plan, one in done.items()}
+        belief = self._belief_with(self._screened | self._compiled | found)
+        return belief.worth_asking(order), found
 
     def _screen(self, order: Sequence[Plan], wanted: int, until_s: float) -> None:
         """Compiles at low effort until enough plans fit."""
         memory = self.search.preparation.device_memory
 
         def choose(done: Mapping[Plan, Outcome]) -> Sequence[Plan]:
-            known = {plan: memory.judged(one) for plan, one in done.items()}
-            chosen = to_screen(order, known | self._compiled, memory, wanted=wanted)
+            worth, found = self._worth_asking(order, done)
+            chosen = to_screen(worth, found | self._compiled, memory, wanted=wanted)
             return [plan for plan in chosen if plan not in self._compiled]
 
         self._screened |= self._run(order, choose, until_s, effort="low")
 
     def _compile(self, order: Sequence[Plan], wanted: int) -> None:
         """Compiles at default effort the script's own plan, and those that promise most."""
-        memory = self.search.preparation.device_memory
         baseline = [plan for plan in self._start.baseline if plan in self._start.plans]
 
         def choose(done: Mapping[Plan, Outcome]) -> Sequence[Plan]:
-            known = {plan: memory.judged(one) for plan, one in done.items()}
-            return [*baseline, *to_compile(order, self._screened, known, wanted=wanted)]
+            worth, found = self._worth_asking(order, done)
+            return [*baseline, *to_compile(worth, self._screened, found, wanted=wanted)]
 
         self._compiled |= self._run(order, choose, self.search.end_s, effort="default")
         self._was_late = any(plan not in self._compiled for plan in choose(self._compiled))

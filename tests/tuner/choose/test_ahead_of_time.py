@@ -13,11 +13,8 @@ from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Compiled, Estimated, Failed, Outcome, OutOfMemory, TimedOut
 from automesh.tuner.choose.ahead_of_time import (
     challengers,
-    hopeless,
     interleaved,
-    large_last,
     pairs_in_order,
-    said_of_hopeless,
     surely_fits,
     to_compile,
     to_screen,
@@ -158,16 +155,6 @@ def test_options_do_not_crowd_out_meshes() -> None:
     assert interleaved(PLANS) == tuple(PLANS) and e in found
 
 
-def test_plans_that_seem_too_large_come_last_in_their_order() -> None:
-    estimates = {
-        plan: replace(estimated(1.0), memory_bytes=(17 if number < 2 else 18) * GIB)
-        for number, plan in enumerate(PLANS[:4])
-    }
-    found = large_last([PLANS[2], PLANS[4], PLANS[0], PLANS[3]], estimates, ROOM)
-    assert found == (PLANS[4], PLANS[0], PLANS[2], PLANS[3])
-    assert large_last(PLANS, estimates, NO_LIMIT) == tuple(PLANS)
-
-
 def test_a_program_counts_once() -> None:
     low: dict[Plan, Outcome] = {plan: compiled(GIB, fingerprint="one") for plan in PLANS[:4]}
     assert to_compile(PLANS[:4], low, low, wanted=2) == tuple(PLANS[:4])
@@ -188,56 +175,6 @@ def test_replays_correct_the_estimates_of_the_others() -> None:
     assert {one.plan for one in state.chances(state.best_s())} == set(PLANS[6:])
     assert challengers(state, state.left()) == ()
     assert pairs_in_order(estimates, done) == (15, 15)
-
-
-def sized(memory: float) -> Estimated:
-    return replace(estimated(1.0), memory_bytes=int(memory * GIB))
-
-
-def test_plans_far_above_what_compilers_needed_are_left_out() -> None:
-    sizes = [10, 12, 14, 16, 18, 24, 25, 26, 27, 28, 60, 90]
-    estimates = {plan: sized(size) for plan, size in zip(PLANS, sizes, strict=True)}
-    # The compiler needs 0.8 of the estimate: with the margin, 25 GiB are 15 GiB, which fit.
-    known = {
-        plan: ROOM.judged(compiled(int(0.8 * size * GIB)))
-        for plan, size in zip(PLANS[:5], sizes, strict=False)
-    }
-    assert hopeless(PLANS[5:], known, estimates, ROOM) == set(PLANS[7:])
-    assert hopeless(PLANS[5:], known, estimates, NO_LIMIT) == frozenset()
-    few = dict(list(known.items())[:4])
-    assert hopeless(PLANS[5:], few, estimates, ROOM) == frozenset()
-    # The memory of this machine says nothing of that of the device.
-    killed = OutOfMemory(stage="compile", needed_bytes=900 * GIB, limit_bytes=3, detail="")
-    assert hopeless(PLANS[5:], few | {PLANS[11]: killed}, estimates, ROOM) == frozenset()
-
-
-def test_what_is_said_of_plans_that_are_left_out() -> None:
-    assert said_of_hopeless(1) == (
-        "left out 1 mesh, whose estimate is far above the memory of a device"
-    )
-    assert "2 meshes, whose estimates are far above" in said_of_hopeless(2)
-
-
-def test_plans_with_the_same_knobs_say_more_than_others() -> None:
-    full, none = (("remat", "full"),), (("remat", "none"),)
-    plans = [replace(plan, knobs=knobs) for knobs in (full, none) for plan in PLANS]
-    estimates = {plan: sized(20) for plan in plans}
-    needed = {full: 12 * GIB, none: 21 * GIB}
-    known = {
-        plan: ROOM.judged(compiled(needed[plan.knobs])) for plan in [*plans[:5], *plans[12:17]]
-    }
-    assert hopeless(plans, known, estimates, ROOM) == set(plans[12:])
-
-
-@given(KNOWN, st.lists(st.integers(1, 60), min_size=len(PLANS), max_size=len(PLANS)))
-@settings(max_examples=60)
-def test_what_the_compiler_lets_pass_is_never_left_out(
-    outcomes: list[Outcome | None], sizes: list[int]
-) -> None:
-    known = as_known(outcomes)
-    estimates = {plan: sized(size) for plan, size in zip(PLANS, sizes, strict=True)}
-    fitting = {plan for plan, one in known.items() if isinstance(one, Compiled)}
-    assert not fitting & hopeless(PLANS, known, estimates, ROOM)
 
 
 def test_what_may_still_win_is_a_challenger() -> None:

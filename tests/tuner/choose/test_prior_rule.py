@@ -62,7 +62,8 @@ def test_the_promised_plan_is_raced_and_its_rule_replaced(tmp_path: Path) -> Non
     found, said = search(folder)
     assert any("starts from tp:4, 10.0 ms predicted" in text for text in said)
     measured = {str(one.plan) for one in found.found.candidates if one.outcome.kind == "measured"}
-    assert "tp:4" in measured and len(measured) == 2
+    # Beside the best by estimate; more of them, if there is time for another race.
+    assert "tp:4" in measured and len(measured) >= 2
     rule = automesh.load(path).select("cpu-4")
     assert rule.evidence.kind == "measured"
     assert rule.evidence.bracket_s == () and rule.evidence.exposed_s == 0
