@@ -162,7 +162,7 @@ class AbsentStrategy(Strategy):
 
     def _worth_asking(
         self, order: Sequence[Plan], done: Mapping[Plan, Outcome]
-    ) -> tuple[Sequence[Plan], Mapping[Plan, Outcome]]:
+    ) -> tuple[Sequence[Plan], dict[Plan, Outcome]]:
         """What the compiler may be asked, and what it has said.
 
         Args:
