@@ -368,11 +368,15 @@ def _plain(value: Any) -> str:
 def _baseline(asked: Any, mesh: Mesh) -> str | None:
     """Mesh and knobs of the user's own arguments, as text; None if the space lacks an axis."""
     parts: list[str] = []
-    for prefix, network in (("", "ici"), ("dcn.", "dcn")):
+    is_open: list[str] = []
+    for prefix, network in (("dcn.", "dcn"), ("", "ici")):
         for name in _axes():
             size = getattr(asked, f"{network}_{_key(name)}_parallelism", 1)
-            # `dcn_data_parallelism` is open by default, which says nothing where there is no DCN.
-            if size == 1 or (network == "dcn" and size == -1):
+            if network == "dcn" and size == -1:
+                # `dcn_data_parallelism` is open by default: it is 1 where there is one granule.
+                is_open += [f"{prefix}{name}:-1"] if name in mesh.axis_names else []
+                continue
+            if size == 1:
                 continue
             if name not in mesh.axis_names:
                 return None
@@ -382,4 +386,6 @@ def _baseline(asked: Any, mesh: Mesh) -> str | None:
     knobs = {"remat_policy": asked.remat_policy, _ACCUMULATION: asked.gradient_accumulation_steps}
     if rules := _plain(asked.custom_mesh_and_rule):
         knobs["custom_mesh_and_rule"] = rules
-    return " ".join([",".join(parts), *(f"{name}={value}" for name, value in knobs.items())])
+    return " ".join(
+        [",".join(is_open + parts), *(f"{name}={value}" for name, value in knobs.items())]
+    )

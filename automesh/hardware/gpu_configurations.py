@@ -12,6 +12,8 @@ from automesh.reading import read_text
 _FOLDER = Path(__file__).parent / "data" / "gpus"
 _MEMORY = re.compile(r"^ *device_memory_size: ([0-9]+)$", re.MULTILINE)
 
+_CAPABILITY = re.compile(r"cuda_compute_capability \{ major: (\d+)(?: minor: (\d+))?")
+
 
 def configuration_of(chip: Chip) -> str:
     """Name of the configuration of a kind of GPU; empty if none is shipped."""
@@ -41,6 +43,18 @@ def configured_memory_bytes(name: str) -> int:
     if found is None:
         raise ValueError(f"{_FOLDER / name}.txtpb does not say how much memory there is")
     return int(found[1])
+
+
+def compute_capability(name: str) -> str:
+    """Compute capability of a GPU, such as `9.0`; empty if no configuration says it.
+
+    Args:
+      name: as `configuration_of` gives it.
+    """
+    if name not in known_configurations():
+        return ""
+    found = _CAPABILITY.search(read_configuration(name))
+    return f"{found[1]}.{found[2] or 0}" if found is not None else ""
 
 
 def usable_bytes_of(chip: Chip) -> int:

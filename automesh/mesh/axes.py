@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -152,16 +153,18 @@ def parse_mesh(
     Args:
       text: for example `dp:2,tp:4`, `dcn.dp:2,fsdp:-1`.
       names: all axes of the mesh, in order; those not in `text` get size 1.
-      num_devices: what one `-1` is inferred from, and what the sizes are checked against; None
-        checks nothing.
+      num_devices: what a `-1` is inferred from, one inside granules and one between them, and what
+        the sizes are checked against; None checks nothing.
       num_granules: granules among the devices: the product that the `dcn.` parts must have.
 
     Raises:
-      UsageError: malformed text, an unknown or repeated axis, two `-1`, or sizes that do not
-        give `num_devices`.
+      UsageError: malformed text, an unknown or repeated axis, two `-1` of one network, or sizes
+        that do not give `num_devices`.
 
     >>> format_mesh(parse_mesh("tp:4,dp:-1", num_devices=8))
     'dp:2,tp:4'
+    >>> format_mesh(parse_mesh("dcn.dp:-1,tp:-1", num_devices=8, num_granules=2))
+    'dcn.dp:2,tp:4'
     """
     parts = {"ici": dict.fromkeys(names, 1), "dcn": dict.fromkeys(names, 1)}
     seen: set[tuple[str, str]] = set()
@@ -203,9 +206,10 @@ def _infer(
         for name, size in sizes.items()
         if size == -1
     ]
-    if len(unknown) > 1:
+    of_one_network = max(Counter(network for network, _ in unknown).values(), default=0)
+    if of_one_network > 1:
         raise UsageError(
-            f"mesh `{text}` leaves {len(unknown)} sizes to be inferred; at most one may be -1",
+            f"mesh `{text}` leaves {of_one_network} sizes to be inferred; at most one may be -1",
             hint="give all sizes but one",
         )
     if unknown and num_devices is None:

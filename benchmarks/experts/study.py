@@ -8,8 +8,8 @@ from pathlib import Path
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, Outcome, OutOfMemory
-from automesh.tuner.choose.ahead_of_time import large_last
 from automesh.tuner.choose.beliefs import compile_order, view_of
+from automesh.tuner.choose.memory_belief import large_last
 from automesh.units import format_bytes, format_seconds
 from benchmarks.experts.presets import Expert
 from benchmarks.support.compiles import Bench, Case, bench

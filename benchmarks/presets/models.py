@@ -9,6 +9,9 @@ from pathlib import Path
 SPACES = Path(__file__).resolve().parent / "spaces"
 FRAMEWORK = "maxtext"
 TARGETS = ("tpu-v5p-64", "tpu-v6e-64", "tpu-7x-64", "tpu-v5litepod-64", "gpu-h100-64")
+# MaxText's own choice for GPUs is a Triton kernel outside of any manual region, which XLA cannot
+# partition: every device computes the attention of all rows. Its other kernels need cuDNN.
+ATTENTION_OF_GPUS = "attention=dot_product"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +49,12 @@ class Model:
     def arguments(self, target: str) -> tuple[str, ...]:
         """What MaxText's training command gets for a target."""
         rows = self.rows_on.get(target, self.rows)
-        return (
+        found = (
             f"model_name={self.name}",
             f"max_target_length={self.length}",
             f"per_device_batch_size={rows}",
         )
+        return found if target.startswith("tpu") else (*found, ATTENTION_OF_GPUS)
 
 
 MODELS = (

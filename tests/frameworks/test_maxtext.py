@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from automesh.errors import UsageError
 from automesh.frameworks import maxtext as adapter
 from automesh.frameworks.registry import FRAMEWORKS, Framework, framework_of
-from automesh.mesh.axes import parse_mesh
+from automesh.mesh.axes import format_mesh, parse_mesh
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
 from automesh.space.spec import read_space
@@ -121,8 +121,9 @@ def test_knobs_are_maxtexts_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("argv", "baseline"),
     [
-        ((), "fsdp:-1"),
-        (("ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"), "fsdp:4,tensor:2"),
+        ((), "dcn.data:-1,fsdp:-1"),
+        (("ici_fsdp_parallelism=4", "ici_tensor_parallelism=2"), "dcn.data:-1,fsdp:4,tensor:2"),
+        (("ici_fsdp_parallelism=1",), None),
         (("ici_fsdp_parallelism=1", "dcn_data_parallelism=2"), "dcn.data:2"),
         (("ici_context_parallelism=2",), None),
     ],
@@ -134,8 +135,17 @@ def test_the_baseline_is_the_mesh_of_the_arguments(
     workload = built(monkeypatch, mesh(data=2, fsdp=2, tensor=2), *argv)
     knobs = " remat_policy=full gradient_accumulation_steps=1"
     assert workload.baseline == (baseline and baseline + knobs)
-    if baseline and "-1" not in baseline:
-        parse_mesh(baseline, names)
+    if baseline and argv:
+        sizes = {"num_devices": 16, "num_granules": 2} if "-1" in baseline else {}
+        assert format_mesh(parse_mesh(baseline, names, **sizes)).startswith("dcn.data:2")
+
+
+def test_the_baseline_of_the_defaults_fits_one_slice_and_several() -> None:
+    """Before, a search for several slices or nodes ended with a baseline that does not fit."""
+    names, text = ("data", "fsdp", "tensor"), "dcn.data:-1,fsdp:-1"
+    assert format_mesh(parse_mesh(text, names, num_devices=8)) == "fsdp:8"
+    whole = parse_mesh(text, names, num_devices=64, num_granules=8)
+    assert format_mesh(whole) == "dcn.data:8,fsdp:8"
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_one_size_is_inferred(axes, data):
         ("dp:0", "gives `dp` the size 0; sizes are at least 1, or -1"),
         ("dp:-2", "gives `dp` the size -2"),
         ("dp:-1,tp:-1", "leaves 2 sizes to be inferred; at most one may be -1"),
+        ("dcn.dp:-1,dp:-1,tp:-1", "leaves 2 sizes to be inferred; at most one may be -1"),
         (
             "dp:-1,tp:3",
             "the -1 of `dp` in mesh `dp:-1,tp:3` cannot be inferred: 8 is not a multiple",

@@ -1,9 +1,9 @@
 """While user code runs for devices that are not here, jax's public queries answer for them (jax).
 
-Only the names that users import are replaced, in `jax` and in `jax.experimental.mesh_utils`; jax
-itself asks `jax._src.xla_bridge`, and goes on seeing the devices that are here. What stands under
-the public names from `install` on asks each time whom it answers for, so it may be imported early
-(`from jax import devices`) and kept.
+Only the names that users import are replaced, in `jax`, `jax.extend.backend` and
+`jax.experimental.mesh_utils`; jax itself asks `jax._src.xla_bridge`, and goes on seeing the devices
+that are here. What stands under the public names from `install` on asks each time whom it answers
+for, so it may be imported early (`from jax import devices`) and kept.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
+from jax.extend import backend as extended
 
 from automesh.errors import AutomeshError, UsageError
 from automesh.hardware.absent import AbsentDevices
@@ -51,6 +52,8 @@ _OLD_NAMES = {
     "host_id": "process_index",
     "host_ids": "process_indices",
 }
+# Of `jax.extend.backend`: libraries of kernels choose by the device that it gives.
+_DEFAULT_DEVICE = "get_default_device"
 # Functions that take all devices if they are given none.
 _MAKERS = (
     (jax, "make_mesh"),
@@ -146,6 +149,8 @@ def install() -> None:
         if callable(original := vars(jax).get(name)):
             _STATE.real[name] = original
             setattr(jax, name, _query(name, original))
+    _STATE.real[_DEFAULT_DEVICE] = extended.get_default_device
+    setattr(extended, _DEFAULT_DEVICE, _default_device(extended.get_default_device))
     for module, name in _MAKERS:
         setattr(module, name, _maker(getattr(module, name)))
 
@@ -215,6 +220,20 @@ def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
             answer = getattr(answers, name)()
         answers.note(asked, answer)
         return answer
+
+    return query
+
+
+def _default_device(original: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(original)
+    def query() -> Any:
+        answers = _STATE.answers
+        # Who has chosen a device gets it.
+        if answers is None or jax.config.jax_default_device is not None:
+            return original()
+        device = answers.devices()[0]
+        answers.note(f"extend.backend.{_DEFAULT_DEVICE}", device.device_kind)
+        return device
 
     return query
 

@@ -10,7 +10,11 @@ import re
 from typing import Any
 
 from automesh.hardware.absent import AbsentDevices
-from automesh.hardware.gpu_configurations import known_configurations, read_configuration
+from automesh.hardware.gpu_configurations import (
+    compute_capability,
+    known_configurations,
+    read_configuration,
+)
 from automesh.program.absent import layout
 from automesh.program.absent.pallas import cores_of
 
@@ -66,8 +70,8 @@ def _gpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
     for name in ("core_count", "shared_memory_per_block_optin"):
         if stated := re.search(rf"{name}: (\d+)", text):
             known[name] = int(stated[1])
-    if major := re.search(r"cuda_compute_capability \{ major: (\d+)(?: minor: (\d+))?", text):
-        known["compute_capability"] = f"{major[1]}.{major[2] or 0}"
+    if stated := compute_capability(one.gpu):
+        known["compute_capability"] = stated
     return tuple(
         FakeDevice(
             id=number,

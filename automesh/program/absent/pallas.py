@@ -1,24 +1,30 @@
-"""Pallas asks for the kind of the default device when it traces and lowers TPU kernels (jax).
+"""Pallas asks for the kind of the default device when it traces and lowers kernels (jax).
 
-It asks jax's inside, where the devices are those that are here; so its question is answered in its
-own place. Should jax move that place, kernels that depend on the kind of TPU fail to lower, in
-Pallas' own words.
+It asks jax's inside, where the devices are those that are here; so its questions are answered in
+their own place: those of kernels for TPUs, and those of Triton kernels for GPUs. Mosaic kernels for
+GPUs ask by public names (see `device_queries`). Should jax move these places, kernels that depend
+on the kind of device fail to lower, in Pallas' own words.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.chips import chip_for
+from automesh.hardware.gpu_configurations import compute_capability
 
-# Where the questions are answered: up to jax 0.10.2 in Pallas, since then one level up, and Pallas
-# passes them on under the same names.
-_PLACES = ("jax._src.tpu_info", "jax._src.pallas.mosaic.tpu_info")
-_CACHED = ("get_tpu_info", "get_tpu_info_for_chip")
+# Where the questions are answered. Of TPUs: up to jax 0.10.2 in Pallas, since then one level up,
+# and Pallas passes them on under the same names. Of GPUs: since jax 0.11, before that a Triton
+# kernel asked by public names.
+_PLACES = {
+    "tpu": ("jax._src.tpu_info", "jax._src.pallas.mosaic.tpu_info"),
+    "gpu": ("jax._src.pallas.triton.gpu_info",),
+}
+_CACHED = ("get_tpu_info", "get_tpu_info_for_chip", "get_gpu_info")
 
 
 def cores_of(one: AbsentDevices) -> int:
@@ -28,17 +34,14 @@ def cores_of(one: AbsentDevices) -> int:
 
 @contextmanager
 def answering_kernels(one: AbsentDevices) -> Generator[None]:
-    """Lets Pallas lower for the TPUs of `one` while the body runs; does nothing for GPUs."""
-    answers: dict[str, Any] = {
-        "get_device_kind": one.device_kind,
-        "get_num_device_cores": cores_of(one),
-    }
-    places = _places(answers) if one.platform == "tpu" else []
+    """Lets Pallas lower for the devices of `one` while the body runs."""
+    answers = _answers(one)
+    places = _places(_PLACES.get(one.platform, ()), answers)
     before = [{name: getattr(place, name) for name in answers} for place in places]
     try:
         for place in places:
             for name, answer in answers.items():
-                setattr(place, name, _always(answer))
+                setattr(place, name, answer)
             _forget(place)
         yield
     finally:
@@ -48,19 +51,33 @@ def answering_kernels(one: AbsentDevices) -> Generator[None]:
             _forget(place)
 
 
-def _always(answer: Any) -> Callable[[], Any]:
-    return lambda: answer
+def _answers(one: AbsentDevices) -> Mapping[str, Callable[..., Any]]:
+    def say(answer: Any) -> Callable[..., Any]:
+        return lambda *_: answer
+
+    if one.platform == "tpu":
+        return {
+            "get_device_kind": say(one.device_kind),
+            "get_num_device_cores": say(cores_of(one)),
+        }
+    answers = {
+        "get_device_kind": say(one.device_kind),
+        "get_device_platform": say(one.platform),
+    }
+    if stated := compute_capability(one.gpu):  # Asked only of GPUs whose kind jax does not know.
+        answers["_get_device_arch_name"] = say(stated)
+    return answers
 
 
-def _places(names: Collection[str]) -> list[Any]:
+def _places(names: tuple[str, ...], answers: Mapping[str, Any]) -> list[Any]:
     """The modules that have all of these functions; none in a jax that has moved them again."""
     found: list[Any] = []
-    for name in _PLACES:
+    for name in names:
         try:
             module = importlib.import_module(name)
         except ImportError:
             continue
-        if all(hasattr(module, function) for function in names):
+        if all(hasattr(module, function) for function in answers):
             found.append(module)
     return found
 

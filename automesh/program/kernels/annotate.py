@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +21,12 @@ from automesh.program.kernels.constants import Array, Constants, body_of
 from automesh.program.kernels.grid import count_kernel
 from automesh.program.kernels.mosaic import Kernel, Unreadable, read_kernel
 from automesh.program.kernels.nouns import GROUP, TARGET, KernelCost
+from automesh.program.kernels.triton import (
+    TRITON_CONFIG,
+    is_triton,
+    read_triton,
+    touched_bytes,
+)
 from automesh.program.notes import note
 
 _MOST_PARTS = 64  # of a constant, that are tried to find the device with the most work
@@ -32,6 +39,11 @@ def state_costs(module: Any) -> None:
         for call, cost in _counted(module, ir):
             text = ir.StringAttr(call.attributes["backend_config"]).value
             call.attributes["backend_config"] = ir.StringAttr.get(_with_cost(text, cost))
+        for call, cost in _counted_triton(module, ir):
+            # Its program is not needed any more, and is another one at other sizes of the mesh.
+            del call.attributes[TRITON_CONFIG]
+            text = json.dumps({GROUP: cost.fields()})
+            call.attributes["backend_config"] = ir.StringAttr.get(text)
 
 
 def kernel_costs(lowered: Any) -> dict[str, KernelCost]:
@@ -92,20 +104,40 @@ def _counted(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
 
 
 def _calls(module: Any, ir: Any) -> list[Any]:
+    return [
+        call
+        for call in _custom_calls(module, ir)
+        if ir.StringAttr(call.attributes["call_target_name"]).value == TARGET
+        and "backend_config" in call.attributes
+        and _states_nothing(ir.StringAttr(call.attributes["backend_config"]).value)
+    ]
+
+
+def _custom_calls(module: Any, ir: Any) -> list[Any]:
     found: list[Any] = []
 
     def visit(one: Any) -> Any:
-        if (
-            one.name == "stablehlo.custom_call"
-            and ir.StringAttr(one.attributes["call_target_name"]).value == TARGET
-            and "backend_config" in one.attributes
-            and _states_nothing(ir.StringAttr(one.attributes["backend_config"]).value)
-        ):
+        if one.name == "stablehlo.custom_call":
             found.append(one)
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
     return found
+
+
+def _counted_triton(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
+    """Custom calls that hold a kernel for GPUs; Pallas leaves out what an author states of them."""
+    for call in _custom_calls(module, ir):
+        if not is_triton(call, ir):
+            continue
+        try:
+            cost = count_kernel(read_triton(call, ir), ())
+        except Unreadable as why:
+            note(f"a kernel for GPUs is not counted: {why}")
+            continue
+        # Small products side by side keep the device busy: their shape says nothing of the time.
+        dtype = cost.product.dtype if cost.product is not None else ""
+        yield call, replace(cost, bytes_accessed=touched_bytes(call), product=None, dtype=dtype)
 
 
 def _states_nothing(text: str) -> bool:

@@ -29,6 +29,7 @@ from automesh.program.kernels.mosaic import (
     product_of,
 )
 from automesh.program.kernels.nouns import KernelCost, Product
+from automesh.program.kernels.triton import axis_of, dot_of, function_of
 
 Integers = NDArray[np.int64]
 Weights = NDArray[np.float64]
@@ -65,7 +66,7 @@ _SAME = frozenset(
 _TRANSCENDENTAL = frozenset(
     f"math.{name}"
     for name in ("exp", "exp2", "expm1", "log", "log1p", "log2", "tanh", "sin", "cos", "erf",
-                 "powf", "rsqrt", "sqrt")
+                 "powf", "pow", "rsqrt", "sqrt")
 )  # fmt: skip
 
 
@@ -110,6 +111,7 @@ class _Run:
       products: how often each matrix product is done.
       copied_bytes: by the kernel's own copies.
       values: of MLIR's values that are known integers, one for each step.
+      places: of each step in the grid, per dimension.
     """
 
     kernel: Kernel
@@ -121,18 +123,21 @@ class _Run:
     is_most: bool = False
     values: dict[Any, Integers] = field(default_factory=dict[Any, Integers])
     arrays: dict[Any, Integers] = field(default_factory=dict[Any, Integers])
+    places: tuple[Integers, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
+        if grid := self.kernel.grid:
+            places = np.unravel_index(np.arange(self.steps), grid)
+            self.places = tuple(place.astype(np.int64) for place in places)
         self._enter(self.kernel.main)
 
     def _enter(self, function: Any) -> None:
         """Gives a function's arguments what they hold at each step."""
         arguments = list(function.regions[0].blocks[0].arguments)
-        grid = self.kernel.grid
-        places = np.unravel_index(np.arange(self.steps), grid) if grid else ()
-        for argument, place in zip(arguments, places):
-            self.values[argument] = place.astype(np.int64)
-        for argument, array in zip(arguments[len(grid) :], self.fetched):
+        indices = self.kernel.indices
+        for argument, place in zip(arguments[:indices], self.places):
+            self.values[argument] = place
+        for argument, array in zip(arguments[indices:], self.fetched):
             if array is not None:
                 self.arrays[argument] = array
 
@@ -181,7 +186,12 @@ class _Run:
         elif name == "tpu.matmul":
             batch, product = product_of(one)
             self.products[product] += round(batch * weights.sum())
-        elif name in _TRANSCENDENTAL:
+        elif name == "tt.dot":
+            batch, product = dot_of(one)
+            self.products[product] += round(batch * weights.sum())
+        elif name == "tt.dot_scaled":
+            raise Unreadable("it multiplies in a form that is not counted here")
+        elif _called(one) in _TRANSCENDENTAL:
             self.transcendentals += elements_of(one) * float(weights.sum())
         elif name == "tpu.enqueue_dma":
             self.copied_bytes += moved_bytes(one) * float(weights.sum())
@@ -226,6 +236,10 @@ class _Run:
             return _constant(one)
         if name == "memref.load":
             return self._loaded(one)
+        if name == "tt.get_program_id":
+            return self.places[axis_of(one)]
+        if name == "tt.get_num_programs":
+            return self.kernel.grid[axis_of(one)]
         known = [self.values.get(value) for value in one.operands]
         if any(value is None for value in known):
             return None
@@ -251,6 +265,11 @@ class _Run:
             if place is not None
         ]
         return array[tuple(inside)] if len(inside) == array.ndim else None
+
+
+def _called(one: Any) -> str:
+    """The function of an elementwise operation, in the words of the dialect `math`."""
+    return f"math.{function_of(one)}" if one.name == "tt.extern_elementwise" else str(one.name)
 
 
 def _is_integer(kind: Any) -> bool:

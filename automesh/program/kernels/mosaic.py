@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from automesh.program.kernels.nouns import Product
+from automesh.program.kernels.nouns import Product, type_name
 
 _CURRENT = "builtin.module(mosaic-serde{serialize=false})"
 # What Pallas writes for a grid, or a dimension of it, that is known only when the kernel runs.
@@ -24,7 +24,6 @@ _DYNAMIC = -(2**63)
 _INTEGERS = re.compile(r"-?\d+")
 _LISTS = re.compile(r"\[([\d, ]*)\]")
 _SPACE = re.compile(r"#tpu\.memory_space<(\w+)>")
-_TYPES = {"i1": "pred", "i4": "s4", "i8": "s8", "i16": "s16", "i32": "s32", "i64": "s64"}
 
 
 class Unreadable(Exception):
@@ -68,6 +67,11 @@ class Kernel:
     @property
     def arguments(self) -> list[Any]:
         return list(self.main.regions[0].blocks[0].arguments)
+
+    @property
+    def indices(self) -> int:
+        """How many of the first arguments are indices into the grid."""
+        return len(self.grid)
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:
@@ -192,7 +196,7 @@ def product_of(matmul: Any) -> tuple[int, Product]:
     m = math.prod(left.shape) // max(batch * k, 1)
     n = math.prod(right.shape) // max(batch * k, 1)
     wider = max((str(one.element_type) for one in (left, right)), key=element_bits)
-    return batch, Product(m=m, n=n, k=k, dtype=_TYPES.get(wider, wider.lower()))
+    return batch, Product(m=m, n=n, k=k, dtype=type_name(wider))
 
 
 def elements_of(operation: Any) -> int:

@@ -7,6 +7,12 @@ from typing import Any
 
 TARGET = "tpu_custom_call"  # of custom calls that hold a kernel for TPUs
 GROUP = "custom_call_config"  # of its backend's text: holds `body`, and `cost_estimate` if stated
+_TYPES = {"i1": "pred", "i4": "s4", "i8": "s8", "i16": "s16", "i32": "s32", "i64": "s64"}
+
+
+def type_name(element: str) -> str:
+    """An element type of MLIR in XLA's words."""
+    return _TYPES.get(element, element.lower())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +43,9 @@ class KernelCost:
       flops: of its matrix products; two per multiply-add.
       transcendentals: exponentials, logarithms and the like, per element.
       bytes_accessed: moved between the device's main memory and the kernel's blocks.
-      product: the one that most of the FLOPs are done in; None if there is none.
+      product: the one that most of the FLOPs are done in; None if there is none, or where its
+        shape says nothing of the time, since many run side by side.
+      dtype: element type of that product's wider operand, if `product` does not say it.
       is_most: True if the kernel skips work by what it reads in data that is not known here, so
         that it was counted as if it skipped nothing.
     """
@@ -46,6 +54,7 @@ class KernelCost:
     transcendentals: int
     bytes_accessed: int
     product: Product | None = None
+    dtype: str = ""
     is_most: bool = False
 
     def fields(self) -> dict[str, Any]:
@@ -54,6 +63,8 @@ class KernelCost:
         if self.product is not None:
             one = self.product
             counted |= {"tile": [one.m, one.n, one.k], "dtype": one.dtype}
+        elif self.dtype:
+            counted["dtype"] = self.dtype
         return {
             "cost_estimate": {
                 "flops": self.flops,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import jax
@@ -15,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import mesh_utils
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jax.extend import backend as extended
 
 from automesh.cost.terms import value_of
 from automesh.hardware.absent import AbsentDevices
@@ -111,6 +115,39 @@ def test_jax_itself_goes_on_with_the_devices_that_are_here() -> None:
         assert jax.random.key(0).shape == ()
         with jax.default_device(jax.devices("cpu")[1]):
             assert jnp.ones(2).devices() == {attached()[1]}
+
+
+def test_the_default_device_is_one_of_the_target() -> None:
+    """Libraries of kernels choose by it what they take."""
+    original = attached()[0]
+    with answered(H100) as answers:
+        assert extended.get_default_device().compute_capability == "9.0"
+        assert extended.get_default_device().platform == "gpu"
+        assert any("get_default_device" in question for question in answers.asked)
+        with jax.default_device(attached()[1]):
+            assert extended.get_default_device() == attached()[1]
+    with answered(V6E):
+        assert extended.get_default_device().device_kind == "TPU v6 lite"
+    assert extended.get_default_device() == original
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
+@pytest.mark.parametrize("name", ["gpu-h100-16", "gpu-a100-80gb-16", "gpu-gb200-72", "unknown"])
+def test_triton_kernels_are_lowered_for_gpus_that_are_not_here(name: str) -> None:
+    one = replace(H100, device_kind="NVIDIA H900") if name == "unknown" else target(name)
+
+    def double(x: Any, y: Any) -> None:
+        y[...] = x[...] * 2
+
+    def step(x: jax.Array) -> jax.Array:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        params = triton.CompilerParams(num_warps=4)
+        return pl.pallas_call(double, out_shape=shape, compiler_params=params)(x)
+
+    traced = jax.jit(step).trace(jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    with answered(one):
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "__gpu$xla.gpu.triton" in text
 
 
 def test_meshes_are_made_of_the_target_only_where_it_is_compiled_for() -> None:

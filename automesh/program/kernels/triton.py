@@ -1,0 +1,117 @@
+"""All that touches Triton: reads the program of a kernel for GPUs out of a custom call (jax).
+
+Pallas hands its Triton kernels to XLA as MLIR bytecode, beside the sizes of their grid. jaxlib has
+the dialect but promises nothing about it: what is missing is said in one sentence, and the kernel
+is then counted by its operands and results alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from automesh.program.kernels.mosaic import Kernel, Unreadable, Window, element_bits
+from automesh.program.kernels.nouns import Product, type_name
+
+TRITON_TARGET = "__gpu$xla.gpu.triton"  # of custom calls that hold a kernel for GPUs
+TRITON_CONFIG = "mhlo.backend_config"
+# Functions of libdevice: CUDA's `__nv_exp2f` for 32 bits, `__nv_exp2` for 64.
+_LIBRARY = re.compile(r"__nv_(?:fast_)?(\w+?)f?\"")
+_GRID = ("grid_x", "grid_y", "grid_z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonKernel(Kernel):
+    """The program of one kernel; the arguments of its function are pointers alone.
+
+    Its blocks are not counted: programs that run side by side read them from the cache that they
+    share, so that main memory gives each operand about once.
+    """
+
+    @property
+    def indices(self) -> int:
+        return 0
+
+    @property
+    def windows(self) -> tuple[Window, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return ()
+
+
+def is_triton(call: Any, ir: Any) -> bool:
+    """Whether a custom call holds a kernel as Pallas writes it."""
+    return (
+        ir.StringAttr(call.attributes["call_target_name"]).value == TRITON_TARGET
+        and TRITON_CONFIG in call.attributes
+    )
+
+
+def read_triton(call: Any, ir: Any) -> TritonKernel:
+    """Reads the kernel of a custom call.
+
+    Raises:
+      Unreadable: this jaxlib has no reader for it, or it is not written as expected.
+    """
+    try:
+        dialect: Any = importlib.import_module("jaxlib.triton.dialect")
+    except ImportError as error:
+        raise Unreadable(f"this jaxlib cannot read kernels for GPUs: {error}") from error
+    try:
+        config = ir.DictAttr(call.attributes[TRITON_CONFIG])
+        grid = tuple(ir.IntegerAttr(config[name]).value for name in _GRID)
+        body = ir.StringAttr(config["ir"]).value_bytes
+    except (KeyError, ValueError, AttributeError) as error:
+        raise Unreadable("it is not written as expected") from error
+    context = ir.Context()
+    try:
+        dialect.register_dialect(context)
+        context.allow_unregistered_dialects = True
+        context.load_all_available_dialects()
+        with context, ir.Location.unknown():
+            module = ir.Module.parse(body)
+            mains = [one.operation for one in module.body.operations if _is_public(one, ir)]
+    except Exception as error:  # MLIR's errors share no class with Python's.
+        raise Unreadable(f"its program cannot be read: {str(error).splitlines()[:1]}") from error
+    if len(mains) != 1:
+        raise Unreadable(f"it has {len(mains)} public functions instead of one")
+    return TritonKernel(main=mains[0], grid=grid, scalars=0, scratch=0, functions={}, module=module)
+
+
+def _is_public(one: Any, ir: Any) -> bool:
+    attributes = one.operation.attributes
+    if one.operation.name != "tt.func":
+        return False
+    return (
+        "sym_visibility" not in attributes
+        or ir.StringAttr(attributes["sym_visibility"]).value == "public"
+    )
+
+
+def axis_of(query: Any) -> int:
+    """Which dimension of the grid `tt.get_program_id` or `tt.get_num_programs` asks for."""
+    return int(str(query.attributes["axis"]).split()[0])
+
+
+def dot_of(dot: Any) -> tuple[int, Product]:
+    """What one `tt.dot` multiplies: how many products at once, and one of them."""
+    left, right = (dot.operands[place].type for place in (0, 1))
+    *batch, m, k = left.shape
+    wider = max((str(one.element_type) for one in (left, right)), key=element_bits)
+    return math.prod(batch), Product(m=m, n=right.shape[-1], k=k, dtype=type_name(wider))
+
+
+def function_of(call: Any) -> str:
+    """The function of CUDA's library that `tt.extern_elementwise` calls, as `exp2` of
+    `__nv_exp2f`; empty if it is none of these."""
+    found = _LIBRARY.search(str(call.attributes["symbol"]))
+    return found[1] if found else ""
+
+
+def touched_bytes(call: Any) -> int:
+    """Bytes of the operands and results of a custom call."""
+    arrays = [one.type for one in (*call.operands, *call.results)]
+    return sum(
+        math.ceil(math.prod(one.shape) * element_bits(str(one.element_type)) / 8) for one in arrays
+    )
