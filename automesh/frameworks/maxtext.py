@@ -360,6 +360,13 @@ def _whole(mesh: Mesh, config: Any) -> Mesh:
     return Mesh(devices, wanted, axis_types=(kind,) * len(wanted))
 
 
+def _spans_granules() -> bool:
+    """Whether the devices lie in more than one slice or node."""
+    devices = jax.devices()
+    by = "slice_index" if devices[0].platform == "tpu" else "process_index"
+    return len({getattr(device, by, 0) for device in devices}) > 1
+
+
 def _plain(value: Any) -> str:
     """A setting as it is written: some are members of an enumeration."""
     return str(getattr(value, "value", value))
@@ -374,7 +381,10 @@ def _baseline(asked: Any, mesh: Mesh) -> str | None:
             size = getattr(asked, f"{network}_{_key(name)}_parallelism", 1)
             if network == "dcn" and size == -1:
                 # `dcn_data_parallelism` is open by default: it is 1 where there is one granule.
-                is_open += [f"{prefix}{name}:-1"] if name in mesh.axis_names else []
+                if name in mesh.axis_names:
+                    is_open.append(f"{prefix}{name}:-1")
+                elif _spans_granules():
+                    return None
                 continue
             if size == 1:
                 continue

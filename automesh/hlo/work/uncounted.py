@@ -40,5 +40,10 @@ def remark_on_counted(counted: Mapping[str, Any]) -> str:
     Args:
       counted: what `program.kernels` has noted beside the figures.
     """
-    most = ", as if it skipped no block" if counted.get("is_most") else ""
-    return f"counted by its matrix products and blocks{most}, its elementwise arithmetic left out"
+    what = "operands and results" if counted.get("is_whole") else "blocks"
+    said = f"counted by its matrix products and {what}"
+    if counted.get("is_most"):
+        said += ", as if it skipped no block"
+    if counted.get("is_least"):
+        said += ", loops whose length the data decides once"
+    return f"{said}, its elementwise arithmetic left out"

@@ -127,17 +127,28 @@ def _custom_calls(module: Any, ir: Any) -> list[Any]:
 
 def _counted_triton(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:
     """Custom calls that hold a kernel for GPUs; Pallas leaves out what an author states of them."""
+    costs: dict[Any, KernelCost | None] = {}
     for call in _custom_calls(module, ir):
         if not is_triton(call, ir):
             continue
-        try:
-            cost = count_kernel(read_triton(call, ir), ())
-        except Unreadable as why:
-            note(f"a kernel for GPUs is not counted: {why}")
-            continue
-        # Small products side by side keep the device busy: their shape says nothing of the time.
-        dtype = cost.product.dtype if cost.product is not None else ""
-        yield call, replace(cost, bytes_accessed=touched_bytes(call), product=None, dtype=dtype)
+        # MLIR keeps equal attributes once.
+        config = call.attributes[TRITON_CONFIG]
+        if config not in costs:
+            costs[config] = _cost_of_triton(call, ir)
+        cost = costs[config]
+        if cost is not None:
+            yield call, replace(cost, bytes_accessed=touched_bytes(call))
+
+
+def _cost_of_triton(call: Any, ir: Any) -> KernelCost | None:
+    try:
+        cost = count_kernel(read_triton(call, ir), ())
+    except Unreadable as why:
+        note(f"a kernel for GPUs is not counted: {why}")
+        return None
+    # Small products side by side keep the device busy: their shape says nothing of the time.
+    dtype = cost.product.dtype if cost.product is not None else ""
+    return replace(cost, product=None, dtype=dtype, is_whole=True)
 
 
 def _states_nothing(text: str) -> bool:

@@ -100,6 +100,7 @@ def count_kernel(kernel: Kernel, fetched: Sequence[Integers | None]) -> KernelCo
         bytes_accessed=round(blocks + run.copied_bytes),
         product=most,
         is_most=run.is_most,
+        is_least=run.is_least,
     )
 
 
@@ -121,6 +122,7 @@ class _Run:
     transcendentals: float = 0.0
     copied_bytes: float = 0.0
     is_most: bool = False
+    is_least: bool = False
     values: dict[Any, Integers] = field(default_factory=dict[Any, Integers])
     arrays: dict[Any, Integers] = field(default_factory=dict[Any, Integers])
     places: tuple[Integers, ...] = field(init=False, default=())
@@ -179,7 +181,7 @@ class _Run:
         elif name == "scf.for":
             self._loop(one, weights)
         elif name == "scf.while":
-            self.is_most = True  # How often it runs is not known: once is what is counted.
+            self.is_least = True
             self.block(one.regions[1], weights)
         elif name == "vector.contract":
             raise Unreadable("it multiplies in a form that is not counted here")
@@ -216,7 +218,7 @@ class _Run:
     def _loop(self, one: Any, weights: Weights) -> None:
         low, high, step = (self.values.get(value) for value in list(one.operands)[:3])
         if low is None or high is None or step is None:
-            self.is_most = True
+            self.is_least = True
             self.block(one.regions[0], weights)
             return
         trips = np.maximum(-(-(high - low) // _not_zero(step)), 0)

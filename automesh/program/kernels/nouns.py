@@ -42,12 +42,15 @@ class KernelCost:
     Attributes:
       flops: of its matrix products; two per multiply-add.
       transcendentals: exponentials, logarithms and the like, per element.
-      bytes_accessed: moved between the device's main memory and the kernel's blocks.
+      bytes_accessed: moved between the device's main memory and the kernel's blocks; of a kernel
+        whose blocks are not counted (`is_whole`), those of its operands and results.
       product: the one that most of the FLOPs are done in; None if there is none, or where its
         shape says nothing of the time, since many run side by side.
       dtype: element type of that product's wider operand, if `product` does not say it.
       is_most: True if the kernel skips work by what it reads in data that is not known here, so
         that it was counted as if it skipped nothing.
+      is_least: True if data that is not known here decides how often a loop runs, so that its body
+        was counted once.
     """
 
     flops: int
@@ -56,10 +59,13 @@ class KernelCost:
     product: Product | None = None
     dtype: str = ""
     is_most: bool = False
+    is_least: bool = False
+    is_whole: bool = False
 
     def fields(self) -> dict[str, Any]:
         """What is added to the kernel's group in the backend's text."""
         counted: dict[str, Any] = {"is_most": self.is_most}
+        counted |= {name: True for name in ("is_least", "is_whole") if getattr(self, name)}
         if self.product is not None:
             one = self.product
             counted |= {"tile": [one.m, one.n, one.k], "dtype": one.dtype}

@@ -19,7 +19,7 @@ from automesh.program.kernels.nouns import Product, type_name
 TRITON_TARGET = "__gpu$xla.gpu.triton"  # of custom calls that hold a kernel for GPUs
 TRITON_CONFIG = "mhlo.backend_config"
 # Functions of libdevice: CUDA's `__nv_exp2f` for 32 bits, `__nv_exp2` for 64.
-_LIBRARY = re.compile(r"__nv_(?:fast_)?(\w+?)f?\"")
+_LIBRARY = re.compile(r"__nv_(?:fast_)?(\w+?)(?:(?<!er)f)?\"")
 _GRID = ("grid_x", "grid_y", "grid_z")
 
 

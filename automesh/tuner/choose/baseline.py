@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from automesh.errors import UsageError, did_you_mean
@@ -110,7 +111,7 @@ def check_baseline(
     mesh = words[0]
     num_devices, num_granules = devices
     if not num_devices:
-        mesh = _OPEN_SIZE.sub(":1", mesh, count=1)  # Nothing says yet what it will be.
+        mesh = _closed(mesh)
     _parse_axes(
         text,
         mesh,
@@ -118,6 +119,18 @@ def check_baseline(
         num_devices=num_devices or None,
         num_granules=num_granules or 1,
     )
+
+
+def _closed(mesh: str) -> str:
+    """A mesh with sizes of 1 for those that nothing can infer yet: one inside granules, and one
+    between them."""
+    parts = mesh.split(",")
+    is_open = [_OPEN_SIZE.search(part) is not None for part in parts]
+    networks = [part.strip().startswith("dcn.") for part in parts]
+    of_each = Counter(network for network, one in zip(networks, is_open) if one)
+    if max(of_each.values(), default=0) > 1:
+        return mesh
+    return ",".join(_OPEN_SIZE.sub(":1", part) for part in parts)
 
 
 def _parse_logical(

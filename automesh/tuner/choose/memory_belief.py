@@ -1,8 +1,9 @@
 """Which plans are expected to fit devices that are not here, by estimate and compiler.
 
 Pure functions. An estimate of memory is off by a factor that plans with the same knobs share: of an
-8B model on TPU v5p the compiler needed 0.68 to 0.71 times the estimate with `remat=full`, and 0.87
-to 0.92 times with `remat=dots`, whatever the mesh. So a few answers of the compiler correct the
+8B model on TPU v5p the compiler needed 0.68 to 0.71 times the estimate with `remat=full`, 0.77 to
+0.79 times with two microbatches of it, and 0.87 to 0.92 times with two of `remat=dots`, whatever
+the mesh. So a few answers of the compiler correct the
 estimates of their neighbours. That decides what is worth a compile; it is never a verdict, and a
 plan that was left out is said to be so.
 """
@@ -25,10 +26,11 @@ _TOO_LARGE = 1.15
 # models on v5e and v5p, 394 plans in all, the compiler needed 0.69 to 1.75 times the estimate.
 _SPREAD = 0.75
 _ENOUGH = 5
-# Of plans with the same knobs: how seldom one that would fit may be left out; the least that their
-# ratios are taken to scatter; and how many differences between neighbours show how far they do.
+# Of plans with the same knobs: the chance that one is left out which would fit.
 _MISSED = 0.01
+# The least standard deviation that the logarithms of their ratios are taken to have.
 _SCATTER = 0.03
+# The least degrees of freedom of that deviation, below which nothing is concluded from it.
 _LEAST_FREEDOM = 4
 
 

@@ -126,7 +126,7 @@ class CompileRung:
     grace_s: float = GRACE_S
     is_first: bool = True
     _plans: Sequence[Plan] = field(init=False, default=())
-    _chosen_from: int = field(init=False, default=-1)
+    _chosen_from: tuple[int, int] = field(init=False, default=(-1, -1))
     _done: dict[Plan, Outcome] = field(init=False, default_factory=dict)
     _known: dict[str, tuple[str, Outcome]] = field(init=False, default_factory=dict)
     _running: dict[int, tuple[Trial, float]] = field(init=False, default_factory=dict)
@@ -187,7 +187,8 @@ class CompileRung:
                 self._done[trial.plan] = trial.outcome
             if trial.versions == self.search.preparation.provenance and trial.fingerprint:
                 self._remember(trial.fingerprint, str(trial.plan), trial.outcome)
-        finished = sum(trial.outcome is not None for trial in self._read)
+        stored = sum(trial.outcome is not None for trial in self._read)
+        finished = stored, len(self._done)
         if finished != self._chosen_from:  # To choose among many plans takes its time.
             self._chosen_from = finished
             self._plans = self.choose(self._done)

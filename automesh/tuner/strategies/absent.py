@@ -235,7 +235,8 @@ class AbsentStrategy(Strategy):
             self._served.add(effort)
         self._tell(compiling.asked)
         judged = search.preparation.device_memory.judged
-        return {plan: judged(one) for plan, one in done.items()}
+        # An answer may have let in plans that come before the one that it is of.
+        return search.outcomes(rung) | {plan: judged(one) for plan, one in done.items()}
 
     def _tell(self, asked: Mapping[str, None]) -> None:
         """Says what the script was told about devices that are not here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -132,9 +133,13 @@ def test_the_default_device_is_one_of_the_target() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
-@pytest.mark.parametrize("name", ["gpu-h100-16", "gpu-a100-80gb-16", "gpu-gb200-72", "unknown"])
-def test_triton_kernels_are_lowered_for_gpus_that_are_not_here(name: str) -> None:
-    one = replace(H100, device_kind="NVIDIA H900") if name == "unknown" else target(name)
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("gpu-h100-16", "9.0"), ("gpu-a100-80gb-16", "8.0"), ("gpu-gb200-72", "10.0"), ("new", "8.0")],
+)
+def test_triton_kernels_are_lowered_for_gpus_that_are_not_here(name: str, arch: str) -> None:
+    a100 = target("gpu-a100-80gb-16")
+    one = replace(a100, device_kind="NVIDIA X1") if name == "new" else target(name)
 
     def double(x: Any, y: Any) -> None:
         y[...] = x[...] * 2
@@ -147,6 +152,9 @@ def test_triton_kernels_are_lowered_for_gpus_that_are_not_here(name: str) -> Non
     traced = jax.jit(step).trace(jax.ShapeDtypeStruct((64, 64), jnp.float32))
     with answered(one):
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        if jax.__version_info__ >= (0, 11):  # Before, Pallas asked by public names.
+            info: Any = importlib.import_module("jax._src.pallas.triton.gpu_info")
+            assert info.get_gpu_info().arch_name == arch
     assert "__gpu$xla.gpu.triton" in text
 
 

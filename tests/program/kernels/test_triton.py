@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,11 +17,13 @@ from jax.experimental.pallas import triton
 
 from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.targets import parse_target
+from automesh.hlo.work.uncounted import remark_on_counted
 from automesh.ir.kernel_cost import cost_of, matmuls_of
 from automesh.program.absent.device_queries import answering
 from automesh.program.absent.fake_devices import fake_devices
 from automesh.program.kernels.annotate import state_costs
 from automesh.program.kernels.nouns import GROUP
+from automesh.program.kernels.triton import function_of
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.passes import partitioned
 
@@ -91,7 +94,16 @@ def test_attention_is_counted_without_the_blocks_that_it_skips(causal: bool) -> 
     assert cost["flops"] == products * 2 * BLOCK * BLOCK * WIDTH
     assert cost["transcendentals"] == HEADS * pairs * BLOCK * BLOCK
     assert cost["bytes_accessed"] == 4 * BYTES * HEADS * LENGTH * WIDTH
-    assert kernel["counted"] == {"is_most": False, "dtype": "bf16"}
+    assert kernel["counted"] == {"is_most": False, "is_whole": True, "dtype": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [("__nv_exp2f", "exp2"), ("__nv_exp2", "exp2"), ("__nv_erff", "erf"), ("__nv_erf", "erf"),
+     ("__nv_fast_sinf", "sin"), ("own", "")],
+)  # fmt: skip
+def test_functions_of_the_library_have_their_usual_names(symbol: str, name: str) -> None:
+    assert function_of(SimpleNamespace(attributes={"symbol": f'"{symbol}"'})) == name
 
 
 def test_what_is_counted_has_a_price() -> None:
@@ -127,7 +139,8 @@ def test_what_data_decides_is_counted_once_and_said() -> None:
 
     _, (found,) = stated(step, (64, 32), (32, 64), (1,))
     assert found["cost_estimate"]["flops"] == 2 * 64 * 64 * 32
-    assert found["counted"]["is_most"]
+    assert found["counted"]["is_least"]
+    assert "loops whose length the data decides once" in remark_on_counted(found["counted"])
 
 
 def test_a_kernel_that_cannot_be_read_is_said_and_not_counted(
