@@ -11,7 +11,6 @@ from automesh.reading import read_text
 
 _FOLDER = Path(__file__).parent / "data" / "gpus"
 _MEMORY = re.compile(r"^ *device_memory_size: ([0-9]+)$", re.MULTILINE)
-
 _CAPABILITY = re.compile(r"cuda_compute_capability \{ major: (\d+)(?: minor: (\d+))?")
 
 

@@ -40,10 +40,10 @@ def remark_on_counted(counted: Mapping[str, Any]) -> str:
     Args:
       counted: what `program.kernels` has noted beside the figures.
     """
-    what = "operands and results" if counted.get("is_whole") else "blocks"
-    said = f"counted by its matrix products and {what}"
+    what = ", operands and results" if counted.get("is_whole") else " and blocks"
+    said = f"counted by its matrix products{what}"
     if counted.get("is_most"):
         said += ", as if it skipped no block"
     if counted.get("is_least"):
-        said += ", loops whose length the data decides once"
+        said += ", one turn of each loop whose length the data decides"
     return f"{said}, its elementwise arithmetic left out"

@@ -117,21 +117,27 @@ def read_kernel(body: str) -> Kernel:
         tpu: Any = importlib.import_module("jax._src.lib").tpu
     except (ImportError, AttributeError) as error:
         raise Unreadable(f"this jaxlib cannot read kernels for TPUs: {error}") from error
-    context = ir.Context()
     try:
-        tpu.register_dialect(context)
-        context.allow_unregistered_dialects = True
-        context.load_all_available_dialects()
+        context = context_with(tpu, ir)
         with context, ir.Location.unknown():
             module = ir.Module.parse(base64.b64decode(body, validate=True))
             passes.PassManager.parse(_CURRENT).run(module.operation)
     except Exception as error:  # MLIR's errors share no class with Python's.
-        raise Unreadable(f"its program cannot be read: {_cause(error)}") from error
+        raise Unreadable(f"its program cannot be read: {cause_of(error)}") from error
     with context:
         return _kernel_of(module, ir)
 
 
-def _cause(error: Exception) -> str:
+def context_with(dialect: Any, ir: Any) -> Any:
+    """A context of MLIR that has jaxlib's dialects, and one more."""
+    context = ir.Context()
+    dialect.register_dialect(context)
+    context.allow_unregistered_dialects = True
+    context.load_all_available_dialects()
+    return context
+
+
+def cause_of(error: Exception) -> str:
     """What went wrong; MLIR says it below a heading and above the whole program."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("error: ")]

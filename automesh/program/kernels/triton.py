@@ -13,7 +13,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from automesh.program.kernels.mosaic import Kernel, Unreadable, Window, element_bits
+from automesh.program.kernels.mosaic import (
+    Kernel,
+    Unreadable,
+    Window,
+    cause_of,
+    context_with,
+    element_bits,
+)
 from automesh.program.kernels.nouns import Product, type_name
 
 TRITON_TARGET = "__gpu$xla.gpu.triton"  # of custom calls that hold a kernel for GPUs
@@ -64,16 +71,12 @@ def read_triton(call: Any, ir: Any) -> TritonKernel:
         body = ir.StringAttr(config["ir"]).value_bytes
     except (KeyError, ValueError, AttributeError) as error:
         raise Unreadable("it is not written as expected") from error
-    context = ir.Context()
     try:
-        dialect.register_dialect(context)
-        context.allow_unregistered_dialects = True
-        context.load_all_available_dialects()
-        with context, ir.Location.unknown():
+        with context_with(dialect, ir), ir.Location.unknown():
             module = ir.Module.parse(body)
             mains = [one.operation for one in module.body.operations if _is_public(one, ir)]
     except Exception as error:  # MLIR's errors share no class with Python's.
-        raise Unreadable(f"its program cannot be read: {str(error).splitlines()[:1]}") from error
+        raise Unreadable(f"its program cannot be read: {cause_of(error)}") from error
     if len(mains) != 1:
         raise Unreadable(f"it has {len(mains)} public functions instead of one")
     return TritonKernel(main=mains[0], grid=grid, scalars=0, scratch=0, functions={}, module=module)

@@ -3,9 +3,8 @@
 Pure functions. An estimate of memory is off by a factor that plans with the same knobs share: of an
 8B model on TPU v5p the compiler needed 0.68 to 0.71 times the estimate with `remat=full`, 0.77 to
 0.79 times with two microbatches of it, and 0.87 to 0.92 times with two of `remat=dots`, whatever
-the mesh. So a few answers of the compiler correct the
-estimates of their neighbours. That decides what is worth a compile; it is never a verdict, and a
-plan that was left out is said to be so.
+the mesh. So a few answers of the compiler correct the estimates of their neighbours. That decides
+what is worth a compile; it is never a verdict, and a result says how many plans were left out.
 """
 
 from __future__ import annotations

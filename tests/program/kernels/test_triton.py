@@ -140,7 +140,9 @@ def test_what_data_decides_is_counted_once_and_said() -> None:
     _, (found,) = stated(step, (64, 32), (32, 64), (1,))
     assert found["cost_estimate"]["flops"] == 2 * 64 * 64 * 32
     assert found["counted"]["is_least"]
-    assert "loops whose length the data decides once" in remark_on_counted(found["counted"])
+    assert "one turn of each loop whose length the data decides" in remark_on_counted(
+        found["counted"]
+    )
 
 
 def test_a_kernel_that_cannot_be_read_is_said_and_not_counted(
