@@ -20,8 +20,8 @@ class AbsentDevices:
       wraps: TPU: per dimension, whether its ends are linked; empty for GPUs, and for links that are
         not Google's: the compiler knows no others.
       devices_per_chip: 2 where a chip is two devices.
-      topology: TPU: `v5e:4x4`, empty for those that cannot be compiled for; GPU: partitions, hosts
-        of each and devices of each host: `1x2x8`.
+      topology: TPU: `v5e:4x4`, empty for those that cannot be compiled for; GPU: domains
+        of NVLink, hosts of each and devices of each host: `2x1x8`.
       num_granules: slices, or hosts of GPUs.
       chip_config: TPU: `megacore` where two cores are one device; else empty.
       host: TPU: chips of one host along each of three dimensions; empty for GPUs.
@@ -63,6 +63,7 @@ class Absent:
         GPUs.
       gpu: name of the target configuration in `data/gpus/`; empty for TPUs, and for GPUs that
         cannot be compiled for.
+      joined_hosts: of those that share a domain of NVLink; 1 where each is a domain by itself.
       is_memory_stated: the user's own file says how much memory programs can have.
     """
 
@@ -75,6 +76,7 @@ class Absent:
     chip_config: str = ""
     host: tuple[int, ...] = ()
     gpu: str = ""
+    joined_hosts: int = 1
     is_memory_stated: bool = False
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -144,16 +145,20 @@ def is_too_old(version: str, wanted: SpecifierSet) -> bool:
 def absent_devices_of(absent: Absent) -> AbsentDevices:
     """What a compile-only client is told about the devices that a target names.
 
-    The granules of GPUs are their hosts, one jax process each, as for attached ones.
+    The granules of GPUs are their hosts, one jax process each, as for attached ones. Their compiler
+    is told which hosts NVLink joins, as so many domains of so many hosts of so many devices: inside
+    a domain it makes kernels of its own of small collectives, and schedules others by its speed.
     """
-    fabric, per_host = absent.fabric, absent.num_devices // absent.num_hosts
+    fabric, hosts = absent.fabric, absent.num_hosts
+    # It knows domains of one size only.
+    joined = math.gcd(hosts, min(hosts, absent.joined_hosts))
     one = AbsentDevices(
         platform="gpu",
         device_kind=absent.device_kind,
         num_devices=absent.num_devices,
         num_granules=fabric.num_granules,
         num_hosts=absent.num_hosts,
-        topology=f"1x{absent.num_hosts}x{per_host}",
+        topology=f"{hosts // joined}x{joined}x{absent.num_devices // hosts}",
     )
     if fabric.kind != "torus":
         return replace(one, gpu=absent.gpu, memory_bytes=absent.device_memory_bytes)

@@ -160,7 +160,8 @@ def estimate(book: Book, target: str, settings: Settings) -> None:
         ours = side_of(_with_plan(found.candidates, rule))
     except NoFeasibleMesh as error:
         reason = error.message
-    made = _made(book, target, begun, reason=reason, is_final=bool(has_compiler(target)))
+    # Not the last word even where no compiler is installed: one may be, the next time.
+    made = _made(book, target, begun, reason=reason, is_final=False)
     book.keep(
         target,
         replace(

@@ -77,11 +77,14 @@ def test_there_is_one_for_each_kind_of_gpu_that_is_asked_for() -> None:
 
 def test_a_cluster_is_told_as_hosts_of_devices() -> None:
     one = absent_devices_of(parse_target("gpu-h100-64", {}).absent)
-    assert (one.platform, one.topology, one.gpu) == ("gpu", "1x8x8", "h100")
+    assert (one.platform, one.topology, one.gpu) == ("gpu", "8x1x8", "h100")
     assert (one.num_devices, one.num_hosts, one.num_granules) == (64, 8, 8)
     assert one.memory_bytes == configured_memory_bytes("h100")
     assert (one.torus, one.wraps, one.host, one.chip_config) == ((), (), (), "")
+    # Domains of NVLink, hosts of each, devices of each.
     assert absent_devices_of(parse_target("gpu-gb200-72", {}).absent).topology == "1x18x4"
+    assert absent_devices_of(parse_target("gpu-gb200-144", {}).absent).topology == "2x18x4"
+    assert absent_devices_of(parse_target("gpu-gb200-80", {}).absent).topology == "10x2x4"
     assert absent_devices_of(parse_target("gpu-a100-40gb-4", {}).absent).topology == "1x1x4"
     assert absent_devices_of(parse_target("gpu-mi300x-8", {}).absent).gpu == ""
 

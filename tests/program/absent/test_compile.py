@@ -590,6 +590,33 @@ def test_a_plan_is_compiled_for_gpus(ahead: Any) -> None:
 
 
 @pytest.mark.gpu
+def test_the_compiler_of_gpus_knows_which_nodes_nvlink_does_not_join() -> None:
+    """XLA makes kernels of its own of small sums inside NVLink's domain, and could not compile
+    them for integers over 64 devices when it was told that one domain holds all nodes."""
+    mesh = jax.sharding.Mesh(
+        np.array(client.devices_of(target("gpu-h100-64"))).reshape(8, 8), ("node", "gpu")
+    )
+    numbers = jax.ShapeDtypeStruct(
+        (8, 8), "int32", sharding=NamedSharding(mesh, PartitionSpec("node", "gpu"))
+    )
+
+    def strategies(*axes: str) -> set[str]:
+        total = jax.shard_map(
+            lambda mine: jax.lax.psum(mine[0, 0], axes),
+            mesh=mesh,
+            in_specs=PartitionSpec("node", "gpu"),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+        options: Any = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+        text = jax.jit(total, compiler_options=options).lower(numbers).compile().as_text()
+        return set(re.findall(r"KERNEL_STRATEGY_(\w+)", text))
+
+    assert strategies("node", "gpu") <= {"DEFAULT"}
+    assert strategies("gpu") <= {"DEFAULT", "TRITON_ONE_SHOT"}
+
+
+@pytest.mark.gpu
 def test_an_over_sized_plan_is_out_of_memory_on_gpus_by_our_own_count(ahead: Any) -> None:
     worker = ahead("asks_devices", "gpu-h100-8")
     with compiles() as calls:

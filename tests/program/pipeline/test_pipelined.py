@@ -257,7 +257,7 @@ def nodes_of_gpus(count: int) -> AbsentDevices:
         num_devices=8 * count,
         num_granules=count,
         num_hosts=count,
-        topology=f"1x{count}x8",
+        topology=f"{count}x1x8",
     )
 
 
