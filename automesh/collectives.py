@@ -25,6 +25,10 @@ class CollectiveKind:
     Attributes:
       name: of the kind, as HLO has it.
       stablehlo: its operation in StableHLO and in Shardy's dialect; empty if they have none.
+      shardy_axes: the attribute of Shardy's operation that holds the axes; empty if it has no such
+        operation, or one from which they are read by what it moves.
+      resized_along: the attribute of StableHLO's operation that says which dimension it makes
+        longer or shorter; empty if none.
       megascale: its transfer type in the runtime between TPU slices; empty if there is none.
       sends: what a device of a group of n sends of a full array of V bytes. `ring`: (n-1)/n V in
         each pass; `exchange`: of its own V/n all but the part that it keeps, (n-1)/n V/n;
@@ -32,15 +36,21 @@ class CollectiveKind:
       passes: how often the array goes round the ring, and waits for its messages.
       is_sharded_before: True if each device holds one part of the full array before, False if it
         holds an array of the full size.
+      is_ragged: only the first operand is sent, and the data say how much of it.
+      is_in_place: the result may lie where the operand lay.
       priced_as: the kind whose measured or published speed is taken; empty: its own.
     """
 
     name: CollectiveName
     stablehlo: str = ""
+    shardy_axes: str = ""
+    resized_along: str = ""
     megascale: str = ""
     sends: Literal["ring", "exchange", "forward"]
     passes: int = 1
     is_sharded_before: bool = False
+    is_ragged: bool = False
+    is_in_place: bool = False
     priced_as: MeasuredName | Literal[""] = ""
 
     def wire_bytes(self, payload_bytes: int, group_size: int) -> int:
@@ -66,13 +76,17 @@ KINDS = (
     CollectiveKind(
         name="all-reduce",
         stablehlo="all_reduce",
+        shardy_axes="reduction_axes",
         megascale="ALL_REDUCE",
         sends="ring",
         passes=2,
+        is_in_place=True,
     ),
     CollectiveKind(
         name="all-gather",
         stablehlo="all_gather",
+        shardy_axes="gathering_axes",
+        resized_along="all_gather_dim",
         megascale="ALL_GATHER",
         sends="ring",
         is_sharded_before=True,
@@ -80,12 +94,15 @@ KINDS = (
     CollectiveKind(
         name="reduce-scatter",
         stablehlo="reduce_scatter",
+        shardy_axes="reduce_scatter_axes",
+        resized_along="scatter_dimension",
         megascale="REDUCE_SCATTER",
         sends="ring",
     ),
     CollectiveKind(
         name="all-to-all",
         stablehlo="all_to_all",
+        shardy_axes="params",
         megascale="ALL_TO_ALL",
         sends="exchange",
         is_sharded_before=True,
@@ -95,6 +112,7 @@ KINDS = (
         name="ragged-all-to-all",
         sends="exchange",
         is_sharded_before=True,
+        is_ragged=True,
         priced_as="all-to-all",
     ),
     CollectiveKind(
@@ -108,6 +126,7 @@ KINDS = (
         name="collective-broadcast",
         stablehlo="collective_broadcast",
         sends="forward",
+        is_in_place=True,
         priced_as="all-gather",
     ),
     # What GPU compilers make of a collective-permute, and TPU compilers of all between slices.

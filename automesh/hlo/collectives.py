@@ -98,7 +98,7 @@ def _held_bytes(
 ) -> tuple[int, str]:
     """Bytes that one device gives to the collective."""
     operands = computation.operands(instruction)
-    if kind == "ragged-all-to-all":  # Input, output, offsets and sizes.
+    if kind_named(kind).is_ragged:  # Input, output, offsets and sizes.
         return operands[0].shape.bytes, f"how much `{instruction.name}` sends depends on the data"
     if kind == "collective-permute" and not operands[-1].shape.dims:
         operands = operands[:1]  # In place: input, output and the offsets in both.

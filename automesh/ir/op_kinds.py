@@ -34,7 +34,7 @@ NO_WORK = frozenset(("create_token", "after_all", "get_dimension_size"))
 # Want each operand in memory as it is.
 WANT_BUFFERS = COLLECTIVES | {
     "gather", "scatter", "sort", "custom_call", "while", "case", "fft", "cholesky",
-    "triangular_solve", "top_k", "all_gather", "infeed", "outfeed", "send", "recv",
+    "triangular_solve", "top_k", "infeed", "outfeed", "send", "recv",
     "rng_bit_generator", "select_and_scatter",
 }  # fmt: skip
 # What gives the same result whenever it gets the same operands, and does nothing else.

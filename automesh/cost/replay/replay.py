@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from automesh.collectives import is_kind, priced_as
+from automesh.collectives import is_kind, kind_named, priced_as
 from automesh.cost.replay.engine import Played, play
 from automesh.cost.replay.program import (
     LATENCY,
@@ -263,7 +263,7 @@ class Flights:
     def _wires(self, one: Transfer, kind: str) -> LinkUse:
         if one.pairs or (kind == "collective-permute" and not one.groups):
             return self._links.of_pairs(one.pairs)
-        spreads = kind == "all-to-all"
+        spreads = kind_named(kind).sends == "exchange"
         whole = math.prod(self._sizes[name] for name in one.axes)
         if one.axes and whole == one.group_size:
             return self._links.of_axes(one.axes, spreads=spreads)

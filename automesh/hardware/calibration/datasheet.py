@@ -11,6 +11,7 @@ import numpy as np
 from automesh.hardware.calibration.engines import engines_of
 from automesh.hardware.calibration.speeds import (
     CollectiveSeconds,
+    measured_kind,
     passes_of,
     sent_between,
     sent_inside,
@@ -208,8 +209,9 @@ class DataSheet:
         """Seconds before and between messages."""
         inside, granules = route.ici_size > 1, route.dcn_size
         steps = granules - 1
-        if kind == "collective-permute" or (
-            kind == "all-to-all" and platform_named(self.chip.platform).sends_at_once
+        sends = measured_kind(kind).sends
+        if sends == "forward" or (
+            sends == "exchange" and platform_named(self.chip.platform).sends_at_once
         ):
             hops, steps = np.where(inside, 1.0, 0.0), np.minimum(steps, 1)
         else:
@@ -224,7 +226,9 @@ class DataSheet:
 
     def _link_share(self, kind: str, size: Floats) -> Floats:
         have = self.achieved
-        large = {"all-reduce": have.reduce, "all-to-all": have.all_to_all}.get(kind, have.gather)
+        sent = measured_kind(kind)
+        large = have.reduce if sent.passes > 1 else have.gather
+        large = have.all_to_all if sent.sends == "exchange" else large
         # Where small groups are slower, the figures are those of groups of eight.
         few = 1 - have.small_groups / np.maximum(size, 2)
         reached = np.minimum((np.maximum(size, 2) - 1) / have.peers, 1.0) if have.peers else 1.0

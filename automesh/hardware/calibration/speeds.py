@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from automesh.collectives import MEASURED, kind_named
+from automesh.collectives import MEASURED, CollectiveKind, kind_named
 from automesh.hardware.fabric.fabric import Floats, Route
 
 
@@ -34,10 +34,11 @@ def sent_inside(kind: str, payload_bytes: Floats, route: Route) -> Floats:
     """
     size = np.maximum(route.ici_size, 1.0)
     sent = payload_bytes * (size - 1) / size
-    if kind == "collective-permute":
+    sends = measured_kind(kind).sends
+    if sends == "forward":
         # Over granules the devices at their edges are waited for.
         return np.where(route.dcn_size > 1, 0.0, payload_bytes) / route.ici_step_share
-    if kind == "all-to-all":
+    if sends == "exchange":
         return sent * route.ici_transit / (size * route.dcn_size)
     return sent * passes_of(kind)
 
@@ -52,10 +53,11 @@ def sent_between(kind: str, payload_bytes: Floats, route: Route) -> Floats:
       ValueError: `kind` is none of `collectives.MEASURED`.
     """
     granules = np.maximum(route.dcn_size, 1.0)
-    if kind == "collective-permute":
+    sends = measured_kind(kind).sends
+    if sends == "forward":
         return np.where(granules > 1, payload_bytes, 0.0)
     sent = payload_bytes / np.maximum(route.ici_size, 1.0) * (granules - 1) / granules
-    return sent / granules if kind == "all-to-all" else sent * passes_of(kind)
+    return sent / granules if sends == "exchange" else sent * passes_of(kind)
 
 
 def passes_of(kind: str) -> int:
@@ -64,9 +66,18 @@ def passes_of(kind: str) -> int:
     Raises:
       ValueError: `kind` is none of `collectives.MEASURED`.
     """
+    return measured_kind(kind).passes
+
+
+def measured_kind(kind: str) -> CollectiveKind:
+    """A kind that has formulas and measurements of its own.
+
+    Raises:
+      ValueError: `kind` is none of `collectives.MEASURED`.
+    """
     if kind not in MEASURED:
         raise ValueError(f"no formula for a collective of kind {kind}")
-    return kind_named(kind).passes
+    return kind_named(kind)
 
 
 class Speeds(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from automesh.collectives import KINDS
 from automesh.cost.terms import MemoryPoint, Monomial, Sum, value_of
 from automesh.ir.graph import Block, Graph, Value, total_bytes, used_in
 from automesh.ir.memory.order import COPY, Compiler, CpuCompiler, Order, Step
@@ -24,8 +25,8 @@ _NEVER_IN_PLACE = frozenset(
     (
         "dot_general", "convolution", "ragged_dot", "custom_call", "reduce", "reduce_window",
         "gather", "dynamic_slice", "slice", "sort", "transpose", "concatenate", "pad", "reverse",
-        "broadcast_in_dim", "iota", "constant", "select_and_scatter", "all_gather", "all_to_all",
-        "collective_permute", "reduce_scatter", "all_slice", "while", "case", COPY,
+        "broadcast_in_dim", "iota", "constant", "select_and_scatter", "all_slice", "while", "case",
+        COPY, *(kind.stablehlo for kind in KINDS if kind.stablehlo and not kind.is_in_place),
     )
 )  # fmt: skip
 _Live = dict[tuple[tuple[str, int], ...], float]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from automesh.collectives import KINDS, STABLEHLO
 from automesh.cost.terms import Monomial
 from automesh.hlo.nouns import WindowDimension
 from automesh.ir.graph import Operation
@@ -19,12 +20,9 @@ from automesh.sharding.passes import Bindings
 _NUMBER = re.compile(r"dense<([^<>\"\[\]]+)>")
 _LISTS = re.compile(r"(\w+) = \[([\d, ]*)\]")
 _COST = ("flops", "bytes_accessed", "transcendentals")
-_SHARDY_AXES = {
-    "all_gather": "gathering_axes",
-    "all_slice": "slicing_axes",
-    "all_reduce": "reduction_axes",
-    "reduce_scatter": "reduce_scatter_axes",
-    "all_to_all": "params",
+# Of Shardy's operations that make shardings explicit; a slice moves nothing between devices.
+_SHARDY_AXES = {kind.stablehlo: kind.shardy_axes for kind in KINDS if kind.shardy_axes} | {
+    "all_slice": "slicing_axes"
 }
 _Attributes = dict[str, Any]
 
@@ -255,11 +253,11 @@ class AttributeReader:
             }
         axes, group, exact = self._group_axes(operation.attributes["replica_groups"])
         read: _Attributes = {"axes": axes, "group": group, "exact": exact, "manual": True}
-        if name in ("all_reduce", "reduce_scatter"):
+        if len(operation.regions):
             read["reducer"] = _reducer(operation)
-        if name in ("all_gather", "reduce_scatter"):
-            key = "all_gather_dim" if name == "all_gather" else "scatter_dimension"
-            at = self._int(operation, key)
+        kind = STABLEHLO.get(name)
+        if kind is not None and kind.resized_along:
+            at = self._int(operation, kind.resized_along)
             read["per_dimension"] = tuple(
                 axes if position == at else () for position in range(len(made.results[0].shape))
             )
