@@ -44,7 +44,8 @@ def make(model: Model, target: str, settings: Settings, *, estimates_only: bool)
     """Makes what is missing of a pair."""
     book = Book.open(model, settings.folder)
     made = book.made.get(target)
-    if made is None or not is_current(made):
+    asked = " ".join(model.arguments(target))
+    if made is None or not is_current(made, asked):
         say(f"{model.preset} on {target}: estimates")
         estimate(book, target, settings)
         write_index(settings.folder)

@@ -120,9 +120,9 @@ def _text(tree: object) -> bytes:
     return (json.dumps(tree, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def is_current(made: Made) -> bool:
-    """Whether the installed versions have made it."""
-    return all(
+def is_current(made: Made, arguments: str) -> bool:
+    """Whether the installed versions have made it, of MaxText's arguments as they are now."""
+    return made.arguments == arguments and all(
         installed_version(name) == made.versions[name] for name in MAKERS if name in made.versions
     )
 
@@ -253,8 +253,8 @@ def _search(
 
 def _made(book: Book, target: str, begun: float, *, reason: str, is_final: bool) -> Made:
     before = book.made.get(target)
-    again = before is not None and is_current(before)
     arguments = " ".join(book.model.arguments(target))
+    again = before is not None and is_current(before, arguments)
     return Made(
         arguments=arguments,
         command=f"{_BY} --model {book.model.name} --target {target}",

@@ -12,6 +12,9 @@ TARGETS = ("tpu-v5p-64", "tpu-v6e-64", "tpu-7x-64", "tpu-v5litepod-64", "gpu-h10
 # MaxText's own choice for GPUs is a Triton kernel outside of any manual region, which XLA cannot
 # partition: every device computes the attention of all rows. Its other kernels need cuDNN.
 ATTENTION_OF_GPUS = "attention=dot_product"
+# MaxText's grouped multiplication is a kernel for TPUs, which it interprets on GPUs: a loop over
+# blocks in the place of a kernel. `jax.lax.ragged_dot` is its other way.
+GROUPED_ON_GPUS = "megablox=false"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,9 @@ class Model:
       space: its search space, in the folder `spaces`.
       length: tokens of a row.
       rows: of a device in one update.
+      more: further arguments, on every target.
       rows_on: the same on targets that hold less or for which MaxText publishes another batch.
+      experts: whether it is a mixture of experts.
       axlearn: what AXLearn calls a model of this size, whose mesh rules are compared; empty if it
         has none.
     """
@@ -34,7 +39,9 @@ class Model:
     space: str
     length: int
     rows: int
+    more: tuple[str, ...] = ()
     rows_on: Mapping[str, int] = field(default_factory=dict[str, int])
+    experts: bool = False
     axlearn: str = ""
 
     @property
@@ -53,8 +60,11 @@ class Model:
             f"model_name={self.name}",
             f"max_target_length={self.length}",
             f"per_device_batch_size={rows}",
+            *self.more,
         )
-        return found if target.startswith("tpu") else (*found, ATTENTION_OF_GPUS)
+        if target.startswith("tpu"):
+            return found
+        return (*found, ATTENTION_OF_GPUS, *((GROUPED_ON_GPUS,) if self.experts else ()))
 
 
 MODELS = (
@@ -81,6 +91,8 @@ MODELS = (
         space="long_context",
         length=32768,
         rows=1,
+        # Its logits over 262,144 tokens would take 34 GB of a device.
+        more=("num_vocab_tiling=8",),
     ),
     Model(
         name="qwen3-30b-a3b",
@@ -89,6 +101,7 @@ MODELS = (
         length=4096,
         rows=4,
         rows_on={"tpu-v5litepod-64": 1},
+        experts=True,
         axlearn="qwen3-30B-A3B",
     ),
     Model(
@@ -98,6 +111,7 @@ MODELS = (
         length=4096,
         rows=4,
         rows_on={"tpu-v5litepod-64": 1},
+        experts=True,
     ),
     Model(
         name="llama3.1-70b",
@@ -105,7 +119,7 @@ MODELS = (
         space="large",
         length=8192,
         rows=2,
-        rows_on={"tpu-v5litepod-64": 1},
+        rows_on={"tpu-v5litepod-64": 1, "gpu-h100-64": 1},
         axlearn="fuji-70B-v3-tiktoken",
     ),
 )

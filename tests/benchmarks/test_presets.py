@@ -69,6 +69,14 @@ def test_the_batch_of_a_target_goes_into_the_arguments() -> None:
     assert model.arguments("tpu-v5p-64")[-1] == f"per_device_batch_size={model.rows}"
 
 
+def test_what_maxtext_has_for_tpus_alone_is_replaced_on_gpus() -> None:
+    for model in MODELS:
+        asked = model.arguments("gpu-h100-64")
+        assert "attention=dot_product" in asked
+        assert ("megablox=false" in asked) == ("mixture" in model.kind)
+        assert not {"attention=dot_product", "megablox=false"} & {*model.arguments("tpu-v5p-64")}
+
+
 def test_an_open_size_is_filled_and_a_mesh_for_another_number_left_out(tmp_path: Path) -> None:
     path = presets_file(
         tmp_path,
@@ -225,10 +233,12 @@ def test_a_book_without_a_rule_can_be_read(tmp_path: Path) -> None:
 def test_another_version_of_a_compiler_makes_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"jax": "0.0", "libtpu": "0.0", "maxtext": "0.0"}
     monkeypatch.setattr(making, "installed_version", lambda name: installed.get(name, ""))
-    assert is_current(made())
+    asked = made().arguments
+    assert is_current(made(), asked)
+    assert not is_current(made(), f"{asked} num_vocab_tiling=8")
     installed["libtpu"] = "0.1"
-    assert not is_current(made())
-    assert is_current(made(versions={"jax": "0.0"}))
+    assert not is_current(made(), asked)
+    assert is_current(made(versions={"jax": "0.0"}), asked)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +249,7 @@ def test_another_version_of_a_compiler_makes_it_again(monkeypatch: pytest.Monkey
         ({"is_final": False}, "", ["compiles"]),
         ({"is_final": True}, "", []),
         ({"is_final": True, "versions": {"jax": "older"}}, "", ["estimates", "compiles"]),
+        ({"is_final": True, "arguments": "of before"}, "", ["estimates", "compiles"]),
     ],
 )
 def test_only_what_is_missing_is_made(
