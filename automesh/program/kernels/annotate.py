@@ -23,6 +23,7 @@ from automesh.program.kernels.mosaic import Kernel, Unreadable, read_kernel
 from automesh.program.kernels.nouns import GROUP, TARGET, KernelCost
 from automesh.program.kernels.triton import (
     TRITON_CONFIG,
+    TRITON_TARGET,
     is_triton,
     read_triton,
     touched_bytes,
@@ -42,8 +43,7 @@ def state_costs(module: Any) -> None:
         for call, cost in _counted_triton(module, ir):
             # Its program is not needed any more, and is another one at other sizes of the mesh.
             del call.attributes[TRITON_CONFIG]
-            text = json.dumps({GROUP: cost.fields()})
-            call.attributes["backend_config"] = ir.StringAttr.get(text)
+            call.attributes["backend_config"] = ir.StringAttr.get(_of_triton(cost))
 
 
 def kernel_costs(lowered: Any) -> dict[str, KernelCost]:
@@ -60,6 +60,9 @@ def kernel_costs(lowered: Any) -> dict[str, KernelCost]:
             key = _key(body_of(ir.StringAttr(call.attributes["backend_config"]).value))
             if key not in found or cost.flops > found[key].flops:
                 found[key] = cost
+        for call, cost in _counted_triton(module, ir):
+            # XLA keeps the attribute as its text.
+            found[_key(str(call.attributes[TRITON_CONFIG]))] = cost
     return found
 
 
@@ -72,7 +75,12 @@ def with_costs(module: bytes, costs: Mapping[str, KernelCost]) -> bytes:
         cost = costs.get(_key(body_of(text)))
         return text if cost is None else _with_cost(text, cost)
 
-    return with_texts(module, TARGET, added)
+    def instead(text: str) -> str:
+        key = _key(text)
+        # Of its program only what tells it from others.
+        return text if key not in costs else _of_triton(costs[key], program=key)
+
+    return with_texts(with_texts(module, TARGET, added), TRITON_TARGET, instead)
 
 
 def _key(body: str) -> str:
@@ -83,6 +91,10 @@ def _with_cost(text: str, cost: KernelCost) -> str:
     config = json.loads(text)
     config[GROUP] |= cost.fields()
     return json.dumps(config)
+
+
+def _of_triton(cost: KernelCost, **more: str) -> str:
+    return json.dumps({GROUP: cost.fields() | more})
 
 
 def _counted(module: Any, ir: Any) -> Iterator[tuple[Any, KernelCost]]:

@@ -11,21 +11,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.targets import parse_target
+from automesh.hlo import hlo_pb2, read_module
+from automesh.hlo.schedule.core_work import stated_cost
 from automesh.hlo.work.uncounted import remark_on_counted
 from automesh.ir.kernel_cost import cost_of, matmuls_of
+from automesh.program.absent import client
 from automesh.program.absent.device_queries import answering
 from automesh.program.absent.fake_devices import fake_devices
-from automesh.program.kernels.annotate import state_costs
+from automesh.program.kernels.annotate import kernel_costs, state_costs, with_costs
 from automesh.program.kernels.nouns import GROUP
-from automesh.program.kernels.triton import function_of
+from automesh.program.kernels.triton import TRITON_CONFIG, TRITON_TARGET, function_of
+from automesh.program.lower.compiled import count_serialized, serialized
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.passes import partitioned
+from tests.support.samples import recorded
 
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 HEADS, LENGTH, WIDTH, BLOCK = 8, 1024, 128, 64
@@ -33,15 +39,19 @@ BYTES = 2
 QKV = [(HEADS, LENGTH, WIDTH)] * 3
 
 
-def stated(step: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[Any, list[dict[str, Any]]]:
-    """A step as it is lowered for H100s, and what is written beside its kernels."""
+def lowered_for_gpus(step: Callable[..., Any], *shapes: tuple[int, ...]) -> Any:
+    """A step as it is lowered for H100s."""
     found = parse_target("gpu-h100-8", {}).absent
     assert found is not None
     one = absent_devices_of(found)
     args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     with answering(one, lambda: fake_devices(one), in_meshes=False):
-        lowered = jax.jit(step).trace(*args).lower(lowering_platforms=("cuda",))
-    module = lowered.compiler_ir("stablehlo")
+        return jax.jit(step).trace(*args).lower(lowering_platforms=("cuda",))
+
+
+def stated(step: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[Any, list[dict[str, Any]]]:
+    """A step as it is lowered for H100s, and what is written beside its kernels."""
+    module = lowered_for_gpus(step, *shapes).compiler_ir("stablehlo")
     state_costs(module)
     ir: Any = importlib.import_module("jaxlib.mlir.ir")
     texts: list[dict[str, Any]] = []
@@ -120,6 +130,76 @@ def test_what_is_counted_has_a_price() -> None:
     for one in sizes:
         flops *= one.coefficient
     assert flops == pytest.approx(kernel["cost_estimate"]["flops"])
+
+
+def module_with(config: str) -> bytes:
+    """A compiled module whose one custom call is a kernel for GPUs of this text."""
+    module = hlo_pb2.Module.FromString(recorded.serialized("tpu_pallas_bare"))
+    for computation in module.computations:
+        for one in computation.instructions:
+            if one.custom_call_target:
+                one.custom_call_target = TRITON_TARGET
+                one.backend_config = config.encode()
+                one.ClearField("backend_config_payload")
+    return module.SerializeToString()
+
+
+def test_what_is_counted_stands_in_the_compiled_program() -> None:
+    lowered = lowered_for_gpus(functools.partial(attend, causal=True), *QKV)
+    (cost,) = kernel_costs(lowered).values()
+    configs: list[str] = []
+
+    def visit(call: Any) -> Any:
+        if call.name == "stablehlo.custom_call":
+            configs.append(str(call.attributes[TRITON_CONFIG]))
+        return importlib.import_module("jaxlib.mlir.ir").WalkResult.ADVANCE
+
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        module.operation.walk(visit)
+    (config,) = configs
+    read = read_module(with_costs(module_with(config), kernel_costs(lowered)))
+    (call,) = (
+        one
+        for part in read.computations.values()
+        for one in part.instructions.values()
+        if one.target == TRITON_TARGET
+    )
+    found = stated_cost(call)
+    assert found is not None
+    assert (found.flops, found.bytes_accessed) == (cost.flops, cost.bytes_accessed)
+    assert found.flops > 0
+    other = module_with(config.replace("num_warps = 4", "num_warps = 8"))
+    assert with_costs(other, kernel_costs(lowered)) is other
+
+
+@pytest.mark.gpu
+def test_a_compiled_kernel_has_the_work_that_was_counted() -> None:
+    found = parse_target("gpu-h100-8", {}).absent
+    assert found is not None
+    one = absent_devices_of(found)
+    devices = client.devices_of(one)
+    mesh = jax.sharding.Mesh(np.array(devices), ("dp",))
+    rows = jax.sharding.PartitionSpec("dp")
+    step = jax.shard_map(
+        functools.partial(attend, causal=True),
+        mesh=mesh,
+        in_specs=rows,
+        out_specs=rows,
+        check_vma=False,
+    )
+    sharding = jax.sharding.NamedSharding(mesh, rows)
+    args = [
+        jax.ShapeDtypeStruct((8 * HEADS, LENGTH, WIDTH), jnp.bfloat16, sharding=sharding)
+        for _ in QKV
+    ]
+    options: Any = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+    with answering(one, lambda: devices, in_meshes=False):
+        lowered = jax.jit(step, compiler_options=options).trace(*args).lower()
+    (cost,) = kernel_costs(lowered).values()
+    module = serialized(lowered.compile(), kernel_costs(lowered))
+    counts = count_serialized(module, (("dp", 8),))
+    assert counts.flops == cost.flops > 0
 
 
 def test_what_data_decides_is_counted_once_and_said() -> None:
