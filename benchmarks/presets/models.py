@@ -12,9 +12,11 @@ TARGETS = ("tpu-v5p-64", "tpu-v6e-64", "tpu-7x-64", "tpu-v5litepod-64", "gpu-h10
 # MaxText's own choice for GPUs is a Triton kernel outside of any manual region, which XLA cannot
 # partition: every device computes the attention of all rows. Its other kernels need cuDNN.
 ATTENTION_OF_GPUS = "attention=dot_product"
-# MaxText's grouped multiplication is a kernel for TPUs, which it interprets on GPUs: a loop over
-# blocks in the place of a kernel. `jax.lax.ragged_dot` is its other way.
-GROUPED_ON_GPUS = "megablox=false"
+# MaxText's grouped multiplication is a kernel for TPUs, which it interprets on GPUs block by block,
+# and of `jax.lax.ragged_dot` (`megablox=false` alone) XLA makes a masked product for every expert:
+# qwen3-30b-a3b then needs 227 GiB of a device. What is left is the dense way, which drops tokens
+# beyond a capacity; 1.25 of an even share is usual (Switch Transformers, arXiv 2101.03961).
+EXPERTS_ON_GPUS = ("megablox=false", "sparse_matmul=false", "capacity_factor=1.25")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class Model:
         )
         if target.startswith("tpu"):
             return found
-        return (*found, ATTENTION_OF_GPUS, *((GROUPED_ON_GPUS,) if self.experts else ()))
+        return (*found, ATTENTION_OF_GPUS, *(EXPERTS_ON_GPUS if self.experts else ()))
 
 
 MODELS = (

@@ -73,8 +73,8 @@ def test_what_maxtext_has_for_tpus_alone_is_replaced_on_gpus() -> None:
     for model in MODELS:
         asked = model.arguments("gpu-h100-64")
         assert "attention=dot_product" in asked
-        assert ("megablox=false" in asked) == ("mixture" in model.kind)
-        assert not {"attention=dot_product", "megablox=false"} & {*model.arguments("tpu-v5p-64")}
+        assert ("sparse_matmul=false" in asked) == ("mixture" in model.kind)
+        assert not {*asked[3:]} & {*model.arguments("tpu-v5p-64")} - {*model.more}
 
 
 def test_an_open_size_is_filled_and_a_mesh_for_another_number_left_out(tmp_path: Path) -> None:
