@@ -36,6 +36,9 @@ class CollectiveKind:
       passes: how often the array goes round the ring, and waits for its messages.
       is_sharded_before: True if each device holds one part of the full array before, False if it
         holds an array of the full size.
+      reduces: elements of the devices become one, by a function that it calls.
+      may_count_replicas: on a channel, and saying nothing else, its groups are of replicas; those
+        of other kinds are of partitions then.
       is_ragged: only the first operand is sent, and the data say how much of it.
       is_in_place: the result may lie where the operand lay.
       priced_as: the kind whose measured or published speed is taken; empty: its own.
@@ -49,6 +52,8 @@ class CollectiveKind:
     sends: Literal["ring", "exchange", "forward"]
     passes: int = 1
     is_sharded_before: bool = False
+    reduces: bool = False
+    may_count_replicas: bool = False
     is_ragged: bool = False
     is_in_place: bool = False
     priced_as: MeasuredName | Literal[""] = ""
@@ -65,11 +70,13 @@ class CollectiveKind:
         192
         """
         others = group_size - 1
-        if self.sends == "ring":
-            return -(-self.passes * others * payload_bytes // group_size)
-        if self.sends == "exchange":
-            return -(-others * payload_bytes // group_size**2)
-        return payload_bytes if others else 0
+        match self.sends:
+            case "ring":
+                return -(-self.passes * others * payload_bytes // group_size)
+            case "exchange":
+                return -(-others * payload_bytes // group_size**2)
+            case "forward":
+                return payload_bytes if others else 0
 
 
 KINDS = (
@@ -80,6 +87,8 @@ KINDS = (
         megascale="ALL_REDUCE",
         sends="ring",
         passes=2,
+        reduces=True,
+        may_count_replicas=True,
         is_in_place=True,
     ),
     CollectiveKind(
@@ -90,6 +99,7 @@ KINDS = (
         megascale="ALL_GATHER",
         sends="ring",
         is_sharded_before=True,
+        may_count_replicas=True,
     ),
     CollectiveKind(
         name="reduce-scatter",
@@ -98,6 +108,8 @@ KINDS = (
         resized_along="scatter_dimension",
         megascale="REDUCE_SCATTER",
         sends="ring",
+        reduces=True,
+        may_count_replicas=True,
     ),
     CollectiveKind(
         name="all-to-all",
@@ -172,7 +184,8 @@ def why_unpriced(operation: str) -> str:
     Args:
       operation: in StableHLO, Shardy's dialect or HLO, without the dialect.
     """
-    return _UNPRICED.get(operation.removesuffix("-start").replace("-", "_"), "")
+    name = operation.removesuffix("-start").replace("-", "_")
+    return "" if name in STABLEHLO else _UNPRICED.get(name, "")
 
 
 def priced_as(name: str) -> str:

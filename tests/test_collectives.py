@@ -48,6 +48,23 @@ def operations_of(dialect: str) -> dict[str, Any]:
     }
 
 
+def test_what_gets_a_row_is_not_called_unpriced_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_unpriced("collective_reduce") and why_unpriced("collective-reduce-start")
+    monkeypatch.setitem(STABLEHLO, "collective_reduce", kind_named("all-reduce"))
+    assert not why_unpriced("collective_reduce")
+    assert not any(why_unpriced(one) for one in STABLEHLO)
+
+
+@pytest.mark.parametrize("dialect", ["stablehlo", "sdy"])
+def test_attributes_that_rows_name_are_those_of_the_dialect(dialect: str) -> None:
+    """A name that an operation has not would leave a collective without its axes."""
+    known = operations_of(dialect)
+    for kind in KINDS:
+        named = kind.shardy_axes if dialect == "sdy" else kind.resized_along
+        if named:
+            assert named in vars(known[kind.stablehlo]), kind.name
+
+
 @pytest.mark.parametrize("dialect", ["stablehlo", "sdy"])
 def test_every_collective_of_the_dialect_has_a_price_or_a_reason(dialect: str) -> None:
     between = {

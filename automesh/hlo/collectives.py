@@ -115,11 +115,12 @@ def _listed_groups(instruction: Instruction) -> Groups:
 
     Without global ids, those on a channel count replicas, of which there is one.
     """
-    groups = instruction.groups or ()
+    groups, kind = instruction.groups or (), kind_of(instruction)
     counts_replicas = (
         instruction.channel > 0
         and not instruction.global_ids
-        and kind_of(instruction) in ("all-reduce", "all-gather", "reduce-scatter")
+        and kind != ""
+        and kind_named(kind).may_count_replicas
     )
     return () if counts_replicas and math.prod(map(len, groups)) <= 1 else groups
 
@@ -147,7 +148,6 @@ _MOVES = frozenset(
         "concatenate",
     }
 )
-_REDUCING = ("all-reduce", "reduce-scatter")
 _PROMOTED, _SUMMED = "_promoted", "_reassoc_promoted"
 _WIDE, _PROMOTABLE_BITS = 32, 16
 
@@ -180,7 +180,8 @@ def narrowed_bits(
     operand = computation.instructions[collective.operands[index]]
     if operand.shape.element_bits != _WIDE or not platform_named(platform).scheduling.widens:
         return Narrow()
-    if collective.opcode.removesuffix("-start") in _REDUCING:
+    kind = kind_of(collective)
+    if kind and kind_named(kind).reduces:
         reducer = module.computations[collective.called[0]].name
         is_widened = reducer.endswith(_PROMOTED) and not reducer.endswith(_SUMMED)
         return Narrow(bits=_PROMOTABLE_BITS) if is_widened else Narrow()
@@ -192,10 +193,9 @@ def narrowed_bits(
     }
     if after == {before.element_type}:
         return Narrow(bits=before.element_bits)
-    kind = collective.opcode.removesuffix("-start")
     return Narrow(
-        unproven=f"{kind} of values widened from {before.element_type} counted as "
-        f"{operand.shape.element_type}"
+        unproven=f"{kind or collective.opcode} of values widened from {before.element_type} "
+        f"counted as {operand.shape.element_type}"
     )
 
 

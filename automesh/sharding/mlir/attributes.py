@@ -236,7 +236,7 @@ class AttributeReader:
         attribute = operation.attributes[key]
         axes, group = self._axes.named(attribute)
         read: _Attributes = {"axes": axes, "group": group, "exact": group == self._axes.size(axes)}
-        if name in ("all_gather", "all_slice", "reduce_scatter"):
+        if name == "all_slice" or STABLEHLO[name].resized_along:
             read["per_dimension"] = self._axes.named_by_dimension(attribute)
         return read
 
