@@ -64,7 +64,7 @@ def _tpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
 
 
 def _gpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
-    each = one.num_devices // one.num_hosts
+    _, hosts, each = map(int, one.topology.split("x"))
     text = read_configuration(one.gpu) if one.gpu in known_configurations() else ""
     known: dict[str, Any] = {}
     for name in ("core_count", "shared_memory_per_block_optin"):
@@ -78,7 +78,7 @@ def _gpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
             platform="gpu",
             device_kind=one.device_kind,
             process_index=number // each,
-            coords=[0, number // each, number % each],
+            coords=[number // each // hosts, number // each % hosts, number % each],
             slice_index=0,
             partition_index=0,
             fabric_uuid="",

@@ -305,7 +305,9 @@ def test_stand_ins_look_like_what_libtpu_gives(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["gpu-h100-16", "gpu-a100-80gb-8", "gpu-b200-8"])
+@pytest.mark.parametrize(
+    "name", ["gpu-h100-16", "gpu-a100-80gb-8", "gpu-b200-8", "gpu-gb200-16", "gpu-gb200-144"]
+)
 def test_stand_ins_look_like_what_the_cuda_plugin_gives(name: str) -> None:
     one = target(name)
     real = [public(device) for device in devices_of(one)]
