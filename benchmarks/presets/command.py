@@ -7,8 +7,8 @@ search of MaxText's own step (`automesh search maxtext`), every legal mesh estim
 the published ones compiled where the target's compiler is installed, the rule with its evidence in
 `maxtext/MODEL.toml`, how it was made in `maxtext/MODEL.json`, and an index page with the tables.
 
-It needs MaxText, and for compiles the `tpu` extra; no devices. Stop it whenever you like: the same
-command goes on. What the installed versions of jax, libtpu and MaxText have made is not made again;
+It needs MaxText, and for compiles the `tpu` and the `gpu` extra; no devices. Stop it whenever you
+like: the same command goes on. What the installed versions of jax, libtpu and MaxText have made is not made again;
 with other versions all of it is. The last line on stdout is JSON; progress goes to stderr.
 """
 
