@@ -8,8 +8,9 @@ the published ones compiled where the target's compiler is installed, the rule w
 `maxtext/MODEL.toml`, how it was made in `maxtext/MODEL.json`, and an index page with the tables.
 
 It needs MaxText, and for compiles the `tpu` and the `gpu` extra; no devices. Stop it whenever you
-like: the same command goes on. What the installed versions of jax, libtpu and MaxText have made is not made again;
-with other versions all of it is. The last line on stdout is JSON; progress goes to stderr.
+like: the same command goes on. What the installed versions of jax, libtpu and MaxText have made is
+not made again; with other versions, or other arguments of a model, all of it is. The last line on
+stdout is JSON; progress goes to stderr.
 """
 
 from __future__ import annotations
