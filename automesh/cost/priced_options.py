@@ -7,8 +7,9 @@ estimate as it is, and the output says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from automesh.cost.pipeline.terms import PipelineTerms
 from automesh.cost.terms import Terms
 from automesh.cost.windowed import THRESHOLDS, with_threshold
 from automesh.mesh.axes import Scalar
@@ -54,3 +55,19 @@ def under_options(terms: Terms, options: Iterable[tuple[str, Scalar]]) -> Terms:
         if option.platform == terms.platform and option.name in values:
             terms = option.apply(terms, values[option.name])
     return terms
+
+
+def pipeline_under_options(
+    pipeline: PipelineTerms, options: Iterable[tuple[str, Scalar]]
+) -> PipelineTerms:
+    """The same of every program of a pipeline."""
+    values = tuple(options)
+    kinds = tuple(
+        replace(
+            one,
+            programs=tuple((kind, under_options(terms, values)) for kind, terms in one.programs),
+            finish=under_options(one.finish, values),
+        )
+        for one in pipeline.kinds
+    )
+    return replace(pipeline, kinds=kinds)

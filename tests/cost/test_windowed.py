@@ -8,14 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from automesh.cost.priced_options import under_options
+from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText, StageTerms
+from automesh.cost.priced_options import pipeline_under_options, under_options
 from automesh.cost.pricing import Prices, price_on
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Region, Sum, Terms, Windowed
 from automesh.cost.windowed import THRESHOLDS, for_windows, windows
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import MeshAxis, Plan, Scalar
 from automesh.mesh.plan_arrays import Batch, batch_of
-from automesh.tuner.estimate.rung import price_with_options, unpriced_notice
+from automesh.tuner.estimate.rung import (
+    price_pipeline_with_options,
+    price_with_options,
+    unpriced_notice,
+)
 from tests.support.samples.cost_samples import PlainSpeeds, simple_routes
 
 OPTION = THRESHOLDS["tpu"]
@@ -121,6 +126,47 @@ def test_meshes_that_need_terms_of_their_own_stay_marked() -> None:
     plans = [plan(2, 2), plan(4, 2), plan(2, 4, **{OPTION: 1}), plan(8, 2, **{OPTION: 1})]
     prices = price_with_options(price, {("a", "b"): fixed}, batch_of(plans), NO_LAYOUTS, plans)
     np.testing.assert_array_equal(prices.needs_own, [False, True, False, True])
+
+
+def pipeline_of(terms: Terms) -> PipelineTerms:
+    """Two ranks of one kind of stage."""
+    stage = StageTerms(
+        programs=(("F", terms), ("B", terms)),
+        finish=terms,
+        params_bytes=(),
+        sums_bytes=(),
+        state_bytes=(),
+        inputs_bytes=(),
+        saved_bytes=(),
+        outputs_bytes=(),
+        gradients_bytes=(),
+    )
+    schedule = ScheduleText(name="1f1b", num_ranks=2, num_microbatches=4, num_stages=2)
+    return PipelineTerms(axis="pp", schedule=schedule, kinds=(stage,), stages=(0, 0))
+
+
+def test_every_program_of_a_pipeline_is_under_the_options() -> None:
+    pipeline, wanted = pipeline_of(step()), under_options(step(), ((OPTION, 8),))
+    assert wanted != step()
+    assert pipeline_under_options(pipeline, ((OPTION, 8),)) == pipeline_of(wanted)
+    assert pipeline_under_options(pipeline, (("xla_other", 8),)) == pipeline
+
+
+def test_plans_with_a_pipeline_have_the_price_of_their_options() -> None:
+    plans = [plan(4, 2), plan(4, 2, **{OPTION: 1_000_000}), plan(2, 4)]
+
+    def price_pipeline(
+        pipeline: PipelineTerms, where: Terms, batch: Batch, layouts: Layouts
+    ) -> Prices:
+        assert where.active == ("a", "b")
+        (stage,) = pipeline.kinds
+        return price({("a", "b"): stage.finish}, batch, layouts)
+
+    found = (pipeline_of(step()), step())
+    prices = price_pipeline_with_options(price_pipeline, found, batch_of(plans), NO_LAYOUTS, plans)
+    told = [dict(prices.estimated(row).causes)["memory"] for row in range(len(plans))]
+    assert told == memory_s(*plans)
+    assert told[0] > told[1]
 
 
 def test_options_without_a_price_are_named_once() -> None:

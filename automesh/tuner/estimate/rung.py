@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.pipeline.terms import PipelineTerms
-from automesh.cost.priced_options import is_priced, priced_among, under_options
+from automesh.cost.priced_options import (
+    is_priced,
+    pipeline_under_options,
+    priced_among,
+    under_options,
+)
 from automesh.cost.pricing import holds
 from automesh.cost.terms import Terms
 from automesh.hardware.fabric.fabric import Layouts
@@ -54,6 +59,7 @@ class Prices(Protocol):
 
 
 Price = Callable[[Mapping[Active, Terms], Batch, Layouts], Prices]
+PricePipeline = Callable[[PipelineTerms, Terms, Batch, Layouts], Prices]
 _Options = tuple[tuple[str, Scalar], ...]
 
 
@@ -83,18 +89,49 @@ def price_with_options(
     Args:
       plans: whose meshes the batch has, in its order.
     """
+
+    def priced(options: _Options, mine: Batch) -> Prices:
+        made = {active: under_options(one, options) for active, one in terms.items()}
+        return price(made, mine, layouts)
+
+    return _by_options(priced, batch, plans)
+
+
+def price_pipeline_with_options(
+    price: PricePipeline,
+    found: tuple[PipelineTerms, Terms],
+    batch: Batch,
+    layouts: Layouts,
+    plans: Sequence[Plan],
+) -> Prices:
+    """As `price_with_options`, of meshes with the same active axes and a pipeline.
+
+    Args:
+      found: the pipeline, and the terms that say where its own hold.
+    """
+    pipeline, where = found
+
+    def priced(options: _Options, mine: Batch) -> Prices:
+        made = pipeline_under_options(pipeline, options) if options else pipeline
+        return price(made, where, mine, layouts)
+
+    return _by_options(priced, batch, plans)
+
+
+def _by_options(
+    price: Callable[[_Options, Batch], Prices], batch: Batch, plans: Sequence[Plan]
+) -> Prices:
     rows: dict[_Options, list[int]] = {}
     for row, plan in enumerate(plans):
         rows.setdefault(priced_among(plan.compiler_options), []).append(row)
     if set(rows) <= {()}:
-        return price(terms, batch, layouts)
+        return price((), batch)
     part, place = np.zeros((2, len(plans)), np.intp)
     needs_own = np.zeros(len(plans), np.bool_)
     parts: list[Prices] = []
     for number, (options, members) in enumerate(rows.items()):
         mine = Batch(names=batch.names, ici=batch.ici[members], dcn=batch.dcn[members])
-        made = {active: under_options(one, options) for active, one in terms.items()}
-        prices = price(made, mine, layouts)
+        prices = price(options, mine)
         part[members], place[members] = number, np.arange(len(members))
         needs_own[members] = prices.needs_own
         parts.append(prices)
@@ -119,7 +156,6 @@ BORROWED = "a program of its own: it is priced by that of other sizes"
 
 
 Shapes = tuple[tuple[int, ...], ...]
-PricePipeline = Callable[[PipelineTerms, Terms, Batch, Layouts], Prices]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -360,7 +396,9 @@ class EstimateRung:
         prices = (
             price_with_options(self.price, terms, batch, layouts, plans)
             if answer.pipeline is None
-            else self.price_pipeline(answer.pipeline, answer.terms, batch, layouts)
+            else price_pipeline_with_options(
+                self.price_pipeline, (answer.pipeline, answer.terms), batch, layouts, plans
+            )
         )
         self._take(group, need, answer, prices, range(len(members)))
 

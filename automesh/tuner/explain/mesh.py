@@ -12,7 +12,7 @@ import numpy as np
 from automesh.cost.breakdown import MeshCost, break_down
 from automesh.cost.pipeline.prices import price_pipeline_terms
 from automesh.cost.pipeline.terms import PipelineTerms
-from automesh.cost.priced_options import under_options
+from automesh.cost.priced_options import pipeline_under_options, under_options
 from automesh.cost.pricing import holds, price
 from automesh.cost.terms import Terms
 from automesh.errors import UsageError
@@ -166,9 +166,10 @@ def explained(plan: Plan, ground: Ground, candidate: Candidate | None) -> Explai
     batch, hardware, terms = batch_of([plan]), ground.hardware, found.terms
     # As if made for this mesh: a mesh that has only the terms of other sizes is priced by these.
     if found.pipeline is not None:
-        prices = price_pipeline_terms(found.pipeline, _unguarded(terms), batch, hardware=hardware)
+        pipeline = pipeline_under_options(found.pipeline, plan.compiler_options)
+        prices = price_pipeline_terms(pipeline, _unguarded(terms), batch, hardware=hardware)
         estimated = prices.estimated(0)
-        cost = break_down_pipeline(found.pipeline, terms, estimated, batch, hardware=hardware)
+        cost = break_down_pipeline(pipeline, terms, estimated, batch, hardware=hardware)
     else:
         terms = under_options(terms, plan.compiler_options)
         priced = price({terms.active: _unguarded(terms)}, batch, hardware=hardware)
