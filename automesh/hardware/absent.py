@@ -63,7 +63,7 @@ class Absent:
         GPUs.
       gpu: name of the target configuration in `data/gpus/`; empty for TPUs, and for GPUs that
         cannot be compiled for.
-      joined_hosts: of those that share a domain of NVLink; 1 where each is a domain by itself.
+      joined_hosts: how many share one domain of NVLink; 1 where each is a domain by itself.
       is_memory_stated: the user's own file says how much memory programs can have.
     """
 

@@ -150,8 +150,8 @@ def absent_devices_of(absent: Absent) -> AbsentDevices:
     a domain it makes kernels of its own of small collectives, and schedules others by its speed.
     """
     fabric, hosts = absent.fabric, absent.num_hosts
-    # It knows domains of one size only.
-    joined = math.gcd(hosts, min(hosts, absent.joined_hosts))
+    # It knows domains of one size only: where they would not be filled, it is told of smaller ones.
+    joined = math.gcd(hosts, absent.joined_hosts)
     one = AbsentDevices(
         platform="gpu",
         device_kind=absent.device_kind,

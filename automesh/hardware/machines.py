@@ -161,7 +161,7 @@ def cluster_of(
         device_memory_bytes=memory_bytes,
         num_hosts=count // each,
         gpu=gpu,
-        joined_hosts=max(machine.domain // each, 1),
+        joined_hosts=min(max(machine.domain // each, 1), count // each),
     )
 
 

@@ -8,6 +8,9 @@ from automesh.platforms.platform import Platform, Plugin, Scheduling
 # Without a GPU there is nothing to time kernels on, and Triton's untimed tiles are arbitrary:
 # matrix products go to cuBLAS.
 _UNTIMED = (("xla_gpu_autotune_level", 0), ("xla_gpu_enable_triton_gemm", False))
+# XLA makes kernels of its own of small sums inside a domain of NVLink, and jaxlib 0.12.0.1 dies of
+# those among 64 devices. No replay tells them from NCCL's.
+_NO_OWN_KERNELS = (("xla_gpu_experimental_use_collective_kernels", ""),)
 
 GPU = Platform(
     name="gpu",
@@ -32,7 +35,7 @@ GPU = Platform(
         "with thresholds of 30 MiB",
     ),
     quick_options=_UNTIMED,
-    needed_options=_UNTIMED,
+    needed_options=_UNTIMED + _NO_OWN_KERNELS,
     plugins=tuple(
         Plugin(
             module=f"jax_cuda{major}_plugin",

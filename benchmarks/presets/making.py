@@ -28,6 +28,7 @@ from automesh.mesh.rules.rule import MeshRule, matches_only
 from automesh.mesh.rules.shipped import Made, Records, Side, read_records
 from automesh.outcomes import Compiled, Estimated, Failed, OutOfMemory, TimedOut
 from automesh.package import installed_version
+from automesh.platforms import COMPILED_ABSENT
 from automesh.report.files.rule import estimated_rule_of, rule_of
 from automesh.report.result import Candidate, SearchResult
 from benchmarks.presets.models import FRAMEWORK, TARGETS, Model
@@ -35,7 +36,10 @@ from benchmarks.presets.published import Published, published
 from benchmarks.support.compiles import say
 
 # A preset was made by these: with another version of one of them it is made again.
-MAKERS = ("jax", "jaxlib", "libtpu", "maxtext")
+_COMPILERS = {
+    one.name: tuple(plugin.packages[0] for plugin in one.plugins) for one in COMPILED_ABSENT
+}
+MAKERS = ("jax", "jaxlib", "maxtext", *(name for names in _COMPILERS.values() for name in names))
 _BY = "python -m benchmarks.presets"
 _ROUNDS = 8  # searches of one pair, each with another published mesh as the baseline
 # For the estimates of one pair, which are all made: a minute of work and one for each mesh apart.
@@ -273,9 +277,8 @@ def _since(begun: float) -> float:
 def _versions(found: SearchResult) -> dict[str, str]:
     """Of what made the programs; of a compiler only where it is the target's."""
     told = dict(found.versions)
-    known = {name: told[name] for name in MAKERS if name in told}
-    if found.platform != "tpu":
-        known.pop("libtpu", None)
+    others = {name for on, names in _COMPILERS.items() if on != found.platform for name in names}
+    known = {name: told[name] for name in MAKERS if name in told and name not in others}
     return known | {FRAMEWORK: installed_version(FRAMEWORK)}
 
 

@@ -81,7 +81,7 @@ def test_a_cluster_is_told_as_hosts_of_devices() -> None:
     assert (one.num_devices, one.num_hosts, one.num_granules) == (64, 8, 8)
     assert one.memory_bytes == configured_memory_bytes("h100")
     assert (one.torus, one.wraps, one.host, one.chip_config) == ((), (), (), "")
-    # Domains of NVLink, hosts of each, devices of each.
+    # Domains of NVLink, hosts of each, devices of each; smaller ones where 18 would not be filled.
     assert absent_devices_of(parse_target("gpu-gb200-72", {}).absent).topology == "1x18x4"
     assert absent_devices_of(parse_target("gpu-gb200-144", {}).absent).topology == "2x18x4"
     assert absent_devices_of(parse_target("gpu-gb200-80", {}).absent).topology == "10x2x4"

@@ -29,12 +29,14 @@ class Stated:
 
     Attributes:
       product: of counted FLOPs, the matrix product that most of them are done in, repeated.
+      dtype: of the wider operand of counted products; empty if nothing was counted.
       remark: how far this can be relied on, in words.
     """
 
     flops: int
     bytes_accessed: int
     product: Matmul | None = None
+    dtype: str = ""
     remark: str = "counted as its author estimates it"
 
 
@@ -61,7 +63,12 @@ def _with_product(stated: Stated, counted: Mapping[str, Any] | None) -> Stated:
         m, n, k = counted["tile"]
         batch = max(round(stated.flops / (2 * m * n * k)), 1)
         product = Matmul(dtype=counted["dtype"], batch=batch, m=m, n=n, k=k)
-    return replace(stated, product=product, remark=remark_on_counted(counted))
+    return replace(
+        stated,
+        product=product,
+        dtype=str(counted.get("dtype", "")),
+        remark=remark_on_counted(counted),
+    )
 
 
 def is_plain(call: Instruction) -> bool:
@@ -132,7 +139,7 @@ def _uncounted(instruction: Instruction, contents: Contents | None) -> str:
 def _kernel(one: Compute, computation: Computation, call: Instruction) -> Compute:
     stated = stated_cost(call)
     product = stated.product if stated else None
-    dtype = product.dtype if product else widest_dtype(computation, call)
+    dtype = (stated.dtype if stated else "") or widest_dtype(computation, call)
     return replace(
         one,
         kind="kernel",
