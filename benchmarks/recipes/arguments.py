@@ -28,6 +28,9 @@ _NO_PART = frozenset(
 )
 # Left out only with this value, at which the key did nothing when there was one.
 _DID_NOTHING = {"int8_training": "false"}
+# Random experts in the place of the router's choice: the shapes are the same. MaxText 0.2.5 refuses
+# it without an axis of experts.
+_RANDOM_ROUTING = "use_random_routing"
 _TILES = [f"{matrix}_tile_{part}" for matrix in ("wi", "wo") for part in ("fwd", "dlhs", "drhs")]
 # Keys of former versions -> those that took their place, with the same value for each.
 RENAMED = {
@@ -89,6 +92,9 @@ def arguments_of(record: Record, known: Collection[str], models: Collection[str]
             continue
         if key in _NO_PART:
             left_out.append(f"{key} (no part of the step)")
+        elif key == _RANDOM_ROUTING and not record.mesh.has("expert"):
+            left_out.append(f"{key} (MaxText 0.2.5 refuses it without an axis of experts)")
+            remarks.append("experts are chosen by the router, not at random")
         elif _DID_NOTHING.get(key) == value.lower():
             left_out.append(f"{key} (did nothing at {value})")
         elif key in known:

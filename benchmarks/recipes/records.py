@@ -29,6 +29,10 @@ class Mesh:
     ici: dict[str, int] = field(default_factory=dict[str, int])
     dcn: dict[str, int] = field(default_factory=dict[str, int])
 
+    def has(self, axis: str) -> bool:
+        """Whether more than one device lies along an axis."""
+        return self.ici.get(axis, 1) * self.dcn.get(axis, 1) > 1
+
     @property
     def text(self) -> str:
         """As automesh writes a mesh: `dcn.data:4,fsdp:256`."""

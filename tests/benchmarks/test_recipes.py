@@ -205,6 +205,20 @@ def test_flags_are_given_renamed_or_left_out_and_it_is_said() -> None:
     assert found.remarks == ("fsdp_shard_on_exp is now shard_exp_on_fsdp",)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "is_given"),
+    [(Mesh(ici={"fsdp": 8}), False), (Mesh(ici={"fsdp": 4, "expert": 2}), True)],
+)
+def test_experts_are_chosen_at_random_only_where_maxtext_takes_that(
+    mesh: Mesh, is_given: bool
+) -> None:
+    flags = {"model_name": "llama3.1-8b", "use_random_routing": "True"}
+    found = arguments_of(record(flags=flags, mesh=mesh), INSTALLED.keys, INSTALLED.models)
+    assert found.reason == ""
+    assert ("use_random_routing=True" in found.words) == is_given
+    assert len(found.left_out) == len(found.remarks) == (not is_given)
+
+
 def test_tables_of_another_time_are_given_the_defaults_of_that_time() -> None:
     found = arguments_of(BY_ID["maxtext_tables/041"], INSTALLED.keys | {"vocab_size"}, frozenset())
     assert found.reason == ""
