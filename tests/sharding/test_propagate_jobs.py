@@ -13,7 +13,7 @@ from automesh.program.script.load import load_entry
 from automesh.worker import protocol
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import InspectJob, PropagateJob
-from tests.support.paths import EXAMPLES
+from tests.support.paths import EXAMPLES, SCRIPTS
 from tests.support.program_jobs import own_process as own_process
 from tests.support.program_jobs import script
 
@@ -142,3 +142,21 @@ def test_what_an_inspection_lowered_need_not_be_lowered_again(own_process):
         (propagations,) = jobs._MEMORY.programs.values()
         assert propagations.programs.lowered == lowered
         assert first.failed_probes == () and first.terms.fixed == ()
+
+
+def test_complex_numbers_are_propagated():
+    """MLIR's bindings of Python have no class for constants of complex numbers."""
+    step = StepRef(entry=script(SCRIPTS / "steps" / "complex_numbers.py"), facts=())
+    asked = PropagateJob(
+        step=step,
+        axis_names=("dp", "tp"),
+        knobs=(),
+        sizes=(("dp", 2), ("tp", 2)),
+        probes=(),
+        platform="cpu",
+    )
+    terms = answer(asked).terms
+    found = totals(terms, {"dp": 2, "tp": 2})
+    rows = 8 * 8 // 2
+    assert found["flops"] >= 2 * 2 * rows * 16 * 8
+    assert {one.axes for one in terms.collectives} >= {("dp",)}

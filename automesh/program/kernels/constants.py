@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from automesh.program.lower.lowered import attribute_of
+
 Array = NDArray[Any]
 # What gives its operands back as they are, each under its own number.
 _SAME = frozenset(
@@ -72,7 +74,7 @@ class Constants:
         place = list(owner.results).index(value)
         name = owner.name
         if name == "stablehlo.constant":
-            return self._literal(owner.attributes["value"])
+            return self._literal(owner)
         if name in _SAME:
             return self.parts(owner.operands[place], depth)
         if name == "stablehlo.reshape":
@@ -111,9 +113,9 @@ class Constants:
             value = owner.operands[list(owner.results).index(value)]
         return value == body.arguments[place]
 
-    def _literal(self, attribute: Any) -> list[Array]:
+    def _literal(self, constant: Any) -> list[Array]:
         try:
-            elements = self.ir.DenseIntElementsAttr(attribute)
+            elements = self.ir.DenseIntElementsAttr(attribute_of(constant, "value"))
             return [np.array(elements)]
         except (TypeError, ValueError):
             return []

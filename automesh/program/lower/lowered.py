@@ -268,7 +268,8 @@ def _attributes(bindings: _Bindings, attribute: Any) -> Iterator[Any]:
 def _axes_of(bindings: _Bindings, operation: Any) -> Iterator[str]:
     sdy = bindings.sdy
     for name in operation.attributes:
-        for attribute in _attributes(bindings, operation.attributes[name]):
+        stated = attribute_of(operation, name)
+        for attribute in _attributes(bindings, stated) if stated is not None else ():
             if _is(attribute, sdy.TensorShardingAttr):
                 sharding = sdy.TensorShardingAttr(attribute)
                 dimensions = [
@@ -301,6 +302,15 @@ def _numbered(bindings: _Bindings, operations: Sequence[Any]) -> dict[str, str]:
     return names
 
 
+def attribute_of(operation: Any, name: str) -> Any:
+    """An attribute of an operation; None for one that MLIR's bindings of Python have no class for,
+    as constants of complex numbers."""
+    try:
+        return operation.attributes[name]
+    except TypeError:
+        return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Renaming:
     """Rewrites attributes: axes in `names` get their number, all others vanish."""
@@ -313,8 +323,8 @@ class _Renaming:
             if name in _METADATA:
                 del operation.attributes[name]
             else:
-                old = operation.attributes[name]
-                new = self._attribute(old)
+                old = attribute_of(operation, name)
+                new = self._attribute(old) if old is not None else None
                 if new is not old:
                     operation.attributes[name] = new
 

@@ -13,6 +13,7 @@ from automesh.collectives import KINDS, STABLEHLO
 from automesh.cost.terms import Monomial
 from automesh.hlo.nouns import WindowDimension
 from automesh.ir.graph import Operation
+from automesh.program.lower.lowered import attribute_of
 from automesh.sharding.attribute_names import DECLARED
 from automesh.sharding.mlir.axes import MeshReader
 from automesh.sharding.passes import Bindings
@@ -317,7 +318,7 @@ def _word(operation: Any, name: str, pattern: str) -> str:
 
 def _splat(operation: Any) -> float | int | bool | None:
     # Cut: the text of a large array is long, and not a splat.
-    found = _NUMBER.match(str(operation.attributes["value"]))
+    found = _NUMBER.match(str(attribute_of(operation, "value")))
     if not found:
         return None
     text = found[1]
