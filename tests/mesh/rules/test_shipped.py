@@ -15,6 +15,7 @@ from automesh.hardware import parse_target
 from automesh.mesh.evidence import StaleEvidenceWarning
 from automesh.mesh.rules import shipped
 from automesh.mesh.rules.shipped import Preset, find_presets, preset_files, rules_path
+from automesh.platforms import platform_named
 from benchmarks.presets.index import page
 from benchmarks.presets.models import MODELS, TARGETS
 from tests.support.presets import made, preset_in
@@ -126,10 +127,12 @@ def test_every_rule_is_loaded_and_fits_its_devices(preset: Preset, target: str) 
     assert told.ours.kind == config.evidence.kind
     assert told.ours.step_s == config.evidence.step_s > 0
     assert told.arguments.startswith(f"model_name={preset.name.partition('/')[2]} ")
-    compiler = dict(config.evidence.versions).get("libtpu", "")
     if config.evidence.kind == "compiled":
         assert config.evidence.program.fingerprint
-        assert compiler and told.versions["libtpu"] == compiler
+        versions = dict(config.evidence.versions)
+        plugins = [plugin.packages[0] for plugin in platform_named(absent.platform).plugins]
+        (compiler,) = [name for name in plugins if name in versions]
+        assert told.versions[compiler] == versions[compiler]
         assert config.evidence.hbm_bytes <= absent.device_memory_bytes
     else:
         assert not config.evidence.program.fingerprint
