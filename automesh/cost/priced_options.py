@@ -60,7 +60,7 @@ def under_options(terms: Terms, options: Iterable[tuple[str, Scalar]]) -> Terms:
 def pipeline_under_options(
     pipeline: PipelineTerms, options: Iterable[tuple[str, Scalar]]
 ) -> PipelineTerms:
-    """The same of every program of a pipeline."""
+    """A pipeline with the terms of all its programs under a plan's compiler options."""
     values = tuple(options)
     kinds = tuple(
         replace(

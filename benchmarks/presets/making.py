@@ -35,10 +35,11 @@ from benchmarks.presets.models import FRAMEWORK, TARGETS, Model
 from benchmarks.presets.published import Published, published
 from benchmarks.support.compiles import say
 
-# A preset was made by these: with another version of one of them it is made again.
+# Packages that bring the compiler of a platform.
 _COMPILERS = {
     one.name: tuple(plugin.packages[0] for plugin in one.plugins) for one in COMPILED_ABSENT
 }
+# A preset was made by these: with another version of one of them it is made again.
 MAKERS = ("jax", "jaxlib", "maxtext", *(name for names in _COMPILERS.values() for name in names))
 _BY = "python -m benchmarks.presets"
 _ROUNDS = 8  # searches of one pair, each with another published mesh as the baseline

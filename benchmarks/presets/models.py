@@ -29,8 +29,8 @@ class Model:
       space: its search space, in the folder `spaces`.
       length: tokens of a row.
       rows: of a device in one update.
-      more: further arguments, on every target.
       rows_on: the same on targets that hold less or for which MaxText publishes another batch.
+      more: further arguments, on every target.
       experts: whether it is a mixture of experts.
       axlearn: what AXLearn calls a model of this size, whose mesh rules are compared; empty if it
         has none.
@@ -41,8 +41,8 @@ class Model:
     space: str
     length: int
     rows: int
-    more: tuple[str, ...] = ()
     rows_on: Mapping[str, int] = field(default_factory=dict[str, int])
+    more: tuple[str, ...] = ()
     experts: bool = False
     axlearn: str = ""
 

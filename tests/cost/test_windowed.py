@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText, StageTerms
+from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText
 from automesh.cost.priced_options import pipeline_under_options, under_options
 from automesh.cost.pricing import Prices, price_on
 from automesh.cost.terms import CollectiveTerm, Kernel, Monomial, Region, Sum, Terms, Windowed
@@ -21,7 +21,7 @@ from automesh.tuner.estimate.rung import (
     price_with_options,
     unpriced_notice,
 )
-from tests.support.samples.cost_samples import PlainSpeeds, simple_routes
+from tests.support.samples.cost_samples import PlainSpeeds, simple_routes, stage
 
 OPTION = THRESHOLDS["tpu"]
 NO_LAYOUTS = Layouts(shapes=(), spans=())
@@ -130,19 +130,10 @@ def test_meshes_that_need_terms_of_their_own_stay_marked() -> None:
 
 def pipeline_of(terms: Terms) -> PipelineTerms:
     """Two ranks of one kind of stage."""
-    stage = StageTerms(
-        programs=(("F", terms), ("B", terms)),
-        finish=terms,
-        params_bytes=(),
-        sums_bytes=(),
-        state_bytes=(),
-        inputs_bytes=(),
-        saved_bytes=(),
-        outputs_bytes=(),
-        gradients_bytes=(),
-    )
     schedule = ScheduleText(name="1f1b", num_ranks=2, num_microbatches=4, num_stages=2)
-    return PipelineTerms(axis="pp", schedule=schedule, kinds=(stage,), stages=(0, 0))
+    return PipelineTerms(
+        axis="pp", schedule=schedule, kinds=(stage(terms, ("F", "B")),), stages=(0, 0)
+    )
 
 
 def test_every_program_of_a_pipeline_is_under_the_options() -> None:
@@ -159,8 +150,8 @@ def test_plans_with_a_pipeline_have_the_price_of_their_options() -> None:
         pipeline: PipelineTerms, where: Terms, batch: Batch, layouts: Layouts
     ) -> Prices:
         assert where.active == ("a", "b")
-        (stage,) = pipeline.kinds
-        return price({("a", "b"): stage.finish}, batch, layouts)
+        (one,) = pipeline.kinds
+        return price({("a", "b"): one.finish}, batch, layouts)
 
     found = (pipeline_of(step()), step())
     prices = price_pipeline_with_options(price_pipeline, found, batch_of(plans), NO_LAYOUTS, plans)

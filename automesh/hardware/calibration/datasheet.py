@@ -226,9 +226,9 @@ class DataSheet:
 
     def _link_share(self, kind: str, size: Floats) -> Floats:
         have = self.achieved
-        sent = measured_kind(kind)
-        large = have.reduce if sent.passes > 1 else have.gather
-        large = have.all_to_all if sent.sends == "exchange" else large
+        row = measured_kind(kind)
+        large = have.reduce if row.passes > 1 else have.gather
+        large = have.all_to_all if row.sends == "exchange" else large
         # Where small groups are slower, the figures are those of groups of eight.
         few = 1 - have.small_groups / np.maximum(size, 2)
         reached = np.minimum((np.maximum(size, 2) - 1) / have.peers, 1.0) if have.peers else 1.0

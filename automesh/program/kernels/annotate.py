@@ -49,6 +49,8 @@ def state_costs(module: Any) -> None:
 def kernel_costs(lowered: Any) -> dict[str, KernelCost]:
     """What the kernels of a lowered program do, by a hash of their own programs.
 
+    The bytes of a kernel for GPUs are left at 0: they are those of the arrays of each of its calls.
+
     Args:
       lowered: `jax.stages.Lowered`.
     """
@@ -61,8 +63,7 @@ def kernel_costs(lowered: Any) -> dict[str, KernelCost]:
             if key not in found or cost.flops > found[key].flops:
                 found[key] = cost
         for call, cost in _counted_triton(module, ir):
-            # XLA keeps the attribute as its text. Calls of one program may have other arrays: a
-            # replay takes the bytes of each call's own.
+            # XLA keeps the attribute as its text.
             found[_key(str(call.attributes[TRITON_CONFIG]))] = replace(cost, bytes_accessed=0)
     return found
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from automesh.cost.pipeline.terms import StageTerms
 from automesh.cost.terms import (
     CollectiveTerm,
     Guard,
@@ -21,6 +22,7 @@ from automesh.cost.terms import (
 from automesh.hardware.calibration.speeds import CollectiveSeconds
 from automesh.hardware.fabric.fabric import Floats, Route
 from automesh.mesh.plan_arrays import Batch
+from automesh.pipeline.actions import ActionKind
 
 PASSES = {
     "all-reduce": 2.0,
@@ -211,4 +213,19 @@ def dense_terms(active: tuple[str, ...], *, platform: str = "tpu", layers: int =
         output_bytes=of(1.6e10, "fsdp", "tp"),
         alias_bytes=of(1.6e10, "fsdp", "tp"),
         guards=(Guard(size=1 << 40, axes=tuple(axis for axis in active)),),
+    )
+
+
+def stage(own: Terms, kinds: tuple[ActionKind, ...]) -> StageTerms:
+    """A stage of a pipeline whose programs all have the same terms, and that sends nothing."""
+    return StageTerms(
+        programs=tuple((kind, own) for kind in kinds),
+        finish=own,
+        params_bytes=(),
+        sums_bytes=(),
+        state_bytes=(),
+        inputs_bytes=(),
+        saved_bytes=(),
+        outputs_bytes=(),
+        gradients_bytes=(),
     )

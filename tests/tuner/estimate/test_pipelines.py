@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText, StageTerms
-from automesh.cost.terms import Terms
+from automesh.cost.pipeline.terms import PipelineTerms, ScheduleText
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed
 from automesh.pipeline.actions import ActionKind
@@ -15,26 +14,13 @@ from automesh.tuner.estimate.propagations import groups_of
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import PropagateJob
 from tests.support.fakes.estimate_pool import PIPELINE_AXES, FakePool, propagation, rung, terms
+from tests.support.samples.cost_samples import stage
 
 HALVES = ("zb_h1", "zb_h2")
 
 
 def plan(mesh: str, **knobs: bool | int | float | str) -> Plan:
     return Plan(axes=parse_mesh(mesh, PIPELINE_AXES), knobs=tuple(knobs.items()))
-
-
-def stage(own: Terms, kinds: tuple[ActionKind, ...]) -> StageTerms:
-    return StageTerms(
-        programs=tuple((kind, own) for kind in kinds),
-        finish=own,
-        params_bytes=(),
-        sums_bytes=(),
-        state_bytes=(),
-        inputs_bytes=(),
-        saved_bytes=(),
-        outputs_bytes=(),
-        gradients_bytes=(),
-    )
 
 
 def answer(job: PropagateJob) -> Propagation:
