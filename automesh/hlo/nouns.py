@@ -80,7 +80,7 @@ class WindowDimension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionDimensions:
-    """Which dimension of a `convolution`'s operands and result is what."""
+    """Which dimension of a convolution's operands and result is what, computed forward."""
 
     input_batch: int
     input_feature: int

@@ -150,6 +150,11 @@ _ELEMENT_TYPES: Mapping[int, tuple[str, int]] = {
     32: ("f4e2m1fn", 8), 33: ("f8e8m0fnu", 8), 34: ("buffer", 0), 35: ("f6e3m2fn", 8),
     36: ("f6e2m3fn", 8),
 }  # fmt: skip
+# Calls of cuDNN that convolve; the others have no window.
+_CONVOLVES = (
+    *("__cudnn$convForward", "__cudnn$convBackwardInput", "__cudnn$convBackwardFilter"),
+    "__cudnn$convBiasActivationForward",
+)
 _WIDE_LITERALS = ("preds", "s32s", "s64s", "u32s", "u64s", "f32s", "f64s")
 _NARROW_LITERALS = {"u8s": "<B", "s8s": "<b", "u16s": "<H", "s16s": "<h", "f16s": "<e"}
 
@@ -242,7 +247,7 @@ class _Reader:
             target=message.custom_call_target,
             fusion_kind=message.fusion_kind,
             dot=_dot(message) if opcode in ("dot", "ragged-dot") else None,
-            convolution=_convolution(message) if opcode == "convolution" else None,
+            convolution=_convolution(message) if _is_convolution(message) else None,
             groups=device_groups,
             groups_encoding=encoding,
             global_ids=message.use_global_device_ids,
@@ -322,6 +327,10 @@ def _dot(message: hlo_pb2.Instruction) -> DotDimensions:
         rhs_batch=tuple(dot.rhs_batch_dimensions),
         group=tuple(ragged.rhs_group_dimensions),
     )
+
+
+def _is_convolution(message: hlo_pb2.Instruction) -> bool:
+    return message.opcode == "convolution" or message.custom_call_target.startswith(_CONVOLVES)
 
 
 def _convolution(message: hlo_pb2.Instruction) -> ConvolutionDimensions:

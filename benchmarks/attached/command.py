@@ -35,7 +35,7 @@ from automesh.hardware.model import HardwareModel
 from benchmarks.attached.compare import compare, figures, table
 from benchmarks.attached.measure import measure
 from benchmarks.attached.programs import lines_of, programs_in
-from benchmarks.attached.record import STEPS, TINY, Record, read_record
+from benchmarks.attached.record import OTHERS, STEPS, TINY, Record, read_record
 from benchmarks.attached.trace import trace
 from benchmarks.support.compiles import say
 from benchmarks.support.paths import DATA
@@ -59,11 +59,14 @@ def main(
         list[str] | None, typer.Option("--example", help="Only this one; may be repeated.")
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="The smallest sizes, to try it.")] = False,
+    others: Annotated[
+        bool, typer.Option("--others", help="Steps that are no language models instead.")
+    ] = False,
     folder: Annotated[Path, typer.Option(help="For what is compiled.")] = Path("results/attached"),
     workers: Annotated[int, typer.Option(min=1, help="Compiles side by side.")] = 2,
 ) -> None:
     """Measures one attached device, or compares what was measured with what is predicted."""
-    steps = TINY if tiny else STEPS
+    steps = OTHERS if others else TINY if tiny else STEPS
     wanted = [one for one in steps if not examples or one.name in examples]
     if not wanted:
         raise SystemExit(f"--example: one of {', '.join(one.name for one in steps)}")
@@ -73,7 +76,8 @@ def main(
         print(json.dumps({"device": record.device_kind, "timed": timed, "of": len(record.rows)}))
     if is_tracing:
         for step in wanted:
-            say(f"{step.name}: {trace(step, _TRACED, data)}")
+            knobs = {name: value for name, value in _TRACED.items() if step.has(name)}
+            say(f"{step.name}: {trace(step, knobs, data)}")
         print(json.dumps({"traced": [step.name for step in wanted]}))
     if is_measuring or is_tracing:
         return

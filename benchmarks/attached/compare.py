@@ -19,7 +19,7 @@ from automesh.hardware.chips import chip_for
 from automesh.hardware.compilers import compiler_for
 from automesh.outcomes import Compiled, OutOfMemory
 from automesh.units import format_bytes, format_percent, format_seconds
-from benchmarks.attached.record import SCRIPT, Record, Row
+from benchmarks.attached.record import Record, Row
 from benchmarks.support.compiles import Case, bench
 
 _APART = 0.05
@@ -55,7 +55,7 @@ def compare(record: Record, folder: Path, profiles: Path, *, workers: int) -> li
             continue
         case = Case(
             name=f"attached-{step.name}",
-            script=SCRIPT,
+            script=step.script,
             argv=step.arguments,
             target=record.selector,
             space=step.space,

@@ -13,46 +13,49 @@ from benchmarks.support.paths import ROOT
 from benchmarks.support.spaces import with_usual_axes
 
 SCRIPT = "benchmarks/support/scripts/made_up.py"
+LARGER = "benchmarks/support/scripts/larger.py"
 _SPACE = """
 [axes]
-dp = {{}}
-
-[knobs]
-remat = {remat}
-microbatches = {microbatches}
+dp = {}
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One example at one size.
+    """One step at one size.
 
     Attributes:
-      name: of the script in `examples/`, without its ending.
-      argv: its arguments.
-      remat, microbatches: values of the knobs.
+      name: of the script in `examples/`, without its ending, or of the step.
+      argv: arguments of the script.
+      remat, microbatches: values of the knobs; none where the script has no knobs.
+      script: that builds it.
     """
 
     name: str
     argv: tuple[str, ...]
     remat: tuple[str, ...] = ("none", "dots", "full")
     microbatches: tuple[int, ...] = (1, 2)
+    script: str = SCRIPT
 
     @property
     def space(self) -> str:
         """The search space: one axis, which one device fills, and the knobs."""
-        return with_usual_axes(
-            _SPACE.format(remat=json.dumps(list(self.remat)), microbatches=list(self.microbatches))
-        )
+        knobs = {"remat": list(self.remat), "microbatches": list(self.microbatches)}
+        lines = [f"{name} = {json.dumps(values)}" for name, values in knobs.items() if values]
+        return with_usual_axes("\n".join([_SPACE, "[knobs]", *lines, ""]))
+
+    def has(self, knob: str) -> bool:
+        """Whether the script has a knob of that name."""
+        return bool({"remat": self.remat, "microbatches": self.microbatches}[knob])
 
     @property
     def entry(self) -> Entry:
-        return Entry(kind="script", location=str(ROOT / SCRIPT), argv=self.arguments)
+        return Entry(kind="script", location=str(ROOT / self.script), argv=self.arguments)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of the script that makes up the values."""
-        return ("--example", self.name, *self.argv)
+        """Of the script."""
+        return ("--example", self.name, *self.argv) if self.script == SCRIPT else self.argv
 
 
 # A gigabyte of weights and more, steps of a tenth of a second and more: they fill one GPU.
@@ -62,6 +65,21 @@ STEPS = (
     Step(name="long_context", argv=("--size", "mid", "--rows", "2", "--length", "8192")),
 )
 TINY = tuple(Step(name=step.name, argv=("--size", "tiny")) for step in STEPS)
+_OTHERS = (
+    *("convnet", "diffusion_transformer", "embedding", "gnn", "rnn", "shard_map_mlp"),
+    *("sorted_moe", "state_space", "unet", "vit"),
+)
+
+
+def _other(name: str, *more: str) -> Step:
+    argv = ("--step", name, *more)
+    called = "-".join((name, *(one.removeprefix("--") for one in more)))
+    return Step(name=called, argv=argv, remat=(), microbatches=(), script=LARGER)
+
+
+# Steps that are no language models, in sizes that fill a GPU, and as small as `benchmarks.terms`
+# has them, where it is about what it takes to start kernels.
+OTHERS = (*map(_other, _OTHERS), *(_other(name, "--small") for name in _OTHERS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import os
 import re
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from automesh.mesh.axes import MeshAxis
 from benchmarks.attached.record import Step
 from benchmarks.support.paths import ROOT
 
@@ -32,29 +31,32 @@ def trace(step: Step, knobs: Mapping[str, Any], folder: Path) -> str:
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
-    import numpy as np
-    from jax.sharding import Mesh
 
-    sys.path.insert(0, str(ROOT / "benchmarks/support/scripts"))
-    before, sys.argv = sys.argv, ["made_up.py", *step.arguments]
-    try:
-        build = importlib.reload(importlib.import_module("made_up")).build
-        mesh = Mesh(np.array(jax.devices()[:1]).reshape([1] * len(AXES)), AXES)
-        workload = build(mesh, **knobs)
-    finally:
-        sys.argv = before
-    state, *rest = jax.tree.map(_made, workload.args)
-    compiled = workload.step.lower(state, *rest).compile()
+    from automesh.program.execute.arguments import maker, plan_leaves
+    from automesh.program.lower.lowering import lower
+    from automesh.program.script.build import build_on
+    from automesh.program.script.load import load_entry
+
+    axes = [MeshAxis(name=name) for name in AXES]
+    built = build_on(
+        load_entry(step.entry), axes, knobs=tuple(knobs.items()), devices=jax.devices()[:1]
+    )
+    program = lower(built)
+    compiled = program.lowered.compile()
+    tree = (program.args, program.kwargs)
+    structure = jax.tree.structure(tree)
+    leaves = plan_leaves(tree, compiled.input_shardings, program.domains(), built.mesh)
+    args, kwargs = structure.unflatten(maker(leaves)())
     # Without the paths of this machine.
     module = module_of(compiled.as_text().replace(f"{ROOT}/", ""))
     for _ in range(3):
-        state = compiled(state, *rest)[0]
-    jax.block_until_ready(state)
+        args = program.carry.advance(compiled(*args, **kwargs), args)
+    jax.block_until_ready(args)
     with tempfile.TemporaryDirectory() as place:
         with jax.profiler.trace(place):
             for _ in range(_STEPS):
-                state = compiled(state, *rest)[0]
-            jax.block_until_ready(state)
+                args = program.carry.advance(compiled(*args, **kwargs), args)
+            jax.block_until_ready(args)
         (found,) = Path(place).glob("**/*.trace.json.gz")
         events = json.loads(gzip.decompress(found.read_bytes()))["traceEvents"]
     plan = " ".join(["dp:1", *(f"{name}={value}" for name, value in knobs.items())])
@@ -72,18 +74,6 @@ def module_of(text: str) -> bytes:
 
     module: Any = _hlo.hlo_module_from_text(text)
     return module.as_serialized_hlo_module_proto()
-
-
-def _made(leaf: Any) -> Any:
-    import jax
-    import jax.numpy as jnp
-
-    def values() -> Any:
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jax.random.normal(jax.random.key(1), leaf.shape, leaf.dtype) * 0.02
-        return jax.random.randint(jax.random.key(2), leaf.shape, 0, 200, leaf.dtype)
-
-    return jax.jit(values, out_shardings=leaf.sharding)()
 
 
 def kernels_of(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -89,7 +89,8 @@ _ACCELERATOR = _Sizes(
         (256, 128, 128, 128),
         (16, 2048, 2048, 128),
     ),
-    streams=(_MIB, 16 * _MIB, 128 * _MIB, 512 * _MIB),
+    # What caches hold, and what none does.
+    streams=(_MIB, 16 * _MIB, 512 * _MIB, 1024 * _MIB, 2048 * _MIB),
     payloads=(64 * _KIB, _MIB, 16 * _MIB, 128 * _MIB),
 )
 

@@ -17,8 +17,13 @@ from automesh.hardware.calibration.points import (
 )
 
 SCHEMA = 1
-METHOD = 2
-"""How points are measured: 1 had what a turn of its loops costs in every point."""
+METHOD = 3
+"""How points are measured: 1 had what a turn of its loops costs in every point; 2 compared a loop
+of few kernels with one of many, which run in other ways on a GPU, and took the speed of caches for
+that of memory."""
+# No cache of an accelerator holds so much (the largest known has 256 MB), so that the device's
+# memory is what is measured.
+_FAR_BYTES = 512 * 2**20
 Versions = tuple[tuple[str, str], ...]
 Row = tuple[float, ...]
 
@@ -60,7 +65,11 @@ class MatmulFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFit:
-    """Seconds of a kernel that multiplies nothing: `call_s + byte_s * bytes`."""
+    """Seconds of a kernel that multiplies nothing: `call_s + byte_s * bytes`.
+
+    Attributes:
+      byte_s: of the device's memory.
+    """
 
     form: str
     call_s: float
@@ -146,7 +155,7 @@ def make_profile(
         points=ordered,
         kernel_s=kernels[-1] if kernels else 0.0,
         matmuls=fit_matmuls(ordered),
-        streams=fit_streams(ordered),
+        streams=fit_streams(ordered, platform),
         collectives=fit_collectives(ordered),
         num_granules=num_granules,
         method=METHOD,
@@ -286,18 +295,28 @@ def fit_matmuls(points: Sequence[Point]) -> tuple[MatmulFit, ...]:
     return tuple(found)
 
 
-def fit_streams(points: Sequence[Point]) -> tuple[StreamFit, ...]:
-    """One law per form of kernel that was measured in at least two sizes."""
-    lines: dict[str, _Line] = {}
+def fit_streams(points: Sequence[Point], platform: str) -> tuple[StreamFit, ...]:
+    """One law per form of kernel that was measured in at least two sizes.
+
+    Of accelerators the bytes count by the sizes that no cache holds, where two of them were
+    measured; the smallest size then says what a call costs beside its bytes.
+    """
+    of_form: dict[str, list[tuple[int, float]]] = {}
     for point in points:
         if isinstance(point.probe, StreamProbe) and point.seconds > 0:
-            line = lines.setdefault(point.probe.form, _Line())
-            line.add(float(point.probe.bytes), point.probe.bytes, point.seconds)
-    return tuple(
-        StreamFit(form=form, call_s=call, byte_s=byte, error=error)
-        for form, line in lines.items()
-        for call, byte, error in line.fitted()
-    )
+            of_form.setdefault(point.probe.form, []).append((point.probe.bytes, point.seconds))
+    found: list[StreamFit] = []
+    for form, measured in of_form.items():
+        far = [one for one in measured if one[0] >= _FAR_BYTES] if platform != "cpu" else []
+        is_far = len({size for size, _ in far}) > 1
+        line = _Line()
+        for size, seconds in far if is_far else measured:
+            line.add(float(size), size, seconds)
+        for call, byte, error in line.fitted():
+            size, seconds = min(measured)
+            call_s = max(seconds - byte * size, 0.0) if is_far else call
+            found.append(StreamFit(form=form, call_s=call_s, byte_s=byte, error=error))
+    return tuple(found)
 
 
 def fit_collectives(points: Sequence[Point]) -> tuple[CollectiveFit, ...]:

@@ -3,17 +3,21 @@
 Two operations per multiply-add. Source: xla/service/hlo_cost_analysis.cc (HandleDot,
 HandleRaggedDot, HandleConvolution), except that a complex multiply-add counts as four real ones.
 On GPUs a product may be a call of cuBLAS, whose config says what a `dot` says
-(xla/service/gpu/backend_configs.proto, GemmBackendConfig).
+(xla/service/gpu/backend_configs.proto, GemmBackendConfig), and a convolution one of cuDNN, whose
+window and dimension numbers are those of the convolution forward, whichever of its three arrays the
+call computes (xla/service/gpu/transforms/conv_rewriter.cc).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from automesh.hlo.nouns import (
     Computation,
+    ConvolutionDimensions,
     DotDimensions,
     Instruction,
     Shape,
@@ -22,13 +26,16 @@ from automesh.hlo.nouns import (
 from automesh.hlo.schedule.nouns import Matmul
 
 _CUBLAS = "__cublas$"
+# Calls of cuDNN that compute something else than the result: the image, or the kernel.
+_BACKWARD_INPUT = "__cudnn$convBackwardInput"
+_BACKWARD_FILTER = "__cudnn$convBackwardFilter"
 _REAL_PART = {"c64": "f32", "c128": "f64"}
 
 
 def matmul_of(computation: Computation, instruction: Instruction) -> Matmul | None:
-    """The product that a `dot`, `ragged-dot`, `convolution` or cuBLAS call is; None for others."""
-    if instruction.opcode == "convolution":
-        return _product_of_convolution(computation, instruction)
+    """The product that a `dot`, `ragged-dot`, `convolution` or library's call is; else None."""
+    if instruction.convolution is not None:
+        return _product_of_convolution(computation, instruction, instruction.convolution)
     dimensions = product_dimensions(instruction)
     if dimensions is None:
         return None
@@ -84,38 +91,56 @@ def _dtype(left: Shape, right: Shape) -> str:
 
 def flops_of(computation: Computation, instruction: Instruction) -> int:
     """Counts the operations of what `matmul_of` knows; 0 for anything else."""
-    if instruction.opcode == "convolution":
-        return _convolution(computation, instruction)
+    if instruction.convolution is not None:
+        return _convolution(computation, instruction, instruction.convolution)
     one = matmul_of(computation, instruction)
     return 0 if one is None else 2 * one.batch * one.m * one.n * one.k
 
 
-def _product_of_convolution(computation: Computation, instruction: Instruction) -> Matmul:
-    numbers = instruction.convolution
-    assert numbers is not None
-    image, kernel = (operand.shape for operand in computation.operands(instruction)[:2])
+def _forward(computation: Computation, instruction: Instruction) -> tuple[Shape, Shape, Shape]:
+    """Image, kernel and result of the convolution forward that an instruction is a part of."""
+    made = instruction.shape.elements[0] if instruction.shape.elements else instruction.shape
+    first, second = (operand.shape for operand in computation.operands(instruction)[:2])
+    if instruction.target == _BACKWARD_INPUT:
+        return made, second, first
+    if instruction.target == _BACKWARD_FILTER:
+        return first, made, second
+    return first, second, made
+
+
+def _product_of_convolution(
+    computation: Computation, instruction: Instruction, numbers: ConvolutionDimensions
+) -> Matmul:
+    image, kernel, result = _forward(computation, instruction)
     groups = numbers.feature_groups * numbers.batch_groups
     sizes = {
         "batch": groups,
         "m": image.dims[numbers.input_batch] // numbers.batch_groups,
-        "n": instruction.shape.dims[numbers.output_feature] // groups,
+        "n": result.dims[numbers.output_feature] // groups,
     }
     met = 1.0
     for i, k, o, window in zip(
         numbers.input_spatial, numbers.kernel_spatial, numbers.output_spatial, numbers.window
     ):
-        length, elements, results = image.dims[i], kernel.dims[k], instruction.shape.dims[o]
+        length, elements, results = image.dims[i], kernel.dims[k], result.dims[o]
         pairs = window_positions(length, results, window)
         sizes[_role(length, elements, results, pairs)] *= results
         met *= pairs / max(results, 1)
     features_in = image.dims[numbers.input_feature] // numbers.feature_groups
-    return Matmul(
+    forward = Matmul(
         dtype=_dtype(image, kernel),
         batch=sizes["batch"],
         m=sizes["m"],
         n=sizes["n"],
         k=max(1, round(features_in * met)) * _real_factor(image, kernel),
     )
+    # Rows are positions of the images: they are what is summed over for a kernel, and what a
+    # gradient of the images has rows for, with the features in the other place.
+    if instruction.target == _BACKWARD_FILTER:
+        return replace(forward, m=forward.k, k=forward.m)
+    if instruction.target == _BACKWARD_INPUT:
+        return replace(forward, n=forward.k, k=forward.n)
+    return forward
 
 
 def _role(length: int, elements: int, results: int, pairs: int) -> Literal["batch", "m", "n"]:
@@ -130,16 +155,16 @@ def _role(length: int, elements: int, results: int, pairs: int) -> Literal["batc
     return "n" if length == 1 and results == pairs == elements else "m"
 
 
-def _convolution(computation: Computation, instruction: Instruction) -> int:
-    numbers = instruction.convolution
-    assert numbers is not None
-    image, kernel = (operand.shape for operand in computation.operands(instruction)[:2])
+def _convolution(
+    computation: Computation, instruction: Instruction, numbers: ConvolutionDimensions
+) -> int:
+    image, kernel, result = _forward(computation, instruction)
     positions = math.prod(
-        window_positions(image.dims[i], instruction.shape.dims[o], window)
+        window_positions(image.dims[i], result.dims[o], window)
         for i, o, window in zip(numbers.input_spatial, numbers.output_spatial, numbers.window)
     )
     features_in = image.dims[numbers.input_feature] // numbers.feature_groups
-    features_out = instruction.shape.dims[numbers.output_feature]
+    features_out = result.dims[numbers.output_feature]
     batch = image.dims[numbers.input_batch] // numbers.batch_groups
     return 2 * positions * features_in * features_out * batch * _real_factor(image, kernel)
 

@@ -1,10 +1,12 @@
 """Times single pieces of work with all devices busy at once (jax).
 
 A program does the work n times in a loop whose length is an argument; a sample is the difference
-between a long and an empty loop, so that what it costs to start a program drops out. What a turn of
-a loop costs by itself is found with loops of one and of many tiny kernels, and taken off: on a GPU,
-whose host decides about every turn, that is more than most kernels take. On several processes all
-do the same: they agree on the lengths of the loops, and begin each one together.
+between a long and an empty loop, so that what it costs to start a program drops out. A kernel's
+start is the difference between loops of many tiny kernels and of three times as many: on a GPU both
+run as one graph, where a few kernels are started one by one. What a turn of a loop costs by itself
+is that of a single tiny kernel without its start, and taken off: where the host decides about every
+turn, it is more than most kernels take. On several processes all do the same: they agree on the
+lengths of the loops, and begin each one together.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ _LEAST_CALL_S = 1e-6
 _GROUP = PROBE_AXES[1]
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 _ROW = 64  # columns of the matrices that `reduce` and `transpose` see
-_CHAIN = 16  # tiny kernels in one turn of the loop
+_CHAIN = 16  # tiny kernels in one turn of the shorter loop: enough for a graph of a GPU
+_LONG_CHAIN = 3 * _CHAIN
 _LARGEST = 0.75
 _LINK = 16  # elements of a tiny kernel: longer ones are reduced in several steps
 
@@ -61,14 +64,12 @@ class Work:
     Attributes:
       arrays: (shape, dtype) of what one device holds.
       step: of the state of one device, in `shard_map`; what it gives depends on all that it does.
-      times: executions of the probe in one step.
       least: of the values that the arrays begin with, the largest is `_LARGEST`.
       group_size, stride, granules: of the mesh, see `CollectiveProbe`.
     """
 
     arrays: tuple[tuple[tuple[int, ...], str], ...]
     step: Callable[[State], State]
-    times: int = 1
     least: float = 0.25
     group_size: int = 1
     stride: int = 1
@@ -83,7 +84,7 @@ def work_of(probe: Probe) -> Work:
         case StreamProbe():
             return _stream(probe)
         case KernelProbe():
-            return _kernels(_CHAIN)
+            return _kernels(_LONG_CHAIN)
         case CollectiveProbe():
             return _collective(probe)
 
@@ -137,7 +138,7 @@ def _kernels(chain: int) -> Work:
             now = constant + jnp.max(now)
         return now, constant
 
-    return Work(arrays=(array, array), step=step, times=chain)
+    return Work(arrays=(array, array), step=step)
 
 
 def _collective(probe: CollectiveProbe) -> Work:
@@ -186,13 +187,11 @@ class Trial:
     Attributes:
       run: does so many turns of the loop, and gives the seconds that they took.
       loops: turns of one sample.
-      each: executions of the probe in one turn.
       full_s, empty_s: what samples took, and loops without a turn.
     """
 
     run: Callable[[int], float]
     loops: int
-    each: int
     full_s: list[float] = field(default_factory=list[float])
     empty_s: list[float] = field(default_factory=list[float])
 
@@ -220,13 +219,13 @@ def calibrate(
         `len(probes) + rounds` parts are done.
       team: the processes that measure together.
     """
-    one, many = (_ready(_kernels(chain), sample_s, team) for chain in (1, _CHAIN))
+    one, few, many = (_ready(_kernels(chain), sample_s, team) for chain in (1, _CHAIN, _LONG_CHAIN))
     trials: dict[Probe, Trial] = {}
     for probe in probes:
         known = many if isinstance(probe, KernelProbe) else None
         trials[probe] = known or _ready(work_of(probe), sample_s, team)
         done(len(trials))
-    everything = [one, many, *(trial for trial in trials.values() if trial is not many)]
+    everything = [one, few, many, *(trial for trial in trials.values() if trial is not many)]
     order = random.Random(len(trials))
     for number in range(rounds):
         order.shuffle(everything)
@@ -234,10 +233,19 @@ def calibrate(
             _sample(trial)
         done(len(probes) + number + 1)
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    single_s = statistics.median(one.turns_s)
-    kernel_s = max((statistics.median(many.turns_s) - single_s) / (_CHAIN - 1), 0.0)
-    turn_s = max(single_s - kernel_s, 0.0)
-    return tuple(_point(probe, trials[probe], turn_s, made) for probe in probes)
+    single_s, few_s = (statistics.median(trial.turns_s) for trial in (one, few))
+    kernels_s = [(spent - few_s) / (_LONG_CHAIN - _CHAIN) for spent in many.turns_s]
+    turn_s = max(single_s - max(statistics.median(kernels_s), 0.0), 0.0)
+    return tuple(
+        _point(
+            probe,
+            kernels_s
+            if isinstance(probe, KernelProbe)
+            else [spent - turn_s for spent in trials[probe].turns_s],
+            made,
+        )
+        for probe in probes
+    )
 
 
 def _ready(work: Work, sample_s: float, team: Team) -> Trial:
@@ -254,7 +262,7 @@ def _ready(work: Work, sample_s: float, team: Team) -> Trial:
         # A short loop says little about how long a long one takes: at most eight times longer.
         wanted = loops * sample_s / max(took_s, _LEAST_CALL_S)
         loops = min(int(max(2 * loops, min(8 * loops, wanted))), _MOST_LOOPS)
-    return Trial(run=run, loops=loops, each=work.times)
+    return Trial(run=run, loops=loops)
 
 
 def _sample(trial: Trial) -> None:
@@ -262,13 +270,8 @@ def _sample(trial: Trial) -> None:
     trial.full_s.append(trial.run(trial.loops))
 
 
-def _point(probe: Probe, trial: Trial, turn_s: float, made: str) -> Point:
-    """What one execution of a probe takes; 0 if that drowned in the noise.
-
-    Args:
-      turn_s: what a turn of a loop costs by itself.
-    """
-    samples_s = [(spent - turn_s) / trial.each for spent in trial.turns_s]
+def _point(probe: Probe, samples_s: Sequence[float], made: str) -> Point:
+    """What one execution of a probe takes; 0 if that drowned in the noise."""
     middle = max(statistics.median(samples_s), 0.0)
     spread = 0.0
     if len(samples_s) > 1 and middle > 0:

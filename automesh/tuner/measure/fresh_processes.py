@@ -16,6 +16,7 @@ from automesh.tuner.measure.schedule import Calibration, Course, Subject, VisitP
 from automesh.tuner.measure.statistics import median_interval
 
 MOST_PASSES = 8
+FEWEST_PASSES = 2
 PROCESS_START_S = 4.0
 
 
@@ -59,6 +60,7 @@ def run_process(
     *,
     rules: VisitRules,
     number: int,
+    passes: int,
     deadline_s: float,
     clock: Callable[[], float],
 ) -> ProcessRun:
@@ -70,6 +72,7 @@ def run_process(
 
     Args:
       number: of the process; it decides who begins.
+      passes: over the entrants, at most; see `passes_of`.
       deadline_s: when to stop, on `clock`.
       clock: monotonic seconds.
     """
@@ -80,7 +83,7 @@ def run_process(
     )
     order = list(entrants)
     random.Random(f"final {number}").shuffle(order)
-    passes = passes_of(entrants)
+    passes = passes_of(entrants, passes)
     logs: dict[Plan, list[float]] = {one.plan: [] for one in order}
     failures: dict[Plan, Failure] = {}
     begun_s = clock()
@@ -108,21 +111,28 @@ def run_process(
     )
 
 
-def passes_of(entrants: Sequence[Calibration]) -> int:
+def passes_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> int:
     """Passes over the entrants in a process: as much timed work as its start costs.
 
     An even number, so that nobody has more early places than others; one where even two would take
     three times as long as the start.
+
+    Args:
+      most: for which there is time.
     """
     pass_s = sum(entrant.visit_s for entrant in entrants)
     start_s = PROCESS_START_S + sum(entrant.first.setup_s for entrant in entrants)
     passes = 2 * max(1, round(start_s / max(2 * pass_s, 1e-9)))
-    return 1 if 2 * pass_s > 3 * start_s else min(MOST_PASSES, passes)
+    return 1 if 2 * pass_s > 3 * start_s else min(most, passes)
 
 
-def process_s_of(entrants: Sequence[Calibration]) -> float:
-    """What one process should take, from its start to its last visit."""
-    passes = passes_of(entrants)
+def process_s_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> float:
+    """What one process should take, from its start to its last visit.
+
+    Args:
+      most: passes that there is time for.
+    """
+    passes = passes_of(entrants, most)
     return PROCESS_START_S + sum(
         entrant.first.setup_s + passes * entrant.visit_s for entrant in entrants
     )

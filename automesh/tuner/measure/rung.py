@@ -23,7 +23,13 @@ from automesh.tuner.measure.decision import (
     record_of,
 )
 from automesh.tuner.measure.final import FEWEST, LOOKS, Final, FinalRules
-from automesh.tuner.measure.fresh_processes import figures_of, process_s_of, run_process
+from automesh.tuner.measure.fresh_processes import (
+    FEWEST_PASSES,
+    MOST_PASSES,
+    figures_of,
+    process_s_of,
+    run_process,
+)
 from automesh.tuner.measure.leased_pool import LivePool, wait_for_lease
 from automesh.tuner.measure.numerics import Checks, Reference, check, find_reference
 from automesh.tuner.measure.race import Race, RaceRules
@@ -163,7 +169,11 @@ class MeasureRung:
         if self._decision is not None:
             return self._decision.sentence or _NOTHING_YET
         if self._calibrations:
-            return "there was no time for a race; run the same command to go on"
+            least_s = FEWEST * self._process_s(self.finalists, FEWEST_PASSES)
+            return (
+                f"there was no time for a race, whose {FEWEST} fresh processes would take about "
+                f"{format_wait(least_s)}; run the same command to go on"
+            )
         has_failed = all(plan in self._done for plan in self.finalists)
         if not has_failed and self.search.clock() > self._race_deadline_s(()):
             return "there was no time to measure anything; run the same command to go on"
@@ -501,7 +511,7 @@ class MeasureRung:
 
     def _race_deadline_s(self, entrants: Sequence[Plan]) -> float:
         """When a race must be over so that its best can be measured in fresh processes."""
-        return self.search.end_s - FEWEST * self._process_s(entrants)
+        return self.search.end_s - FEWEST * self._process_s(entrants, FEWEST_PASSES)
 
     def _race_end_s(self, entrants: Sequence[Plan]) -> float:
         """When a race should be over: fresh processes decide, it only chooses who gets there."""
@@ -612,7 +622,8 @@ class MeasureRung:
         return False
 
     def _has_time(self, final: Final, entrants: Sequence[Plan]) -> bool:
-        late_s = self.search.clock() + self._process_s(entrants) - self.search.end_s
+        shortest_s = self._process_s(entrants, FEWEST_PASSES)
+        late_s = self.search.clock() + shortest_s - self.search.end_s
         return late_s <= (0.0 if final.exported() else self._grace_s)
 
     def _run_process(self, final: Final, entrants: Sequence[Plan]) -> bool:
@@ -630,6 +641,7 @@ class MeasureRung:
             [self._calibrations[plan] for plan in entrants],
             rules=self.rules,
             number=len(final.rows),
+            passes=self._passes(final, entrants),
             deadline_s=self.search.end_s,
             clock=self.search.clock,
         )
@@ -658,12 +670,30 @@ class MeasureRung:
         self._records = replace(self._records, failed=(*self._records.failed, *found))
         self._note_records()
 
-    def _process_s(self, entrants: Sequence[Plan] = ()) -> float:
-        """What a process takes: as the last one did, or what the first visits let expect."""
+    def _passes(self, final: Final, entrants: Sequence[Plan]) -> int:
+        """Passes in a process, so that as many processes as a rule needs are over in time.
+
+        A figure from few passes is better than none, and what one process is wrong by, many passes
+        in it do not mend.
+        """
+        processes = max(FEWEST - final.count(*entrants), 1)
+        left_s = self.search.end_s - self.search.clock()
+        for passes in range(MOST_PASSES, FEWEST_PASSES, -2):
+            if processes * self._process_s(entrants, passes) <= left_s:
+                return passes
+        return FEWEST_PASSES
+
+    def _process_s(self, entrants: Sequence[Plan] = (), most: int = MOST_PASSES) -> float:
+        """What a process takes: as the last one did, or what the first visits let expect.
+
+        Args:
+          most: passes over its plans.
+        """
         pair = list(dict.fromkeys([*self.search.preparation.baseline, *self._incumbent, *entrants]))
         known = [self._calibrations[plan] for plan in pair if plan in self._calibrations]
-        expected_s = process_s_of(known[: FinalRules().entrants])
-        last = [process.took_s for process in self._records.processes[-1:]]
+        known = known[: FinalRules().entrants]
+        expected_s, whole_s = (process_s_of(known, passes) for passes in (most, MOST_PASSES))
+        last = [process.took_s * expected_s / whole_s for process in self._records.processes[-1:]]
         return max([*last, expected_s]) if known else expected_s
 
     def _confirmed(self, final: Final) -> dict[Plan, Measured]:

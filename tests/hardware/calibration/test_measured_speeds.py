@@ -250,7 +250,7 @@ def test_a_search_picks_up_the_profile_of_its_devices(tmp_path) -> None:
     path = profile_path(profile_folder(environ), **about, num_devices=8, host=measured.host)
     merge_profile(path, measured)
     assert found() == f"calibration of 8 x cpu on {measured.host}, 2026-01-01"
-    path.write_text(path.read_text().replace('"method": 2', '"method": 1'))
+    path.write_text(path.read_text().replace(f'"method": {METHOD}', '"method": 1'))
     assert found().endswith("2026-01-01, by a former method: calibrate again")
     merge_profile(path, replace(measured, versions=(("jaxlib", "0.0.1"),)))
     assert "with jaxlib 0.0.1, and this is" in found()

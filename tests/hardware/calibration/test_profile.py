@@ -141,6 +141,20 @@ def test_merging_lets_newer_points_win_and_fits_again() -> None:
     assert merge(both, both) == both
 
 
+def test_what_a_cache_holds_says_nothing_of_the_speed_of_memory() -> None:
+    """As on an H100: 16 MiB stay in its cache, and gave memory a speed beyond its data sheet."""
+    mib = 2**20
+    measured = {mib: 5.2e-6, 16 * mib: 5.5e-6, 512 * mib: 187e-6, 1024 * mib: 370e-6}
+    points = [point(StreamProbe(form="copy", bytes=size), s) for size, s in measured.items()]
+    (far,) = profile_of(points, platform="gpu").streams
+    assert 1 / far.byte_s == pytest.approx(2.92e12, rel=0.01)
+    assert far.call_s == pytest.approx(4.8e-6, rel=0.02)
+    assert far.error.points == 0  # Of two sizes neither can be left out.
+    # A host's memory is also what its caches hold: there models are as small.
+    (near,) = profile_of(points, platform="cpu").streams
+    assert 1 / near.byte_s > 3.3e12
+
+
 def test_points_of_a_former_method_are_left_out() -> None:
     probes = [StreamProbe(form="copy", bytes=size) for size in (1000, 2000)]
     older = replace(profile_of([point(one, 20e-6) for one in probes]), method=1)

@@ -357,3 +357,18 @@ def test_an_interrupt_keeps_what_the_processes_have_said(scene: Callable[..., Sc
     with here.open() as study:
         found = Notebook(study=study, source_hash=SOURCE, versions=VERSIONS).decision()
     assert found is not None and found.winner == A
+
+
+def test_where_time_is_short_processes_are_shorter_and_enough(scene: Callable[..., Scene]) -> None:
+    """As on an H100, where a model of 100 million weights takes eight seconds to set up."""
+    here = scene({BASE: 0.372, A: 0.345}, compile_s=8.0)
+    found = here.search(105.0)
+    assert found is not None and found.winner == A
+    assert len(here.records().processes) == 3
+    assert here.pool.now_s < 110.0
+
+
+def test_no_time_for_a_race_says_how_much_it_would_take(scene: Callable[..., Scene]) -> None:
+    here = scene({BASE: 0.372, A: 0.345}, compile_s=8.0)
+    assert here.search(15.0) is None
+    assert "no time for a race, whose 3 fresh processes would take about" in here.endings[0]

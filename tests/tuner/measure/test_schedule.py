@@ -14,7 +14,13 @@ from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.program.nouns import Entry, StepRef, VisitAnswer
 from automesh.program.script.sources import hash_of_file
-from automesh.tuner.measure.fresh_processes import ProcessRun, passes_of, process_s_of, run_process
+from automesh.tuner.measure.fresh_processes import (
+    MOST_PASSES,
+    ProcessRun,
+    passes_of,
+    process_s_of,
+    run_process,
+)
 from automesh.tuner.measure.race import Race, RaceRules
 from automesh.tuner.measure.schedule import (
     Calibration,
@@ -537,6 +543,7 @@ def process_of(
         list(calibrations.values()),
         rules=RULES,
         number=0,
+        passes=MOST_PASSES,
         deadline_s=deadline_s,
         clock=pool.clock,
     )
