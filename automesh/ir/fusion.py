@@ -14,7 +14,7 @@ product is written after the elementwise operations behind it, where it is small
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from automesh.cost.terms import Monomial
@@ -61,9 +61,13 @@ class Fusion:
         return end, beside if end is not product.results[0] else {}
 
 
-def fuse(graph: Graph) -> Fusion:
-    """Decides at the sizes that the graph was made with."""
-    fuser = _Fuser(graph)
+def fuse(graph: Graph, platform: str = "none") -> Fusion:
+    """Decides at the sizes that the graph was made with.
+
+    Args:
+      platform: on GPUs a library convolves, and reads what lies in memory.
+    """
+    fuser = _Fuser(graph, platform)
     fuser.block(graph.top)
     return fuser.fusion
 
@@ -89,14 +93,15 @@ def settled(graph: Graph, fusion: Fusion) -> set[Value]:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, platform: str) -> None:
         self.fusion = Fusion()
+        self._wants = WANT_BUFFERS | {"convolution"} if platform == "gpu" else WANT_BUFFERS
         self._sizes = dict(graph.mesh)
         self._needed: set[Value] = set()
         self._ends: set[Value] = set()
 
     def block(self, block: Block) -> None:
-        self._needed |= _needed_in_memory(block)
+        self._needed |= _needed_in_memory(block, self._wants)
         for argument in block.arguments:
             self._store(argument)
         for operation in block.operations:
@@ -225,11 +230,11 @@ def _reading(value: Value) -> Iterator[Operation]:
             yield user
 
 
-def _needed_in_memory(block: Block) -> set[Value]:
+def _needed_in_memory(block: Block, wants: Collection[str]) -> set[Value]:
     """Values that something in `block` needs in a buffer; behind a view, what is viewed."""
     needed = set(block.returned)
     for operation in block.operations:
-        needed.update(_wanted(operation))
+        needed.update(_wanted(operation, wants))
         for body in operation.bodies:
             needed.update(_captured(body))
     for operation in reversed(block.operations):
@@ -241,8 +246,8 @@ def _needed_in_memory(block: Block) -> set[Value]:
     return needed
 
 
-def _wanted(operation: Operation) -> Sequence[Value]:
-    if operation.name in WANT_BUFFERS:
+def _wanted(operation: Operation, wants: Collection[str]) -> Sequence[Value]:
+    if operation.name in wants:
         return operation.operands
     return operation.operands[:1] if operation.name == "dynamic_update_slice" else ()
 

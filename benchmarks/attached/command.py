@@ -1,17 +1,21 @@
 """Do estimates and compiled predictions agree with what one attached accelerator takes?
 
     automesh calibrate --out FOLDER/NAME.json            where the accelerator is
-    python -m benchmarks.attached --measure              likewise
+    python -m benchmarks.attached --measure --data FOLDER      likewise
+    python -m benchmarks.attached --measure --others --data FOLDER
+    python -m benchmarks.attached --trace --data FOLDER
     python -m benchmarks.attached                        there, or anywhere else
 
 `--measure` compiles every plan of three examples for the attached device (remat and microbatches
 are the knobs; one device has one mesh), visits each plan in two rounds of opposite order, and keeps
-times and memory. Plans are visited in the order of the memory that the compiler states, so that the
-device's high-water mark rises with them: where it does not rise, that plan's memory is not known.
-`--trace` keeps the program of one plan of each, and what its kernels take.
+times and memory; with `--others`, of ten steps that are no language models, in sizes that fill a
+GPU and as small as `benchmarks.terms` has them. Plans are visited in the order of the memory that
+the compiler states, so that the device's high-water mark rises with them: where it does not rise,
+that plan's memory is not known. `--trace` keeps the program of one plan of each, and what its
+kernels take.
 
-Without these the record is compared with four predictions of each plan: the estimates with the data
-sheet and with the calibration, the counts of the attached compiler's program, and, where the
+Without these every record is compared with four predictions of each plan: the estimates with the
+data sheet and with the calibration, the counts of the attached compiler's program, and, where the
 compiler for absent devices of that kind is installed, the replay of what that one schedules. The
 programs that were traced are replayed, too.
 
@@ -46,8 +50,9 @@ _RECORD = "record.json"
 
 def main(
     data: Annotated[
-        Path, typer.Option(help="Folder of the record, of traces, and of the profile.")
-    ] = DATA / "attached",
+        Path | None,
+        typer.Option(help="Folder of a record, of traces, and of a profile; by default all."),
+    ] = None,
     is_measuring: Annotated[
         bool, typer.Option("--measure", help="Measure the attached device.")
     ] = False,
@@ -70,35 +75,50 @@ def main(
     wanted = [one for one in steps if not examples or one.name in examples]
     if not wanted:
         raise SystemExit(f"--example: one of {', '.join(one.name for one in steps)}")
-    if is_measuring:
-        record = measure(target, wanted, data / _RECORD, folder)
-        timed = sum(bool(row.rounds_s) for row in record.rows)
-        print(json.dumps({"device": record.device_kind, "timed": timed, "of": len(record.rows)}))
-    if is_tracing:
-        for step in wanted:
-            knobs = {name: value for name, value in _TRACED.items() if step.has(name)}
-            say(f"{step.name}: {trace(step, knobs, data)}")
-        print(json.dumps({"traced": [step.name for step in wanted]}))
     if is_measuring or is_tracing:
+        if data is None:
+            raise SystemExit("--data: the folder that what is measured goes to")
+        if is_measuring:
+            record = measure(target, wanted, data / _RECORD, folder)
+            timed = sum(bool(row.rounds_s) for row in record.rows)
+            print(json.dumps({"device": record.device_kind, "timed": timed}))
+        if is_tracing:
+            for step in wanted:
+                knobs = {name: value for name, value in _TRACED.items() if step.has(name)}
+                say(f"{step.name}: {trace(step, knobs, data)}")
+            print(json.dumps({"traced": [step.name for step in wanted]}))
         return
+    summary: dict[str, Any] = {}
+    for one in sorted((DATA / "attached").iterdir()) if data is None else [data]:
+        summary[one.name] = _compared(one, folder, workers=workers)
+    print(json.dumps(summary))
+
+
+def _compared(data: Path, folder: Path, *, workers: int) -> dict[str, Any]:
+    """Prints how one record compares.
+
+    Returns:
+      The figures.
+    """
     if not (data / _RECORD).exists():
         raise SystemExit(f"there is no record in `{data}`: make one with --measure")
     record = read_record(data / _RECORD)
     if parse_target(record.selector, os.environ).absent is None:
         raise SystemExit(f"`{data / _RECORD}` is of {record.selector}: only accelerators compare")
+    print(record.device_kind)
     found = compare(record, folder, data, workers=workers)
     for line in table(found):
         print(line)
     for row in record.rows:
         if row.failure:
             print(f"{row.step} {row.plan}: {row.failure}")
-    summary: dict[str, Any] = {"device": record.device_kind, **figures(found)}
+    summary: dict[str, Any] = figures(found)
     for hardware in _hardware(record, data):
         programs = programs_in(data, record, hardware)
         for line in lines_of(programs, hardware.speeds.origin):
             print(line)
         summary.setdefault("programs", []).append([round(one.error, 4) for one in programs])
-    print(json.dumps(summary))
+    return summary
 
 
 def _hardware(record: Record, data: Path) -> list[HardwareModel]:

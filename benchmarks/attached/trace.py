@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,8 +48,11 @@ def trace(step: Step, knobs: Mapping[str, Any], folder: Path) -> str:
     structure = jax.tree.structure(tree)
     leaves = plan_leaves(tree, compiled.input_shardings, program.domains(), built.mesh)
     args, kwargs = structure.unflatten(maker(leaves)())
+    text = compiled.as_text()
     # Without the paths of this machine.
-    module = module_of(compiled.as_text().replace(f"{ROOT}/", ""))
+    for path in (str(ROOT), *sorted(filter(None, sys.path), key=len, reverse=True)):
+        text = text.replace(f"{path}/", "")
+    module = module_of(text)
     for _ in range(3):
         args = program.carry.advance(compiled(*args, **kwargs), args)
     jax.block_until_ready(args)

@@ -157,6 +157,8 @@ def estimate(book: Book, target: str, settings: Settings) -> None:
         found = _search(book.model, target, settings, dry_run=True).found
         reason = has_compiler(target)
     except AutomeshError as error:
+        if _stays(book, target, error):
+            return
         book.keep(target, _made(book, target, begun, reason=error.message, is_final=True), None)
         return
     within = free_bytes(target)
@@ -180,6 +182,18 @@ def estimate(book: Book, target: str, settings: Settings) -> None:
     )
 
 
+def _stays(book: Book, target: str, error: AutomeshError) -> bool:
+    """Whether a pair keeps what is known of it although it could not be made now.
+
+    What MaxText lacks on this machine, for one, says nothing about the pair.
+    """
+    known = book.made.get(target)
+    if known is None or not known.legal or isinstance(error, NoFeasibleMesh):
+        return False
+    say(f"{book.model.preset} on {target} stays as it was: {error.message}")
+    return True
+
+
 def compile_best(book: Book, target: str, settings: Settings) -> None:
     """Compiles the best of a pair and the published meshes; the rule then says `compiled`."""
     begun = time.monotonic()
@@ -198,6 +212,8 @@ def compile_best(book: Book, target: str, settings: Settings) -> None:
             if found.interrupted:
                 raise KeyboardInterrupt
     except AutomeshError as error:
+        if _stays(book, target, error):
+            return
         say(f"{book.model.preset} on {target}: {error.message}")
         made = replace(before, reason=error.message, seconds=before.seconds + _since(begun))
         book.keep(target, replace(made, is_final=True), book.rules.get(target))

@@ -22,7 +22,7 @@ from benchmarks.attached.record import TINY, Row, read_record
 from benchmarks.attached.trace import kernels_of
 from benchmarks.support.paths import DATA
 
-FOLDER = DATA / "attached"
+FOLDER = DATA / "attached/h200"
 
 
 def test_programs_that_ran_on_a_gpu_are_replayed_within_a_few_per_cent() -> None:
@@ -130,3 +130,36 @@ def test_a_record_of_another_device_is_not_written_over(tmp_path: Path) -> None:
 def test_a_trace_without_a_gpu_is_told_in_a_sentence() -> None:
     with pytest.raises(SystemExit, match="no kernels of a GPU"):
         kernels_of([])
+
+
+def test_ten_other_steps_on_an_h100_are_as_the_documents_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "compiler_for", lambda _: SimpleNamespace(version=""))
+    folder = DATA / "attached/h100"
+    record = read_record(folder / "record.json")
+    found = figures(compare.compare(record, tmp_path, folder, workers=1))
+    assert found["plans"] == 10 and found["visits_apart"] < 0.019
+    assert 0.15 < found["sheet"]["median"] < 0.21 and found["sheet"]["worst"] < 0.70
+    # No calibration of former methods is among them.
+    assert found["profile"]["median"] < 0.23 and found["profile"]["worst"] < 0.72
+
+
+def test_convolutions_of_a_traced_program_are_replayed() -> None:
+    """Without their products the replay of the residual network was 23 % too short."""
+    folder = DATA / "attached/h100"
+    absent = parse_target("gpu-h100-1", os.environ).absent
+    assert absent is not None
+    hardware = HardwareModel(
+        fabric=absent.fabric,
+        layouts=Layouts(shapes=(), spans=()),
+        speeds=datasheet_speeds(absent.fabric.chip, absent.fabric),
+    )
+    found = {
+        one.step: one for one in programs_in(folder, read_record(folder / "record.json"), hardware)
+    }
+    assert len(found) == 7
+    assert abs(found["convnet"].error) < 0.08 and abs(found["rnn"].error) < 0.09
+    assert found["convnet"].replayed_multiplying_s == pytest.approx(
+        found["convnet"].multiplying_s, rel=0.13
+    )

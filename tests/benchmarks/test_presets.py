@@ -293,6 +293,24 @@ def test_a_search_that_is_refused_leaves_its_reason(
     assert book.rules == {}
 
 
+def test_what_this_machine_lacks_takes_nothing_from_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five pairs lost their estimates to a module that was not installed."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise UsageError("MaxText needs the module `omegaconf`, which is not installed")
+
+    monkeypatch.setattr(making, "_search", refused)
+    book = Book.open(SMALL, tmp_path)
+    known = made(is_final=False, legal=112)
+    book.keep("tpu-v5p-64", known, rule("tpu-v5p-64", "fsdp:32"))
+    making.estimate(book, "tpu-v5p-64", settings(tmp_path))
+    making.compile_best(book, "tpu-v5p-64", settings(tmp_path))
+    again = Book.open(SMALL, tmp_path)
+    assert again.made["tpu-v5p-64"] == known and "tpu-v5p-64" in again.rules
+
+
 # The index page.
 
 

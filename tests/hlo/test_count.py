@@ -489,6 +489,17 @@ SLICE = "dynamic-slice(OF, i, zero), dynamic_slice_sizes={1,256}"
         # The same through a bitcast.
         (ONE_ROW, f"b = {WHOLE} bitcast(table); s = {ONE_ROW} {SLICE.replace('OF', 'b')};"
          " add(s, row)", 3 * ROW + 4),
+        # What is cut out of an elementwise value is all that is computed of it, and read for it.
+        (ONE_ROW, f"n = {WHOLE} negate(table); {SLICE.replace('OF', 'n')}", 2 * ROW + 4),
+        # Every other of the first half of the rows, one after the other.
+        ("f32[256,256]{1,0}", "h = f32[512,256]{1,0} slice(table), slice={[0:512], [0:256]};"
+         " n = f32[512,256]{1,0} exponential(h);"
+         " slice(n), slice={[0:512:2], [0:256]}", 2 * 256 * ROW),
+        # Both halves of what two slices read.
+        ("f32[512,256]{1,0}", f"n = {WHOLE} negate(table);"
+         "a = f32[512,256]{1,0} slice(n), slice={[0:1024:2], [0:256]};"
+         "b = f32[512,256]{1,0} slice(n), slice={[1:1024:2], [0:256]}; add(a, b)",
+         TABLE + 512 * ROW),
         # The slice does not help where the whole is read as well.
         (f"({ONE_ROW}, {WHOLE})", f"s = {ONE_ROW} {SLICE.replace('OF', 'table')};"
          f"n = {WHOLE} negate(table); tuple(s, n)", 2 * TABLE + ROW + 4),

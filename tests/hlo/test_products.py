@@ -189,3 +189,42 @@ def test_kernels_of_cudnn_are_named() -> None:
     assert isinstance(one, Compute)
     assert (one.kind, one.flops, one.hbm_bytes) == ("kernel", 0, 2 * 8 * 8 * 4)
     assert plan.uncounted == ("custom call `__cudnn$fmhaSoftmax`",)
+
+
+# Convolutions of cuDNN: forward, and its two gradients, of the same images, kernels and results.
+IMAGES, KERNELS, RESULTS = "f32[8,32,32,16]{3,2,1,0}", "f32[64,3,3,16]{3,2,1,0}", "f32[8,16,16,64]"
+CALLS = {
+    "convForward": (RESULTS, IMAGES, KERNELS),
+    "convBiasActivationForward": (RESULTS, IMAGES, KERNELS),
+    "convBackwardInput": (IMAGES, RESULTS, KERNELS),
+    "convBackwardFilter": (KERNELS, IMAGES, RESULTS),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_convolutions_of_cudnn_are_products(name: str) -> None:
+    """They had no FLOPs: a residual network on a GPU was replayed a fifth too short."""
+    made, first, second = CALLS[name]
+    call = (
+        f'({made}, u8[128]{{0}}) custom-call(p, q), custom_call_target="__cudnn${name}", '
+        "window={size=3x3 stride=2x2 pad=0_1x0_1}, dim_labels=b01f_o01i->b01f"
+    )
+    found = schedule(f"  p = {first} parameter(0)\n  q = {second} parameter(1)\n  ROOT r = {call}")
+    (one,) = (each for each in found.body.operations if isinstance(each, Compute))
+    (product,) = one.matmuls
+    # Of 16 positions the last one meets padding in one of three places.
+    met = (16 * 3 - 1) ** 2
+    assert one.flops == 2 * 8 * met * 16 * 64
+    rows, inner, columns = 8 * 16 * 16, round(16 * met / 16**2), 64
+    assert (product.m, product.k, product.n) == {
+        "convBackwardInput": (rows, columns, inner),
+        "convBackwardFilter": (inner, rows, columns),
+    }.get(name, (rows, inner, columns))
+
+
+def test_other_calls_of_cudnn_convolve_nothing() -> None:
+    found = schedule(
+        "  p = f32[64,64]{1,0} parameter(0)\n  ROOT r = f32[64,64]{1,0} "
+        'custom-call(p), custom_call_target="__cudnn$norm"'
+    )
+    assert not any(one.matmuls for one in found.body.operations if isinstance(one, Compute))

@@ -115,3 +115,14 @@ def test_small_constants_are_part_of_the_program():
     fusion = fuse(program.graph(*moved))
     assert small not in fusion.stored
     assert large in fusion.stored
+
+
+def test_what_a_library_of_a_gpu_convolves_lies_in_memory():
+    """cuDNN reads arrays: what is computed for it is written first, and read again."""
+    program = Program()
+    x, w = program.argument((8, 32, 32, 16)), program.argument((3, 3, 16, 16))
+    image = program("tanh", x)
+    convolved = program("convolution", image, w, shape=(8, 32, 32, 16))
+    graph = program.graph(convolved)
+    assert image in fuse(graph, "gpu").stored
+    assert image not in fuse(graph, "tpu").stored

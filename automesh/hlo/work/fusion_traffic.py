@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from automesh.hlo.kinds import ASYNC_DONE, ASYNC_START, kind_of
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
@@ -11,6 +12,16 @@ from automesh.hlo.work.memories import Touch, leaves_of, touch_all
 
 SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _UPDATE = "dynamic-update-slice"
+# One element of the result needs at most one of the operand, which is smaller.
+_SPREADS = frozenset({"broadcast", "concatenate", "pad"})
+# Any element of the result may need every one of the operand, though they are as many.
+_WHOLE = frozenset(
+    {
+        *("dot", "ragged-dot", "convolution", "custom-call", "sort", "fft", "scatter", "reduce"),
+        *("reduce-window", "select-and-scatter", "while", "conditional", "call", "cholesky"),
+        *("triangular-solve", "rng", "rng-bit-generator", "map", _UPDATE),
+    }
+)
 
 
 def fusion_touches(module: Module, fusion: Instruction, operands: Sequence[Shape]) -> list[Touch]:
@@ -48,6 +59,7 @@ class _Body:
       leaves: ids of what the result consists of.
       silent: what stands in it for a collective, and moves nothing itself. A TPU fusion that
         overlaps with a collective also takes its buffers and hands them on.
+      shares: of values that were looked at, see `_share`.
     """
 
     module: Module
@@ -55,6 +67,7 @@ class _Body:
     users: dict[int, list[Instruction]]
     leaves: frozenset[int]
     silent: frozenset[int]
+    shares: dict[int, float] = field(default_factory=dict[int, float])
 
     @classmethod
     def of(cls, module: Module, computation: Computation) -> _Body:
@@ -84,28 +97,60 @@ def _leaves(computation: Computation, value: Instruction) -> list[int]:
 
 def _read(body: _Body, value: Instruction, whole: int) -> int:
     """Bytes of `value`, of which there are `whole`, that are read."""
-    total = 0
-    for user in body.users[value.id]:
-        if user.id in body.silent:
-            continue
-        first_only = user.operands[0] == value.id and value.id not in user.operands[1:]
-        if user.opcode == "bitcast":
-            total += _read(body, user, whole)
-        elif user.opcode == "fusion":
-            inner = body.inner(user)
-            if _hands_on(inner):
-                total += _read(body, user, whole)
-                continue
-            taken = [p for n, p in inner.computation.parameters().items()
-                     if user.operands[n] == value.id]  # fmt: skip
-            total += sum(_read(inner, one, whole) for one in taken)
-        elif user.opcode in SLICES and first_only:
-            total += user.shape.bytes
-        elif not (user.opcode == _UPDATE and user.id in body.leaves and first_only):
-            return whole
     if value.id == body.computation.root and value.opcode == "parameter":
         return whole
-    return min(total, whole)
+    return round(whole * _share(body, value))
+
+
+def _share(body: _Body, value: Instruction) -> float:
+    """Part of a value that the fusion needs: 1 for all of it.
+
+    As xla/service/gpu/model/gpu_hlo_cost_analysis.cc propagates the utilization of operands from
+    the result: what is cut out of an elementwise value is all that is computed of it, and read for
+    it. What several users need is added up; nothing is read twice.
+    """
+    known = body.shares.get(value.id)
+    if known is not None:
+        return known
+    total = 0.0
+    for user in body.users[value.id]:
+        total += _share_of(body, value, user)
+        if total >= 1.0:
+            break
+    if value.id in body.leaves and value.opcode != "parameter":
+        total = 1.0
+    body.shares[value.id] = min(total, 1.0)
+    return body.shares[value.id]
+
+
+def _share_of(body: _Body, value: Instruction, user: Instruction) -> float:
+    """What one user needs."""
+    if user.id in body.silent:
+        return 0.0
+    if user.opcode == "tuple":
+        return 1.0
+    if user.opcode == "fusion":
+        inner = body.inner(user)
+        if _hands_on(inner):
+            return _share(body, user)
+        taken = [p for n, p in inner.computation.parameters().items()
+                 if user.operands[n] == value.id]  # fmt: skip
+        return sum(_share(inner, one) for one in taken)
+    first_only = user.operands[0] == value.id and value.id not in user.operands[1:]
+    if user.opcode == _UPDATE and first_only:
+        return 0.0 if user.id in body.leaves else 1.0
+    if user.opcode in SLICES and not first_only:
+        return 1.0
+    own = _elements(value)
+    if user.opcode not in SLICES and user.opcode not in _SPREADS and _elements(user) != own:
+        return 1.0
+    if user.opcode in _WHOLE or not own:
+        return 1.0
+    return min(_share(body, user) * _elements(user) / own, 1.0)
+
+
+def _elements(value: Instruction) -> int:
+    return math.prod(value.shape.dims)
 
 
 def _hands_on(inner: _Body) -> bool:

@@ -115,7 +115,7 @@ def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
         partitioned.
     """
     rewrite(graph, platform)
-    fusion = fuse(graph)
+    fusion = fuse(graph, platform)
     part = _Collector(graph, fusion, platform).block(graph.top, region=0, count=_ONCE)
     memory = memory_points(graph, stored=fusion.stored, platform=platform)
     return Terms(
