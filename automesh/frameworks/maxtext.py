@@ -116,6 +116,15 @@ def _maxtext() -> _MaxText:
     )
 
 
+def check_installed() -> None:
+    """Imports all that is used of MaxText.
+
+    Raises:
+      UsageError: it is not installed whole, or another version that has moved something.
+    """
+    _maxtext()
+
+
 def _incomplete(what: str, missing: str) -> UsageError:
     """MaxText, or something that it imports, is not as the adapter needs it."""
     if missing == "maxtext":

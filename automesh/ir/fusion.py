@@ -61,13 +61,13 @@ class Fusion:
         return end, beside if end is not product.results[0] else {}
 
 
-def fuse(graph: Graph, platform: str = "none") -> Fusion:
+def fuse(graph: Graph, libraries: Collection[str] = ()) -> Fusion:
     """Decides at the sizes that the graph was made with.
 
     Args:
-      platform: on GPUs a library convolves, and reads what lies in memory.
+      libraries: operations that a library does, see `Platform.library_operations`.
     """
-    fuser = _Fuser(graph, platform)
+    fuser = _Fuser(graph, libraries)
     fuser.block(graph.top)
     return fuser.fusion
 
@@ -93,9 +93,10 @@ def settled(graph: Graph, fusion: Fusion) -> set[Value]:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, platform: str) -> None:
+    def __init__(self, graph: Graph, libraries: Collection[str]) -> None:
         self.fusion = Fusion()
-        self._wants = WANT_BUFFERS | {"convolution"} if platform == "gpu" else WANT_BUFFERS
+        self._libraries = libraries
+        self._wants = WANT_BUFFERS.union(libraries)
         self._sizes = dict(graph.mesh)
         self._needed: set[Value] = set()
         self._ends: set[Value] = set()
@@ -130,7 +131,8 @@ class _Fuser:
 
     def _product(self, operation: Operation) -> None:
         result = operation.results[0]
-        end = self._smallest_behind(result)
+        is_library = operation.name in self._libraries
+        end = result if is_library else self._smallest_behind(result)
         if end is result:
             self._store(result)
             return

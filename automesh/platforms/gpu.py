@@ -20,6 +20,7 @@ GPU = Platform(
     lowered_for=("cuda",),
     fabric="switch",
     sends_at_once=True,
+    library_operations=frozenset({"convolution"}),  # cuDNN's; products are Triton's as well
     # f32 multiplications run as TF32, half of bf16 (NVIDIA data sheets, A100 to B200).
     slower_bits=((32, 2.0), (64, 16.0)),
     # jax takes three quarters of a GPU's memory at its start and no more (its documentation, "GPU

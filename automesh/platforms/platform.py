@@ -74,6 +74,8 @@ class Platform:
       worker_variables: environment of a worker that compiles without devices.
       link_latency_s: of a hop, for chips of a user's own that do not say; see data/chips.json.
       fabric: how the devices of a granule are linked: see `hardware.fabric.fabric.Fabric`.
+      library_operations: of StableHLO, done by a library: what they read and write lies in memory,
+        as it is.
       sends_at_once: True if a device sends to all others of an all-to-all at the same time.
       slower_bits: of number types that the data sheet leaves out, (bits, how many times longer a
         multiplication takes than in bf16).
@@ -101,6 +103,7 @@ class Platform:
     link_latency_s: float = 0.0
     fabric: Literal["torus", "switch", "shared"]
     sends_at_once: bool = False
+    library_operations: frozenset[str] = frozenset()
     slower_bits: tuple[tuple[int, float], ...] = ()
     reserve_bytes: int = 0
     reserve_share: float = 0.0

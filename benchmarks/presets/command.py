@@ -31,6 +31,7 @@ from benchmarks.presets.making import (
     estimate,
     has_compiler,
     is_current,
+    missing_of_maxtext,
 )
 from benchmarks.presets.models import MODELS, TARGETS, Model
 from benchmarks.support.compiles import say
@@ -97,6 +98,9 @@ def main(
         top=top,
         workers=workers,
     )
+    # What this machine lacks says nothing about a pair, and must not replace what is known of it.
+    if not index_only and (missing := missing_of_maxtext()):
+        raise SystemExit(f"error: {missing}")
     for one in models if not index_only else ():
         for name in targets:
             make(one, name, settings, estimates_only=estimates_only)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -132,6 +134,19 @@ def is_current(made: Made, arguments: str) -> bool:
     )
 
 
+def missing_of_maxtext() -> str:
+    """What keeps MaxText from being imported here; empty if nothing does."""
+    code = (
+        "from automesh.errors import AutomeshError\n"
+        "from automesh.frameworks.maxtext import check_installed\n"
+        "try:\n    check_installed()\nexcept AutomeshError as error:\n    print(error.message)"
+    )
+    # In a process of its own: nothing of jax is imported in this one.
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = (ran.stderr.strip().splitlines() or [f"importing it ended with {ran.returncode}"])[-1]
+    return last if ran.returncode else ran.stdout.strip()
+
+
 def has_compiler(target: str) -> str:
     """Why the devices of a target cannot be compiled for here; empty if they can."""
     try:
@@ -157,8 +172,6 @@ def estimate(book: Book, target: str, settings: Settings) -> None:
         found = _search(book.model, target, settings, dry_run=True).found
         reason = has_compiler(target)
     except AutomeshError as error:
-        if _stays(book, target, error):
-            return
         book.keep(target, _made(book, target, begun, reason=error.message, is_final=True), None)
         return
     within = free_bytes(target)
@@ -182,18 +195,6 @@ def estimate(book: Book, target: str, settings: Settings) -> None:
     )
 
 
-def _stays(book: Book, target: str, error: AutomeshError) -> bool:
-    """Whether a pair keeps what is known of it although it could not be made now.
-
-    What MaxText lacks on this machine, for one, says nothing about the pair.
-    """
-    known = book.made.get(target)
-    if known is None or not known.legal or isinstance(error, NoFeasibleMesh):
-        return False
-    say(f"{book.model.preset} on {target} stays as it was: {error.message}")
-    return True
-
-
 def compile_best(book: Book, target: str, settings: Settings) -> None:
     """Compiles the best of a pair and the published meshes; the rule then says `compiled`."""
     begun = time.monotonic()
@@ -212,8 +213,6 @@ def compile_best(book: Book, target: str, settings: Settings) -> None:
             if found.interrupted:
                 raise KeyboardInterrupt
     except AutomeshError as error:
-        if _stays(book, target, error):
-            return
         say(f"{book.model.preset} on {target}: {error.message}")
         made = replace(before, reason=error.message, seconds=before.seconds + _since(begun))
         book.keep(target, replace(made, is_final=True), book.rules.get(target))

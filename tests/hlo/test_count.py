@@ -20,11 +20,13 @@ from automesh.hlo.nouns import WindowDimension
 from automesh.hlo.schedule.read import trip_count
 from automesh.hlo.spans import Span, span_of_groups, span_of_pairs
 from automesh.hlo.work.flops import window_positions
+from automesh.hlo.work.fusion_traffic import fusion_touches
 from automesh.ir.terms.collect import collect
 from automesh.outcomes import Collective, Counts
 from automesh.sharding import passes
 from automesh.sharding.mlir.module import read_graph
 from tests.support.hlo_oracle import from_text, module_class, serialized
+from tests.support.hlo_text import ADD
 
 ONE = [("dp", 1)]
 CUBE = [("dp", 2), ("fsdp", 2), ("tp", 2)]
@@ -503,6 +505,12 @@ SLICE = "dynamic-slice(OF, i, zero), dynamic_slice_sizes={1,256}"
         # The slice does not help where the whole is read as well.
         (f"({ONE_ROW}, {WHOLE})", f"s = {ONE_ROW} {SLICE.replace('OF', 'table')};"
          f"n = {WHOLE} negate(table); tuple(s, n)", 2 * TABLE + ROW + 4),
+        # An update of a computed value is in the place of nothing.
+        (WHOLE, f"n = {WHOLE} negate(table); dynamic-update-slice(n, row, i, zero)",
+         2 * TABLE + ROW + 4),
+        # What nobody knows to be one to one may need everything.
+        (ONE_ROW, f"n = {WHOLE} custom-call(table), custom_call_target=\"f\";"
+         f" {SLICE.replace('OF', 'n')}", TABLE + ROW + 4),
         # An update that is not the result, but read on, copies the whole.
         (WHOLE, f"u = {WHOLE} dynamic-update-slice(table, row, i, zero); negate(u)",
          2 * TABLE + ROW + 4),
@@ -515,14 +523,37 @@ def test_traffic_of_a_fusion(result: str, body: str, expected: int) -> None:
     assert traffic(f"{OPERANDS}  ROOT r = {call}", computation) == expected
 
 
+def test_a_chain_in_a_fusion_may_be_long() -> None:
+    """A loop that is unrolled is one fusion of a thousand operations."""
+    links = [f"x{n + 1} = {WHOLE} negate(x{n})" for n in range(3000)]
+    body = "\n".join([f"x0 = {WHOLE} negate(table)", *links, f"ROOT r = {WHOLE} negate(x3000)"])
+    call = f"{WHOLE} fusion(table, row, i), kind=kLoop, calls=fused"
+    assert traffic(f"{OPERANDS}  ROOT r = {call}", FUSED.replace("BODY", body)) == 2 * TABLE
+
+
+def test_what_is_computed_for_a_collective_in_a_fusion_is_read() -> None:
+    body = (
+        f"n = {WHOLE} negate(table)\nROOT r = {WHOLE} all-reduce(n), replica_groups={{}}, "
+        "to_apply=add"
+    )
+    call = f"{WHOLE} fusion(table, row, i), kind=kLoop, calls=fused"
+    texts = [ADD, FUSED.replace("BODY", body), f"ENTRY e {{\n{OPERANDS}  ROOT r = {call}\n}}"]
+    module = read_module(from_text("\n".join(["HloModule m", *texts])))
+    entry = module.computations[module.entry]
+    fusion = entry.root_instruction
+    touches = fusion_touches(module, fusion, [one.shape for one in entry.operands(fusion)])
+    read = sum(size for _, size in touches)
+    assert read == TABLE
+
+
 @pytest.mark.parametrize(
     ("inner", "expected"),
     [
-        # What a nested fusion hands on as it is, is updated in place; what it changes is not.
+        # What a nested fusion hands on as it is, is updated in place; what it changes is written.
         (f"ROOT c = {WHOLE} copy(p)", 2 * ROW + 4),
         (f"b = {WHOLE} bitcast(p)\n  ROOT c = {WHOLE} copy(b)", 2 * ROW + 4),
-        (f"ROOT c = {WHOLE} negate(p)", TABLE + 2 * ROW + 4),
-        ("ROOT c = f32[1024,256]{0,1} copy(p)", TABLE + 2 * ROW + 4),
+        (f"ROOT c = {WHOLE} negate(p)", 2 * TABLE + ROW + 4),
+        ("ROOT c = f32[1024,256]{0,1} copy(p)", 2 * TABLE + ROW + 4),
     ],
 )
 def test_traffic_through_a_nested_fusion(inner: str, expected: int) -> None:

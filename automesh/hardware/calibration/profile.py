@@ -298,8 +298,8 @@ def fit_matmuls(points: Sequence[Point]) -> tuple[MatmulFit, ...]:
 def fit_streams(points: Sequence[Point], platform: str) -> tuple[StreamFit, ...]:
     """One law per form of kernel that was measured in at least two sizes.
 
-    Of accelerators the bytes count by the sizes that no cache holds, where two of them were
-    measured; the smallest size then says what a call costs beside its bytes.
+    Of accelerators a line from the smallest size through those that no cache holds, where two of
+    them were measured: sizes between lie below it, and its error says nothing of them.
     """
     of_form: dict[str, list[tuple[int, float]]] = {}
     for point in points:
@@ -307,16 +307,40 @@ def fit_streams(points: Sequence[Point], platform: str) -> tuple[StreamFit, ...]
             of_form.setdefault(point.probe.form, []).append((point.probe.bytes, point.seconds))
     found: list[StreamFit] = []
     for form, measured in of_form.items():
-        far = [one for one in measured if one[0] >= _FAR_BYTES] if platform != "cpu" else []
-        is_far = len({size for size, _ in far}) > 1
+        law = _through_smallest(measured) if platform != "cpu" else None
+        if law is not None:
+            call_s, byte_s, error = law
+            found.append(StreamFit(form=form, call_s=call_s, byte_s=byte_s, error=error))
+            continue
         line = _Line()
-        for size, seconds in far if is_far else measured:
+        for size, seconds in measured:
             line.add(float(size), size, seconds)
         for call, byte, error in line.fitted():
-            size, seconds = min(measured)
-            call_s = max(seconds - byte * size, 0.0) if is_far else call
-            found.append(StreamFit(form=form, call_s=call_s, byte_s=byte, error=error))
+            found.append(StreamFit(form=form, call_s=call, byte_s=byte, error=error))
     return tuple(found)
+
+
+def _through_smallest(
+    measured: Sequence[tuple[int, float]],
+) -> tuple[float, float, FitError] | None:
+    """Constant, slope and error of the line; None if fewer than two sizes leave every cache.
+
+    Args:
+      measured: bytes and seconds.
+    """
+    least, least_s = min(measured)
+    far = [
+        (size, seconds)
+        for size, seconds in measured
+        if size >= max(_FAR_BYTES, 2 * least) and seconds > least_s
+    ]
+    sizes = [size for size, _ in far]
+    if len(set(sizes)) < 2:
+        return None
+    rows = [(float(size - least),) for size in sizes]
+    more_s = [seconds - least_s for _, seconds in far]
+    (slope,) = fit_law(rows, more_s)
+    return max(least_s - slope * least, 0.0), slope, held_out_error(rows, more_s, sizes)
 
 
 def fit_collectives(points: Sequence[Point]) -> tuple[CollectiveFit, ...]:

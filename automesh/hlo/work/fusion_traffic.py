@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from automesh.hlo.kinds import ASYNC_DONE, ASYNC_START, kind_of
 from automesh.hlo.nouns import Computation, Instruction, Module, Shape
@@ -12,27 +11,30 @@ from automesh.hlo.work.memories import Touch, leaves_of, touch_all
 
 SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _UPDATE = "dynamic-update-slice"
-# One element of the result needs at most one of the operand, which is smaller.
-_SPREADS = frozenset({"broadcast", "concatenate", "pad"})
-# Any element of the result may need every one of the operand, though they are as many.
-_WHOLE = frozenset(
-    {
-        *("dot", "ragged-dot", "convolution", "custom-call", "sort", "fft", "scatter", "reduce"),
-        *("reduce-window", "select-and-scatter", "while", "conditional", "call", "cholesky"),
-        *("triangular-solve", "rng", "rng-bit-generator", "map", _UPDATE),
-    }
-)
+# An element of the result needs at most one of each operand. Whatever is not here may need all.
+_ONE_TO_ONE = frozenset(
+    (
+        "abs", "add", "and", "atan2", "bitcast", "bitcast-convert", "broadcast", "cbrt", "ceil",
+        "clamp", "compare", "complex", "concatenate", "convert", "copy", "cosine",
+        "count-leading-zeros", "divide", "erf", "exponential", "exponential-minus-one", "floor",
+        "imag", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply",
+        "negate", "not", "or", "pad", "popcnt", "power", "real", "reduce-precision", "remainder",
+        "reshape", "reverse", "round-nearest-afz", "round-nearest-even", "rsqrt", "select",
+        "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "sine", "sqrt",
+        "subtract", "tan", "tanh", "transpose", "xor",
+    )
+)  # fmt: skip
 
 
 def fusion_touches(module: Module, fusion: Instruction, operands: Sequence[Shape]) -> list[Touch]:
     """Bytes read of each operand and written to each array of the result.
 
-    Of an operand that is only sliced, the slices are read; one that is updated in place is written
+    Of an operand the part is read that the result needs; one that is updated in place is written
     where it is replaced. Buffers of a collective are its transfer's.
     """
     body = _Body.of(module, module.computations[fusion.called[0]])
     read = [
-        (operands[number].memory_space, _read(body, p, p.shape.bytes))
+        (operands[number].memory_space, _read(body, p))
         for number, p in body.computation.parameters().items()
     ]
     written = _written(body, body.computation.root_instruction)
@@ -59,7 +61,7 @@ class _Body:
       leaves: ids of what the result consists of.
       silent: what stands in it for a collective, and moves nothing itself. A TPU fusion that
         overlaps with a collective also takes its buffers and hands them on.
-      shares: of values that were looked at, see `_share`.
+      shares: id -> the part of a value that is needed: 1 for all of it.
     """
 
     module: Module
@@ -67,7 +69,7 @@ class _Body:
     users: dict[int, list[Instruction]]
     leaves: frozenset[int]
     silent: frozenset[int]
-    shares: dict[int, float] = field(default_factory=dict[int, float])
+    shares: dict[int, float]
 
     @classmethod
     def of(cls, module: Module, computation: Computation) -> _Body:
@@ -77,16 +79,33 @@ class _Body:
         if silent and root.opcode == "tuple":
             silent.add(root.id)
             silent |= {i.id for i in computation.operands(root) if i.opcode == "parameter"}
-        return cls(
+        body = cls(
             module,
             computation,
             users_of(computation),
             frozenset(_leaves(computation, root)),
             frozenset(silent),
+            {},
         )
+        _find_shares(body)
+        return body
 
     def inner(self, fusion: Instruction) -> _Body:
         return _Body.of(self.module, self.module.computations[fusion.called[0]])
+
+    def is_buffer(self, value: Instruction) -> bool:
+        """Whether a value is an operand of the fusion under another name."""
+        while value.opcode != "parameter":
+            number = 0
+            if value.opcode == "fusion":
+                handed_on = _handed_on(self.module.computations[value.called[0]])
+                if handed_on is None:
+                    return False
+                number = handed_on
+            elif value.opcode != "bitcast":
+                return False
+            value = self.computation.operands(value)[number]
+        return True
 
 
 def _leaves(computation: Computation, value: Instruction) -> list[int]:
@@ -95,73 +114,60 @@ def _leaves(computation: Computation, value: Instruction) -> list[int]:
     return [value.id]
 
 
-def _read(body: _Body, value: Instruction, whole: int) -> int:
-    """Bytes of `value`, of which there are `whole`, that are read."""
-    if value.id == body.computation.root and value.opcode == "parameter":
-        return whole
-    return round(whole * _share(body, value))
+def _read(body: _Body, parameter: Instruction) -> int:
+    """Bytes of an operand that are read."""
+    whole = parameter.shape.bytes
+    is_root = parameter.id == body.computation.root
+    return whole if is_root else round(whole * body.shares[parameter.id])
 
 
-def _share(body: _Body, value: Instruction) -> float:
-    """Part of a value that the fusion needs: 1 for all of it.
+def _find_shares(body: _Body) -> None:
+    """Finds what is needed of every value, from the result backwards.
 
-    As xla/service/gpu/model/gpu_hlo_cost_analysis.cc propagates the utilization of operands from
-    the result: what is cut out of an elementwise value is all that is computed of it, and read for
-    it. What several users need is added up; nothing is read twice.
+    As xla/service/gpu/model/gpu_hlo_cost_analysis.cc propagates the utilization of operands: what
+    is cut out of an elementwise value is all that is computed of it, and read for it. What several
+    users need is added up, to all of the value at most.
     """
-    known = body.shares.get(value.id)
-    if known is not None:
-        return known
-    total = 0.0
-    for user in body.users[value.id]:
-        total += _share_of(body, value, user)
-        if total >= 1.0:
-            break
-    if value.id in body.leaves and value.opcode != "parameter":
-        total = 1.0
-    body.shares[value.id] = min(total, 1.0)
-    return body.shares[value.id]
+    # Users come after what they use; a chain of them may be as long as the program.
+    for value in reversed(tuple(body.computation.instructions.values())):
+        if value.id in body.leaves and value.opcode != "parameter":
+            body.shares[value.id] = 1.0
+        else:
+            needed = sum(_needed_by(body, value, user) for user in body.users[value.id])
+            body.shares[value.id] = min(needed, 1.0)
 
 
-def _share_of(body: _Body, value: Instruction, user: Instruction) -> float:
-    """What one user needs."""
+def _needed_by(body: _Body, value: Instruction, user: Instruction) -> float:
+    """The part of a value that one user needs."""
     if user.id in body.silent:
-        return 0.0
-    if user.opcode == "tuple":
-        return 1.0
+        return 0.0 if body.is_buffer(value) else 1.0
     if user.opcode == "fusion":
+        if _handed_on(body.module.computations[user.called[0]]) is not None:
+            return body.shares[user.id]
         inner = body.inner(user)
-        if _hands_on(inner):
-            return _share(body, user)
-        taken = [p for n, p in inner.computation.parameters().items()
-                 if user.operands[n] == value.id]  # fmt: skip
-        return sum(_share(inner, one) for one in taken)
+        return sum(
+            inner.shares[parameter.id]
+            for number, parameter in inner.computation.parameters().items()
+            if user.operands[number] == value.id
+        )
     first_only = user.operands[0] == value.id and value.id not in user.operands[1:]
-    if user.opcode == _UPDATE and first_only:
-        return 0.0 if user.id in body.leaves else 1.0
-    if user.opcode in SLICES and not first_only:
-        return 1.0
-    own = _elements(value)
-    if user.opcode not in SLICES and user.opcode not in _SPREADS and _elements(user) != own:
-        return 1.0
-    if user.opcode in _WHOLE or not own:
-        return 1.0
-    return min(_share(body, user) * _elements(user) / own, 1.0)
+    if user.opcode == _UPDATE and first_only and user.id in body.leaves:
+        return 0.0 if body.is_buffer(value) else 1.0
+    if user.opcode in _ONE_TO_ONE or (user.opcode in SLICES and first_only):
+        return min(body.shares[user.id] * user.shape.size / max(value.shape.size, 1), 1.0)
+    return 1.0
 
 
-def _elements(value: Instruction) -> int:
-    return math.prod(value.shape.dims)
-
-
-def _hands_on(inner: _Body) -> bool:
-    """True if a fusion inside a fusion gives on its operand as it is: XLA aliases the two."""
-    value = inner.computation.root_instruction
+def _handed_on(computation: Computation) -> int | None:
+    """The parameter that a fusion inside a fusion gives on as it is, as XLA aliases the two; None
+    if it computes something."""
+    value = computation.root_instruction
     while value.opcode in ("copy", "bitcast"):
-        (operand,) = inner.computation.operands(value)
+        (operand,) = computation.operands(value)
         if value.opcode == "copy" and operand.shape != value.shape:
-            return False
+            return None
         value = operand
-    return value.opcode == "parameter"
+    return value.parameter if value.opcode == "parameter" else None
 
 
 def _written(body: _Body, value: Instruction) -> list[int]:
@@ -176,6 +182,6 @@ def _written(body: _Body, value: Instruction) -> list[int]:
     if value.opcode == "fusion":
         inner = body.inner(value)
         return _written(inner, inner.computation.root_instruction)
-    if value.opcode == _UPDATE:
+    if value.opcode == _UPDATE and body.is_buffer(operands[0]):
         return [operands[1].shape.bytes]
     return [leaf.bytes for leaf in leaves_of(value.shape)]

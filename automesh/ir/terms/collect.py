@@ -28,6 +28,7 @@ from automesh.ir.passes.offload import computes_on_host, is_move, is_to_host
 from automesh.ir.passes.run import rewrite
 from automesh.ir.passes.windowed import WINDOWED
 from automesh.ir.terms.collectives import Places, collective_term, combined, has_slots, slots_of
+from automesh.platforms import platform_named
 
 # What has no price: it is named, never taken as free.
 
@@ -115,7 +116,8 @@ def collect(graph: Graph, *, active: tuple[str, ...], platform: str) -> Terms:
         partitioned.
     """
     rewrite(graph, platform)
-    fusion = fuse(graph, platform)
+    libraries = () if platform == "none" else platform_named(platform).library_operations
+    fusion = fuse(graph, libraries)
     part = _Collector(graph, fusion, platform).block(graph.top, region=0, count=_ONCE)
     memory = memory_points(graph, stored=fusion.stored, platform=platform)
     return Terms(

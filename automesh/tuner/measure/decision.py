@@ -17,6 +17,7 @@ from automesh.outcomes import Compiled, Failure, Measured, Numerics, Outcome
 from automesh.report.result import Verification
 from automesh.tuner.choose.ranking import Comparison
 from automesh.tuner.measure.final import FEWEST, LOOKS, Call, Final, FinalRules, call_of
+from automesh.tuner.measure.fresh_processes import MOST_PASSES
 from automesh.tuner.measure.race import Standing
 from automesh.tuner.measure.schedule import Calibration
 from automesh.tuner.measure.statistics import Ratio, paired_ratio
@@ -52,11 +53,13 @@ class ProcessRecord:
       machine: where it ran.
       seconds: per step, of each plan in it.
       took_s: from its start to its end.
+      passes: over its plans, at most; in studies that do not say it as many as there may be.
     """
 
     machine: str
     seconds: tuple[tuple[Plan, float], ...]
     took_s: float
+    passes: int = MOST_PASSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

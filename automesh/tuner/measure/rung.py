@@ -635,13 +635,14 @@ class MeasureRung:
             done=count,
             note=f"fresh processes of {len(entrants)} meshes",
         )
+        passes = self._passes(final, entrants)
         ran = run_process(
             self.pool,
             self._subject,
             [self._calibrations[plan] for plan in entrants],
             rules=self.rules,
             number=len(final.rows),
-            passes=self._passes(final, entrants),
+            passes=passes,
             deadline_s=self.search.end_s,
             clock=self.search.clock,
         )
@@ -652,7 +653,9 @@ class MeasureRung:
         records = self._records
         if ran.seconds:
             machine = self.search.study.owner.machine
-            record = ProcessRecord(machine=machine, seconds=ran.seconds, took_s=ran.took_s)
+            record = ProcessRecord(
+                machine=machine, seconds=ran.seconds, took_s=ran.took_s, passes=passes
+            )
             records = replace(records, processes=(*records.processes, record))
         self._records = replace(records, failed=(*records.failed, *ran.failures))
         self._note_records()
@@ -671,16 +674,18 @@ class MeasureRung:
         self._note_records()
 
     def _passes(self, final: Final, entrants: Sequence[Plan]) -> int:
-        """Passes in a process, so that as many processes as a rule needs are over in time.
+        """Passes in each process, at most so many that the next decision is reached in time.
 
-        A figure from few passes is better than none, and what one process is wrong by, many passes
-        in it do not mend.
+        What one process is wrong by, many passes in it do not mend: processes up to the next look
+        come before passes, and those that a rule needs before all else.
         """
-        processes = max(FEWEST - final.count(*entrants), 1)
+        count = final.count(*entrants)
+        next_look = next((look for look in LOOKS if look > count), LOOKS[-1])
         left_s = self.search.end_s - self.search.clock()
-        for passes in range(MOST_PASSES, FEWEST_PASSES, -2):
-            if processes * self._process_s(entrants, passes) <= left_s:
-                return passes
+        for processes in (next_look - count, FEWEST - count):
+            for passes in range(MOST_PASSES, FEWEST_PASSES - 1, -2):
+                if processes * self._process_s(entrants, passes) <= left_s:
+                    return passes
         return FEWEST_PASSES
 
     def _process_s(self, entrants: Sequence[Plan] = (), most: int = MOST_PASSES) -> float:
@@ -692,9 +697,12 @@ class MeasureRung:
         pair = list(dict.fromkeys([*self.search.preparation.baseline, *self._incumbent, *entrants]))
         known = [self._calibrations[plan] for plan in pair if plan in self._calibrations]
         known = known[: FinalRules().entrants]
-        expected_s, whole_s = (process_s_of(known, passes) for passes in (most, MOST_PASSES))
-        last = [process.took_s * expected_s / whole_s for process in self._records.processes[-1:]]
-        return max([*last, expected_s]) if known else expected_s
+        expected_s = process_s_of(known, most)
+        if not known or not self._records.processes:
+            return expected_s
+        last = self._records.processes[-1]
+        # What the last one took beyond what was expected of it, the next one may take, too.
+        return max(expected_s, last.took_s + expected_s - process_s_of(known, last.passes))
 
     def _confirmed(self, final: Final) -> dict[Plan, Measured]:
         return {

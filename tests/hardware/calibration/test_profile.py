@@ -150,6 +150,10 @@ def test_what_a_cache_holds_says_nothing_of_the_speed_of_memory() -> None:
     assert 1 / far.byte_s == pytest.approx(2.92e12, rel=0.01)
     assert far.call_s == pytest.approx(4.8e-6, rel=0.02)
     assert far.error.points == 0  # Of two sizes neither can be left out.
+    points.append(point(StreamProbe(form="copy", bytes=2048 * mib), 760e-6))
+    (far,) = profile_of(points, platform="gpu").streams
+    # The error is that of the law that is told: of each size by the two others.
+    assert far.error.points == 3 and 0.005 < far.error.worst < 0.05
     # A host's memory is also what its caches hold: there models are as small.
     (near,) = profile_of(points, platform="cpu").streams
     assert 1 / near.byte_s > 3.3e12
