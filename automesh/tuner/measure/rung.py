@@ -682,7 +682,7 @@ class MeasureRung:
         count = final.count(*entrants)
         next_look = next((look for look in LOOKS if look > count), LOOKS[-1])
         left_s = self.search.end_s - self.search.clock()
-        for processes in (next_look - count, FEWEST - count):
+        for processes in (max(next_look - count, 1), max(FEWEST - count, 1)):
             for passes in range(MOST_PASSES, FEWEST_PASSES - 1, -2):
                 if processes * self._process_s(entrants, passes) <= left_s:
                     return passes

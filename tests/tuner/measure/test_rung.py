@@ -391,3 +391,13 @@ def test_no_time_for_a_race_says_how_much_it_would_take(scene: Callable[..., Sce
         r"no time for a race, whose 3 fresh processes .* about (\d+) s", here.endings[0]
     )
     assert told is not None and 60 <= int(told[1]) <= 80
+
+
+def test_a_process_after_those_that_a_rule_needs_is_no_longer_than_the_time_left(
+    scene: Callable[..., Scene],
+) -> None:
+    """Nothing is needed any more, and the next look is out of reach."""
+    here = scene({BASE: 0.372, A: 0.345}, compile_s=8.0, spread=0.03)
+    assert here.search(244.0) is not None
+    assert len(here.records().processes) >= 5
+    assert here.pool.now_s <= 244.0
