@@ -17,6 +17,7 @@ from automesh.program.kernels.annotate import state_costs
 from automesh.program.lower.lowering import lower
 from automesh.program.notes import note
 from automesh.program.script.build import Built
+from automesh.sharding.lowerings import Lowering, Lowerings
 from automesh.sharding.passes import Prepared, lowered_text, plain, prepared
 from automesh.sharding.size_dependence import Fit, Sample, count_numbers, note_fit
 
@@ -29,31 +30,12 @@ def lowered_for(platform: str) -> tuple[str, ...]:
     return platform_named("cpu" if platform == "none" else platform).lowered_for
 
 
-# Once so many lowerings differ in the sizes of their meshes alone, the others are derived.
+# Once so many lowerings differ in the sizes of their meshes alone, the others are derived. With
+# other knobs fewer will do, one of them at other sizes of all axes.
 ENOUGH = 4
-# How many times the fit of one kind of program is compared with lowerings at a job's probes.
+ENOUGH_AGAIN = 2
+# How many times the fit of one kind of program is compared with lowerings that it was not made of.
 _COMPARED = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lowering:
-    """The step lowered at some sizes.
-
-    Attributes:
-      module: in StableHLO and Shardy alone.
-      text: hash of the program without the sizes of its mesh.
-      signature: hash of the program without its numbers.
-      sample: its sizes (of all axes) and its numbers.
-    """
-
-    module: Any
-    text: str
-    signature: str
-    sample: Sample
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return self.sample.sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +85,9 @@ class Programs:
       axis_names: all axes, in order.
       platform: whose programs are wanted: cpu, gpu, tpu, none.
       seen: for how many meshes a program was lowered elsewhere, by `text_of`.
+      lowerings: all that were made, here and in other workers.
       lower_s: seconds spent in building and lowering so far.
-      lowered: how many programs were lowered so far.
-      varies: True if lowerings differed in more than the sizes of the mesh.
+      lowered: how many programs were lowered here so far.
       verified: how many sets of active axes were partitioned at a second size.
     """
 
@@ -113,25 +95,37 @@ class Programs:
     axis_names: tuple[str, ...]
     platform: str
     seen: Mapping[str, int] = field(default_factory=dict[str, int])
+    lowerings: Lowerings = field(default_factory=Lowerings)
     lower_s: float = 0.0
     lowered: int = 0
-    varies: bool = False
     verified: int = 0
     _first: Lowering | None = None
     _ready: Prepared | None = None
     _fits: dict[str, Fit] = field(default_factory=dict[str, Fit])
     _rigid: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    _compared: dict[str, int] = field(default_factory=dict[str, int])
+    # Kinds of programs whose fit starts from a lowering made here, not from the first of all.
+    _rebased: dict[str, Sample] = field(default_factory=dict[str, Sample])
     # Kinds of programs whose largest sizes told something that a probe in between contradicts.
     _doubled: set[str] = field(default_factory=set[str])
     _reaches: dict[str, _Reach] = field(default_factory=dict[str, "_Reach"])
+
+    @property
+    def varies(self) -> bool:
+        """Whether lowerings differed in more than the sizes of the mesh."""
+        return len({one.text for one in self.lowerings}) > 1
 
     @property
     def witnesses(self) -> int:
         """Meshes for which the first program was lowered, here or elsewhere."""
         elsewhere = self.seen.get(self._first.text, 0) if self._first is not None else 0
         # Of one other mesh it may be the program by chance; of one program among several, too.
-        return self.lowered + (elsewhere if len(self.seen) == 1 else 0)
+        return len(self.lowerings) + (elsewhere if len(self.seen) == 1 else 0)
+
+    @property
+    def _is_alike(self) -> bool:
+        """Whether the program is the same on all meshes, as far as anybody needs to know."""
+        enough = ENOUGH_AGAIN if self.lowerings.is_alike_elsewhere else ENOUGH
+        return not self.varies and self.witnesses >= enough
 
     def at(
         self,
@@ -155,14 +149,14 @@ class Programs:
         Raises:
           Exception: whatever the user's code raises at `sizes`.
         """
-        is_known = self._first is not None and not self.varies and self.witnesses >= ENOUGH
-        if self._first is not None and is_known and not exact:
+        self.lowerings.share()
+        if self._first is not None and self._is_alike and not exact:
             if self._ready is None:
                 self._ready = prepared(self._first.module, is_plain=True)
             return Located(module=self._ready, sizes=self._whole(sizes), derived=True)
-        lowering = self._lower(sizes, enter)
+        lowering = self._lower(sizes, enter, is_asked=True)
         if not probes:
-            unknown = self.varies or self.lowered == 1
+            unknown = self.varies or len(self.lowerings) == 1
             return Located(
                 module=lowering.module,
                 sizes=lowering.sizes,
@@ -175,12 +169,12 @@ class Programs:
                 if others[probe] is None:
                     text = ",".join(f"{name}:{size}" for name, size in probe)
                     note(f"`{text}` cannot be lowered; meshes like it are propagated on their own")
-        if self.lowered == 1:
+        if len(self.lowerings) == 1:
             self._double_any(lowering, tuple(sizes), enter)
         if self.varies:
             return self._fitted(lowering, tuple(sizes), others, enter, largest or {})
         # Nothing but this one could be lowered: nothing is known about other sizes.
-        alone = frozenset(sizes) if self.lowered == 1 else frozenset[str]()
+        alone = frozenset(sizes) if len(self.lowerings) == 1 else frozenset[str]()
         return Located(
             module=lowering.module,
             sizes=lowering.sizes,
@@ -188,7 +182,7 @@ class Programs:
             others=tuple(
                 Located(module=other.module, sizes=other.sizes)
                 for other in others.values()
-                if other is not None
+                if other is not None and other.module is not None
             ),
             failed=tuple(probe for probe, other in others.items() if other is None),
         )
@@ -196,14 +190,25 @@ class Programs:
     def _is_open(self, lowering: Lowering) -> bool:
         """Whether another lowering would tell something."""
         if self.varies:
-            return self._compared.get(lowering.signature, 0) < _COMPARED
+            return self._compared(lowering.signature) < _COMPARED
         # One more in any case: what others have seen says nothing about Shardy's answer.
-        return self.lowered < 2 or self.witnesses < ENOUGH
+        return len(self.lowerings) < 2 or not self._is_alike
+
+    def _compared(self, kind: str) -> int:
+        """How many lowerings a fit explains that it was not made of: two axes changed, or more."""
+        fit = self._fits.get(kind)
+        if fit is None:
+            return 0
+        return sum(
+            len(_changed(fit, one)) > 1 and _explains(fit, one) for one in self.lowerings.of(kind)
+        )
 
     def _whole(self, sizes: Mapping[str, int]) -> dict[str, int]:
         return {name: sizes.get(name, 1) for name in self.axis_names}
 
-    def _lower(self, sizes: Mapping[str, int], enter: Callable[[str], None]) -> Lowering:
+    def _lower(
+        self, sizes: Mapping[str, int], enter: Callable[[str], None], *, is_asked: bool = False
+    ) -> Lowering:
         begun = perf_counter()
         whole = self._whole(sizes)
         enter("build")
@@ -218,19 +223,33 @@ class Programs:
             text=text_of(module),
             signature=counted.signature,
             sample=Sample(sizes=whole, numbers=counted.numbers, elements=counted.elements),
+            is_asked=is_asked,
         )
         self.lowered += 1
         self.lower_s += perf_counter() - begun
         if self._first is None:
             self._first = lowering
-        self.varies = self.varies or lowering.text != self._first.text
+        self.lowerings.add(lowering)
+        if self.varies:
+            self.lowerings.state = "varied"
+        elif self._is_alike:
+            self.lowerings.state = "alike"
         return lowering
 
     def _try(self, sizes: Mapping[str, int], enter: Callable[[str], None]) -> Lowering | None:
+        """The step at other sizes than those asked for; None if the user's code refuses them."""
+        whole = self._whole(sizes)
+        if self.lowerings.find(whole) is None:
+            self.lowerings.share(claim=whole)
+        if (known := self.lowerings.find(whole)) is not None:
+            return known
+        if self.lowerings.is_refused(whole):
+            return None
         try:
             return self._lower(sizes, enter)
         # The user's code may refuse sizes for any reason; they then have no terms.
         except Exception:  # noqa: BLE001
+            self.lowerings.refuse(whole)
             return None
 
     def _double_any(
@@ -249,28 +268,30 @@ class Programs:
         largest: Mapping[str, int],
     ) -> Located:
         kind = lowering.signature
-        alike = [one for one in others.values() if one is not None and one.signature == kind]
-        fit, rigid = self._fit(lowering, active, enter, largest, alike)
-        if kind not in self._doubled and not all(_explains(fit, one) for one in alike):
+        fit = self._fit(lowering, active, enter, largest)
+        if kind not in self._doubled and self._is_contradicted(fit, kind):
             self._doubled.add(kind)
-            for known in (self._fits, self._rigid, self._reaches):
-                known.pop(kind)
-            fit, rigid = self._fit(lowering, active, enter, largest, ())
-        fixed = {axis for axis in active if axis in rigid}
+            self._forget(kind)
+            fit = self._fit(lowering, active, enter, largest)
+        if not _explains(fit, lowering) and self._is_foreign(fit, kind):
+            self._forget(kind)
+            self._rebased[kind] = lowering.sample
+            fit = self._fit(lowering, active, enter, largest)
+        fixed = {axis for axis in active if axis in self._rigid[kind]}
         if not _explains(fit, lowering):
             fit = Fit(base=lowering.sample)
             fixed.update(active)
         agreeing: list[Located] = []
         failed: list[Sizes] = []
         for probe, other in others.items():
-            if other is None or not _explains(fit, other) or other.signature != lowering.signature:
+            if other is None or other.signature != kind or not _explains(fit, other):
                 failed.append(probe)
                 if other is not None:
                     fixed.update(axis for axis, size in probe if size != lowering.sizes[axis])
                 continue
-            self._compared[lowering.signature] = self._compared.get(lowering.signature, 0) + 1
-            note_fit(other.module, fit, fixed.add)
-            agreeing.append(Located(module=other.module, sizes=other.sizes))
+            if other.module is not None:
+                note_fit(other.module, fit, fixed.add)
+                agreeing.append(Located(module=other.module, sizes=other.sizes))
         varied = [axis for axis in active if axis not in fixed]
         limits = self._limits(lowering, fit, varied, enter, largest)
         note_fit(lowering.module, fit, fixed.add)
@@ -283,45 +304,95 @@ class Programs:
             failed=tuple(failed),
         )
 
+    def _is_contradicted(self, fit: Fit, kind: str) -> bool:
+        """Whether a lowering of this kind has other numbers than its fit expects there."""
+        return any(
+            all(map(fit.knows, _changed(fit, one))) and not fit.holds(one.sample)
+            for one in self.lowerings.of(kind)
+        )
+
+    def _is_foreign(self, fit: Fit, kind: str) -> bool:
+        """Whether a fit starts from a lowering of another worker: this one may start elsewhere."""
+        base = self.lowerings.find(fit.base.sizes)
+        return kind not in self._rebased and base is not None and not base.is_mine
+
+    def _forget(self, kind: str) -> None:
+        for known in (self._fits, self._rigid, self._reaches):
+            known.pop(kind, None)
+
+    def _base(self, lowering: Lowering) -> Sample:
+        """What the fit of a kind of program starts from: of those asked for, here or elsewhere, the
+        one with most axes, and the smallest of these."""
+        kind = lowering.signature
+        asked = [one.sample for one in self.lowerings.of(kind) if one.is_asked]
+        return self._rebased.get(kind) or min(asked, key=_telling, default=lowering.sample)
+
     def _fit(
         self,
         lowering: Lowering,
         active: Sequence[str],
         enter: Callable[[str], None],
         largest: Mapping[str, int],
-        probes: Sequence[Lowering],
-    ) -> tuple[Fit, set[str]]:
-        """The fit of this kind of program, and the axes at whose other sizes it is of another.
+    ) -> Fit:
+        """The fit of this kind of program; notes the axes at whose other sizes it is of another.
 
         What one axis does is learnt from two sizes of it, and a third one is looked at. Where a
-        probe in between is that third one, the axis is learnt from its largest size, which need not
-        be tried then. Elsewhere, or where that size is refused, it is learnt from the double, and
-        `_limits` tries the largest.
+        lowering in between is that third one, the axis is learnt from its largest size, which need
+        not be tried then. Elsewhere, or where that size is refused, it is learnt from the double,
+        and `_limits` tries the largest.
 
         Args:
           largest: see `at`.
-          probes: lowerings of this kind of program that the fit is compared with.
         """
-        fit = self._fits.setdefault(lowering.signature, Fit(base=lowering.sample))
-        rigid = self._rigid.setdefault(lowering.signature, set())
-        reach = self._reaches.setdefault(lowering.signature, _Reach())
+        kind = lowering.signature
+        fit = self._fits.setdefault(kind, Fit(base=self._base(lowering)))
+        rigid = self._rigid.setdefault(kind, set())
+        reach = self._reaches.setdefault(kind, _Reach())
         base = fit.base.sizes
-        for axis in active:
-            if fit.knows(axis) or axis in rigid:
-                continue
-            double = 2 * base[axis]
-            most = _top(base, axis, largest)
-            is_between = any(base[axis] < one.sizes[axis] < most for one in probes)
-            is_far = is_between and most > double and lowering.signature not in self._doubled
-            for size in (most, double) if is_far else (double,):
+        changed = _changed(fit, lowering)
+        waiting = [
+            axis
+            for axis in self.axis_names
+            if (axis in active or axis in changed) and not fit.knows(axis) and axis not in rigid
+        ]
+        while waiting:
+            sizes = {axis: self._steps(kind, base, axis, active, largest) for axis in waiting}
+            free = (
+                axis
+                for axis in waiting
+                if not any(self.lowerings.is_claimed({**base, axis: size}) for size in sizes[axis])
+            )
+            axis = next(free, waiting[0])  # Another worker is about to tell of the others.
+            waiting.remove(axis)
+            for size in sizes[axis]:
                 sample = self._try({**base, axis: size}, enter)
-                if sample is not None and sample.signature == lowering.signature:
+                if sample is not None and sample.signature == kind:
                     fit.learn(axis, sample.sample)
                     reach.held[axis] = size
                     break
             else:
                 rigid.add(axis)
-        return fit, rigid
+        return fit
+
+    def _steps(
+        self,
+        kind: str,
+        base: Mapping[str, int],
+        axis: str,
+        active: Sequence[str],
+        largest: Mapping[str, int],
+    ) -> tuple[int, ...]:
+        """Sizes of an axis from which its fit may be learnt, the first to be tried first."""
+        double = 2 * base[axis]
+        if kind in self._doubled:
+            return (double,)
+        alike = self.lowerings.of(kind)
+        more = [one.sizes for one in alike if one.sizes[axis] > base[axis]]
+        known = [sizes[axis] for sizes in more if _differ(base, sizes) == [axis]]
+        top = _top(base, axis, largest) if axis in active else double
+        most = max(known, default=top)
+        is_between = any(sizes[axis] < most for sizes in more)
+        return (most, double) if is_between and most > double else (double,)
 
     def _limits(
         self,
@@ -334,8 +405,10 @@ class Programs:
         """Tries each axis at the largest size that is wanted and that the devices allow: a program
         may have a `min` of something and a size in it, which shows only there."""
         reach = self._reaches.setdefault(lowering.signature, _Reach())
+        explained = [one for one in self.lowerings.of(lowering.signature) if _explains(fit, one)]
         for axis in active:
-            known = max(reach.held.get(axis, 0), 2 * fit.base.sizes[axis])
+            shown = max((one.sizes[axis] for one in explained), default=0)
+            known = max(reach.held.get(axis, 0), 2 * fit.base.sizes[axis], shown)
             size = _top(lowering.sizes, axis, largest)
             while size > known and axis not in reach.limited:
                 if size < reach.refused.get(axis, size + 1):
@@ -379,5 +452,19 @@ def text_of(module: Any) -> str:
 
 def _explains(fit: Fit, lowering: Lowering) -> bool:
     """Whether a fit has the numbers of a lowering."""
-    changed = [axis for axis, size in lowering.sizes.items() if size != fit.base.sizes[axis]]
-    return all(map(fit.knows, changed)) and fit.holds(lowering.sample)
+    return all(map(fit.knows, _changed(fit, lowering))) and fit.holds(lowering.sample)
+
+
+def _telling(sample: Sample) -> tuple[object, ...]:
+    """What tells more comes first: more axes, then smaller ones, whose multiples are in reach."""
+    sizes = [size for _, size in sorted(sample.sizes.items())]
+    return -sum(size > 1 for size in sizes), math.prod(sizes), sizes
+
+
+def _changed(fit: Fit, lowering: Lowering) -> list[str]:
+    """Axes whose sizes differ from those that a fit starts from."""
+    return _differ(fit.base.sizes, lowering.sizes)
+
+
+def _differ(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
+    return [axis for axis, size in other.items() if size != one[axis]]

@@ -19,7 +19,7 @@ from automesh.ir.terms.collect import collect
 from automesh.program.nouns import Propagation
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.passes import STAGE, Prepared, partitioned, prepared
-from automesh.sharding.programs import ENOUGH, Located, Programs, Sizes
+from automesh.sharding.programs import ENOUGH, ENOUGH_AGAIN, Located, Programs, Sizes
 
 # How many of a worker's first sets are partitioned at another size too; the rest have guards.
 _VERIFIED = 1
@@ -157,8 +157,8 @@ def _notes(located: Located, graph: Graph, terms: Terms, *, probed: bool) -> tup
     notes: list[str] = []
     if located.derived:
         notes.append(
-            f"at least {ENOUGH} meshes were lowered and differ in the sizes of their axes alone; "
-            f"the programs of the others were derived from them"
+            f"at least {ENOUGH} meshes were lowered ({ENOUGH_AGAIN} with other knobs) and differ "
+            f"in the sizes of their axes alone; the programs of the others were derived from them"
         )
     baked = [axis for axis in terms.fixed if axis not in (*graph.sub_axes, *graph.padded)]
     if baked and probed:

@@ -172,6 +172,11 @@ class VisitJob:
     kind: Literal["visit"] = "visit"
 
 
+# The event with which a worker that propagates tells the parent what it has lowered, and asks what
+# others have: see `automesh.sharding.lowerings`.
+LOWERINGS = "lowerings"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropagateJob:
     """Answer: `Propagation`: the terms of the step for one set of active axes.

@@ -15,9 +15,10 @@ from automesh.program.nouns import Propagation, StepRef
 from automesh.report.progress import Progress
 from automesh.report.words import failure_reason
 from automesh.tuner.estimate.propagations import Need, Sizes
+from automesh.tuner.estimate.shared_lowerings import Listener, SharedLowerings
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import Job, PropagateJob
-from automesh.worker.pool import Finished
+from automesh.worker.pool import Finished, OnEvent
 from automesh.worker.protocol import Answer
 
 POLL_S = 0.5
@@ -29,7 +30,13 @@ class JobPool(Protocol):
     """What estimating needs of the workers."""
 
     def submit(
-        self, job: Job, timeout_s: float, *, fresh: bool = False, affinity: Hashable = None
+        self,
+        job: Job,
+        timeout_s: float,
+        on_event: OnEvent | None = None,
+        *,
+        fresh: bool = False,
+        affinity: Hashable = None,
     ) -> int:
         """Puts a job into the queue and gives its ticket."""
         ...
@@ -69,6 +76,7 @@ class _Running:
     need: Need
     sizes: Sizes
     began_s: float
+    listener: Listener
 
 
 class NeedQueue:
@@ -129,6 +137,7 @@ class Propagator:
     _total: int = field(init=False, default=0)
     _done: int = field(init=False, default=0)
     _beat_s: float = field(init=False, default=-math.inf)
+    _shared: SharedLowerings = field(init=False, default_factory=SharedLowerings)
     _asides: dict[int, Answer | Failure] = field(init=False, default_factory=dict)
 
     def ask(self, job: Job) -> int:
@@ -182,8 +191,13 @@ class Propagator:
         def submit(need: Need, sizes: Sizes, *, fresh: bool = False) -> None:
             job = self.step.job(need, sizes)
             # To the worker that has lowered this call, if it is idle.
-            ticket = self.pool.submit(job, self.timeout_s, fresh=fresh, affinity=need.call)
-            running[ticket] = _Running(need=need, sizes=sizes, began_s=self.clock())
+            listener = self._shared.listener(need.call)
+            ticket = self.pool.submit(
+                job, self.timeout_s, listener, fresh=fresh, affinity=need.call
+            )
+            running[ticket] = _Running(
+                need=need, sizes=sizes, began_s=self.clock(), listener=listener
+            )
             self.progress.now(f"{_text(need, sizes)}, propagating shardings")
 
         while True:
@@ -200,6 +214,7 @@ class Propagator:
                 if done is None:
                     self._put_aside([finished])
                     continue
+                done.listener.close()
                 again = () if done.need in retried else _retry(done.need, done.sizes, finished)
                 if again:
                     retried.add(done.need)

@@ -151,6 +151,12 @@ def unpriced_notice(plans: Sequence[Plan], platform: str) -> str:
     )
 
 
+def _telling(group: Group, promise: Callable[[Need], float]) -> list[Need]:
+    """The needs of a group, most promising first, but for the one with most axes: what is lowered
+    for it tells how the others depend on all of them."""
+    return [*group.needs[:1], *sorted(group.needs[1:], key=promise)]
+
+
 _NO_TERMS = "it needs a propagation of its own, for which the time did not suffice"
 BORROWED = "a program of its own: it is priced by that of other sizes"
 
@@ -225,7 +231,7 @@ class EstimateRung:
         usual, *others = groups
         self._add_prices(usual, layouts)
         promise = self._promise(usual)
-        self._propagate([need for other in others for need in sorted(other.needs, key=promise)])
+        self._propagate([need for other in others for need in _telling(other, promise)])
         for group in others:
             self._add_prices(group, layouts)
         self._propagate_pipelines({group.call: group for group in groups}, layouts)

@@ -149,7 +149,7 @@ def handle(job: Job, emit: Emit) -> Answer:
                 return _calibrate(job, stages, emit, team_of(emit))
             case _:
                 with fewer_collections():
-                    return _look(job, stages)
+                    return _look(job, stages, emit)
     except Refused as refused:
         raise OutcomeError(refused.outcome) from refused
     except jax.errors.JaxRuntimeError as error:
@@ -161,6 +161,7 @@ def handle(job: Job, emit: Emit) -> Answer:
 def _look(
     job: InspectJob | DiscoverJob | ArraysJob | SummarizeJob | BuildJob | PropagateJob,
     stages: Stages,
+    emit: Emit,
 ) -> Answer:
     """What is asked about the script itself, and about programs that are never compiled."""
     match job:
@@ -175,7 +176,7 @@ def _look(
         case BuildJob():
             return _build(job, stages)
         case PropagateJob():
-            return _propagate(job, stages)
+            return _propagate(job, stages, emit)
 
 
 def _inspect(job: InspectJob, stages: Stages) -> Inspection:
@@ -286,7 +287,7 @@ def _calibrate(job: CalibrateJob, stages: Stages, emit: Emit, team: Team) -> Cal
     return Calibration(points=points)
 
 
-def _propagate(job: PropagateJob, stages: Stages) -> Propagation:
+def _propagate(job: PropagateJob, stages: Stages, emit: Emit) -> Propagation:
     with _loaded(job, stages) as (script, answers):
         key = (
             job.step.entry,
@@ -307,7 +308,7 @@ def _propagate(job: PropagateJob, stages: Stages) -> Propagation:
                 ),
             )
         propagations = _MEMORY.programs[key]
-        found = propagations.answer(job, stages.enter)
+        found = propagations.answer(job, stages.enter, emit)
     if answers is not None:
         propagations.asked.update(dict.fromkeys((*script.asked, *answers.asked)))
     return replace(found, asked=tuple(propagations.asked))

@@ -12,7 +12,8 @@ from automesh.program.script.build import Built
 from automesh.sharding.programs import Programs
 from automesh.sharding.propagate import propagate
 from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
-from automesh.worker.messages import PropagateJob
+from automesh.worker.messages import LOWERINGS, PropagateJob
+from automesh.worker.stages import Emit
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,15 +42,19 @@ class Propagations:
         )
         return Propagations(build=build, programs=programs)
 
-    def answer(self, job: PropagateJob, enter: Callable[[str], None]) -> Propagation:
+    def answer(self, job: PropagateJob, enter: Callable[[str], None], emit: Emit) -> Propagation:
         """Does one job.
 
         Args:
           enter: told what comes next.
+          emit: sends an event to the parent and returns its reply.
 
         Raises:
           Refused, Exception: see `propagate`.
         """
+        self.programs.lowerings.exchange = lambda news: emit(
+            {"event": LOWERINGS, "reply": True, **news}
+        )
         ranks = dict(job.sizes).get(PIPELINE, 1)
         stages = self._stages(job, ranks, enter) if ranks > 1 else None
         if stages is None:

@@ -20,7 +20,7 @@ from automesh.tuner.estimate.propagator import PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import Job, LayoutJob, PropagateJob
-from automesh.worker.pool import Finished
+from automesh.worker.pool import Finished, OnEvent
 
 AXES = ("dp", "tp", "sp")
 PIPELINE_AXES = ("pp", *AXES)
@@ -72,7 +72,13 @@ class FakePool:
     waiting: list[tuple[int, Job]] = field(default_factory=list)
 
     def submit(
-        self, job: Job, timeout_s: float, *, fresh: bool = False, affinity: object = None
+        self,
+        job: Job,
+        timeout_s: float,
+        on_event: OnEvent | None = None,
+        *,
+        fresh: bool = False,
+        affinity: object = None,
     ) -> int:
         self.jobs.append(job)
         self.waiting.append((len(self.jobs), job))

@@ -18,7 +18,7 @@ from automesh.report.progress import Silent
 from automesh.space.mapping import SplitArray, SplitDimension
 from automesh.tuner.estimate.buildable import BuildCheck, refusal_notices
 from automesh.worker.messages import BuildJob, Job
-from automesh.worker.pool import Finished
+from automesh.worker.pool import Finished, OnEvent
 from tests.support.paths import SCRIPTS
 
 AXES = ("dp", "tp")
@@ -52,7 +52,13 @@ class FakePool:
     waiting: list[tuple[int, BuildJob, bool]] = field(default_factory=list)
 
     def submit(
-        self, job: Job, timeout_s: float, *, fresh: bool = False, affinity: object = None
+        self,
+        job: Job,
+        timeout_s: float,
+        on_event: OnEvent | None = None,
+        *,
+        fresh: bool = False,
+        affinity: object = None,
     ) -> int:
         assert isinstance(job, BuildJob)
         self.built.append(str(job.plan))

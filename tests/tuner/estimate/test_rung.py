@@ -90,9 +90,10 @@ def test_the_default_knobs_come_first_and_then_one_choice_after_the_other() -> N
     rung(plans, pool, workers=1).run()
     order = [dict(job.knobs)["remat"] for job in pool.propagated]
     assert order == ["none"] * 7 + ["full"] * 7 + ["dots"] * 7
-    # With other knobs the sets that did best come first: here those without tp.
-    active = [[axis for axis, _ in job.sizes] for job in pool.propagated[7:14]]
-    assert not any("tp" in one for one in active[:3])
+    # With other knobs all axes come first, then the sets that did best: here those without tp.
+    first, *others = ([axis for axis, _ in job.sizes] for job in pool.propagated[7:14])
+    assert first == ["dp", "tp", "sp"]
+    assert not any("tp" in one for one in others[:3])
 
 
 def test_workers_share_the_default_knobs_and_then_take_one_choice_each() -> None:

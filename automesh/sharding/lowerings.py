@@ -1,0 +1,168 @@
+"""What was lowered of one step at one choice of knobs, here and in other workers.
+
+Workers that estimate side by side lower the same step on different meshes. What a lowering tells
+about the others is its text and its numbers: these are passed on through the parent, so that none
+is made twice. The program itself stays where it was made.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from automesh.sharding.size_dependence import Numbers, Sample
+
+# Sends what is new here to the parent, and gives what others have sent: see `Lowerings.share`.
+Exchange = Callable[[dict[str, Any]], Mapping[str, Any]]
+# What is known of a step with these knobs: whether meshes differ in the sizes of their axes alone.
+State = Literal["open", "alike", "varied"]
+_Key = frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering:
+    """The step lowered at some sizes.
+
+    Attributes:
+      module: in StableHLO and Shardy alone; None in the register, and if another worker has it.
+      text: hash of the program without the sizes of its mesh.
+      signature: hash of the program without its numbers.
+      sample: its sizes (of all axes) and its numbers.
+      is_asked: the terms at these sizes are wanted, rather than what they tell about others.
+      is_mine: it was made in this worker.
+    """
+
+    module: Any
+    text: str
+    signature: str
+    sample: Sample
+    is_asked: bool = False
+    is_mine: bool = True
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self.sample.sizes
+
+
+@dataclass(slots=True, kw_only=True)
+class Lowerings:
+    """A register of lowerings, in an order that all workers agree on.
+
+    Attributes:
+      exchange: with the other workers; None if there are none.
+      state: told to the others.
+      is_alike_elsewhere: True once the step was found alike on its meshes with other knobs, and
+        varied with none.
+    """
+
+    exchange: Exchange | None = None
+    state: State = "open"
+    is_alike_elsewhere: bool = False
+    _found: dict[_Key, Lowering] = field(default_factory=dict[_Key, Lowering])
+    _refused: set[_Key] = field(default_factory=set[_Key])
+    _claimed: set[_Key] = field(default_factory=set[_Key])
+    _unsent: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    _heard: int = 0
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Lowering]:
+        return iter(self._found.values())
+
+    def of(self, signature: str) -> list[Lowering]:
+        """Those of one kind of program."""
+        return [one for one in self if one.signature == signature]
+
+    def find(self, sizes: Mapping[str, int]) -> Lowering | None:
+        """What was lowered at sizes of all axes."""
+        return self._found.get(_key(sizes))
+
+    def is_refused(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the user's code was found to refuse sizes."""
+        return _key(sizes) in self._refused
+
+    def is_claimed(self, sizes: Mapping[str, int]) -> bool:
+        """Whether another worker is lowering the step at these sizes, as far as is known here."""
+        return _key(sizes) in self._claimed
+
+    def add(self, lowering: Lowering) -> None:
+        """Takes in what was lowered here."""
+        if self.exchange is not None:
+            # Others' come first where they were sent first.
+            self._unsent.append(_packed(lowering))
+            self.share()
+        self._found[_key(lowering.sizes)] = replace(lowering, module=None)
+
+    def refuse(self, sizes: Mapping[str, int]) -> None:
+        """Takes in that the user's code refuses sizes."""
+        self._refused.add(_key(sizes))
+        if self.exchange is not None:
+            self._unsent.append({"sizes": dict(sizes), "refused": True})
+
+    def share(self, claim: Mapping[str, int] | None = None) -> None:
+        """Sends what is new here, and takes in what others have sent.
+
+        Args:
+          claim: sizes that are lowered here next.
+        """
+        if self.exchange is None:
+            return
+        new, self._unsent = self._unsent, []
+        reply = self.exchange(
+            {
+                "new": new,
+                "heard": self._heard,
+                "claim": None if claim is None else dict(claim),
+                "state": self.state,
+            }
+        )
+        for record in reply.get("known", ()):
+            if record.get("refused"):
+                self._refused.add(_key(record["sizes"]))
+            elif _key(record["sizes"]) not in self._found:
+                self._found[_key(record["sizes"])] = _unpacked(record)
+        self._heard = int(reply.get("heard", 0))
+        self._claimed = {_key(sizes) for sizes in reply.get("claimed", ())}
+        self.is_alike_elsewhere = bool(reply.get("alike", False))
+
+
+def _key(sizes: Mapping[str, int]) -> _Key:
+    return frozenset(sizes.items())
+
+
+def _packed(lowering: Lowering) -> dict[str, Any]:
+    return {
+        "sizes": dict(lowering.sizes),
+        "text": lowering.text,
+        "signature": lowering.signature,
+        "asked": lowering.is_asked,
+        "numbers": _text(lowering.sample.numbers),
+        "elements": _text(lowering.sample.elements),
+    }
+
+
+def _unpacked(record: Mapping[str, Any]) -> Lowering:
+    sizes = {str(axis): int(size) for axis, size in record["sizes"].items()}
+    numbers, elements = _numbers(record["numbers"]), _numbers(record["elements"])
+    return Lowering(
+        module=None,
+        text=str(record["text"]),
+        signature=str(record["signature"]),
+        sample=Sample(sizes=sizes, numbers=numbers, elements=elements),
+        is_asked=bool(record["asked"]),
+        is_mine=False,
+    )
+
+
+def _text(numbers: Numbers) -> str:
+    return base64.b64encode(zlib.compress(numbers.astype("<f8").tobytes(), 1)).decode()
+
+
+def _numbers(text: str) -> Numbers:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<f8").astype(np.float64)
