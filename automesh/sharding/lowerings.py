@@ -105,6 +105,12 @@ class Lowerings:
         if self.exchange is not None:
             self._unsent.append({"sizes": dict(sizes), "refused": True})
 
+    def settle(self, state: State) -> None:
+        """Tells the others what is known of the step with these knobs."""
+        if state != self.state:
+            self.state = state
+            self.share()
+
     def share(self, claim: Mapping[str, int] | None = None) -> None:
         """Sends what is new here, and takes in what others have sent.
 

@@ -149,7 +149,8 @@ class Programs:
         Raises:
           Exception: whatever the user's code raises at `sizes`.
         """
-        self.lowerings.share()
+        if self._first is None or not self._is_alike:
+            self.lowerings.share()
         if self._first is not None and self._is_alike and not exact:
             if self._ready is None:
                 self._ready = prepared(self._first.module, is_plain=True)
@@ -231,9 +232,9 @@ class Programs:
             self._first = lowering
         self.lowerings.add(lowering)
         if self.varies:
-            self.lowerings.state = "varied"
+            self.lowerings.settle("varied")
         elif self._is_alike:
-            self.lowerings.state = "alike"
+            self.lowerings.settle("alike")
         return lowering
 
     def _try(self, sizes: Mapping[str, int], enter: Callable[[str], None]) -> Lowering | None:
