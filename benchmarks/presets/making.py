@@ -134,17 +134,24 @@ def is_current(made: Made, arguments: str) -> bool:
     )
 
 
+# Printed in front of what is missing: MaxText prints things of its own while it is imported.
+_MISSING = "missing: "
+
+
 def missing_of_maxtext() -> str:
     """What keeps MaxText from being imported here; empty if nothing does."""
     code = (
         "from automesh.errors import AutomeshError\n"
         "from automesh.frameworks.maxtext import check_installed\n"
-        "try:\n    check_installed()\nexcept AutomeshError as error:\n    print(error.message)"
+        "try:\n    check_installed()\n"
+        f"except AutomeshError as error:\n    print({_MISSING!r} + error.message)"
     )
     # In a process of its own: nothing of jax is imported in this one.
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    last = (ran.stderr.strip().splitlines() or [f"importing it ended with {ran.returncode}"])[-1]
-    return last if ran.returncode else ran.stdout.strip()
+    if ran.returncode:
+        return (ran.stderr.strip().splitlines() or [f"its import ended with {ran.returncode}"])[-1]
+    said = [line for line in ran.stdout.splitlines() if line.startswith(_MISSING)]
+    return said[-1].removeprefix(_MISSING) if said else ""
 
 
 def has_compiler(target: str) -> str:

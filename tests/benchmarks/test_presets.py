@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,33 @@ def test_what_this_machine_lacks_takes_nothing_from_what_is_known(tmp_path: Path
     with pytest.raises(SystemExit, match="MaxText is not installed"):
         command.main(target=["tpu-v5p-64"], folder=tmp_path)
     assert {path.name: path.read_bytes() for path in book.path.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("", ""),
+        ("raise UsageError('MaxText needs the module grain, which is not installed')",
+         "MaxText needs the module grain, which is not installed"),
+        ("raise SystemExit('the interpreter is too old')", "the interpreter is too old"),
+    ],
+)  # fmt: skip
+def test_what_maxtext_prints_while_it_is_imported_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    """No preset was made where MaxText was whole: it prints that its diagnostics are stubs."""
+    stand_in = tmp_path / "sitecustomize.py"
+    stand_in.write_text(
+        "from automesh.errors import UsageError\n"
+        "from automesh.frameworks import maxtext\n"
+        "def check_installed():\n"
+        "    print('[NO-OP] mldiagnostics: dependency missing; using stub.')\n"
+        f"    {code or 'return'}\n"
+        "maxtext.check_installed = check_installed\n"
+    )
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(root)]))
+    assert making.missing_of_maxtext() == said
 
 
 # The index page.
