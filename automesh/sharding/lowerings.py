@@ -1,8 +1,8 @@
 """What was lowered of one step at one choice of knobs, here and in other workers.
 
 Workers that estimate side by side lower the same step on different meshes. What a lowering tells
-about the others is its text and its numbers: these are passed on through the parent, so that none
-is made twice. The program itself stays where it was made.
+about the others is its text and its numbers: these are passed on through the parent, so that few
+are made twice. The program itself stays where it was made.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Lowering:
       signature: hash of the program without its numbers.
       sample: its sizes (of all axes) and its numbers.
       is_asked: the terms at these sizes are wanted, rather than what they tell about others.
-      is_mine: it was made in this worker.
     """
 
     module: Any
@@ -42,7 +41,6 @@ class Lowering:
     signature: str
     sample: Sample
     is_asked: bool = False
-    is_mine: bool = True
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -51,11 +49,11 @@ class Lowering:
 
 @dataclass(slots=True, kw_only=True)
 class Lowerings:
-    """A register of lowerings, in an order that all workers agree on.
+    """A register of lowerings of one step with the same mapping and knobs.
 
     Attributes:
       exchange: with the other workers; None if there are none.
-      state: told to the others.
+      state: what is known here of all meshes, and told to the others.
       is_alike_elsewhere: True once the step was found alike on its meshes with other knobs, and
         varied with none.
     """
@@ -92,18 +90,18 @@ class Lowerings:
         return _key(sizes) in self._claimed
 
     def add(self, lowering: Lowering) -> None:
-        """Takes in what was lowered here."""
+        """Takes in what was lowered here, and tells the others."""
+        self._take(replace(lowering, module=None))
         if self.exchange is not None:
-            # Others' come first where they were sent first.
             self._unsent.append(_packed(lowering))
             self.share()
-        self._found[_key(lowering.sizes)] = replace(lowering, module=None)
 
     def refuse(self, sizes: Mapping[str, int]) -> None:
         """Takes in that the user's code refuses sizes."""
         self._refused.add(_key(sizes))
         if self.exchange is not None:
             self._unsent.append({"sizes": dict(sizes), "refused": True})
+            self.share()
 
     def settle(self, state: State) -> None:
         """Tells the others what is known of the step with these knobs."""
@@ -128,14 +126,23 @@ class Lowerings:
                 "state": self.state,
             }
         )
+        self._heard = int(reply.get("heard", 0))
         for record in reply.get("known", ()):
             if record.get("refused"):
                 self._refused.add(_key(record["sizes"]))
-            elif _key(record["sizes"]) not in self._found:
-                self._found[_key(record["sizes"])] = _unpacked(record)
-        self._heard = int(reply.get("heard", 0))
+                continue
+            try:
+                self._take(_unpacked(record))
+            except (ValueError, zlib.error):
+                continue  # Garbage: these sizes are lowered here, then.
         self._claimed = {_key(sizes) for sizes in reply.get("claimed", ())}
         self.is_alike_elsewhere = bool(reply.get("alike", False))
+
+    def _take(self, lowering: Lowering) -> None:
+        key = _key(lowering.sizes)
+        before = self._found.get(key)
+        is_asked = lowering.is_asked or (before is not None and before.is_asked)
+        self._found[key] = replace(lowering, is_asked=is_asked)
 
 
 def _key(sizes: Mapping[str, int]) -> _Key:
@@ -162,7 +169,6 @@ def _unpacked(record: Mapping[str, Any]) -> Lowering:
         signature=str(record["signature"]),
         sample=Sample(sizes=sizes, numbers=numbers, elements=elements),
         is_asked=bool(record["asked"]),
-        is_mine=False,
     )
 
 

@@ -30,12 +30,12 @@ def lowered_for(platform: str) -> tuple[str, ...]:
     return platform_named("cpu" if platform == "none" else platform).lowered_for
 
 
-# Once so many lowerings differ in the sizes of their meshes alone, the others are derived. With
-# other knobs fewer will do, one of them at other sizes of all axes.
+# Once so many lowerings differ in the sizes of their meshes alone, the others are derived.
 ENOUGH = 4
-ENOUGH_AGAIN = 2
 # How many times the fit of one kind of program is compared with lowerings that it was not made of.
 _COMPARED = 2
+# How many fits of one kind of program a worker makes, each from another lowering.
+_MOST_LAWS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +62,36 @@ class Located:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Reach:
-    """How far the fit of one kind of program was tried, per axis.
+class _Law:
+    """What one kind of program is at all sizes, as far as was tried.
 
     Attributes:
-      held: largest size at which it held.
+      fit: of its numbers.
+      rigid: axes at whose other sizes it is of another kind.
+      leaned_on: lowerings between those from which the fit was learnt: it must explain them.
+      held: per axis, the largest size at which the fit held.
       limited: where it did not hold at a larger one.
       refused: smallest size that the user's code refuses.
     """
 
+    fit: Fit
+    rigid: set[str] = field(default_factory=set[str])
+    leaned_on: list[Lowering] = field(default_factory=list[Lowering])
     held: dict[str, int] = field(default_factory=dict[str, int])
     limited: dict[str, int] = field(default_factory=dict[str, int])
     refused: dict[str, int] = field(default_factory=dict[str, int])
+
+    def changed(self, lowering: Lowering) -> list[str]:
+        """Axes whose sizes differ from those that the fit starts from."""
+        return _differ(self.fit.base.sizes, lowering.sizes)
+
+    def knows(self, lowering: Lowering) -> bool:
+        """Whether the fit says anything about the numbers of a lowering."""
+        return all(map(self.fit.knows, self.changed(lowering)))
+
+    def explains(self, lowering: Lowering) -> bool:
+        """Whether the fit has the numbers of a lowering."""
+        return self.knows(lowering) and self.fit.holds(lowering.sample)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,13 +119,9 @@ class Programs:
     verified: int = 0
     _first: Lowering | None = None
     _ready: Prepared | None = None
-    _fits: dict[str, Fit] = field(default_factory=dict[str, Fit])
-    _rigid: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    # Kinds of programs whose fit starts from a lowering made here, not from the first of all.
-    _rebased: dict[str, Sample] = field(default_factory=dict[str, Sample])
-    # Kinds of programs whose largest sizes told something that a probe in between contradicts.
+    _laws: dict[str, list[_Law]] = field(default_factory=dict[str, "list[_Law]"])
+    # Kinds of programs whose largest sizes told something that a lowering in between contradicts.
     _doubled: set[str] = field(default_factory=set[str])
-    _reaches: dict[str, _Reach] = field(default_factory=dict[str, "_Reach"])
 
     @property
     def varies(self) -> bool:
@@ -124,8 +138,21 @@ class Programs:
     @property
     def _is_alike(self) -> bool:
         """Whether the program is the same on all meshes, as far as anybody needs to know."""
-        enough = ENOUGH_AGAIN if self.lowerings.is_alike_elsewhere else ENOUGH
-        return not self.varies and self.witnesses >= enough
+        if self.varies:
+            return False
+        return self.witnesses >= ENOUGH or (
+            self.lowerings.is_alike_elsewhere and self._has_contrasts()
+        )
+
+    def _has_contrasts(self) -> bool:
+        """Whether every axis that splits something was tried at 1 and at two larger sizes: with
+        other knobs, one that matters by being there or by its size would have shown."""
+        tried: dict[str, set[int]] = {}
+        for lowering in self.lowerings:
+            for axis, size in lowering.sizes.items():
+                tried.setdefault(axis, set()).add(size)
+        used = [sizes for sizes in tried.values() if sizes != {1}]
+        return bool(used) and all(1 in sizes and len(sizes) > 2 for sizes in used)
 
     def at(
         self,
@@ -163,6 +190,9 @@ class Programs:
                 sizes=lowering.sizes,
                 fixed=frozenset(sizes) if unknown else frozenset(),
             )
+        for half in self._halves(dict(sizes), dict(probes[0])):
+            if self._is_open(lowering):
+                self._try(half, enter)
         others: dict[Sizes, Lowering | None] = {}
         for probe in probes:
             if self._is_open(lowering):
@@ -173,35 +203,53 @@ class Programs:
         if len(self.lowerings) == 1:
             self._double_any(lowering, tuple(sizes), enter)
         if self.varies:
+            if not self.verified and all(one is None or not one.module for one in others.values()):
+                # What other workers have seen says nothing about Shardy's answer.
+                others[probes[0]] = self._try(dict(probes[0]), enter, here=True)
             return self._fitted(lowering, tuple(sizes), others, enter, largest or {})
+        failed = tuple(probe for probe, other in others.items() if other is None)
+        good = [probe for probe in probes if probe not in failed]
+        ready = prepared(lowering.module, is_plain=True)
         # Nothing but this one could be lowered: nothing is known about other sizes.
-        alone = frozenset(sizes) if len(self.lowerings) == 1 else frozenset[str]()
+        is_alone = len(self.lowerings) == 1
         return Located(
-            module=lowering.module,
+            module=ready,
             sizes=lowering.sizes,
-            fixed=alone,
-            others=tuple(
-                Located(module=other.module, sizes=other.sizes)
-                for other in others.values()
-                if other is not None and other.module is not None
-            ),
-            failed=tuple(probe for probe, other in others.items() if other is None),
+            fixed=frozenset(sizes) if is_alone else frozenset(),
+            others=() if is_alone else tuple(self._at(ready, probe) for probe in good[:1]),
+            failed=failed,
         )
+
+    def _at(self, ready: Prepared, sizes: Sizes) -> Located:
+        """The same program at other sizes of its mesh."""
+        return Located(module=ready, sizes=self._whole(dict(sizes)))
+
+    def _halves(
+        self, sizes: Mapping[str, int], probe: Mapping[str, int]
+    ) -> Sequence[Mapping[str, int]]:
+        """Two meshes that together have each axis at another size, and each at 1: they tell a
+        step that is alike on all meshes with other knobs from one that is not with these."""
+        if not self.lowerings.is_alike_elsewhere:
+            return ()
+        axes = list(sizes)
+        other = {
+            axis: probe[axis] if probe[axis] != sizes[axis] else 2 * sizes[axis] for axis in axes
+        }
+        halves = ({axis: other[axis] for axis in half} for half in (axes[::2], axes[1::2]))
+        return [half for half in halves if half]
 
     def _is_open(self, lowering: Lowering) -> bool:
         """Whether another lowering would tell something."""
         if self.varies:
             return self._compared(lowering.signature) < _COMPARED
-        # One more in any case: what others have seen says nothing about Shardy's answer.
         return len(self.lowerings) < 2 or not self._is_alike
 
     def _compared(self, kind: str) -> int:
         """How many lowerings a fit explains that it was not made of: two axes changed, or more."""
-        fit = self._fits.get(kind)
-        if fit is None:
-            return 0
+        laws = self._laws.get(kind, [])
         return sum(
-            len(_changed(fit, one)) > 1 and _explains(fit, one) for one in self.lowerings.of(kind)
+            any(len(law.changed(one)) > 1 and law.explains(one) for law in laws)
+            for one in self.lowerings.of(kind)
         )
 
     def _whole(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -209,6 +257,11 @@ class Programs:
 
     def _lower(
         self, sizes: Mapping[str, int], enter: Callable[[str], None], *, is_asked: bool = False
+    ) -> Lowering:
+        return self._taken(self._made(sizes, enter, is_asked=is_asked))
+
+    def _made(
+        self, sizes: Mapping[str, int], enter: Callable[[str], None], *, is_asked: bool
     ) -> Lowering:
         begun = perf_counter()
         whole = self._whole(sizes)
@@ -228,30 +281,43 @@ class Programs:
         )
         self.lowered += 1
         self.lower_s += perf_counter() - begun
+        return lowering
+
+    def _taken(self, lowering: Lowering) -> Lowering:
         if self._first is None:
             self._first = lowering
         self.lowerings.add(lowering)
         if self.varies:
             self.lowerings.settle("varied")
-        elif self._is_alike:
+        elif self.witnesses >= ENOUGH:  # What was believed for less is no evidence itself.
             self.lowerings.settle("alike")
         return lowering
 
-    def _try(self, sizes: Mapping[str, int], enter: Callable[[str], None]) -> Lowering | None:
-        """The step at other sizes than those asked for; None if the user's code refuses them."""
+    def _try(
+        self, sizes: Mapping[str, int], enter: Callable[[str], None], *, here: bool = False
+    ) -> Lowering | None:
+        """The step at other sizes than those asked for; None if the user's code refuses them.
+
+        Args:
+          here: lower it, though another worker has: its program is wanted.
+        """
         whole = self._whole(sizes)
-        if self.lowerings.find(whole) is None:
-            self.lowerings.share(claim=whole)
-        if (known := self.lowerings.find(whole)) is not None:
-            return known
-        if self.lowerings.is_refused(whole):
-            return None
+        if not here:
+            if self.lowerings.find(whole) is None and not self.lowerings.is_refused(whole):
+                self.lowerings.share(claim=whole)
+            if (known := self.lowerings.find(whole)) is not None:
+                return known
+            if self.lowerings.is_refused(whole):
+                return None
         try:
-            return self._lower(sizes, enter)
+            lowering = self._made(sizes, enter, is_asked=False)
+        except (MemoryError, jax.errors.JaxRuntimeError):
+            return None  # It may go well another time.
         # The user's code may refuse sizes for any reason; they then have no terms.
         except Exception:  # noqa: BLE001
             self.lowerings.refuse(whole)
             return None
+        return self._taken(lowering)
 
     def _double_any(
         self, lowering: Lowering, active: Sequence[str], enter: Callable[[str], None]
@@ -269,173 +335,214 @@ class Programs:
         largest: Mapping[str, int],
     ) -> Located:
         kind = lowering.signature
-        fit = self._fit(lowering, active, enter, largest)
-        if kind not in self._doubled and self._is_contradicted(fit, kind):
-            self._doubled.add(kind)
-            self._forget(kind)
-            fit = self._fit(lowering, active, enter, largest)
-        if not _explains(fit, lowering) and self._is_foreign(fit, kind):
-            self._forget(kind)
-            self._rebased[kind] = lowering.sample
-            fit = self._fit(lowering, active, enter, largest)
-        fixed = {axis for axis in active if axis in self._rigid[kind]}
-        if not _explains(fit, lowering):
-            fit = Fit(base=lowering.sample)
-            fixed.update(active)
+        alike = [one for one in others.values() if one is not None and one.signature == kind]
+        law = self._law(lowering, active, enter, largest, alike)
+        if not law.explains(lowering):
+            law = _Law(fit=Fit(base=lowering.sample), rigid=set(active))
+        fixed = {axis for axis in active if axis in law.rigid}
         agreeing: list[Located] = []
         failed: list[Sizes] = []
         for probe, other in others.items():
-            if other is None or other.signature != kind or not _explains(fit, other):
+            if other is None or other.signature != kind or not law.explains(other):
                 failed.append(probe)
                 if other is not None:
                     fixed.update(axis for axis, size in probe if size != lowering.sizes[axis])
                 continue
             if other.module is not None:
-                note_fit(other.module, fit, fixed.add)
+                note_fit(other.module, law.fit, fixed.add)
                 agreeing.append(Located(module=other.module, sizes=other.sizes))
         varied = [axis for axis in active if axis not in fixed]
-        limits = self._limits(lowering, fit, varied, enter, largest)
-        note_fit(lowering.module, fit, fixed.add)
+        limits = self._limits(lowering, law, varied, enter, largest)
+        fixed.update(self._contradicted(lowering, law, varied, dict(limits), largest))
+        note_fit(lowering.module, law.fit, fixed.add)
         return Located(
             module=lowering.module,
             sizes=lowering.sizes,
             fixed=frozenset(fixed & set(active)),
-            limits=limits,
+            limits=tuple((axis, most) for axis, most in limits if axis not in fixed),
             others=tuple(agreeing) if not fixed else (),
             failed=tuple(failed),
         )
 
-    def _is_contradicted(self, fit: Fit, kind: str) -> bool:
-        """Whether a lowering of this kind has other numbers than its fit expects there."""
-        return any(
-            all(map(fit.knows, _changed(fit, one))) and not fit.holds(one.sample)
-            for one in self.lowerings.of(kind)
-        )
+    def _contradicted(
+        self,
+        lowering: Lowering,
+        law: _Law,
+        active: Sequence[str],
+        limits: Mapping[str, int],
+        largest: Mapping[str, int],
+    ) -> set[str]:
+        """Axes at whose other sizes some lowering, here or elsewhere, has other numbers than its
+        law says, up to the sizes that are wanted, and below its limits."""
+        found: set[str] = set()
+        for one in self.lowerings.of(lowering.signature):
+            changed = _differ(lowering.sizes, one.sizes)
+            is_wanted = all(
+                axis in active
+                and one.sizes[axis]
+                <= min(limits.get(axis, one.sizes[axis]), largest.get(axis, one.sizes[axis]))
+                for axis in changed
+            )
+            if is_wanted and law.knows(one) and not law.explains(one):
+                found.update(changed)
+        return found
 
-    def _is_foreign(self, fit: Fit, kind: str) -> bool:
-        """Whether a fit starts from a lowering of another worker: this one may start elsewhere."""
-        base = self.lowerings.find(fit.base.sizes)
-        return kind not in self._rebased and base is not None and not base.is_mine
-
-    def _forget(self, kind: str) -> None:
-        for known in (self._fits, self._rigid, self._reaches):
-            known.pop(kind, None)
-
-    def _base(self, lowering: Lowering) -> Sample:
-        """What the fit of a kind of program starts from: of those asked for, here or elsewhere, the
-        one with most axes, and the smallest of these."""
-        kind = lowering.signature
-        asked = [one.sample for one in self.lowerings.of(kind) if one.is_asked]
-        return self._rebased.get(kind) or min(asked, key=_telling, default=lowering.sample)
-
-    def _fit(
+    def _law(
         self,
         lowering: Lowering,
         active: Sequence[str],
         enter: Callable[[str], None],
         largest: Mapping[str, int],
-    ) -> Fit:
-        """The fit of this kind of program; notes the axes at whose other sizes it is of another.
+        probes: Sequence[Lowering],
+    ) -> _Law:
+        """The law of this kind of program that explains a lowering; any, if none does.
+
+        The first starts from what all workers start from; where that law does not reach, another
+        one starts from the lowering itself.
+
+        Args:
+          largest: see `at`.
+          probes: lowerings of this kind that the law must explain.
+        """
+        kind = lowering.signature
+        laws = self._laws.setdefault(kind, [])
+        while True:
+            for law in laws:
+                self._learn(law, lowering, active, enter, largest)
+                tested = (*law.leaned_on, *probes)
+                if kind not in self._doubled and not all(map(law.explains, tested)):
+                    self._doubled.add(kind)
+                    laws.clear()
+                    break
+                if law.explains(lowering):
+                    return law
+            else:
+                if len(laws) == _MOST_LAWS:
+                    return laws[0]
+                base = lowering.sample if laws else self._base(lowering)
+                laws.append(_Law(fit=Fit(base=base)))
+
+    def _base(self, lowering: Lowering) -> Sample:
+        """What the law of a kind of program starts from: of those asked for, here or elsewhere, the
+        one with most axes, and the smallest of these."""
+        asked = [one.sample for one in self.lowerings.of(lowering.signature) if one.is_asked]
+        return min(asked, key=_most_axes_first, default=lowering.sample)
+
+    def _learn(
+        self,
+        law: _Law,
+        lowering: Lowering,
+        active: Sequence[str],
+        enter: Callable[[str], None],
+        largest: Mapping[str, int],
+    ) -> None:
+        """Learns what the axes do that are active, or that a lowering has at other sizes.
 
         What one axis does is learnt from two sizes of it, and a third one is looked at. Where a
         lowering in between is that third one, the axis is learnt from its largest size, which need
         not be tried then. Elsewhere, or where that size is refused, it is learnt from the double,
         and `_limits` tries the largest.
-
-        Args:
-          largest: see `at`.
         """
-        kind = lowering.signature
-        fit = self._fits.setdefault(kind, Fit(base=self._base(lowering)))
-        rigid = self._rigid.setdefault(kind, set())
-        reach = self._reaches.setdefault(kind, _Reach())
-        base = fit.base.sizes
-        changed = _changed(fit, lowering)
+        kind, base = lowering.signature, law.fit.base.sizes
+        concerned = {*active, *law.changed(lowering)}
         waiting = [
             axis
             for axis in self.axis_names
-            if (axis in active or axis in changed) and not fit.knows(axis) and axis not in rigid
+            if axis in concerned and not law.fit.knows(axis) and axis not in law.rigid
         ]
+        learnable = {axis for axis in self.axis_names if law.fit.knows(axis) or axis in waiting}
         while waiting:
-            sizes = {axis: self._steps(kind, base, axis, active, largest) for axis in waiting}
+            alike = [
+                one for one in self.lowerings.of(kind) if learnable.issuperset(law.changed(one))
+            ]
+            steps = {
+                axis: _steps(law, axis, alike, active, largest)
+                if kind not in self._doubled
+                else (2 * base[axis],)
+                for axis in waiting
+            }
             free = (
                 axis
                 for axis in waiting
-                if not any(self.lowerings.is_claimed({**base, axis: size}) for size in sizes[axis])
+                if not any(self.lowerings.is_claimed({**base, axis: size}) for size in steps[axis])
             )
             axis = next(free, waiting[0])  # Another worker is about to tell of the others.
             waiting.remove(axis)
-            for size in sizes[axis]:
+            for size in steps[axis]:
                 sample = self._try({**base, axis: size}, enter)
                 if sample is not None and sample.signature == kind:
-                    fit.learn(axis, sample.sample)
-                    reach.held[axis] = size
+                    law.fit.learn(axis, sample.sample)
+                    law.held[axis] = size
+                    if size > 2 * base[axis]:
+                        law.leaned_on += [
+                            one for one in alike if base[axis] < one.sizes[axis] < size
+                        ]
                     break
             else:
-                rigid.add(axis)
-        return fit
-
-    def _steps(
-        self,
-        kind: str,
-        base: Mapping[str, int],
-        axis: str,
-        active: Sequence[str],
-        largest: Mapping[str, int],
-    ) -> tuple[int, ...]:
-        """Sizes of an axis from which its fit may be learnt, the first to be tried first."""
-        double = 2 * base[axis]
-        if kind in self._doubled:
-            return (double,)
-        alike = self.lowerings.of(kind)
-        more = [one.sizes for one in alike if one.sizes[axis] > base[axis]]
-        known = [sizes[axis] for sizes in more if _differ(base, sizes) == [axis]]
-        top = _top(base, axis, largest) if axis in active else double
-        most = max(known, default=top)
-        is_between = any(sizes[axis] < most for sizes in more)
-        return (most, double) if is_between and most > double else (double,)
+                law.rigid.add(axis)
 
     def _limits(
         self,
         lowering: Lowering,
-        fit: Fit,
+        law: _Law,
         active: Sequence[str],
         enter: Callable[[str], None],
         largest: Mapping[str, int],
     ) -> tuple[tuple[str, int], ...]:
         """Tries each axis at the largest size that is wanted and that the devices allow: a program
         may have a `min` of something and a size in it, which shows only there."""
-        reach = self._reaches.setdefault(lowering.signature, _Reach())
-        explained = [one for one in self.lowerings.of(lowering.signature) if _explains(fit, one)]
+        kind = lowering.signature
+        explained = [one for one in self.lowerings.of(kind) if law.explains(one)]
         for axis in active:
             shown = max((one.sizes[axis] for one in explained), default=0)
-            known = max(reach.held.get(axis, 0), 2 * fit.base.sizes[axis], shown)
+            known = max(law.held.get(axis, 0), 2 * law.fit.base.sizes[axis], shown)
             size = _top(lowering.sizes, axis, largest)
-            while size > known and axis not in reach.limited:
-                if size < reach.refused.get(axis, size + 1):
+            while size > known and axis not in law.limited:
+                if size < law.refused.get(axis, size + 1):
                     other = self._try({**lowering.sizes, axis: size}, enter)
                     if other is None:
-                        reach.refused[axis] = size
-                    elif other.signature == lowering.signature and _explains(fit, other):
+                        law.refused[axis] = size
+                    elif other.signature == kind and law.explains(other):
                         known = size
                     else:
-                        reach.limited[axis] = self._last_held(lowering, fit, axis, size, enter)
+                        law.limited[axis] = self._last_held(lowering, law, axis, size, enter)
                 size //= 2
-            reach.held[axis] = known
-        return tuple((axis, reach.limited[axis]) for axis in active if axis in reach.limited)
+            law.held[axis] = known
+        return tuple((axis, law.limited[axis]) for axis in active if axis in law.limited)
 
     def _last_held(
-        self, lowering: Lowering, fit: Fit, axis: str, size: int, enter: Callable[[str], None]
+        self, lowering: Lowering, law: _Law, axis: str, size: int, enter: Callable[[str], None]
     ) -> int:
-        """The largest size of an axis below `size` at which the fit holds, by halving."""
+        """The largest size of an axis below `size` at which the law holds, by halving."""
         size //= 2
         while size > lowering.sizes[axis]:
             other = self._try({**lowering.sizes, axis: size}, enter)
             same = other is not None and other.signature == lowering.signature
-            if other is not None and same and _explains(fit, other):
+            if other is not None and same and law.explains(other):
                 break
             size //= 2
         return size
+
+
+def _steps(
+    law: _Law,
+    axis: str,
+    alike: Sequence[Lowering],
+    active: Sequence[str],
+    largest: Mapping[str, int],
+) -> tuple[int, ...]:
+    """Sizes of an axis from which its law may be learnt, the first to be tried first.
+
+    Args:
+      alike: what was lowered of this kind of program, as far as the law will know its axes.
+    """
+    base = law.fit.base.sizes
+    double = 2 * base[axis]
+    more = [one for one in alike if one.sizes[axis] > base[axis]]
+    known = [one.sizes[axis] for one in more if law.changed(one) == [axis]]
+    most = max(known, default=_top(base, axis, largest) if axis in active else double)
+    is_between = any(one.sizes[axis] < most for one in more)
+    return (most, double) if is_between and most > double else (double,)
 
 
 def _top(sizes: Mapping[str, int], axis: str, largest: Mapping[str, int]) -> int:
@@ -451,20 +558,10 @@ def text_of(module: Any) -> str:
     return hashlib.sha256(lowered_text(module).encode()).hexdigest()
 
 
-def _explains(fit: Fit, lowering: Lowering) -> bool:
-    """Whether a fit has the numbers of a lowering."""
-    return all(map(fit.knows, _changed(fit, lowering))) and fit.holds(lowering.sample)
-
-
-def _telling(sample: Sample) -> tuple[object, ...]:
-    """What tells more comes first: more axes, then smaller ones, whose multiples are in reach."""
+def _most_axes_first(sample: Sample) -> tuple[object, ...]:
+    """An order: more axes, then smaller ones, whose multiples are in reach."""
     sizes = [size for _, size in sorted(sample.sizes.items())]
     return -sum(size > 1 for size in sizes), math.prod(sizes), sizes
-
-
-def _changed(fit: Fit, lowering: Lowering) -> list[str]:
-    """Axes whose sizes differ from those that a fit starts from."""
-    return _differ(fit.base.sizes, lowering.sizes)
 
 
 def _differ(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:

@@ -19,7 +19,7 @@ from automesh.ir.terms.collect import collect
 from automesh.program.nouns import Propagation
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.passes import STAGE, Prepared, partitioned, prepared
-from automesh.sharding.programs import ENOUGH, ENOUGH_AGAIN, Located, Programs, Sizes
+from automesh.sharding.programs import ENOUGH, Located, Programs, Sizes
 
 # How many of a worker's first sets are partitioned at another size too; the rest have guards.
 _VERIFIED = 1
@@ -59,7 +59,7 @@ def propagate(
     graph = _graph(located)
     results = tuple(value.bytes for value in graph.top.returned) if with_results else ()
     failed = [*located.failed]
-    if programs.verified < _VERIFIED:
+    if programs.verified < _VERIFIED and located.others:
         programs.verified += 1
         failed += _contradicting(graph, located, probes)
     active = tuple(axis for axis, _ in sizes)
@@ -157,8 +157,9 @@ def _notes(located: Located, graph: Graph, terms: Terms, *, probed: bool) -> tup
     notes: list[str] = []
     if located.derived:
         notes.append(
-            f"at least {ENOUGH} meshes were lowered ({ENOUGH_AGAIN} with other knobs) and differ "
-            f"in the sizes of their axes alone; the programs of the others were derived from them"
+            f"at least {ENOUGH} meshes were lowered, or with other knobs each axis at 1 and at two "
+            f"more sizes; they differ in the sizes of their axes alone, and the programs of the "
+            f"others were derived from them"
         )
     baked = [axis for axis in terms.fixed if axis not in (*graph.sub_axes, *graph.padded)]
     if baked and probed:

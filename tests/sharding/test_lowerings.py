@@ -6,12 +6,13 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from automesh.program.script.build import build_on
 from automesh.sharding.lowerings import Lowering, Lowerings
-from automesh.sharding.programs import ENOUGH, ENOUGH_AGAIN, Programs
+from automesh.sharding.programs import ENOUGH, Programs
 from automesh.sharding.propagate import propagate
 from automesh.sharding.size_dependence import Sample
 from automesh.tuner.estimate.shared_lowerings import SharedLowerings
@@ -19,6 +20,7 @@ from automesh.worker.messages import LOWERINGS
 
 AXES = ("dp", "tp")
 CALL = ((), ())
+OTHER = ((), (("remat", "full"),))
 
 
 def array(shape):
@@ -36,14 +38,13 @@ def exchange(shared, call=CALL):
     return ask
 
 
-def worker(build, shared=None, call=CALL, **more):
+def worker(build, shared=None, call=CALL, axes=AXES):
     known = Lowerings() if shared is None else Lowerings(exchange=exchange(shared, call))
     return Programs(
-        build=lambda axes: build_on(build, axes),
-        axis_names=AXES,
+        build=lambda sizes: build_on(build, sizes),
+        axis_names=axes,
         platform="cpu",
         lowerings=known,
-        **more,
     )
 
 
@@ -119,24 +120,52 @@ def test_an_axis_that_another_worker_is_at_is_left_to_it():
     assert order.index((2, 4)) < order.index((4, 2))
 
 
-def test_with_other_knobs_two_meshes_are_enough_once_the_step_was_alike_on_four():
+def test_with_other_knobs_fewer_meshes_are_enough_once_the_step_was_alike_on_four():
     shared, built = SharedLowerings(), []
     usual = worker(plain(built), shared)
     for need in NEEDS:
         at(usual, *need)
     assert len(built) == ENOUGH == usual.witnesses and usual.lowerings.state == "alike"
     again: list[tuple[int, ...]] = []
-    other = worker(plain(again), shared, ((), (("remat", "full"),)))
+    other = worker(plain(again), shared, OTHER)
     first, *rest = [at(other, *need) for need in NEEDS]
-    assert again == [(2, 2), (4, 2)] and len(again) == ENOUGH_AGAIN
+    # Each axis at 1 and at two larger sizes.
+    assert again == [(2, 2), (4, 1), (1, 4)]
     assert first.lower_s > 0 and all(one.lower_s == 0 for one in rest)
+    # That is no evidence for a third.
+    third = shared.states.get(OTHER, "open")
+    assert third == "open"
     # Not so if it varied with the usual ones.
     varied, free = SharedLowerings(), []
     at(worker(varying([]), varied), *NEEDS[0])
-    alone = worker(plain(free), varied, ((), (("remat", "full"),)))
+    alone = worker(plain(free), varied, OTHER)
     for need in NEEDS:
         at(alone, *need)
     assert len(free) == ENOUGH
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_what_a_knob_does_to_one_axis_shows_though_the_step_is_alike_without_it(axis):
+    """The ring over `tp` is used only where there is more than one part."""
+
+    def build(mesh):
+        def step(x):
+            turned = P("tp", "dp") if mesh.shape[axis] > 1 else P("dp", "tp")
+            y = jax.lax.with_sharding_constraint(x @ x.T, NamedSharding(mesh, turned))
+            return jnp.tanh(y) @ x
+
+        spread = NamedSharding(mesh, P("dp", None))
+        return step, (jax.ShapeDtypeStruct((256, 256), jnp.float32, sharding=spread),)
+
+    shared = SharedLowerings()
+    usual = worker(plain([]), shared)
+    ring = worker(build, shared, OTHER)
+    for need in NEEDS:
+        at(usual, *need)
+    found = [at(ring, *need).terms for need in NEEDS]
+    assert [one.collectives for one in found] == [
+        at(worker(build), *need).terms.collectives for need in NEEDS
+    ]
 
 
 def test_what_the_step_refuses_is_asked_once():
@@ -150,31 +179,100 @@ def test_what_the_step_refuses_is_asked_once():
 
     one, two = worker(build, shared), worker(build, shared)
     assert at(one, {"dp": 2}, {"dp": 4}).failed_probes == ((("dp", 4),),)
-    assert at(two, {"dp": 2, "tp": 2}, {"dp": 4}).failed_probes == ((("dp", 4),),)
+    assert at(two, {"dp": 2}, {"dp": 4}).failed_probes == ((("dp", 4),),)
     assert asked.count({"dp": 4, "tp": 1}) == 1
 
 
-def test_a_worker_whose_step_cannot_be_told_from_where_another_began_starts_anew():
-    """From four on the program has another law: what begins below says nothing there."""
+def test_what_may_go_well_another_time_is_tried_again():
+    asked, shared = [], SharedLowerings()
 
     def build(mesh):
-        dp = mesh.shape["dp"]
+        asked.append(dict(mesh.shape))
+        if mesh.shape["dp"] > 2 and len(asked) < 3:
+            raise MemoryError
+        return plain([])(mesh)
+
+    one, two = worker(build, shared), worker(build, shared)
+    at(one, {"dp": 2}, {"dp": 4})
+    assert at(two, {"dp": 2}, {"dp": 4}).failed_probes == ()
+    assert asked.count({"dp": 4, "tp": 1}) == 2
+
+
+def least_rows(mesh):
+    """A step of which one device has 64 rows at least: other numbers beyond `dp:4`."""
+
+    def body(x):
+        rows = max(x.shape[0], 64)
+        y = jnp.zeros((rows, 32), x.dtype).at[: x.shape[0]].set(x)
+        return (y @ y.T)[: x.shape[0], :8]
+
+    def step(x):
+        return jax.shard_map(body, mesh=mesh, in_specs=P("dp"), out_specs=P("dp"))(x)
+
+    return step, (array((256, 32)),)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_law_does_not_reach_has_a_law_of_its_own(workers):
+    shared = SharedLowerings()
+    made = [worker(least_rows, shared) for _ in range(workers)]
+    far = {"dp": 16}
+    below = at(made[0], {"dp": 2}, {"dp": 4}, largest=far)
+    assert below.terms.limits == (("dp", 4),) and below.terms.fixed == ()
+    beyond = at(made[-1], {"dp": 8}, far, largest=far)
+    assert beyond.terms.fixed == () == beyond.failed_probes
+    # And the first one is still there.
+    again = at(made[-1], {"dp": 2}, {"dp": 4}, largest=far)
+    assert again.terms.limits == (("dp", 4),) and again.terms.fixed == ()
+
+
+def test_a_law_that_leans_on_a_mesh_must_explain_it():
+    """Another worker has seen that `tp:4` is no power of two; here `sp` cannot be learnt."""
+    rows = {1: 1024, 2: 512, 4: 320, 8: 128}
+
+    def build(mesh):
+        if mesh.shape["sp"] > 2:
+            raise ValueError("sp is at most 2")
 
         def body(x):
-            chunk = x.shape[0] if dp < 4 else 16
-            return jax.lax.map(lambda piece: piece @ piece.T, x.reshape(-1, chunk, 32))
+            y = jnp.zeros((rows[mesh.shape["tp"]], 32), x.dtype) + x[:1]
+            return x + (y.T @ y)[:1, :32]
 
         def step(x):
-            return jax.shard_map(body, mesh=mesh, in_specs=P("dp"), out_specs=P("dp"))(x)
+            parts = P(("dp", "tp", "sp"))
+            return jax.shard_map(body, mesh=mesh, in_specs=parts, out_specs=parts)(x)
 
         return step, (array((1024, 32)),)
 
+    shared, axes = SharedLowerings(), ("dp", "tp", "sp")
+    one, two = worker(build, shared, axes=axes), worker(build, shared, axes=axes)
+    at(one, {"dp": 2, "tp": 2}, {"dp": 2, "tp": 4}, largest={"dp": 4, "tp": 8})
+    need = {"dp": 2, "tp": 2, "sp": 2}, {"dp": 4, "tp": 8, "sp": 2}
+    answer = at(two, *need, largest={"dp": 4, "tp": 8, "sp": 2})
+    limits = dict(answer.terms.limits)
+    assert "tp" in answer.terms.fixed or limits.get("tp", 8) < 4
+
+
+def test_shardys_answer_is_compared_in_every_worker():
     shared = SharedLowerings()
-    one, two = worker(build, shared), worker(build, shared)
-    at(one, {"dp": 2, "tp": 2}, {"dp": 4, "tp": 2}, largest={"dp": 4, "tp": 2})
-    wanted = at(worker(build), {"dp": 8}, {"dp": 16}, largest={"dp": 16}).terms
-    assert wanted.fixed == ()
-    assert at(two, {"dp": 8}, {"dp": 16}, largest={"dp": 16}).terms == wanted
+    for build in (plain, varying):
+        workers = [worker(build([]), shared, (build.__name__, ())) for _ in range(2)]
+        need = {"dp": 2, "tp": 2}, {"dp": 4, "tp": 2}
+        for one in workers:
+            at(one, *need, largest=LARGEST)
+        assert [one.verified for one in workers] == [1, 1]
+
+
+def test_garbage_from_another_worker_is_passed_over():
+    built, shared = [], SharedLowerings()
+    say = exchange(shared)
+    garbage = {"text": "t", "signature": "s", "asked": True, "numbers": "?", "elements": "AAAA"}
+    record = {"sizes": {"dp": 2, "tp": 2}, **garbage}
+    say({"new": [record, None, 3, {"sizes": 7}], "heard": -1, "claim": 5, "state": []})
+    say({})
+    one = worker(plain(built), shared)
+    assert at(one, *NEEDS[0]).terms.fixed == ()
+    assert (2, 2) in built
 
 
 def test_what_another_worker_has_lowered_is_learnt_from():
@@ -232,7 +330,7 @@ def test_numbers_survive_the_channel():
     here.add(lowering)
     there.share()
     (got,) = there
-    assert got.module is None and got.is_asked and not got.is_mine
+    assert got.module is None and got.is_asked
     assert (got.text, got.signature, got.sizes) == ("text", "kind", {"dp": 2, "tp": 1})
     assert (got.sample.numbers == numbers).all()
     assert (got.sample.elements == numbers[::-1]).all()

@@ -97,6 +97,10 @@ class NeedQueue:
         """The next need with the same call as one that is done; None if there is none."""
         return self._take(done.call)
 
+    def has(self, call: Call) -> bool:
+        """Whether a need with this call waits."""
+        return call in self._waiting
+
     def next(self, busy: Sequence[Call]) -> Need | None:
         """The next need of a call that no worker has, else of any; None if nothing waits."""
         others = [call for call in self._waiting if call not in busy]
@@ -191,7 +195,8 @@ class Propagator:
         def submit(need: Need, sizes: Sizes, *, fresh: bool = False) -> None:
             job = self.step.job(need, sizes)
             # To the worker that has lowered this call, if it is idle.
-            listener = self._shared.listener(need.call)
+            # What a worker has told that user code may have spoilt is told to nobody.
+            listener = self._shared.listener(need.call, is_deaf=fresh)
             ticket = self.pool.submit(
                 job, self.timeout_s, listener, fresh=fresh, affinity=need.call
             )
@@ -215,6 +220,8 @@ class Propagator:
                     self._put_aside([finished])
                     continue
                 done.listener.close()
+                if finished.doubtful:
+                    self._shared.distrust(done.need.call)
                 again = () if done.need in retried else _retry(done.need, done.sizes, finished)
                 if again:
                     retried.add(done.need)
@@ -224,6 +231,8 @@ class Propagator:
                 if self.clock() < self.deadline_s and (following := queue.after(done.need)):
                     submit(following, following.sizes)
                 answers[done.need] = self._taken(done.need, finished)
+                if not queue.has(done.need.call):
+                    self._shared.forget(done.need.call)
                 self._done += 1
                 self._show(note, took_s=self.clock() - done.began_s)
             self._beat()

@@ -66,6 +66,7 @@ class Propagations:
                 largest=job.largest,
                 enter=enter,
             )
+        # The programs of stages are few, and are not passed on.
         return propagate_pipeline(
             stages, sizes=job.sizes, probes=job.probes, exact=job.exact, enter=enter
         )

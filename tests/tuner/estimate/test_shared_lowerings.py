@@ -6,6 +6,11 @@ from automesh.worker.messages import LOWERINGS
 USUAL, OTHER = ((), ()), ((), (("remat", "full"),))
 
 
+def lowered(**sizes):
+    rest = {"text": "t", "signature": "s", "asked": True, "numbers": "", "elements": ""}
+    return {"sizes": sizes, **rest}
+
+
 def say(listener, *new, heard=0, claim=None, state="open"):
     event = {"event": LOWERINGS, "new": list(new), "heard": heard, "claim": claim, "state": state}
     return listener(event)
@@ -14,10 +19,10 @@ def say(listener, *new, heard=0, claim=None, state="open"):
 def test_a_worker_hears_what_others_of_its_call_have_lowered_and_not_its_own():
     shared = SharedLowerings()
     one, two, stranger = shared.listener(USUAL), shared.listener(USUAL), shared.listener(OTHER)
-    assert say(one, {"sizes": {"dp": 2}})["known"] == []
-    reply = say(two, {"sizes": {"dp": 4}})
-    assert reply["known"] == [{"sizes": {"dp": 2}}] and reply["heard"] == 2
-    assert say(one, heard=1)["known"] == [{"sizes": {"dp": 4}}]
+    assert say(one, lowered(dp=2))["known"] == []
+    reply = say(two, lowered(dp=4))
+    assert reply["known"] == [lowered(dp=2)] and reply["heard"] == 2
+    assert say(one, heard=1)["known"] == [lowered(dp=4)]
     assert say(one, heard=2)["known"] == []
     assert say(stranger)["known"] == []
 
@@ -43,6 +48,52 @@ def test_a_step_is_alike_elsewhere_if_it_was_with_other_knobs_and_varied_with_no
     assert not say(usual, state="alike")["alike"]
     assert not say(other, state="varied")["alike"]
     assert not say(shared.listener(((), (("remat", "dots"),))))["alike"]
+
+
+def test_what_is_known_of_a_call_only_grows():
+    shared = SharedLowerings()
+    usual, other = shared.listener(USUAL), shared.listener(OTHER)
+    say(usual, state="alike")
+    say(other, state="varied")
+    third = shared.listener(((), (("remat", "dots"),)))
+    assert not say(third)["alike"]
+    say(shared.listener(OTHER))  # A worker that has just turned to it.
+    say(shared.listener(USUAL))
+    assert not say(third)["alike"]
+    shared.distrust(OTHER)
+    assert say(third)["alike"]
+
+
+def test_what_was_dropped_is_not_missed():
+    shared = SharedLowerings()
+    one, two = shared.listener(USUAL), shared.listener(USUAL)
+    say(one, lowered(dp=2), lowered(dp=4))
+    shared.forget(USUAL)
+    assert say(two, lowered(dp=2), heard=2)["known"] == []
+    assert say(one, heard=2)["known"] == [lowered(dp=2)]
+
+
+def test_a_job_in_a_fresh_process_neither_hears_nor_tells():
+    shared = SharedLowerings()
+    say(shared.listener(USUAL), lowered(dp=2))
+    deaf = shared.listener(USUAL, is_deaf=True)
+    event = {"event": LOWERINGS, "new": [lowered(dp=4)], "heard": 0, "claim": None, "state": "open"}
+    assert deaf(event) is None
+    assert say(shared.listener(USUAL))["known"] == [lowered(dp=2)]
+
+
+def test_a_malformed_event_ends_nothing():
+    shared = SharedLowerings()
+    listener = shared.listener(USUAL)
+    for event in (
+        {},
+        {"heard": "x", "new": 3, "claim": [], "state": {}},
+        {"heard": -1, "new": [None, {"sizes": {"dp": "2"}}, {"sizes": {"dp": 2}}]},
+    ):
+        reply = listener({"event": LOWERINGS, **event})
+        assert reply is not None and reply["known"] == [] and reply["heard"] == 0
+    listener({"event": LOWERINGS, "new": [{"sizes": {"dp": 2}, "refused": True}]})
+    assert say(shared.listener(USUAL))["known"] == [{"sizes": {"dp": 2}, "refused": True}]
 
 
 def test_other_events_are_not_answered():
