@@ -71,6 +71,11 @@ class Memory:
     temporary_bytes: int
     peak_bytes: int
 
+    @property
+    def total_bytes(self) -> int:
+        """All that the program has at any time, as if all of it were there at once."""
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledOut:

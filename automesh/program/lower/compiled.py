@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -158,17 +159,18 @@ def read_memory(compiled: jax.stages.Compiled, *, platform: str) -> Memory:
     alias, temporary = int(stats.alias_size_in_bytes), int(stats.temp_size_in_bytes)
     peak = int(getattr(stats, "peak_memory_in_bytes", 0) or 0)
     on_host = int(getattr(stats, "host_temp_size_in_bytes", 0) or 0)
-    # The CPU compiler's peak leaves temporaries out, and that of a TPU counts those on the host
-    # beside the device's (libtpu 0.0.50.1): then what the device has at most stands for it.
-    if platform == "cpu" or peak == 0 or on_host:
-        peak = argument + output - alias + temporary
-    return Memory(
+    memory = Memory(
         argument_bytes=argument,
         output_bytes=output,
         alias_bytes=alias,
         temporary_bytes=temporary,
         peak_bytes=peak,
     )
+    # The CPU compiler's peak leaves temporaries out, and that of a TPU counts those on the host
+    # beside the device's (libtpu 0.0.50.1): then what the device has at most stands for it.
+    if platform == "cpu" or peak == 0 or on_host:
+        return replace(memory, peak_bytes=memory.total_bytes)
+    return memory
 
 
 def serialized(compiled: jax.stages.Compiled, costs: Mapping[str, KernelCost]) -> bytes:

@@ -9,8 +9,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import jax
@@ -33,9 +35,10 @@ from automesh.hlo.schedule.read import read_schedule
 from automesh.hlo.store import ModuleStore
 from automesh.mesh.axes import parse_mesh
 from automesh.mesh.layout.devices import create_mesh_for
-from automesh.outcomes import Failed, OutOfMemory
+from automesh.outcomes import Failed, Memory, OutOfMemory
 from automesh.platforms import platform_named
 from automesh.program.absent import client
+from automesh.program.absent import compile as compile_module
 from automesh.program.absent.fake_devices import fake_devices
 from automesh.program.lower.compiled import count_serialized, read_memory, serialized
 from automesh.program.lower.compiler_options import known
@@ -363,6 +366,41 @@ def compiles() -> Any:
     from automesh.program.absent import compile as module
 
     return mock.patch.object(module, "compile_lowered", wraps=module.compile_lowered)
+
+
+@pytest.mark.tpu
+@pytest.mark.long
+def test_what_a_compiler_for_tpus_accepts_with_temporaries_on_the_host_fits(ahead: Any) -> None:
+    """Published recipes that ran were said not to fit."""
+    worker = ahead("steps/offloads_layers", "v5e:2x2")
+    limit = client.usable_bytes(target("v5e:2x2"))
+    answer = worker.compile("dp:2,tp:2", knobs=(("rows", 4 * 262144),), effort="default")
+    assert answer.memory.total_bytes > 1.1 * limit
+    assert answer.memory.peak_bytes == limit
+    with pytest.raises(OutcomeError, match=r"exceeds|Ran out"):
+        worker.compile("dp:2,tp:2", knobs=(("rows", 4 * 294912),), effort="default")
+    small = worker.compile("dp:2,tp:2", knobs=(("rows", 4 * 8192),), effort="default").memory
+    assert small.peak_bytes == small.total_bytes < limit
+
+
+@pytest.mark.parametrize(
+    ("one", "peak", "stated"),
+    [
+        ("v5e:2x2", 40, 31),  # A sum: there are temporaries on the host.
+        ("v5e:2x2", 30, 30),  # A peak.
+        ("gpu-h100-8", 40, 40),  # Its compiler accepts everything.
+    ],
+)
+def test_a_sum_of_bytes_is_no_more_than_what_the_compiler_accepts(
+    one: str, peak: int, stated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_module, "usable_bytes", lambda _: 31)
+    memory = Memory(
+        argument_bytes=20, output_bytes=15, alias_bytes=15, temporary_bytes=20, peak_bytes=peak
+    )
+    order = SimpleNamespace(one=target(one))
+    found = compile_module._within_limit(memory, cast(Any, order))
+    assert found == replace(memory, peak_bytes=stated)
 
 
 @pytest.mark.tpu
