@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -381,6 +381,25 @@ def test_what_a_compiler_for_tpus_accepts_with_temporaries_on_the_host_fits(ahea
         worker.compile("dp:2,tp:2", knobs=(("rows", 4 * 294912),), effort="default")
     small = worker.compile("dp:2,tp:2", knobs=(("rows", 4 * 8192),), effort="default").memory
     assert small.peak_bytes == small.total_bytes < limit
+
+
+@pytest.mark.tpu
+def test_a_compiler_for_tpus_counts_arguments_among_what_must_fit() -> None:
+    """It calls all of it temporaries."""
+    one = target("v5e:2x2")
+    everywhere = NamedSharding(Mesh(np.array(client.devices_of(one)), ("all",)), PartitionSpec())
+
+    def compiled(gib: float) -> Any:
+        rows = int(gib * 2**30) // (4 * 8192)
+        step = jax.jit(lambda x: x.sum(axis=0), in_shardings=everywhere, out_shardings=everywhere)
+        return step.lower(jax.ShapeDtypeStruct((rows, 8192), jnp.float32)).compile()
+
+    usable = client.usable_bytes(one) / 2**30
+    memory = read_memory(compiled(usable - 0.1), platform="tpu")
+    assert memory.temporary_bytes < 2**20 and memory.peak_bytes >= memory.argument_bytes
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"exceeds|Ran out") as raised:
+        compiled(usable + 0.1)
+    assert "HLO temporaries" in str(raised.value)
 
 
 @pytest.mark.parametrize(
