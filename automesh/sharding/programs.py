@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -119,6 +119,7 @@ class Programs:
     verified: int = 0
     _first: Lowering | None = None
     _ready: Prepared | None = None
+    _looked: bool = False
     _laws: dict[str, list[_Law]] = field(default_factory=dict[str, "list[_Law]"])
     # Kinds of programs whose largest sizes told something that a lowering in between contradicts.
     _doubled: set[str] = field(default_factory=set[str])
@@ -131,28 +132,32 @@ class Programs:
     @property
     def witnesses(self) -> int:
         """Meshes for which the first program was lowered, here or elsewhere."""
-        elsewhere = self.seen.get(self._first.text, 0) if self._first is not None else 0
-        # Of one other mesh it may be the program by chance; of one program among several, too.
-        return len(self.lowerings) + (elsewhere if len(self.seen) == 1 else 0)
+        elsewhere = self.seen[self._first.text] if self._first is not None and self._is_seen else 0
+        return len(self.lowerings) + elsewhere
 
     @property
-    def _is_alike(self) -> bool:
-        """Whether the program is the same on all meshes, as far as anybody needs to know."""
+    def _is_seen(self) -> bool:
+        """Whether an inspection has lowered the first program, and no other."""
+        # Of one other mesh it may be the program by chance; of one program among several, too.
+        return self._first is not None and set(self.seen) == {self._first.text}
+
+    def _is_alike(self, active: Iterable[str]) -> bool:
+        """Whether the program is the same on all meshes of these axes, as far as anybody needs to
+        know."""
         if self.varies:
             return False
-        return self.witnesses >= ENOUGH or (
-            self.lowerings.is_alike_elsewhere and self._has_contrasts()
-        )
-
-    def _has_contrasts(self) -> bool:
-        """Whether every axis that splits something was tried at 1 and at two larger sizes: with
-        other knobs, one that matters by being there or by its size would have shown."""
         tried: dict[str, set[int]] = {}
         for lowering in self.lowerings:
             for axis, size in lowering.sizes.items():
                 tried.setdefault(axis, set()).add(size)
-        used = [sizes for sizes in tried.values() if sizes != {1}]
-        return bool(used) and all(1 in sizes and len(sizes) > 2 for sizes in used)
+        if self.witnesses >= ENOUGH:
+            # An inspection has tried all axes that the devices allow.
+            return self._is_seen or all(len(tried[axis]) > 1 for axis in active)
+        if not self.lowerings.is_alike_elsewhere:
+            return False
+        # With other knobs, an axis that matters by being there or by its size has shown then.
+        used = {axis for axis, sizes in tried.items() if sizes != {1}} | {*active}
+        return all(1 in tried[axis] and len(tried[axis]) > 2 for axis in used)
 
     def at(
         self,
@@ -176,9 +181,10 @@ class Programs:
         Raises:
           Exception: whatever the user's code raises at `sizes`.
         """
-        if self._first is None or not self._is_alike:
+        active = list(sizes)
+        if self._first is None or not self._is_alike(active):
             self.lowerings.share()
-        if self._first is not None and self._is_alike and not exact:
+        if self._first is not None and self._is_alike(active) and not exact:
             if self._ready is None:
                 self._ready = prepared(self._first.module, is_plain=True)
             return Located(module=self._ready, sizes=self._whole(sizes), derived=True)
@@ -191,11 +197,11 @@ class Programs:
                 fixed=frozenset(sizes) if unknown else frozenset(),
             )
         for half in self._halves(dict(sizes), dict(probes[0])):
-            if self._is_open(lowering):
+            if not self.varies and self._is_open(lowering, active):
                 self._try(half, enter)
         others: dict[Sizes, Lowering | None] = {}
         for probe in probes:
-            if self._is_open(lowering):
+            if self._is_open(lowering, active):
                 others[probe] = self._try(dict(probe), enter)
                 if others[probe] is None:
                     text = ",".join(f"{name}:{size}" for name, size in probe)
@@ -203,10 +209,8 @@ class Programs:
         if len(self.lowerings) == 1:
             self._double_any(lowering, tuple(sizes), enter)
         if self.varies:
-            if not self.verified and all(one is None or not one.module for one in others.values()):
-                # What other workers have seen says nothing about Shardy's answer.
-                others[probes[0]] = self._try(dict(probes[0]), enter, here=True)
-            return self._fitted(lowering, tuple(sizes), others, enter, largest or {})
+            located = self._fitted(lowering, tuple(sizes), others, enter, largest or {})
+            return self._with_other(located, lowering, probes[0], enter)
         failed = tuple(probe for probe, other in others.items() if other is None)
         good = [probe for probe in probes if probe not in failed]
         ready = prepared(lowering.module, is_plain=True)
@@ -219,6 +223,25 @@ class Programs:
             others=() if is_alone else tuple(self._at(ready, probe) for probe in good[:1]),
             failed=failed,
         )
+
+    def _with_other(
+        self, located: Located, lowering: Lowering, probe: Sizes, enter: Callable[[str], None]
+    ) -> Located:
+        """With the program at a probe that another worker has lowered: what that has seen says
+        nothing about Shardy's answer. Once, in each worker."""
+        known = self.lowerings.find(self._whole(dict(probe)))
+        is_alike = known is not None and known.signature == lowering.signature
+        if self._looked or located.others or located.fixed or located.limits or not is_alike:
+            return located
+        self._looked = True
+        other = self._try(dict(probe), enter, here=True)
+        if other is None or other.module is None:
+            return located
+        for law in self._laws[lowering.signature]:
+            if law.explains(other):
+                note_fit(other.module, law.fit, lambda _: None)
+                return replace(located, others=(Located(module=other.module, sizes=other.sizes),))
+        return located
 
     def _at(self, ready: Prepared, sizes: Sizes) -> Located:
         """The same program at other sizes of its mesh."""
@@ -238,11 +261,11 @@ class Programs:
         halves = ({axis: other[axis] for axis in half} for half in (axes[::2], axes[1::2]))
         return [half for half in halves if half]
 
-    def _is_open(self, lowering: Lowering) -> bool:
+    def _is_open(self, lowering: Lowering, active: Sequence[str]) -> bool:
         """Whether another lowering would tell something."""
         if self.varies:
             return self._compared(lowering.signature) < _COMPARED
-        return len(self.lowerings) < 2 or not self._is_alike
+        return len(self.lowerings) < 2 or not self._is_alike(active)
 
     def _compared(self, kind: str) -> int:
         """How many lowerings a fit explains that it was not made of: two axes changed, or more."""
@@ -338,8 +361,8 @@ class Programs:
         alike = [one for one in others.values() if one is not None and one.signature == kind]
         law = self._law(lowering, active, enter, largest, alike)
         if not law.explains(lowering):
-            law = _Law(fit=Fit(base=lowering.sample), rigid=set(active))
-        fixed = {axis for axis in active if axis in law.rigid}
+            law = _Law(fit=Fit(base=lowering.sample))
+        fixed = {axis for axis in active if not law.fit.knows(axis)}
         agreeing: list[Located] = []
         failed: list[Sizes] = []
         for probe, other in others.items():
@@ -373,14 +396,15 @@ class Programs:
         largest: Mapping[str, int],
     ) -> set[str]:
         """Axes at whose other sizes some lowering, here or elsewhere, has other numbers than its
-        law says, up to the sizes that are wanted, and below its limits."""
+        law says, at sizes that are wanted: not below its own, and within its limits."""
         found: set[str] = set()
         for one in self.lowerings.of(lowering.signature):
             changed = _differ(lowering.sizes, one.sizes)
             is_wanted = all(
                 axis in active
-                and one.sizes[axis]
-                <= min(limits.get(axis, one.sizes[axis]), largest.get(axis, one.sizes[axis]))
+                and lowering.sizes[axis] < one.sizes[axis]
+                and one.sizes[axis] <= limits.get(axis, one.sizes[axis])
+                and one.sizes[axis] <= largest.get(axis, one.sizes[axis])
                 for axis in changed
             )
             if is_wanted and law.knows(one) and not law.explains(one):
@@ -409,7 +433,7 @@ class Programs:
         while True:
             for law in laws:
                 self._learn(law, lowering, active, enter, largest)
-                tested = (*law.leaned_on, *probes)
+                tested = (*law.leaned_on, *(probes if law.explains(lowering) else ()))
                 if kind not in self._doubled and not all(map(law.explains, tested)):
                     self._doubled.add(kind)
                     laws.clear()
@@ -468,9 +492,13 @@ class Programs:
             )
             axis = next(free, waiting[0])  # Another worker is about to tell of the others.
             waiting.remove(axis)
+            is_rigid = True
             for size in steps[axis]:
                 sample = self._try({**base, axis: size}, enter)
-                if sample is not None and sample.signature == kind:
+                if sample is None:
+                    # What may go well another time says nothing about the axis.
+                    is_rigid &= self.lowerings.is_refused({**base, axis: size})
+                elif sample.signature == kind:
                     law.fit.learn(axis, sample.sample)
                     law.held[axis] = size
                     if size > 2 * base[axis]:
@@ -479,7 +507,8 @@ class Programs:
                         ]
                     break
             else:
-                law.rigid.add(axis)
+                if is_rigid:
+                    law.rigid.add(axis)
 
     def _limits(
         self,
@@ -501,7 +530,8 @@ class Programs:
                 if size < law.refused.get(axis, size + 1):
                     other = self._try({**lowering.sizes, axis: size}, enter)
                     if other is None:
-                        law.refused[axis] = size
+                        if self.lowerings.is_refused({**lowering.sizes, axis: size}):
+                            law.refused[axis] = size
                     elif other.signature == kind and law.explains(other):
                         known = size
                     else:

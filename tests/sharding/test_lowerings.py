@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from automesh.cost.terms import value_of
 from automesh.program.script.build import build_on
 from automesh.sharding.lowerings import Lowering, Lowerings
 from automesh.sharding.programs import ENOUGH, Programs
@@ -168,6 +169,27 @@ def test_what_a_knob_does_to_one_axis_shows_though_the_step_is_alike_without_it(
     ]
 
 
+def test_an_axis_that_was_never_larger_than_one_is_not_derived():
+    """The first meshes with this knob have no `sp`, for which the program is another."""
+
+    def build(mesh):
+        def step(x):
+            parts = P("sp", "dp") if mesh.shape["sp"] > 1 else P("dp", "tp")
+            y = jax.lax.with_sharding_constraint(x @ x.T, NamedSharding(mesh, parts))
+            return jnp.tanh(y) @ x
+
+        return step, (array((256, 256)),)
+
+    axes, shared = ("dp", "tp", "sp"), SharedLowerings()
+    usual = worker(plain([]), shared, axes=axes)
+    other = worker(build, shared, OTHER, axes)
+    needs = [*NEEDS, ({"dp": 2, "sp": 2}, {"dp": 4, "sp": 2})]
+    for need in needs:
+        at(usual, *need)
+    found = [at(other, *need).terms.collectives for need in needs]
+    assert found == [at(worker(build, axes=axes), *need).terms.collectives for need in needs]
+
+
 def test_what_the_step_refuses_is_asked_once():
     asked, shared = [], SharedLowerings()
 
@@ -224,6 +246,70 @@ def test_what_a_law_does_not_reach_has_a_law_of_its_own(workers):
     # And the first one is still there.
     again = at(made[-1], {"dp": 2}, {"dp": 4}, largest=far)
     assert again.terms.limits == (("dp", 4),) and again.terms.fixed == ()
+
+
+def test_what_is_below_a_need_says_nothing_about_it():
+    """Of the same kind as beyond the limit, and yet with numbers of its own."""
+
+    def build(mesh):
+        def body(x):
+            rows = max(256 // mesh.shape["dp"], 64)
+            return x + (jnp.zeros((rows, 32), x.dtype) + x[:1]).sum(axis=0)
+
+        def step(x):
+            return jax.shard_map(body, mesh=mesh, in_specs=P("dp"), out_specs=P("dp"))(x)
+
+        return step, (array((1024, 32)),)
+
+    one, far = worker(build), {"dp": 16}
+    assert at(one, {"dp": 2}, {"dp": 4}, largest=far).terms.limits == (("dp", 4),)
+    beyond = at(one, {"dp": 8}, far, largest=far).terms
+    assert beyond.fixed == () == beyond.limits
+    assert at(one, {"dp": 2}, {"dp": 4}, largest=far).terms.limits == (("dp", 4),)
+
+
+def test_a_failure_that_may_not_come_again_says_nothing_about_an_axis():
+    failing = [True]
+
+    def build(mesh):
+        if tuple(mesh.shape.values()) == (4, 2) and failing:
+            raise MemoryError
+        return varying([])(mesh)
+
+    one, largest = worker(build), {"dp": 4, "tp": 4}
+    assert "dp" in at(one, {"dp": 2, "tp": 2}, {"dp": 4, "tp": 4}, largest=largest).terms.fixed
+    failing.clear()
+    assert at(one, {"dp": 2}, {"dp": 4}, largest=largest).terms.fixed == ()
+
+
+def test_a_step_that_varies_is_looked_at_once_in_each_worker():
+    """Nothing can be compared where all axes are fixed; then nothing is lowered for it again."""
+    built, shared = [], SharedLowerings()
+
+    def build(mesh):
+        built.append(tuple(mesh.shape.values()))
+        rows = {1: 7, 2: 11, 4: 13, 8: 17, 16: 19}
+
+        def body(x):
+            more = jnp.zeros((rows[mesh.shape["dp"]] * 100, 32), x.dtype) + x[:1]
+            return x + more.sum(axis=0)
+
+        def step(x):
+            return jax.shard_map(body, mesh=mesh, in_specs=P("dp"), out_specs=P("dp"))(x)
+
+        return step, (array((256, 32)),)
+
+    one, two = worker(build, shared), worker(build, shared)
+    needs = [({"dp": 2}, {"dp": 4}), ({"dp": 2, "tp": 2}, {"dp": 4, "tp": 2})]
+    for need in needs:
+        at(one, *need, largest=LARGEST)
+    known = set(built)
+    built.clear()
+    for need in needs:
+        at(two, *need, largest=LARGEST)
+    # Its own two alone, whose programs it needs.
+    assert known.intersection(built) == {(2, 1), (2, 2)}
+    assert len(built) == len(set(built))
 
 
 def test_a_law_that_leans_on_a_mesh_must_explain_it():
@@ -312,8 +398,19 @@ def test_side_by_side_they_end_with_the_same_terms():
     for thread in threads:
         thread.join()
     alone = worker(varying([]))
-    expected = [at(alone, *need, largest=LARGEST).terms for need in NEEDS]
-    assert found["a"] + found["b"] == expected
+    for terms, need in zip(found["a"] + found["b"], NEEDS, strict=True):
+        expected = at(alone, *need, largest=LARGEST).terms
+        assert (terms.active, terms.fixed, terms.limits) == (expected.active, (), ())
+        # Axes that are 1 may stand in the one's formulas, and not in the other's.
+        for sizes in ({**dict.fromkeys(AXES, 1), **dict(probe)} for probe in need):
+            for name in ("argument_bytes", "output_bytes"):
+                values = [value_of(getattr(one, name), sizes) for one in (terms, expected)]
+                assert values[0] == values[1]
+            bytes_ = [
+                sum(value_of(kernel.bytes, sizes) for kernel in one.kernels)
+                for one in (terms, expected)
+            ]
+            assert bytes_[0] == bytes_[1]
 
 
 def test_numbers_survive_the_channel():

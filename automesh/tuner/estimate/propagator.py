@@ -97,10 +97,6 @@ class NeedQueue:
         """The next need with the same call as one that is done; None if there is none."""
         return self._take(done.call)
 
-    def has(self, call: Call) -> bool:
-        """Whether a need with this call waits."""
-        return call in self._waiting
-
     def next(self, busy: Sequence[Call]) -> Need | None:
         """The next need of a call that no worker has, else of any; None if nothing waits."""
         others = [call for call in self._waiting if call not in busy]
@@ -231,8 +227,6 @@ class Propagator:
                 if self.clock() < self.deadline_s and (following := queue.after(done.need)):
                     submit(following, following.sizes)
                 answers[done.need] = self._taken(done.need, finished)
-                if not queue.has(done.need.call):
-                    self._shared.forget(done.need.call)
                 self._done += 1
                 self._show(note, took_s=self.clock() - done.began_s)
             self._beat()

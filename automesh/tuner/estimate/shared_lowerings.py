@@ -7,7 +7,8 @@ user code has done to a worker, its news end neither the search nor another work
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,8 @@ _Record = Mapping[str, Any]
 # What is known of a call of `build`, the more the further behind; a worker that has just turned to
 # it knows less than others have said.
 _STATES = ("open", "alike", "varied")
+# Numbers of large steps have tens of kilobytes, and there may be hundreds of calls.
+MOST_CHARS = 64 * 2**20
 _KEYS = {"text": str, "signature": str, "asked": bool, "numbers": str, "elements": str}
 
 
@@ -26,16 +29,22 @@ class SharedLowerings:
     """Of one search.
 
     Attributes:
-      records: per call, what was lowered.
+      records: per call, what was lowered, each with its number; the call used last comes last.
       states: per call, what workers have said of it.
       claims: what each job that runs lowers now.
+      running: of each call, how many jobs run.
     """
 
-    records: dict[Call, list[_Record]] = field(default_factory=dict[Call, list[_Record]])
+    records: dict[Call, list[tuple[int, _Record]]] = field(
+        default_factory=dict[Call, list[tuple[int, _Record]]]
+    )
     states: dict[Call, str] = field(default_factory=dict[Call, str])
     claims: dict[Listener, tuple[Call, _Record]] = field(
         default_factory=dict["Listener", tuple[Call, _Record]]
     )
+    running: Counter[Call] = field(default_factory=Counter[Call])
+    _number: int = 0
+    _chars: int = 0
 
     def listener(self, call: Call, *, is_deaf: bool = False) -> Listener:
         """Takes the events of one job that propagates a step with this mapping and these knobs.
@@ -43,6 +52,7 @@ class SharedLowerings:
         Args:
           is_deaf: the job shall know of nothing that others have lowered, nor they of its own.
         """
+        self.running[call] += 1
         return Listener(shared=self, call=call, is_deaf=is_deaf)
 
     def is_alike_elsewhere(self, call: Call) -> bool:
@@ -50,9 +60,24 @@ class SharedLowerings:
         others = {state for other, state in self.states.items() if other != call}
         return "alike" in others and "varied" not in self.states.values()
 
+    def add(self, call: Call, records: Sequence[_Record]) -> None:
+        """Takes in what a worker has lowered; of calls that nobody is at, the oldest make room."""
+        mine = self.records.pop(call, [])
+        for record in records:
+            self._number += 1
+            mine.append((self._number, record))
+            self._chars += _chars(record)
+        self.records[call] = mine
+        for other in list(self.records):
+            if self._chars <= MOST_CHARS:
+                break
+            if not self.running[other]:
+                self.forget(other)
+
     def forget(self, call: Call) -> None:
-        """Drops what is known of a call: nobody asks for it, or it is not to be trusted."""
-        self.records.pop(call, None)
+        """Drops what was lowered of a call."""
+        for _, record in self.records.pop(call, []):
+            self._chars -= _chars(record)
 
     def distrust(self, call: Call) -> None:
         """As `forget`, and what was concluded from it."""
@@ -73,21 +98,22 @@ class Listener:
         if event.get("event") != LOWERINGS or self.is_deaf:
             return None
         shared = self.shared
-        records = shared.records.setdefault(self.call, [])
         heard, new = event.get("heard"), event.get("new")
-        # More than there are: some were dropped meanwhile.
-        start = heard if isinstance(heard, int) and 0 <= heard <= len(records) else 0
-        known = records[start:]
-        records += [one for one in (new if isinstance(new, list) else []) if _is_record(one)]
+        last = max(0, heard) if isinstance(heard, int) else 0
+        known = [one for number, one in shared.records.get(self.call, []) if number > last]
+        shared.add(
+            self.call, [one for one in (new if isinstance(new, list) else []) if _is_record(one)]
+        )
         self._note(event.get("state"))
-        self.close()
+        shared.claims.pop(self, None)
         claimed = [sizes for call, sizes in shared.claims.values() if call == self.call]
         claim = event.get("claim")
         if isinstance(claim, dict) and _are_sizes(claim):
             shared.claims[self] = (self.call, claim)
+        records = shared.records[self.call]
         return {
             "known": known,
-            "heard": len(records),
+            "heard": records[-1][0] if records else last,
             "claimed": claimed,
             "alike": shared.is_alike_elsewhere(self.call),
         }
@@ -98,8 +124,13 @@ class Listener:
             self.shared.states[self.call] = str(state)
 
     def close(self) -> None:
-        """Forgets what the job was lowering."""
+        """The job has ended, and lowers nothing any more."""
         self.shared.claims.pop(self, None)
+        self.shared.running[self.call] -= 1
+
+
+def _chars(record: _Record) -> int:
+    return len(record.get("numbers", "")) + len(record.get("elements", ""))
 
 
 def _is_record(one: object) -> bool:

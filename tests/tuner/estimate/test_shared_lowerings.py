@@ -1,5 +1,6 @@
 """What workers tell each other of what they have lowered."""
 
+from automesh.tuner.estimate import shared_lowerings
 from automesh.tuner.estimate.shared_lowerings import SharedLowerings
 from automesh.worker.messages import LOWERINGS
 
@@ -64,13 +65,29 @@ def test_what_is_known_of_a_call_only_grows():
     assert say(third)["alike"]
 
 
-def test_what_was_dropped_is_not_missed():
+def test_what_was_dropped_hides_nothing_that_comes_later():
     shared = SharedLowerings()
     one, two = shared.listener(USUAL), shared.listener(USUAL)
-    say(one, lowered(dp=2), lowered(dp=4))
+    say(one, lowered(dp=2), lowered(dp=4), lowered(dp=8))
+    heard = say(two)["heard"]
     shared.forget(USUAL)
-    assert say(two, lowered(dp=2), heard=2)["known"] == []
-    assert say(one, heard=2)["known"] == [lowered(dp=2)]
+    later = [lowered(dp=size) for size in (10, 11, 12, 13)]
+    say(one, *later, heard=heard)
+    assert say(two, heard=heard)["known"] == later
+
+
+def test_calls_that_nobody_is_at_make_room(monkeypatch):
+    monkeypatch.setattr(shared_lowerings, "MOST_CHARS", 30)
+    shared = SharedLowerings()
+    full = {**lowered(dp=2), "numbers": "x" * 20}
+    busy, idle = shared.listener(USUAL), shared.listener(OTHER)
+    say(busy, full)
+    say(idle, full)
+    idle.close()
+    third = shared.listener(((), (("remat", "dots"),)))
+    say(third, full)
+    assert list(shared.records) == [USUAL, third.call]
+    assert say(shared.listener(USUAL))["known"] == [full]
 
 
 def test_a_job_in_a_fresh_process_neither_hears_nor_tells():
