@@ -177,9 +177,8 @@ def _within_limit(memory: Memory, order: Order) -> Memory:
     """The memory of a program that a compiler for TPUs has accepted: it has looked whether it fits.
 
     Of a program that keeps temporaries on the host too, it states no peak of the device, and what
-    stands for that is a sum (`read_memory`) in which donated arrays count beside the temporaries
-    that take their place: 18.5 GiB of a program of which it accepts 15.75 GiB at most
-    (`tests/program/absent/test_compile.py` has it).
+    stands for that (`read_memory`) is a sum of what is not all there at once: 18.5 GiB of a program
+    of which it accepts 15.75 GiB at most (a test beside this module's has it).
     """
     if order.one.platform != "tpu" or memory.peak_bytes != memory.total_bytes:
         return memory
