@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -17,6 +16,13 @@ from automesh.program.kernels.annotate import state_costs
 from automesh.program.lower.lowering import lower
 from automesh.program.notes import note
 from automesh.program.script.build import Built
+from automesh.sharding.laws import (
+    Law,
+    changed_axes,
+    largest_in_reach,
+    most_axes_first,
+    steps_to_learn_from,
+)
 from automesh.sharding.lowerings import Lowering, Lowerings
 from automesh.sharding.passes import Prepared, lowered_text, plain, prepared
 from automesh.sharding.size_dependence import Fit, Sample, count_numbers, note_fit
@@ -62,39 +68,6 @@ class Located:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Law:
-    """What one kind of program is at all sizes, as far as was tried.
-
-    Attributes:
-      fit: of its numbers.
-      rigid: axes at whose other sizes it is of another kind.
-      leaned_on: lowerings between those from which the fit was learnt: it must explain them.
-      held: per axis, the largest size at which the fit held.
-      limited: where it did not hold at a larger one.
-      refused: smallest size that the user's code refuses.
-    """
-
-    fit: Fit
-    rigid: set[str] = field(default_factory=set[str])
-    leaned_on: list[Lowering] = field(default_factory=list[Lowering])
-    held: dict[str, int] = field(default_factory=dict[str, int])
-    limited: dict[str, int] = field(default_factory=dict[str, int])
-    refused: dict[str, int] = field(default_factory=dict[str, int])
-
-    def changed(self, lowering: Lowering) -> list[str]:
-        """Axes whose sizes differ from those that the fit starts from."""
-        return _differ(self.fit.base.sizes, lowering.sizes)
-
-    def knows(self, lowering: Lowering) -> bool:
-        """Whether the fit says anything about the numbers of a lowering."""
-        return all(map(self.fit.knows, self.changed(lowering)))
-
-    def explains(self, lowering: Lowering) -> bool:
-        """Whether the fit has the numbers of a lowering."""
-        return self.knows(lowering) and self.fit.holds(lowering.sample)
-
-
-@dataclass(slots=True, kw_only=True)
 class Programs:
     """One step at one choice of knobs; a worker keeps it between jobs.
 
@@ -119,8 +92,9 @@ class Programs:
     verified: int = 0
     _first: Lowering | None = None
     _ready: Prepared | None = None
+    # Whether a probe that another worker has lowered was lowered here too: see `_with_other`.
     _looked: bool = False
-    _laws: dict[str, list[_Law]] = field(default_factory=dict[str, "list[_Law]"])
+    _laws: dict[str, list[Law]] = field(default_factory=dict[str, "list[Law]"])
     # Kinds of programs whose largest sizes told something that a lowering in between contradicts.
     _doubled: set[str] = field(default_factory=set[str])
 
@@ -238,7 +212,7 @@ class Programs:
         if other is None or other.module is None:
             return located
         for law in self._laws[lowering.signature]:
-            if law.explains(other):
+            if law.explains(lowering) and law.explains(other):
                 note_fit(other.module, law.fit, lambda _: None)
                 return replace(located, others=(Located(module=other.module, sizes=other.sizes),))
         return located
@@ -361,7 +335,7 @@ class Programs:
         alike = [one for one in others.values() if one is not None and one.signature == kind]
         law = self._law(lowering, active, enter, largest, alike)
         if not law.explains(lowering):
-            law = _Law(fit=Fit(base=lowering.sample))
+            law = Law(fit=Fit(base=lowering.sample))
         fixed = {axis for axis in active if not law.fit.knows(axis)}
         agreeing: list[Located] = []
         failed: list[Sizes] = []
@@ -390,7 +364,7 @@ class Programs:
     def _contradicted(
         self,
         lowering: Lowering,
-        law: _Law,
+        law: Law,
         active: Sequence[str],
         limits: Mapping[str, int],
         largest: Mapping[str, int],
@@ -399,7 +373,7 @@ class Programs:
         law says, at sizes that are wanted: not below its own, and within its limits."""
         found: set[str] = set()
         for one in self.lowerings.of(lowering.signature):
-            changed = _differ(lowering.sizes, one.sizes)
+            changed = changed_axes(lowering.sizes, one.sizes)
             is_wanted = all(
                 axis in active
                 and lowering.sizes[axis] < one.sizes[axis]
@@ -418,7 +392,7 @@ class Programs:
         enter: Callable[[str], None],
         largest: Mapping[str, int],
         probes: Sequence[Lowering],
-    ) -> _Law:
+    ) -> Law:
         """The law of this kind of program that explains a lowering; any, if none does.
 
         The first starts from what all workers start from; where that law does not reach, another
@@ -444,17 +418,17 @@ class Programs:
                 if len(laws) == _MOST_LAWS:
                     return laws[0]
                 base = lowering.sample if laws else self._base(lowering)
-                laws.append(_Law(fit=Fit(base=base)))
+                laws.append(Law(fit=Fit(base=base)))
 
     def _base(self, lowering: Lowering) -> Sample:
         """What the law of a kind of program starts from: of those asked for, here or elsewhere, the
         one with most axes, and the smallest of these."""
         asked = [one.sample for one in self.lowerings.of(lowering.signature) if one.is_asked]
-        return min(asked, key=_most_axes_first, default=lowering.sample)
+        return min(asked, key=most_axes_first, default=lowering.sample)
 
     def _learn(
         self,
-        law: _Law,
+        law: Law,
         lowering: Lowering,
         active: Sequence[str],
         enter: Callable[[str], None],
@@ -480,7 +454,7 @@ class Programs:
                 one for one in self.lowerings.of(kind) if learnable.issuperset(law.changed(one))
             ]
             steps = {
-                axis: _steps(law, axis, alike, active, largest)
+                axis: steps_to_learn_from(law, axis, alike, active, largest)
                 if kind not in self._doubled
                 else (2 * base[axis],)
                 for axis in waiting
@@ -513,7 +487,7 @@ class Programs:
     def _limits(
         self,
         lowering: Lowering,
-        law: _Law,
+        law: Law,
         active: Sequence[str],
         enter: Callable[[str], None],
         largest: Mapping[str, int],
@@ -525,7 +499,7 @@ class Programs:
         for axis in active:
             shown = max((one.sizes[axis] for one in explained), default=0)
             known = max(law.held.get(axis, 0), 2 * law.fit.base.sizes[axis], shown)
-            size = _top(lowering.sizes, axis, largest)
+            size = largest_in_reach(lowering.sizes, axis, largest)
             while size > known and axis not in law.limited:
                 if size < law.refused.get(axis, size + 1):
                     other = self._try({**lowering.sizes, axis: size}, enter)
@@ -541,7 +515,7 @@ class Programs:
         return tuple((axis, law.limited[axis]) for axis in active if axis in law.limited)
 
     def _last_held(
-        self, lowering: Lowering, law: _Law, axis: str, size: int, enter: Callable[[str], None]
+        self, lowering: Lowering, law: Law, axis: str, size: int, enter: Callable[[str], None]
     ) -> int:
         """The largest size of an axis below `size` at which the law holds, by halving."""
         size //= 2
@@ -554,45 +528,6 @@ class Programs:
         return size
 
 
-def _steps(
-    law: _Law,
-    axis: str,
-    alike: Sequence[Lowering],
-    active: Sequence[str],
-    largest: Mapping[str, int],
-) -> tuple[int, ...]:
-    """Sizes of an axis from which its law may be learnt, the first to be tried first.
-
-    Args:
-      alike: what was lowered of this kind of program, as far as the law will know its axes.
-    """
-    base = law.fit.base.sizes
-    double = 2 * base[axis]
-    more = [one for one in alike if one.sizes[axis] > base[axis]]
-    known = [one.sizes[axis] for one in more if law.changed(one) == [axis]]
-    most = max(known, default=_top(base, axis, largest) if axis in active else double)
-    is_between = any(one.sizes[axis] < most for one in more)
-    return (most, double) if is_between and most > double else (double,)
-
-
-def _top(sizes: Mapping[str, int], axis: str, largest: Mapping[str, int]) -> int:
-    """The largest size of an axis that is wanted and for which there are devices, at these sizes of
-    the others."""
-    room = len(jax.devices()) // math.prod(sizes.values())
-    most = sizes[axis] * 2 ** (max(1, room).bit_length() - 1)
-    return min(most, largest.get(axis, most))
-
-
 def text_of(module: Any) -> str:
     """A hash of a program without the sizes of its mesh."""
     return hashlib.sha256(lowered_text(module).encode()).hexdigest()
-
-
-def _most_axes_first(sample: Sample) -> tuple[object, ...]:
-    """An order: more axes, then smaller ones, whose multiples are in reach."""
-    sizes = [size for _, size in sorted(sample.sizes.items())]
-    return -sum(size > 1 for size in sizes), math.prod(sizes), sizes
-
-
-def _differ(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
-    return [axis for axis, size in other.items() if size != one[axis]]

@@ -190,9 +190,9 @@ class Propagator:
 
         def submit(need: Need, sizes: Sizes, *, fresh: bool = False) -> None:
             job = self.step.job(need, sizes)
-            # To the worker that has lowered this call, if it is idle.
-            # What a worker has told that user code may have spoilt is told to nobody.
+            # After a doubtful end: what the worker before it has told may be spoilt.
             listener = self._shared.listener(need.call, is_deaf=fresh)
+            # To the worker that has lowered this call, if it is idle.
             ticket = self.pool.submit(
                 job, self.timeout_s, listener, fresh=fresh, affinity=need.call
             )
@@ -209,6 +209,8 @@ class Propagator:
                 submit(need, need.sizes)
             left_s = self.deadline_s - self.clock()
             if not running or left_s <= 0:
+                for one in running.values():  # Dropped: nobody shall wait for what they lower.
+                    one.listener.close()
                 return
             for finished in self.pool.wait(min(POLL_S, left_s)):
                 done = running.pop(finished.ticket, None)

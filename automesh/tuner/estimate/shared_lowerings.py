@@ -26,7 +26,7 @@ _KEYS = {"text": str, "signature": str, "asked": bool, "numbers": str, "elements
 
 @dataclass(slots=True)
 class SharedLowerings:
-    """Of one search.
+    """What the workers of one search have lowered, by call of `build`.
 
     Attributes:
       records: per call, what was lowered, each with its number; the call used last comes last.

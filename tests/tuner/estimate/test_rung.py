@@ -314,3 +314,10 @@ def test_no_plans_no_work() -> None:
     pool = FakePool()
     assert not rung([], pool).run().found
     assert not pool.jobs
+
+
+def test_jobs_that_are_dropped_at_the_deadline_lower_nothing_for_others() -> None:
+    made = rung(all_plans(8), FakePool(), deadline_s=1.5)
+    made.run()
+    shared = made.propagator._shared  # pyright: ignore[reportPrivateUsage]
+    assert shared.running and set(shared.running.values()) == {0}
