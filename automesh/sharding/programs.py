@@ -16,23 +16,14 @@ from automesh.program.kernels.annotate import state_costs
 from automesh.program.lower.lowering import lower
 from automesh.program.notes import note
 from automesh.program.script.build import Built
-from automesh.sharding.laws import (
-    Law,
-    changed_axes,
-    largest_in_reach,
-    most_axes_first,
-    steps_to_learn_from,
-)
+from automesh.sharding.fitting import Fitting, Laws, Located, Sizes
 from automesh.sharding.lowerings import Lowering, Lowerings
 from automesh.sharding.passes import Prepared, lowered_text, plain, prepared
-from automesh.sharding.size_dependence import Fit, Sample, count_numbers, note_fit
-
-Sizes = tuple[tuple[str, int], ...]
-# jax's words for the platforms that programs are lowered for; `none` has no compiler of its own.
+from automesh.sharding.size_dependence import Sample, count_numbers, note_fit
 
 
 def lowered_for(platform: str) -> tuple[str, ...]:
-    """`lowering_platforms` of jax; `none` is lowered as for CPUs."""
+    """`lowering_platforms` of jax; `none`, which has no compiler, is lowered as for CPUs."""
     return platform_named("cpu" if platform == "none" else platform).lowered_for
 
 
@@ -40,31 +31,6 @@ def lowered_for(platform: str) -> tuple[str, ...]:
 ENOUGH = 4
 # How many times the fit of one kind of program is compared with lowerings that it was not made of.
 _COMPARED = 2
-# How many fits of one kind of program a worker makes, each from another lowering.
-_MOST_LAWS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
-    """The program at some sizes, ready to be partitioned.
-
-    Attributes:
-      module: as `plain` gives it, or prepared if several sizes share it.
-      sizes: of all axes, to partition it at.
-      derived: True if it was derived from another lowering.
-      fixed: active axes for which its numbers hold at these sizes only.
-      limits: active axes for which its numbers hold up to a size only, and that size.
-      others: the same program at those of the probes that were looked at and do not differ.
-      failed: probes at which the program is another one, or cannot be lowered.
-    """
-
-    module: Any | Prepared
-    sizes: Mapping[str, int]
-    derived: bool = False
-    fixed: frozenset[str] = frozenset()
-    limits: tuple[tuple[str, int], ...] = ()
-    others: tuple[Located, ...] = ()
-    failed: tuple[Sizes, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,9 +60,7 @@ class Programs:
     _ready: Prepared | None = None
     # Whether a probe that another worker has lowered was lowered here too: see `_with_other`.
     _looked: bool = False
-    _laws: dict[str, list[Law]] = field(default_factory=dict[str, "list[Law]"])
-    # Kinds of programs whose largest sizes told something that a lowering in between contradicts.
-    _doubled: set[str] = field(default_factory=set[str])
+    _laws: Laws = field(default_factory=Laws)
 
     @property
     def varies(self) -> bool:
@@ -183,7 +147,16 @@ class Programs:
         if len(self.lowerings) == 1:
             self._double_any(lowering, tuple(sizes), enter)
         if self.varies:
-            located = self._fitted(lowering, tuple(sizes), others, enter, largest or {})
+            fitting = Fitting(
+                lowering=lowering,
+                active=tuple(sizes),
+                largest=largest or {},
+                axis_names=self.axis_names,
+                lowerings=self.lowerings,
+                laws=self._laws,
+                attempt=lambda other: self._try(other, enter),
+            )
+            located = fitting.located(others)
             return self._with_other(located, lowering, probes[0], enter)
         failed = tuple(probe for probe, other in others.items() if other is None)
         good = [probe for probe in probes if probe not in failed]
@@ -211,7 +184,7 @@ class Programs:
         other = self._try(dict(probe), enter, here=True)
         if other is None or other.module is None:
             return located
-        for law in self._laws[lowering.signature]:
+        for law in self._laws.of(lowering.signature):
             if law.explains(lowering) and law.explains(other):
                 note_fit(other.module, law.fit, lambda _: None)
                 return replace(located, others=(Located(module=other.module, sizes=other.sizes),))
@@ -238,16 +211,8 @@ class Programs:
     def _is_open(self, lowering: Lowering, active: Sequence[str]) -> bool:
         """Whether another lowering would tell something."""
         if self.varies:
-            return self._compared(lowering.signature) < _COMPARED
+            return self._laws.compared(lowering.signature, self.lowerings) < _COMPARED
         return len(self.lowerings) < 2 or not self._is_alike(active)
-
-    def _compared(self, kind: str) -> int:
-        """How many lowerings a fit explains that it was not made of: two axes changed, or more."""
-        laws = self._laws.get(kind, [])
-        return sum(
-            any(len(law.changed(one)) > 1 and law.explains(one) for law in laws)
-            for one in self.lowerings.of(kind)
-        )
 
     def _whole(self, sizes: Mapping[str, int]) -> dict[str, int]:
         return {name: sizes.get(name, 1) for name in self.axis_names}
@@ -322,210 +287,6 @@ class Programs:
         for axis in active:
             if self._try({**lowering.sizes, axis: lowering.sizes[axis] * 2}, enter):
                 return
-
-    def _fitted(
-        self,
-        lowering: Lowering,
-        active: Sequence[str],
-        others: Mapping[Sizes, Lowering | None],
-        enter: Callable[[str], None],
-        largest: Mapping[str, int],
-    ) -> Located:
-        kind = lowering.signature
-        alike = [one for one in others.values() if one is not None and one.signature == kind]
-        law = self._law(lowering, active, enter, largest, alike)
-        if not law.explains(lowering):
-            law = Law(fit=Fit(base=lowering.sample))
-        fixed = {axis for axis in active if not law.fit.knows(axis)}
-        agreeing: list[Located] = []
-        failed: list[Sizes] = []
-        for probe, other in others.items():
-            if other is None or other.signature != kind or not law.explains(other):
-                failed.append(probe)
-                if other is not None:
-                    fixed.update(axis for axis, size in probe if size != lowering.sizes[axis])
-                continue
-            if other.module is not None:
-                note_fit(other.module, law.fit, fixed.add)
-                agreeing.append(Located(module=other.module, sizes=other.sizes))
-        varied = [axis for axis in active if axis not in fixed]
-        limits = self._limits(lowering, law, varied, enter, largest)
-        fixed.update(self._contradicted(lowering, law, varied, dict(limits), largest))
-        note_fit(lowering.module, law.fit, fixed.add)
-        return Located(
-            module=lowering.module,
-            sizes=lowering.sizes,
-            fixed=frozenset(fixed & set(active)),
-            limits=tuple((axis, most) for axis, most in limits if axis not in fixed),
-            others=tuple(agreeing) if not fixed else (),
-            failed=tuple(failed),
-        )
-
-    def _contradicted(
-        self,
-        lowering: Lowering,
-        law: Law,
-        active: Sequence[str],
-        limits: Mapping[str, int],
-        largest: Mapping[str, int],
-    ) -> set[str]:
-        """Axes at whose other sizes some lowering, here or elsewhere, has other numbers than its
-        law says, at sizes that are wanted: not below its own, and within its limits."""
-        found: set[str] = set()
-        for one in self.lowerings.of(lowering.signature):
-            changed = changed_axes(lowering.sizes, one.sizes)
-            is_wanted = all(
-                axis in active
-                and lowering.sizes[axis] < one.sizes[axis]
-                and one.sizes[axis] <= limits.get(axis, one.sizes[axis])
-                and one.sizes[axis] <= largest.get(axis, one.sizes[axis])
-                for axis in changed
-            )
-            if is_wanted and law.knows(one) and not law.explains(one):
-                found.update(changed)
-        return found
-
-    def _law(
-        self,
-        lowering: Lowering,
-        active: Sequence[str],
-        enter: Callable[[str], None],
-        largest: Mapping[str, int],
-        probes: Sequence[Lowering],
-    ) -> Law:
-        """The law of this kind of program that explains a lowering; any, if none does.
-
-        The first starts from what all workers start from; where that law does not reach, another
-        one starts from the lowering itself.
-
-        Args:
-          largest: see `at`.
-          probes: lowerings of this kind that the law must explain.
-        """
-        kind = lowering.signature
-        laws = self._laws.setdefault(kind, [])
-        while True:
-            for law in laws:
-                self._learn(law, lowering, active, enter, largest)
-                tested = (*law.leaned_on, *(probes if law.explains(lowering) else ()))
-                if kind not in self._doubled and not all(map(law.explains, tested)):
-                    self._doubled.add(kind)
-                    laws.clear()
-                    break
-                if law.explains(lowering):
-                    return law
-            else:
-                if len(laws) == _MOST_LAWS:
-                    return laws[0]
-                base = lowering.sample if laws else self._base(lowering)
-                laws.append(Law(fit=Fit(base=base)))
-
-    def _base(self, lowering: Lowering) -> Sample:
-        """What the law of a kind of program starts from: of those asked for, here or elsewhere, the
-        one with most axes, and the smallest of these."""
-        asked = [one.sample for one in self.lowerings.of(lowering.signature) if one.is_asked]
-        return min(asked, key=most_axes_first, default=lowering.sample)
-
-    def _learn(
-        self,
-        law: Law,
-        lowering: Lowering,
-        active: Sequence[str],
-        enter: Callable[[str], None],
-        largest: Mapping[str, int],
-    ) -> None:
-        """Learns what the axes do that are active, or that a lowering has at other sizes.
-
-        What one axis does is learnt from two sizes of it, and a third one is looked at. Where a
-        lowering in between is that third one, the axis is learnt from its largest size, which need
-        not be tried then. Elsewhere, or where that size is refused, it is learnt from the double,
-        and `_limits` tries the largest.
-        """
-        kind, base = lowering.signature, law.fit.base.sizes
-        concerned = {*active, *law.changed(lowering)}
-        waiting = [
-            axis
-            for axis in self.axis_names
-            if axis in concerned and not law.fit.knows(axis) and axis not in law.rigid
-        ]
-        learnable = {axis for axis in self.axis_names if law.fit.knows(axis) or axis in waiting}
-        while waiting:
-            alike = [
-                one for one in self.lowerings.of(kind) if learnable.issuperset(law.changed(one))
-            ]
-            steps = {
-                axis: steps_to_learn_from(law, axis, alike, active, largest)
-                if kind not in self._doubled
-                else (2 * base[axis],)
-                for axis in waiting
-            }
-            free = (
-                axis
-                for axis in waiting
-                if not any(self.lowerings.is_claimed({**base, axis: size}) for size in steps[axis])
-            )
-            axis = next(free, waiting[0])  # Another worker is about to tell of the others.
-            waiting.remove(axis)
-            is_rigid = True
-            for size in steps[axis]:
-                sample = self._try({**base, axis: size}, enter)
-                if sample is None:
-                    # What may go well another time says nothing about the axis.
-                    is_rigid &= self.lowerings.is_refused({**base, axis: size})
-                elif sample.signature == kind:
-                    law.fit.learn(axis, sample.sample)
-                    law.held[axis] = size
-                    if size > 2 * base[axis]:
-                        law.leaned_on += [
-                            one for one in alike if base[axis] < one.sizes[axis] < size
-                        ]
-                    break
-            else:
-                if is_rigid:
-                    law.rigid.add(axis)
-
-    def _limits(
-        self,
-        lowering: Lowering,
-        law: Law,
-        active: Sequence[str],
-        enter: Callable[[str], None],
-        largest: Mapping[str, int],
-    ) -> tuple[tuple[str, int], ...]:
-        """Tries each axis at the largest size that is wanted and that the devices allow: a program
-        may have a `min` of something and a size in it, which shows only there."""
-        kind = lowering.signature
-        explained = [one for one in self.lowerings.of(kind) if law.explains(one)]
-        for axis in active:
-            shown = max((one.sizes[axis] for one in explained), default=0)
-            known = max(law.held.get(axis, 0), 2 * law.fit.base.sizes[axis], shown)
-            size = largest_in_reach(lowering.sizes, axis, largest)
-            while size > known and axis not in law.limited:
-                if size < law.refused.get(axis, size + 1):
-                    other = self._try({**lowering.sizes, axis: size}, enter)
-                    if other is None:
-                        if self.lowerings.is_refused({**lowering.sizes, axis: size}):
-                            law.refused[axis] = size
-                    elif other.signature == kind and law.explains(other):
-                        known = size
-                    else:
-                        law.limited[axis] = self._last_held(lowering, law, axis, size, enter)
-                size //= 2
-            law.held[axis] = known
-        return tuple((axis, law.limited[axis]) for axis in active if axis in law.limited)
-
-    def _last_held(
-        self, lowering: Lowering, law: Law, axis: str, size: int, enter: Callable[[str], None]
-    ) -> int:
-        """The largest size of an axis below `size` at which the law holds, by halving."""
-        size //= 2
-        while size > lowering.sizes[axis]:
-            other = self._try({**lowering.sizes, axis: size}, enter)
-            same = other is not None and other.signature == lowering.signature
-            if other is not None and same and law.explains(other):
-                break
-            size //= 2
-        return size
 
 
 def text_of(module: Any) -> str:

@@ -17,9 +17,10 @@ from automesh.cost.terms import Guard, Terms
 from automesh.ir.graph import Block, Graph, Value
 from automesh.ir.terms.collect import collect
 from automesh.program.nouns import Propagation
+from automesh.sharding.fitting import Located, Sizes
 from automesh.sharding.mlir.module import read_graph
 from automesh.sharding.passes import STAGE, Prepared, partitioned, prepared
-from automesh.sharding.programs import ENOUGH, Located, Programs, Sizes
+from automesh.sharding.programs import ENOUGH, Programs
 
 # How many of a worker's first sets are partitioned at another size too; the rest have guards.
 _VERIFIED = 1
