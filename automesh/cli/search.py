@@ -268,7 +268,9 @@ def search(
     timeout: Annotated[
         str,
         typer.Option(
-            metavar="TIME", help="Limit for one compile, one visit of a mesh, or one command."
+            metavar="TIME",
+            help="Limit for one compile, one visit of a mesh, or one command. A compile gets the "
+            "time on top in which others had the cores.",
         ),
     ] = "5m",
     worker_memory: Annotated[

@@ -168,15 +168,21 @@ def one_worker(
 
 
 def ask(
-    pool: Pool, job: Job, kind: type[_T], timeout_s: float, on_event: OnEvent | None = None
+    pool: Pool,
+    job: Job,
+    kind: type[_T],
+    timeout_s: float,
+    on_event: OnEvent | None = None,
+    *,
+    patient: bool = False,
 ) -> _T | Failure:
     """Has a job done, and waits for it.
 
     Args:
       kind: the noun that the job is answered with; see `automesh.worker.messages`.
-      on_event: as in `Pool.submit`.
+      on_event: as in `Pool.submit`; so is `patient`.
     """
-    return _checked(pool.run(job, timeout_s, on_event), job, kind)
+    return _checked(pool.run(job, timeout_s, on_event, patient=patient), job, kind)
 
 
 def answer_to(pool: Pool, ticket: int, job: Job, kind: type[_T]) -> _T | Failure:

@@ -12,7 +12,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from automesh.worker.activity import OnWait, doing_all
 from automesh.worker.messages import Job, Surroundings
 from automesh.worker.process import Process, Running, StartWorker, clear_logs
 from automesh.worker.protocol import Answer
+from automesh.worker.run_time import RunTime, lost_s
 from automesh.worker.wire import Message, WireError
 
 # What a pool is given and what it gives back (no jax).
@@ -62,6 +63,7 @@ class Task:
     on_event: OnEvent | None
     fresh: bool
     affinity: Hashable = None
+    patient: bool = False
     lost_starts: int = 0
 
 
@@ -71,6 +73,9 @@ _CLOSE_LIMIT_S = 1.0
 # The end of a process is seen on the channel first, and by its guardian milliseconds later; on a
 # machine that is very busy, seconds. A process that lives on for longer has lost its channel.
 _SEVERED_S = 10.0
+# Of the limit of a job, the most that it is given for time in which others had the cores.
+_MOST_PATIENCE = 3.0
+_LEAST_PATIENCE_S = 0.1  # A process that does nothing waits for some milliseconds, too.
 _LOST_STARTS = 3  # More of them are no accident: then the start itself is to blame.
 _KEPT_LOGS = 64  # 4 MB each at most.
 _PULSE_S = 0.5  # Between two calls of `on_wait`, at most.
@@ -85,6 +90,8 @@ class _Worker:
         long.
       starting: True until the process has begun with its task, and while jax looks for devices.
       left_s: seconds that its task has after the start.
+      began: when its task began, jax being ready; `run_time` is of then.
+      granted_s: what its task was given beyond its limit, others having had the cores.
       served: jobs that it has finished.
       affinity: of the last job that it was given; see `Pool.submit`.
       severed: True once its channel is at its end: it can answer no more.
@@ -100,6 +107,9 @@ class _Worker:
     deadline: float = 0.0
     starting: bool = False
     left_s: float = 0.0
+    began: float = 0.0
+    run_time: RunTime = field(default_factory=RunTime)
+    granted_s: float = 0.0
     served: int = 0
     affinity: Hashable = None
     severed: bool = False
@@ -179,6 +189,7 @@ class Pool:
         *,
         fresh: bool = False,
         affinity: Hashable = None,
+        patient: bool = False,
     ) -> int:
         """Puts a job into the queue and gives its ticket.
 
@@ -190,6 +201,8 @@ class Pool:
           fresh: only in a process that has done nothing before.
           affinity: jobs of equal affinity share work: among idle workers, one whose last job had
             the same gets it. None for none.
+          patient: seconds in which the job was ready to run and others had the cores do not count,
+            up to three times `timeout_s`: the limit is there for jobs that hang.
         """
         task = Task(
             ticket=next(self._tickets),
@@ -198,6 +211,7 @@ class Pool:
             on_event=on_event,
             fresh=fresh,
             affinity=affinity,
+            patient=patient,
         )
         self._queue.append(task)
         self._assign()
@@ -214,9 +228,16 @@ class Pool:
         self._finished.clear()
         return finished
 
-    def run(self, job: Job, timeout_s: float, on_event: OnEvent | None = None) -> Answer | Failure:
-        """Does one job and waits for it; other jobs go on meanwhile."""
-        return self.result_of(self.submit(job, timeout_s, on_event))
+    def run(
+        self,
+        job: Job,
+        timeout_s: float,
+        on_event: OnEvent | None = None,
+        *,
+        patient: bool = False,
+    ) -> Answer | Failure:
+        """Does one job and waits for it; other jobs go on meanwhile. Arguments as of `submit`."""
+        return self.result_of(self.submit(job, timeout_s, on_event, patient=patient))
 
     def result_of(self, ticket: int) -> Answer | Failure:
         """Waits for one job; what others give meanwhile stays for `wait`."""
@@ -335,6 +356,7 @@ class Pool:
         worker.task, worker.affinity = task, task.affinity
         worker.stage, worker.starting, worker.left_s = "start", True, task.timeout_s
         worker.deadline = time.monotonic() + START_LIMIT_S
+        worker.granted_s = 0.0
         self._send(worker, protocol.job_message(task.job, protocol.label(task.job)))
 
     def _start_clock(self, worker: _Worker, *, starting: bool) -> None:
@@ -383,6 +405,8 @@ class Pool:
             return
         if "accepted" in message:
             self._start_clock(worker, starting=False)
+            if task.patient:
+                worker.began, worker.run_time = time.monotonic(), worker.process.run_time()
             return
         if "event" in message:
             self._tell(worker, task, message)
@@ -447,10 +471,22 @@ class Pool:
             worker.deadline = time.monotonic() + _KILL_LIMIT_S
         elif worker.severed:
             self._condemn(worker, protocol.NO_CHANNEL)
-        elif worker.task is not None:
+        elif worker.task is not None and not self._has_waited(worker, worker.task):
             limit_s = START_LIMIT_S if worker.starting else worker.task.timeout_s
             worker.verdict = TimedOut(stage=worker.stage, limit_s=limit_s)
             self._kill(worker)
+
+    def _has_waited(self, worker: _Worker, task: Task) -> bool:
+        """Whether a job that is late is so because others had the cores: then it gets that time."""
+        if not task.patient or worker.starting:
+            return False
+        lost = lost_s(worker.run_time, worker.process.run_time(), time.monotonic() - worker.began)
+        more_s = min(lost, _MOST_PATIENCE * task.timeout_s) - worker.granted_s
+        if more_s < _LEAST_PATIENCE_S:
+            return False
+        worker.granted_s += more_s
+        worker.deadline = time.monotonic() + more_s
+        return True
 
     def _read_leash(self, worker: _Worker) -> None:
         """Notices the end of a worker; its last words may still be in the channel."""

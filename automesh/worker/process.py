@@ -26,6 +26,7 @@ from automesh.worker import blame, protocol
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
 from automesh.worker.protocol import Answer
+from automesh.worker.run_time import RunTime, run_time_below
 from automesh.worker.wire import Message, ParentEnd
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -112,6 +113,10 @@ class Running(Protocol):
     def kill(self) -> None: ...
     def kill_deputy(self) -> None: ...
     def has_ended(self) -> bool: ...
+    def run_time(self) -> RunTime:
+        """What its process has run so far; zeros where nobody here can say."""
+        ...
+
     def bury(self) -> Ending: ...
     def with_log(self, result: Answer | Failure, last_line: str = "", /) -> Answer | Failure:
         """Adds the log's tail to a failure that has none; `last_line` as in `Guarded.log_tail`."""
@@ -186,6 +191,10 @@ class Guarded:
     def deputy_pid(self) -> int:
         """Of the process whose descendants are all that was started."""
         return self._deputy.pid
+
+    def run_time(self) -> RunTime:
+        """See `Running`."""
+        return run_time_below(self._deputy.pid)
 
     def kill(self) -> None:
         """Asks the guardian to kill everything; the leash ends when that is done."""

@@ -291,7 +291,7 @@ class Pretender:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, job: Job, _: float, on_event: Any) -> object:
+    def run(self, job: Job, _: float, on_event: Any, **__: object) -> object:
         if isinstance(job, CalibrateJob):
             on_event({"event": "stage", "stage": "calibrate"})
             on_event({"event": "calibrated", "parts": 1, "of": 5})

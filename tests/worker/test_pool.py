@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import mmap
+import os
 import subprocess
 import sys
 import time
@@ -458,3 +459,46 @@ def test_whoever_waits_is_told_twice_a_second_what_is_done(make_pool: MakePool) 
     assert len(told) >= 4
     assert set(told) <= {"starting a worker and jax", "calling sleep on dp:2", ""}
     assert "calling sleep on dp:2" in told
+
+
+needs_schedstat = pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="the system does not count waiting for cores"
+)
+
+
+@pytest.fixture
+def busy_core() -> Iterator[int]:
+    """A core that three other processes want, too."""
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass\n"
+    others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(3)]
+    yield core
+    for other in others:
+        other.kill()
+        other.wait()
+
+
+@needs_schedstat
+def test_others_on_the_cores_are_no_fault_of_a_job(make_pool: MakePool, busy_core: int) -> None:
+    """Before, all compiles of a search were given up where the machine had other work."""
+    pool = make_pool()
+    answer_of(pool.run(job("answer"), 30))
+    work = job("compute", str(busy_core), "0.7")
+    assert isinstance(pool.run(work, 1.0), TimedOut)
+    answer_of(pool.result_of(pool.submit(work, 1.0, patient=True)))
+
+
+@needs_schedstat
+def test_patience_ends(make_pool: MakePool, busy_core: int) -> None:
+    pool = make_pool()
+    answer_of(pool.run(job("answer"), 30))
+    begun = time.monotonic()
+    hung = pool.result_of(pool.submit(job("sleep", "1000"), 0.5, patient=True))
+    assert isinstance(hung, TimedOut)
+    assert hung.limit_s == 0.5
+    assert time.monotonic() - begun < 5
+    answer_of(pool.run(job("answer"), 30))
+    begun = time.monotonic()
+    endless = pool.result_of(pool.submit(job("compute", str(busy_core), "1000"), 0.5, patient=True))
+    assert isinstance(endless, TimedOut)
+    assert 1.0 < time.monotonic() - begun < 8

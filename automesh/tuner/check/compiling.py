@@ -158,7 +158,7 @@ def compile_today(
         cache_dir="",
         store_dir=str(store.folder) if store is not None else "",
     )
-    answer = ask(pool, job, CompileAnswer, request.timeout_s, _go)
+    answer = ask(pool, job, CompileAnswer, request.timeout_s, _go, patient=True)
     if isinstance(answer, Failure):
         return _broken(answer, request.entry)
     aim = aim_of(target, inspected)

@@ -261,6 +261,7 @@ class CompileRung:
             on_event=lambda event: self._on_event(trial, event),
             # Where others have been before, it may die of them once more.
             fresh=trial.storage_id in self._retried,
+            patient=True,
         )
         self._running[ticket] = (trial, self.search.clock())
         self._started += 1

@@ -68,6 +68,15 @@ def sleep(emit: Emit, seconds: str) -> VisitAnswer:
     return answer(emit)
 
 
+def compute(emit: Emit, core: str, seconds: str) -> VisitAnswer:
+    """Needs so much time of one core, which others may have, too."""
+    os.sched_setaffinity(0, {int(core)})
+    until_s = time.process_time() + float(seconds)
+    while time.process_time() < until_s:
+        pass
+    return answer(emit)
+
+
 def wrong_noun(emit: Emit) -> Lowered:
     return Lowered(fingerprint="x")
 
