@@ -20,7 +20,7 @@ from automesh.program.pipeline.absent import lower_for_absent, obtain_pipeline
 from automesh.program.pipeline.lower import StagedProgram, StepProgram, pipeline_of
 from automesh.worker.handlers.scripts import Scripts, build_plan, is_wanted
 from automesh.worker.messages import CompileJob
-from automesh.worker.stages import Emit, Stages
+from automesh.worker.handlers.stages import Emit, Stages
 
 
 def compile_ahead(

@@ -19,7 +19,7 @@ from automesh.program.pipeline.attached import compile_here, count_here
 from automesh.program.pipeline.lower import StagedProgram, lower_any
 from automesh.worker.handlers.scripts import Scripts, build_plan, is_wanted
 from automesh.worker.messages import CompileJob
-from automesh.worker.stages import Emit, Stages
+from automesh.worker.handlers.stages import Emit, Stages
 
 
 def compile_attached(

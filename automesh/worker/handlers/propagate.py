@@ -13,7 +13,7 @@ from automesh.sharding.programs import Programs
 from automesh.sharding.propagate import propagate
 from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
 from automesh.worker.messages import LOWERINGS, PropagateJob
-from automesh.worker.stages import Emit
+from automesh.worker.handlers.stages import Emit
 
 
 @dataclass(slots=True, kw_only=True)

@@ -47,7 +47,7 @@ from automesh.worker.messages import (
     VisitJob,
 )
 from automesh.worker.place import place_in
-from automesh.worker.stages import Emit, Stages
+from automesh.worker.handlers.stages import Emit, Stages
 
 _PLACE = place_in(os.environ)  # Read before any user code runs.
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
