@@ -19,8 +19,8 @@ from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.program.pipeline.absent import lower_for_absent, obtain_pipeline
 from automesh.program.pipeline.lower import StagedProgram, StepProgram, pipeline_of
 from automesh.worker.handlers.scripts import Scripts, build_plan, is_wanted
-from automesh.worker.messages import CompileJob
 from automesh.worker.handlers.stages import Emit, Stages
+from automesh.worker.messages import CompileJob
 
 
 def compile_ahead(

@@ -18,8 +18,8 @@ from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.program.pipeline.attached import compile_here, count_here
 from automesh.program.pipeline.lower import StagedProgram, lower_any
 from automesh.worker.handlers.scripts import Scripts, build_plan, is_wanted
-from automesh.worker.messages import CompileJob
 from automesh.worker.handlers.stages import Emit, Stages
+from automesh.worker.messages import CompileJob
 
 
 def compile_attached(

@@ -71,6 +71,7 @@ from automesh.worker.handlers.scripts import (
     start_jax,
     told_of,
 )
+from automesh.worker.handlers.stages import Emit, Stages
 from automesh.worker.messages import (
     ArraysJob,
     BuildJob,
@@ -87,7 +88,6 @@ from automesh.worker.messages import (
     VisitJob,
 )
 from automesh.worker.protocol import Answer
-from automesh.worker.handlers.stages import Emit, Stages
 
 _Step = tuple[Entry, Plan, tuple[str, ...]]
 # Plans that a worker keeps ready to be visited again. A loaded program of the CPU compiler holds

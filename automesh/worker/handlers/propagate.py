@@ -12,8 +12,8 @@ from automesh.program.script.build import Built
 from automesh.sharding.programs import Programs
 from automesh.sharding.propagate import propagate
 from automesh.sharding.propagate_pipeline import Stages, propagate_pipeline
-from automesh.worker.messages import LOWERINGS, PropagateJob
 from automesh.worker.handlers.stages import Emit
+from automesh.worker.messages import LOWERINGS, PropagateJob
 
 
 @dataclass(slots=True, kw_only=True)

@@ -38,6 +38,7 @@ from automesh.program.script.load import load_entry
 from automesh.program.script.signature import Signature, check_knobs, check_mapping, read_signature
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.device_count import check_device_count, hold_device_count
+from automesh.worker.handlers.stages import Emit, Stages
 from automesh.worker.messages import (
     BuildJob,
     CompileJob,
@@ -47,7 +48,6 @@ from automesh.worker.messages import (
     VisitJob,
 )
 from automesh.worker.place import place_in
-from automesh.worker.handlers.stages import Emit, Stages
 
 _PLACE = place_in(os.environ)  # Read before any user code runs.
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py

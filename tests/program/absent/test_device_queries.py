@@ -36,8 +36,8 @@ from automesh.program.script.build import build_on
 from automesh.program.script.load import load_entry
 from automesh.worker.handlers import jobs
 from automesh.worker.handlers.scripts import Scripts, told_of
-from automesh.worker.messages import InspectJob, PropagateJob
 from automesh.worker.handlers.stages import Stages
+from automesh.worker.messages import InspectJob, PropagateJob
 from tests.support.paths import SCRIPTS
 from tests.support.program_jobs import own_process, script
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from automesh.program.nouns import VisitAnswer
 from automesh.program.script.load import load_entry
-from automesh.worker.messages import VisitJob
 from automesh.worker.handlers.stages import Stages
+from automesh.worker.messages import VisitJob
 
 
 def handle(job: VisitJob, emit: Callable[[dict[str, Any]], dict[str, Any]]) -> VisitAnswer:
