@@ -13,7 +13,6 @@ microbatches.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 from collections.abc import Generator, Sequence
@@ -26,6 +25,8 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, did_you_mean
+from automesh.frameworks.installed import import_used
+from automesh.frameworks.meshes import check_names, spans_granules, whole_mesh
 from automesh.frameworks.registry import FRAMEWORKS
 from automesh.program.script.workload import Workload
 
@@ -43,6 +44,7 @@ _FIXED = {
 _COMPILER_OPTIONS = "compile_xla_flags"
 _FLAGS = "XLA_FLAGS"
 _SELF = FRAMEWORKS["maxtext"]
+_WHOSE = "MaxText's mesh"
 _DATASET = "dataset_type"  # Batches are abstract: their form is all that counts.
 # What a search may divide by, of MaxText's own keys, under the names that search spaces use.
 _FACTS = {
@@ -93,17 +95,7 @@ def _maxtext() -> _MaxText:
     Raises:
       UsageError: it is not installed whole, or another version that has moved something.
     """
-    found: dict[str, Any] = {}
-    for name, used in _USED.items():
-        try:
-            found[name] = module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise _incomplete(f"module `{error.name or name}`", error.name or name) from None
-        except ImportError as error:
-            raise _incomplete(f"`{name}` that can be imported ({error})", "maxtext.") from None
-        for attribute in used:
-            if not hasattr(module, attribute):
-                raise _incomplete(f"`{attribute}` in `{name}`", "maxtext.")
+    found = import_used(_SELF, _USED)
     pyconfig, train, train_compile, utils, sharding, spmd = list(found.values())[1:]
     return _MaxText(
         pyconfig=pyconfig,
@@ -123,24 +115,6 @@ def check_installed() -> None:
       UsageError: it is not installed whole, or another version that has moved something.
     """
     _maxtext()
-
-
-def _incomplete(what: str, missing: str) -> UsageError:
-    """MaxText, or something that it imports, is not as the adapter needs it."""
-    if missing == "maxtext":
-        return UsageError(
-            "MaxText is not installed in the environment that automesh runs in",
-            hint="`pip install maxtext`",
-        )
-    is_own = missing.startswith("maxtext.")
-    return UsageError(
-        f"the installed MaxText has no {what}"
-        if is_own
-        else f"MaxText needs the {what}, which is not installed",
-        hint=f"this adapter was tried with maxtext {_SELF.seen_in}: install that version"
-        if is_own
-        else f"`pip install {missing}`",
-    )
 
 
 def build(
@@ -312,27 +286,12 @@ def _sizes(mesh: Mesh) -> dict[str, object]:
     Raises:
       UsageError: MaxText has no such axis.
     """
-    _check_names(mesh, _axes(), "")
+    check_names(mesh, _axes(), _WHOSE)
     return {
         f"{network}_{_key(name)}_parallelism": mesh.shape.get(name, 1) if network == "ici" else 1
         for name in _axes()
         for network in ("ici", "dcn")
     }
-
-
-def _check_names(mesh: Mesh, known: Sequence[str], rules: str) -> None:
-    """Refuses a mesh whose devices lie along an axis that MaxText has not.
-
-    Raises:
-      UsageError: names the axis.
-    """
-    for name, size in mesh.shape.items():
-        if size > 1 and name not in known:
-            raise UsageError(
-                f"MaxText's mesh{rules and f' with custom_mesh_and_rule={rules}'} has no axis "
-                f"`{name}`; its axes are {', '.join(known)}",
-                hint="name axes of MaxText's in the search space",
-            )
 
 
 @cache
@@ -358,22 +317,13 @@ def _whole(mesh: Mesh, config: Any) -> Mesh:
     Raises:
       UsageError: an axis of more than one device is none of them.
     """
-    wanted = tuple(config.mesh_axes)
-    _check_names(mesh, wanted, _plain(config.custom_mesh_and_rule))
-    order = sorted(
-        range(len(mesh.axis_names)),
-        key=lambda i: wanted.index(name) if (name := mesh.axis_names[i]) in wanted else -1,
+    rules = _plain(config.custom_mesh_and_rule)
+    return whole_mesh(
+        mesh,
+        tuple(config.mesh_axes),
+        f"{_WHOSE} with custom_mesh_and_rule={rules}" if rules else _WHOSE,
+        AxisType.Explicit if _plain(config.shard_mode) == "explicit" else AxisType.Auto,
     )
-    devices = mesh.devices.transpose(order).reshape([mesh.shape.get(name, 1) for name in wanted])
-    kind = AxisType.Explicit if _plain(config.shard_mode) == "explicit" else AxisType.Auto
-    return Mesh(devices, wanted, axis_types=(kind,) * len(wanted))
-
-
-def _spans_granules() -> bool:
-    """Whether the devices lie in more than one slice or node."""
-    devices = jax.devices()
-    by = "slice_index" if devices[0].platform == "tpu" else "process_index"
-    return len({getattr(device, by, 0) for device in devices}) > 1
 
 
 def _plain(value: Any) -> str:
@@ -392,7 +342,7 @@ def _baseline(asked: Any, mesh: Mesh) -> str | None:
                 # `dcn_data_parallelism` is open by default: it is 1 where there is one granule.
                 if name in mesh.axis_names:
                     is_open.append(f"{prefix}{name}:-1")
-                elif _spans_granules():
+                elif spans_granules():
                     return None
                 continue
             if size == 1:

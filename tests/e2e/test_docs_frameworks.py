@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from automesh.frameworks.registry import FRAMEWORKS as SEARCHED
+from automesh.frameworks.registry import Framework
 from automesh.report.export.frameworks import FRAMEWORKS, NAMES
+from automesh.space.spec import read_space
 from tests.e2e.test_readme import block as block_of_readme
 from tests.support.paths import ROOT
 
@@ -54,10 +57,25 @@ def test_the_export_of_the_readme_takes_the_rules_of_the_readme(tmp_path: Path) 
 
 
 def test_the_tables_name_every_framework_and_axis() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", GUIDE, re.MULTILINE)
+    searched, said = GUIDE.split("## Rules in their words")
+    rows = re.findall(r"^\| `(\w+)` \|", said, re.MULTILINE)
     assert rows == list(NAMES)
+    rows = re.findall(r"^\| `(\w+)` \|.*\(frameworks/(\w+)\.md\)", searched, re.MULTILINE)
+    assert rows == [(name, name) for name in SEARCHED]
     for framework in FRAMEWORKS.values():
         for ours, theirs in framework.names:
             if ours not in ("stage", "model"):
                 row = re.search(rf"^\| (?:\w+, )?{ours}(?:, \w+)? \|(.*)", GUIDE, re.MULTILINE)
                 assert row and theirs in row[1], (framework.name, ours)
+
+
+@pytest.mark.parametrize("framework", SEARCHED.values(), ids=list(SEARCHED))
+def test_the_page_of_a_framework_tells_its_axes_knobs_and_version(framework: Framework) -> None:
+    page = (ROOT / "docs" / "frameworks" / f"{framework.name}.md").read_text()
+    assert f"automesh search {framework.name} --target cpu:8" in page
+    assert f"search_spaces/{framework.name}.toml" in page
+    assert framework.seen_in in page
+    space = read_space(framework.space)
+    (table,) = re.findall(r"^\| In a plan \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+    assert [one.name for one in space.axes if not re.search(rf"\b{one.name}\b", table)] == []
+    assert [knob.name for knob in space.knobs if f"`{knob.name}`" not in table] == []

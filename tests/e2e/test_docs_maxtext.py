@@ -22,7 +22,7 @@ from tests.frameworks.test_real_maxtext import SMALL
 from tests.support.own_parsers.process import OwnParser, missing
 from tests.support.paths import ROOT, TESTS
 
-GUIDE = (ROOT / "docs" / "maxtext.md").read_text()
+GUIDE = (ROOT / "docs" / "frameworks" / "maxtext.md").read_text()
 LINES = [
     shlex.split(line)
     for part in re.findall(r"```(?:bash|text)\n(.*?)```", GUIDE, re.DOTALL)

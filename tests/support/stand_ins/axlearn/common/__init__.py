@@ -1,0 +1,1 @@
+"""A stand-in for AXLearn, see the package's docstring."""

@@ -1,0 +1,1 @@
+"""A stand-in for EasyDeL, see the README beside it."""

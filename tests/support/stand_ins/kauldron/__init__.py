@@ -1,0 +1,1 @@
+"""A stand-in for Kauldron, see the README beside it."""
