@@ -168,7 +168,6 @@ def test_a_small_model_is_searched_to_a_measured_rule_with_which_it_trains(tmp_p
     run("automesh", "search", "axlearn", *words, "--rules", "rules.toml", "--", *argv, cwd=tmp_path)
     [rule] = tomllib.loads((tmp_path / "rules.toml").read_text())["rule"]
     assert rule["evidence"]["kind"] == "measured"
-    # The policy is what the configuration says: the export leaves it to that.
-    exported(tmp_path / "rules.toml", "--leave-out", "remat_policy")
+    exported(tmp_path / "rules.toml")
     theirs = trained(f"{FUJI}-float32", tmp_path, "--mesh_selector=cpu-8")
     assert theirs["fingerprint"] == rule["evidence"]["program"]["fingerprint"]

@@ -189,6 +189,8 @@ AXLEARN = Framework(
         ("dots", "dots_with_no_batch_dims_saveable"),
         *((name, name) for name in _POLICIES),
     ),
+    remat_knob="remat_policy",
+    as_configured="config",
     batch_axes=("data", "expert", "fsdp"),
     many=True,
     write=_write,

@@ -229,6 +229,7 @@ EASYDEL = Framework(
         ("dots", "dots_with_no_batch_dims_saveable"),
         *((name, name) for name in _POLICIES),
     ),
+    remat_knob="gradient_checkpointing",
     batch_axes=("dp", "fsdp"),
     write=_write,
     read=_read,

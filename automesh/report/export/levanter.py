@@ -186,7 +186,12 @@ LEVANTER = Framework(
     names=(("dp", _REPLICA), ("fsdp", _DATA), ("tp", _MODEL)),
     other_axes=True,
     batch_axes=_BATCH,
-    remat=(("none", "false"), ("full", "true"), ("offload", "offload")),
+    remat=(
+        ("none", "false"),
+        ("full", "true"),
+        *((name, name) for name in ("offload", "recompute", "save_all", "nested")),
+    ),
+    remat_knob="gradient_checkpointing",
     write=_write,
     read=_read,
 )

@@ -116,6 +116,8 @@ class Framework:
       remat: values of the knob `remat` -> its own; the first that leads to one is what it is called
         when it is read.
       remat_knob: what its own step calls the knob `remat`; empty if none of its steps is searched.
+      as_configured: value of that knob that leaves what the framework's configuration says, and of
+        which nothing is written.
       own_knobs: other knobs of its own step, which are its keys.
       explicit: its mesh may be one of Explicit axes.
       mesh_only: it takes a mesh, and knows nothing of the step: knobs stay with the script.
@@ -133,6 +135,7 @@ class Framework:
     batch_axes: tuple[str, ...] = ()
     remat: Pairs = ()
     remat_knob: str = ""
+    as_configured: str = ""
     own_knobs: tuple[str, ...] = ()
     explicit: bool = False
     mesh_only: bool = False

@@ -20,7 +20,13 @@ BATCH = "batch"
 PER_DEVICE = "per_device_batch"
 # What scripts call the rows of one update.
 _BATCHES = (BATCH, "batch_size", "global_batch", "global_batch_size", "train_batch_size")
-_ACCUMULATIONS = (ACCUMULATION, "gradient_accumulation_steps", "grad_accum", "accumulation")
+_ACCUMULATIONS = (
+    ACCUMULATION,
+    "gradient_accumulation_steps",
+    "grad_acc_steps",
+    "grad_accum",
+    "accumulation",
+)
 _EXPLICIT = "explicit"
 _NOT_KNOBS = ("mapping", "compiler_options", "axis_types")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
@@ -227,6 +233,8 @@ def _remat(knob: str, value: Scalar | None, framework: Framework, words: Words) 
     if value is None:
         return None
     name = _word(value)
+    if knob == framework.remat_knob and name == framework.as_configured:
+        return None
     table = dict(framework.remat)
     # A script with a switch has no names: on is to keep nothing.
     wanted = words.remat.get(name, {"true": "full", "false": "none"}.get(name, name))

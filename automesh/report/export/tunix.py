@@ -138,6 +138,7 @@ TUNIX = Framework(
     other_axes=True,
     # `RematConfig`: 1 NONE, 2 BLOCK (the attention block), 3 DECODER (the whole layer).
     remat=(("none", "1"), ("block", "2"), ("full", "3")),
+    remat_knob=_REMAT,
     batch_axes=("fsdp",),
     write=_write,
     read=_read,
