@@ -54,7 +54,7 @@ def _write(settings: tuple[Setting, ...]) -> str:
     modifiers = [_MESH, _CHAIN]
     if any(setting.remat is not None for setting in settings):
         modifiers.append(_REMAT)
-    if any(setting.accumulation for setting in settings):
+    if any(setting.accumulation > 1 for setting in settings):
         modifiers.append(_ACCUMULATION)
     lines = ["import jax"] if any(_has_policy(setting) for setting in settings) else []
     if any(_has_policy(setting) for setting in settings):
@@ -70,6 +70,12 @@ def _write(settings: tuple[Setting, ...]) -> str:
         f"train_batch_size of {setting.match}: {setting.global_batch}, which accumulation splits."
         for setting in settings
         if setting.global_batch
+    ]
+    # Its modifier makes a loop of one part of it, which is another program than a whole batch.
+    notes += [
+        f"Accumulation of {setting.match}: none. What your configuration has of it stays."
+        for setting in settings
+        if setting.accumulation == 1
     ]
     return head(settings, _TITLE, _SEEN_IN, notes) + "\n".join([*lines, ")", ""])
 
@@ -87,7 +93,7 @@ def _rule(setting: Setting) -> str:
             else _NOT_RECOMPUTED
         )
         parts.append(f'{_REMAT}.default_config().set(remat_policies={{"{_LAYER}": {spec}}})')
-    if setting.accumulation:
+    if setting.accumulation > 1:
         parts.append(f"{_ACCUMULATION}.default_config().set(grad_acc_steps={setting.accumulation})")
     listed = "".join(f"                {part},\n" for part in parts)
     return (

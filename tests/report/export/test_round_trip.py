@@ -52,8 +52,8 @@ def test_a_rule_comes_back_and_means_the_same(name: str, data: st.DataObject) ->
     expected = dict(before.knobs)
     if name == "axlearn":
         expected.pop("batch", None)  # It is said outside of `mesh_rules`, in a comment.
-    if name == "levanter" and expected.get("microbatches") == 1:
-        del expected["microbatches"]  # The whole batch at once is its default.
+    if name in ("levanter", "axlearn") and expected.get("microbatches") == 1:
+        del expected["microbatches"]  # The whole batch at once is their default.
     assert dict(after.knobs) == expected
     options = dict(before.compiler_options)
     assert dict(after.compiler_options) == (options if name in WITH_OPTIONS else {})
@@ -85,6 +85,16 @@ def test_a_rule_of_a_search_of_its_own_step_is_exported_as_it_is(name: str) -> N
         (back,) = import_rules(text, name, match="cpu-8").rules.rules
         accumulation = [value for key, value in knobs.items() if key in COUNTED]
         assert [back.knobs.get("microbatches", 1)] == (accumulation or [1])
+
+
+def test_axlearn_is_told_of_no_loop_of_one_part() -> None:
+    """Before, the exported rule of a search trained another program than the one searched."""
+    shape = HybridMeshShape((8,), (1,))
+    for steps, is_written in ((1, False), (2, True)):
+        rule = MeshRule(match="cpu-8", mesh_shape=shape, knobs={"grad_acc_steps": steps})
+        text = export_rules(Rules(axes=("data",), batch_axes=("data",), rules=(rule,)), "axlearn")
+        assert ("GradientAccumulationModifier" in text) is is_written
+        assert ("Accumulation of cpu-8: none." in text) is not is_written
 
 
 # What may be left out: where it lies, and the default.

@@ -302,7 +302,7 @@ def read_axlearn(text: str, on: On) -> Read:
     return Read(
         sizes=filled(dict(zip(module["mesh_axis_names"], pairs, strict=True)), on),
         remat=spec if spec in (None, "nothing") else _policy_name(spec["policy"]),
-        accumulation=kinds.get("GradientAccumulationModifier", {}).get("grad_acc_steps", 0),
+        accumulation=kinds.get("GradientAccumulationModifier", {}).get("grad_acc_steps", 1),
     )
 
 

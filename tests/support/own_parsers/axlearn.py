@@ -88,7 +88,7 @@ def read(*, text: str, selector: str, num_devices: int, num_granules: int) -> di
     return {
         "sizes": {name: pair for name, *pair in sizes},
         "remat": spec if spec in (None, "nothing") else spec.policy.__name__,
-        "accumulation": steps.steps if steps is not None else 0,
+        "accumulation": steps.steps if steps is not None else 1,
         "global_batch": 0,
     }
 
