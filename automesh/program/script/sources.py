@@ -74,6 +74,11 @@ def edited_files(sources: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(path for path, inside in sources if hash_of_content(Path(path)) != inside)
 
 
+# TensorFlow's AutoGraph writes what it makes of functions to files of the moment, and imports them
+# (tensorflow/python/autograph/pyct/loader.py, 2.21).
+_GENERATED = "__autograph_generated_file"
+
+
 def is_users(path: Path, roots: Collection[Path]) -> bool:
     """Whether a file is the user's own: under none of Python's and automesh's folders.
 
@@ -83,6 +88,8 @@ def is_users(path: Path, roots: Collection[Path]) -> bool:
         lies in Python's own folder is.
     """
     if path.is_relative_to(PACKAGE) or any(part in INSTALLED for part in path.parts):
+        return False
+    if path.name.startswith(_GENERATED):
         return False
     inside = [root for root in roots if path.is_relative_to(root)]
     prefixes = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from automesh.program.script.sources import watching
+from automesh.program.script.sources import is_users, watching
 
 FILES = {
     "plain": {"RECORD": "plain_module.py,sha256=x,1\nplain_package/inside.py,,\n"},
@@ -48,3 +48,9 @@ def test_distributions_are_those_of_the_standard_library_without_its_walk(
             monkeypatch.setitem(sys.modules, name, sys)
     found = watch.reads((installed,), ()).distributions
     assert {name for name, version in found if version == "1.5"} == wanted
+
+
+def test_what_autograph_generates_is_not_the_users(tmp_path: Path) -> None:
+    """Before, a study whose script uses tf.data had changed sources at every resumption."""
+    assert is_users(tmp_path / "train.py", (tmp_path,))
+    assert not is_users(tmp_path / "__autograph_generated_filex1_2.py", (tmp_path,))
