@@ -27,7 +27,7 @@ import jax
 from jax.sharding import Mesh
 
 from automesh.errors import AutomeshError, UsageError, did_you_mean, kind_of
-from automesh.frameworks.installed import import_used
+from automesh.frameworks.installed import first_lines, import_used
 from automesh.frameworks.meshes import whole_mesh
 from automesh.frameworks.registry import FRAMEWORKS
 from automesh.program.script.workload import Workload
@@ -233,7 +233,7 @@ def _made(config: Any, whole: Mesh) -> tuple[Any, Any, Any]:
     except Exception as error:
         raise UsageError(
             f"AXLearn makes no step of this configuration on {dict(whole.shape)}: "
-            f"{_first_lines(error)}",
+            f"{first_lines(error)}",
             hint="it would not train so either; see what the configuration and its data ask for",
         ) from error
     return trainer, state, batch
@@ -251,7 +251,7 @@ def _asked(argv: tuple[str, ...]) -> Any:
         _, *settings = axlearn.flags(["automesh", *_FILLED_IN, *argv])
     except Exception as error:  # noqa: BLE001 - whatever it is, the arguments are at fault
         raise UsageError(
-            f"AXLearn refuses its arguments: {_first_lines(error)}",
+            f"AXLearn refuses its arguments: {first_lines(error)}",
             hint=f"give those of its training command, as in `-- {_SELF.example}`",
         ) from None
     config = _named(axlearn.flags.module, axlearn.flags.config)
@@ -261,7 +261,7 @@ def _asked(argv: tuple[str, ...]) -> Any:
             axlearn.trainer.select_mesh_config(config, mesh_selector=selector)
         except Exception as error:
             raise UsageError(
-                f"AXLearn cannot apply its rule for `{selector}`: {_first_lines(error)}",
+                f"AXLearn cannot apply its rule for `{selector}`: {first_lines(error)}",
                 hint="leave `--mesh_selector` out, or name other devices",
             ) from error
     config.mesh_axis_names = config.mesh_axis_names or ("data", "model")
@@ -295,7 +295,7 @@ def _named(module: str, name: str) -> Any:
         except Exception as error:
             raise UsageError(
                 f"AXLearn cannot make the configuration `{name}` of `{place}`: "
-                f"{_first_lines(error)}",
+                f"{first_lines(error)}",
                 hint=f"give what its training command takes, as in `-- {_SELF.example}`",
             ) from error
     raise UsageError(
@@ -362,9 +362,15 @@ def _set_remat(config: Any, policy: str) -> None:
         ) from None
     spec = None
     if policy != _NOT_RECOMPUTED:
-        # A layer that is no scan's body needs it, to be recomputed at all: the configuration knows.
-        prevent_cse = own.prevent_cse if own is not None else False
-        spec = axlearn.base_layer.RematSpec(prevent_cse=prevent_cse, policy=_policy(policy))
+        # What a scan repeats does without, and so do exported rules; other layers need it.
+        if own is not None and own.prevent_cse:
+            raise UsageError(
+                f"the layers at `{_LAYER}` are no body of a scan (`remat_spec.prevent_cse`), and a "
+                f"rule with remat_policy={policy} could not say that they are to be recomputed",
+                hint=f"leave the knob at `{_AS_CONFIGURED}`: list no other value in the search "
+                "space; or repeat the layers (`RepeatedTransformerLayer`)",
+            )
+        spec = axlearn.base_layer.RematSpec(prevent_cse=False, policy=_policy(policy))
     modifier = axlearn.modifiers.RematSpecModifier.default_config()
     modifier.set(remat_policies={_LAYER: spec}).instantiate()(config)
 
@@ -399,20 +405,22 @@ def _set_accumulation(config: Any, steps: int) -> None:
     if not steps:
         return
     own = getattr(config.learner, "forward_fn_transformation", None)
-    if own is not None and not _accumulates(own):
+    is_own = own is not None and not _accumulates(own)
+    if is_own and steps > 1:
         raise UsageError(
             f"the learner has a `forward_fn_transformation` of its own: grad_acc_steps={steps} "
             "would replace it",
-            hint="leave the knob at 0: list no other value in the search space",
+            hint="list no other value than 1 in the search space",
         )
+    if is_own or (own is not None and own.steps == steps):
+        return
     if steps == 1:
         if own is not None:
             config.learner.forward_fn_transformation = None
-    elif own is not None:
-        own.set(steps=steps)
-    else:
-        modifier = _axlearn().modifiers.GradientAccumulationModifier.default_config()
-        modifier.set(grad_acc_steps=steps).instantiate()(config)
+        return
+    # As an exported rule does it.
+    modifier = _axlearn().modifiers.GradientAccumulationModifier.default_config()
+    modifier.set(grad_acc_steps=steps).instantiate()(config)
 
 
 def _accumulates(transformation: Any) -> bool:
@@ -456,12 +464,6 @@ def _facts(config: Any, rows: int, length: int) -> dict[str, int]:
         "num_experts": found.get("num_experts", 1),
         "vocab_size": found.get("vocab_size", 1),
     }
-
-
-def _first_lines(error: BaseException) -> str:
-    """What was said, on one line: of a long list of faults the first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:600] or type(error).__name__
 
 
 def _baseline(asked: Any, varied: Sequence[str], devices: Sequence[Any]) -> str | None:

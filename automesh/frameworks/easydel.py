@@ -29,7 +29,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.frameworks.installed import import_used
+from automesh.frameworks.installed import first_lines, import_used
 from automesh.frameworks.meshes import spans_granules, whole_mesh
 from automesh.frameworks.registry import FRAMEWORKS
 from automesh.program.script.workload import Workload
@@ -117,15 +117,7 @@ def _easydel() -> _EasyDeL:
     """
     with _kept_settings():
         os.environ |= dict.fromkeys(_SWITCHED_OFF, "0")
-        try:
-            found = import_used(_SELF, _USED)
-        except UsageError:
-            raise
-        except Exception as error:  # noqa: BLE001 - `assert`s on versions are among them
-            raise UsageError(
-                f"the installed EasyDeL cannot be imported: {_first_lines(error)}",
-                hint=f"this adapter was tried with {_SELF.seen_in}: install that version",
-            ) from None
+        found = import_used(_SELF, _USED)
     model, builders, processing, types, training, auto, factory, etils, _, nnx = list(
         found.values()
     )[1:]
@@ -377,14 +369,9 @@ def _refusals() -> Generator[None]:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - its arguments are at fault
         raise UsageError(
-            f"EasyDeL refuses its arguments: {_first_lines(error)}",
+            f"EasyDeL refuses its arguments: {first_lines(error)}",
             hint="give what `python -m easydel.scripts.elarge --config` takes",
         ) from None
-
-
-def _first_lines(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:600] or type(error).__name__
 
 
 def _plan(

@@ -12,6 +12,15 @@ from typing import Any
 from automesh.errors import UsageError
 from automesh.frameworks.registry import Framework
 
+# Modules that a package of another name installs.
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "absl": "absl-py",
+    "haliax": "marin-haliax",  # The package `haliax` is an older one, which Levanter refuses.
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+
 
 def import_used(framework: Framework, used: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The modules that an adapter uses, by name.
@@ -32,8 +41,9 @@ def import_used(framework: Framework, used: Mapping[str, Sequence[str]]) -> dict
         except ModuleNotFoundError as error:
             missing = error.name or name
             raise _incomplete(framework, f"module `{missing}`", missing) from None
-        except ImportError as error:
-            raise _incomplete(framework, f"`{name}` that can be imported ({error})", own) from None
+        except Exception as error:  # noqa: BLE001 - with another jax, any: `assert`s, missing names
+            what = f"`{name}` that can be imported ({first_lines(error)})"
+            raise _incomplete(framework, what, own) from None
         for one in names:
             if not hasattr(module, one):
                 raise _incomplete(framework, f"`{one}` in `{name}`", own)
@@ -52,7 +62,14 @@ def _incomplete(framework: Framework, what: str, missing: str) -> UsageError:
             f"the installed {framework.title} has no {what}",
             hint=f"this adapter was tried with {framework.seen_in}: install that version",
         )
+    top = missing.partition(".")[0]
     return UsageError(
         f"{framework.title} needs the {what}, which is not installed",
-        hint=f"`pip install {missing.partition('.')[0]}`",
+        hint=f"`pip install {_DISTRIBUTIONS.get(top, top)}`",
     )
+
+
+def first_lines(error: BaseException) -> str:
+    """What an exception says, on one line: of a long list of faults the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:600] or type(error).__name__

@@ -132,8 +132,7 @@ def build(mesh: Mesh, gradient_checkpointing: str = "", microbatches: int = 0) -
     own = _arguments(sys.argv[1:])
     asked = _config(own)
     rows, (tokens, end) = _rows(asked.trainer), _tokens(asked)
-    for name, value in asked.trainer.jax_config.items():  # As in Levanter's own `initialize`.
-        jax.config.update(name, value)
+    _set_jax(asked.trainer.jax_config)
     more = [
         f"--trainer.mesh.{key}={json.dumps(sizes)}"
         for key, sizes in _sizes(mesh, asked.trainer.mesh).items()
@@ -158,6 +157,24 @@ def build(mesh: Mesh, gradient_checkpointing: str = "", microbatches: int = 0) -
         | _facts(config.model),
         tokens_per_step=rows * positions.size,
     )
+
+
+def _set_jax(settings: Mapping[str, Any]) -> None:
+    """Sets jax as Levanter's own `initialize` does; where programs are kept is the search's matter.
+
+    Raises:
+      UsageError: this jax has no such setting.
+    """
+    for name, value in settings.items():
+        if "cache" in name:
+            continue
+        try:
+            jax.config.update(name, value)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"jax does not take `trainer.jax_config.{name}`: {' '.join(str(error).split())}",
+                hint="leave it out, or install the jax that has it",
+            ) from None
 
 
 # The arguments.

@@ -25,7 +25,7 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.frameworks.installed import import_used
+from automesh.frameworks.installed import first_lines, import_used
 from automesh.frameworks.meshes import check_names, spans_granules, whole_mesh
 from automesh.frameworks.registry import FRAMEWORKS
 from automesh.program.script.workload import Workload
@@ -247,15 +247,9 @@ def _initialized(base: str, texts: tuple[tuple[str, str], ...], device_count: in
         else:
             os.environ[_FLAGS] = flags
     raise UsageError(
-        f"MaxText refuses its arguments: {_first_lines(reason)}",
+        f"MaxText refuses its arguments: {first_lines(reason)}",
         hint=_hint(reason) or "give what its training command takes, as `key=value` after `--`",
     )
-
-
-def _first_lines(error: BaseException) -> str:
-    """What MaxText says, on one line: of a long list of faults the first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:600] or type(error).__name__
 
 
 def _hint(error: BaseException) -> str:
@@ -264,7 +258,7 @@ def _hint(error: BaseException) -> str:
     if "Extra inputs are not permitted" not in text and "not a valid" not in text:
         return ""
     named = [line.strip() for line in text.splitlines() if line.strip().isidentifier()]
-    return f"did you mean{did_you_mean(named[0], _keys())}?" if named else ""
+    return f"name a key of MaxText's{did_you_mean(named[0], _keys())}" if named else ""
 
 
 @cache

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -123,15 +124,6 @@ def _tunix() -> _Tunix:
         inputs=inputs,
         nnx=nnx,
     )
-
-
-def check_installed() -> None:
-    """Imports all that is used of Tunix.
-
-    Raises:
-      UsageError: it is not installed whole, or another version that has moved something.
-    """
-    _tunix()
 
 
 def build(mesh: Mesh, remat_config: int = 0) -> Workload:
@@ -271,7 +263,13 @@ def _asked(argv: tuple[str, ...]) -> _Asked:
                 f"`{one}` is not an argument of Tunix",
                 hint=f"write `key=value` after the file, as in `-- {_SELF.example}`",
             )
-    hyper = _told(lambda: tunix.config.HyperParameters([_COMMAND, *argv, _FIXED]), argv)
+    variables = dict(os.environ)
+    try:
+        hyper = _told(lambda: tunix.config.HyperParameters([_COMMAND, *argv, _FIXED]), argv)
+    finally:  # It takes in a file `.env`, if there is one above its code.
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
     model = hyper.config[_MODEL]
     if (source := model.get("model_source")) not in _SOURCES:
         raise UsageError(
@@ -329,7 +327,10 @@ def _hint(said: str, argv: Sequence[str]) -> str:
 
 def _keys(path: str) -> tuple[str, ...]:
     """The outermost keys of a file of settings."""
-    lines = Path(path).read_text().splitlines()
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:  # Tunix found it beside its own code.
+        return ()
     return tuple(line.partition(":")[0] for line in lines if line[:1].isalpha() and ":" in line)
 
 

@@ -368,6 +368,8 @@ class Pool:
             worker.left_s, worker.deadline = worker.deadline - now, now + START_LIMIT_S
         else:
             worker.deadline = now + worker.left_s
+            if worker.task is not None and worker.task.patient:
+                worker.began, worker.run_time = now, worker.process.run_time()
 
     def _send(self, worker: _Worker, message: Message) -> None:
         worker.process.channel.send(message)
@@ -405,8 +407,6 @@ class Pool:
             return
         if "accepted" in message:
             self._start_clock(worker, starting=False)
-            if task.patient:
-                worker.began, worker.run_time = time.monotonic(), worker.process.run_time()
             return
         if "event" in message:
             self._tell(worker, task, message)

@@ -159,15 +159,17 @@ def test_an_update_has_the_same_rows_at_every_accumulation(
     assert (workload.facts["batch"], workload.tokens_per_step) == (16, 16 * 8)
 
 
-def test_accumulation_keeps_what_else_the_configuration_says_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_accumulation_is_that_of_an_exported_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ("--module=text.gpt.c4_trainer", "--config=fuji-test-accumulating")
-    workload = built(monkeypatch, mesh(fsdp=4), *argv, grad_acc_steps=2)
-    learner = trainer_of(workload).config.learner
-    assert learner.forward_fn_transformation.grad_dtype == "float32"
-    workload = built(monkeypatch, mesh(fsdp=4), *argv, grad_acc_steps=1)
-    assert trainer_of(workload).config.learner.forward_fn_transformation is None
+
+    def transformation(steps: int) -> Any:
+        workload = built(monkeypatch, mesh(fsdp=4), *argv, grad_acc_steps=steps)
+        return trainer_of(workload).config.learner.forward_fn_transformation
+
+    # As configured, all of it stays; the modifier that a rule is exported as knows steps alone.
+    assert (transformation(4).steps, transformation(4).grad_dtype) == (4, "float32")
+    assert (transformation(2).steps, transformation(2).grad_dtype) != (2, "float32")
+    assert transformation(1) is None
 
 
 def test_a_learner_that_does_something_else_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +177,9 @@ def test_a_learner_that_does_something_else_is_not_changed(monkeypatch: pytest.M
     assert built(monkeypatch, mesh(fsdp=4), *argv)
     with pytest.raises(UsageError, match="grad_acc_steps=2 would replace it"):
         built(monkeypatch, mesh(fsdp=4), *argv, grad_acc_steps=2)
+    # Before, the baseline, which says 1, was refused.
+    workload = built(monkeypatch, mesh(fsdp=4), *argv, grad_acc_steps=1)
+    assert trainer_of(workload).config.learner.forward_fn_transformation is not None
 
 
 def test_what_is_recomputed_is_axlearns_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -428,7 +428,7 @@ def test_a_version_that_cannot_be_imported_says_why(
         return original(name)
 
     monkeypatch.setattr(importlib, "import_module", other)
-    with pytest.raises(UsageError, match=r"cannot be imported: only compatible with eformer 0\.0"):
+    with pytest.raises(UsageError, match=r"can be imported \(only compatible with eformer 0\.0"):
         built(monkeypatch, mesh(fsdp=2), written(tmp_path))
 
 

@@ -73,7 +73,8 @@ def _write(settings: tuple[Setting, ...]) -> str:
     ]
     # Its modifier makes a loop of one part of it, which is another program than a whole batch.
     notes += [
-        f"Accumulation of {setting.match}: none. What your configuration has of it stays."
+        f"Accumulation of {setting.match}: none. If your configuration has a "
+        "learner.forward_fn_transformation that accumulates, remove it."
         for setting in settings
         if setting.accumulation == 1
     ]

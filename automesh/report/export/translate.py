@@ -62,6 +62,9 @@ def setting_of(rules: Rules, rule: MeshRule, framework: Framework, words: Words)
     if not framework.mesh_only:
         called_remat = REMAT if REMAT in knobs else framework.remat_knob
         remat = _remat(called_remat, knobs.pop(called_remat, None), framework, words)
+        for name in _ACCUMULATIONS:
+            if knobs.get(name) == 0:  # As the framework's configuration says.
+                del knobs[name]
         accumulation = _count(knobs, _ACCUMULATIONS)
         global_batch = _count(knobs, _BATCHES) or words.global_batch
         per_device = _per_device(knobs)

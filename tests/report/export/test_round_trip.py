@@ -97,6 +97,24 @@ def test_axlearn_is_told_of_no_loop_of_one_part() -> None:
         assert ("Accumulation of cpu-8: none." in text) is not is_written
 
 
+@pytest.mark.parametrize("name", [name for name in SEARCHED if name in FRAMEWORKS])
+def test_a_knob_left_as_configured_is_not_written(name: str) -> None:
+    axes = FRAMEWORKS[name].axes[:1]
+    shape = HybridMeshShape((8,), (1,))
+    texts = [
+        export_rules(
+            Rules(
+                axes=axes,
+                batch_axes=axes,
+                rules=(MeshRule(match="cpu-8", mesh_shape=shape, knobs={"batch": 64, **knobs}),),
+            ),
+            name,
+        )
+        for knobs in ({}, {"gradient_accumulation_steps": 0}, {"grad_acc_steps": 0})
+    ]
+    assert len(set(texts)) == 1
+
+
 # What may be left out: where it lies, and the default.
 DEFAULTS: dict[str, dict[tuple[str, ...], int]] = {
     "maxtext": {
