@@ -32,7 +32,9 @@ class Slow:
     running: dict[int, float] = field(default_factory=dict)
     tickets: int = 0
 
-    def submit(self, job: Any, timeout_s: float, on_event: Any, *, fresh: bool) -> int:
+    def submit(
+        self, job: Any, timeout_s: float, on_event: Any, *, fresh: bool, patient: bool
+    ) -> int:
         self.tickets += 1
         self.running[self.tickets] = self.clock.now_s + self.seconds
         return self.tickets

@@ -82,8 +82,10 @@ class SameProgram(Slow):
         super().__init__(clock=clock, seconds=1.0)
         self.events: list[Any] = []
 
-    def submit(self, job: Any, timeout_s: float, on_event: Any, *, fresh: bool) -> int:
-        ticket = super().submit(job, timeout_s, on_event, fresh=fresh)
+    def submit(
+        self, job: Any, timeout_s: float, on_event: Any, *, fresh: bool, patient: bool
+    ) -> int:
+        ticket = super().submit(job, timeout_s, on_event, fresh=fresh, patient=patient)
         self.events.append(on_event({"fingerprint": "f00d"}))
         return ticket
 

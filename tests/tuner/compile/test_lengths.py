@@ -120,7 +120,9 @@ class Workers:
     began: list[Plan] = field(default_factory=list[Plan])
     running: dict[int, tuple[Plan, float]] = field(default_factory=dict[int, tuple[Plan, float]])
 
-    def submit(self, job: Any, timeout_s: float, on_event: Any, *, fresh: bool) -> int:
+    def submit(
+        self, job: Any, timeout_s: float, on_event: Any, *, fresh: bool, patient: bool
+    ) -> int:
         self.began.append(job)
         self.running[len(self.began)] = (job, self.clock.now_s + seconds(job))
         return len(self.began)
