@@ -68,7 +68,11 @@ Examples:
   automesh search train.py --space my_space.toml --top 4
   automesh search pkg.steps:make_step -- --size small
   automesh search maxtext --target tpu-v5p-64 -- model_name=llama3.1-8b
+  automesh search levanter -- --config_path config.yaml
   automesh search train.py --split data=dp,fsdp -- --steps 100
+
+maxtext, levanter, easydel, tunix, kauldron and axlearn stand for the framework's own step; behind
+-- are the arguments of its own training command (docs/frameworks.md).
 
 \b
 Where the mesh is a flag of a program, give its command instead of SCRIPT:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
-import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ import jax
 from jax.sharding import Mesh
 
 from automesh.errors import AutomeshError, UsageError, did_you_mean, kind_of
-from automesh.frameworks.installed import first_lines, import_used
+from automesh.frameworks.installed import first_lines, import_used, kept_environment
 from automesh.frameworks.meshes import whole_mesh
 from automesh.frameworks.registry import FRAMEWORKS
 from automesh.program.script.workload import Workload
@@ -38,8 +37,6 @@ _FAKE = "FAKE"
 _DISPATCHER = "input_dispatcher"
 # The training command wants all of these, and none of them makes another step.
 _FILLED_IN = ("--trainer_dir=automesh", f"--data_dir={_FAKE}", "--jax_backend=cpu")
-# `axlearn.common.launch` sets it on hosts of TPUs; a rule would be told as made under it.
-_LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
 # Where AXLearn's own rules for meshes set what is recomputed.
 _LAYER = "model.decoder.transformer.layer"
 _AS_CONFIGURED, _NOT_RECOMPUTED = "config", "None"
@@ -106,14 +103,8 @@ def _axlearn() -> _AXLearn:
     Raises:
       UsageError: it is not installed whole, or another version that has moved something.
     """
-    before = os.environ.get(_LIBTPU_FLAGS)
-    try:
+    with kept_environment():  # `axlearn.common.launch` sets options of the TPUs' compiler.
         found = import_used(_SELF, _USED)
-    finally:
-        if before is None:
-            os.environ.pop(_LIBTPU_FLAGS, None)
-        else:
-            os.environ[_LIBTPU_FLAGS] = before
     _, _, launch, measurement, *others = found.values()
     config, trainer, modifiers, accumulation, base_layer, attention, writers, utils = others
     for name in _OF_THE_TRAINER:

@@ -29,7 +29,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.frameworks.installed import first_lines, import_used
+from automesh.frameworks.installed import first_lines, import_used, kept_environment
 from automesh.frameworks.meshes import spans_granules, whole_mesh
 from automesh.frameworks.registry import FRAMEWORKS
 from automesh.program.script.workload import Workload
@@ -141,13 +141,11 @@ def _kept_settings() -> Generator[None]:
     These are variables of the environment and, with each function that it jits, the folder of jax's
     compilation cache.
     """
-    variables, directory = dict(os.environ), _cache_directory()
+    directory = _cache_directory()
     try:
-        yield
+        with kept_environment():
+            yield
     finally:
-        for name in os.environ.keys() - variables.keys():
-            del os.environ[name]
-        os.environ.update(variables)
         if _cache_directory() != directory:
             # jax opens its cache once and keeps to it.
             compilation_cache.reset_cache()

@@ -5,8 +5,10 @@ Workers only: importing a framework imports jax.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from automesh.errors import UsageError
@@ -67,6 +69,21 @@ def _incomplete(framework: Framework, what: str, missing: str) -> UsageError:
         f"{framework.title} needs the {what}, which is not installed",
         hint=f"`pip install {_DISTRIBUTIONS.get(top, top)}`",
     )
+
+
+@contextlib.contextmanager
+def kept_environment() -> Generator[None]:
+    """Puts back what a framework sets in the environment while it is imported or asked.
+
+    A rule would be told as made under it, and the next plan would be built with it.
+    """
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def first_lines(error: BaseException) -> str:

@@ -32,7 +32,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.frameworks.installed import import_used
+from automesh.frameworks.installed import import_used, kept_environment
 from automesh.frameworks.meshes import check_names, spans_granules, whole_mesh
 from automesh.frameworks.registry import FRAMEWORKS
 from automesh.mesh.granules import granules_of
@@ -458,14 +458,11 @@ def _entered(trainer: Any) -> Generator[None]:
     Where Levanter's loss is traced, processes agree on its blocks, and compile some sizes: here are
     the devices of all, and the first size that compiles is the one that it has without that.
     """
-    loss, tuned = _levanter().loss, os.environ.get(_TUNING)
-    os.environ[_TUNING] = "0"
-    try:
+    loss = _levanter().loss
+    with kept_environment():
+        os.environ[_TUNING] = "0"
         with _replaced(loss, multihost_allgather_sync=lambda value, **_: [value]), trainer:
             yield
-    finally:
-        del os.environ[_TUNING]
-        os.environ |= {} if tuned is None else {_TUNING: tuned}
 
 
 @contextlib.contextmanager

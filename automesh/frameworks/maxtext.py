@@ -13,7 +13,6 @@ microbatches.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.frameworks.installed import first_lines, import_used
+from automesh.frameworks.installed import first_lines, import_used, kept_environment
 from automesh.frameworks.meshes import check_names, spans_granules, whole_mesh
 from automesh.frameworks.registry import FRAMEWORKS
 from automesh.program.script.workload import Workload
@@ -42,7 +41,6 @@ _FIXED = {
 }
 # Compiler options of MaxText's arguments are those of its training command, not of a step.
 _COMPILER_OPTIONS = "compile_xla_flags"
-_FLAGS = "XLA_FLAGS"
 _SELF = FRAMEWORKS["maxtext"]
 _WHOSE = "MaxText's mesh"
 _DATASET = "dataset_type"  # Batches are abstract: their form is all that counts.
@@ -233,19 +231,13 @@ def _initialized(base: str, texts: tuple[tuple[str, str], ...], device_count: in
     """As `_config`; MaxText asks for the number of devices itself."""
     del device_count
     argv = ["automesh", base, *(f"{key}={value}" for key, value in texts)]
-    flags = os.environ.get(_FLAGS)
     try:
-        return _maxtext().pyconfig.initialize(argv)
+        with kept_environment():  # It names in XLA_FLAGS where it would write programs.
+            return _maxtext().pyconfig.initialize(argv)
     except SystemExit as error:  # MaxText ends the process, having said why.
         reason = error.__context__ or error
     except Exception as error:  # noqa: BLE001 - whatever it is, MaxText's arguments are at fault
         reason = error
-    finally:
-        # MaxText says there where it would write programs; a rule would be told as made under it.
-        if flags is None:
-            os.environ.pop(_FLAGS, None)
-        else:
-            os.environ[_FLAGS] = flags
     raise UsageError(
         f"MaxText refuses its arguments: {first_lines(reason)}",
         hint=_hint(reason) or "give what its training command takes, as `key=value` after `--`",

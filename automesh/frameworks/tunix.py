@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -33,7 +32,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.errors import UsageError, did_you_mean
-from automesh.frameworks.installed import import_used
+from automesh.frameworks.installed import import_used, kept_environment
 from automesh.frameworks.meshes import whole_mesh
 from automesh.frameworks.registry import FRAMEWORKS
 from automesh.program.script.workload import Workload
@@ -263,13 +262,8 @@ def _asked(argv: tuple[str, ...]) -> _Asked:
                 f"`{one}` is not an argument of Tunix",
                 hint=f"write `key=value` after the file, as in `-- {_SELF.example}`",
             )
-    variables = dict(os.environ)
-    try:
+    with kept_environment():  # It takes in a file `.env`, if there is one above its code.
         hyper = _told(lambda: tunix.config.HyperParameters([_COMMAND, *argv, _FIXED]), argv)
-    finally:  # It takes in a file `.env`, if there is one above its code.
-        for name in os.environ.keys() - variables.keys():
-            del os.environ[name]
-        os.environ.update(variables)
     model = hyper.config[_MODEL]
     if (source := model.get("model_source")) not in _SOURCES:
         raise UsageError(

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import Mesh
 
@@ -24,6 +23,7 @@ from automesh.mesh.axes import format_mesh, parse_mesh
 from automesh.program.script.workload import Workload
 from automesh.space.spec import read_space
 from automesh.tuner.request import parse_entry
+from tests.support.framework_runs import forget, mesh
 from tests.support.paths import TESTS
 
 STAND_INS = TESTS / "support" / "stand_ins"
@@ -46,15 +46,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _forget() -> None:
-    adapter._axlearn.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    adapter._asked.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    for name in [one for one in sys.modules if one.partition(".")[0] == "axlearn"]:
-        del sys.modules[name]
-
-
-def mesh(**sizes: int) -> Mesh:
-    count = int(np.prod(list(sizes.values())))
-    return Mesh(np.array(jax.devices()[:count]).reshape(tuple(sizes.values())), tuple(sizes))
+    forget("axlearn", adapter._axlearn, adapter._asked)  # pyright: ignore[reportPrivateUsage]
 
 
 def built(monkeypatch: pytest.MonkeyPatch, on: Mesh, *argv: str, **knobs: str | int) -> Workload:

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 import yaml
 from jax.sharding import AxisType, Mesh, PartitionSpec
@@ -25,6 +24,7 @@ from automesh.mesh.axes import parse_mesh
 from automesh.program.lower.lowering import lower
 from automesh.program.script.build import build_on
 from automesh.program.script.workload import Workload
+from tests.support.framework_runs import forget, mesh
 from tests.support.paths import TESTS
 
 STAND_INS = TESTS / "support" / "stand_ins"
@@ -52,15 +52,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _forget() -> None:
-    adapter._easydel.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    adapter._read.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    for name in [one for one in sys.modules if one.partition(".")[0] == "easydel"]:
-        del sys.modules[name]
-
-
-def mesh(**sizes: int) -> Mesh:
-    count = int(np.prod(list(sizes.values())))
-    return Mesh(np.array(jax.devices()[:count]).reshape(tuple(sizes.values())), tuple(sizes))
+    forget("easydel", adapter._easydel, adapter._read)  # pyright: ignore[reportPrivateUsage]
 
 
 def written(folder: Path, config: dict[str, Any] | None = None, **parts: Any) -> Path:

@@ -23,6 +23,7 @@ from automesh.program.lower.lowering import compile_program, lower
 from automesh.program.script.build import build_on
 from automesh.program.script.workload import Workload
 from automesh.tuner.request import parse_entry, read_request
+from tests.support.framework_runs import forget, mesh
 from tests.support.paths import TESTS
 
 STAND_INS = TESTS / "support" / "stand_ins"
@@ -95,11 +96,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _forget() -> None:
-    adapter._kauldron.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    adapter._flag.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    adapter._element_spec.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    for name in [one for one in sys.modules if one.partition(".")[0] == "kauldron"]:
-        del sys.modules[name]
+    forget("kauldron", adapter._kauldron, adapter._flag, adapter._element_spec)  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture
@@ -111,11 +108,6 @@ def config(tmp_path: Path) -> str:
 def own(folder: Path, *, sizes: bool) -> str:
     (folder / "own.py").write_text(OWN.replace("SIZES", str(sizes)))
     return f"--cfg={folder / 'own.py'}"
-
-
-def mesh(**sizes: int) -> Mesh:
-    count = int(np.prod(list(sizes.values())))
-    return Mesh(np.array(jax.devices()[:count]).reshape(tuple(sizes.values())), tuple(sizes))
 
 
 def built(monkeypatch: pytest.MonkeyPatch, on: Mesh, *argv: str, **knobs: Any) -> Workload:

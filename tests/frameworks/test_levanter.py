@@ -23,6 +23,7 @@ from automesh.program.nouns import Entry
 from automesh.program.script.build import build_on
 from automesh.program.script.workload import Workload
 from automesh.tuner.request import parse_entry
+from tests.support.framework_runs import forget, mesh
 from tests.support.paths import TESTS
 
 STAND_INS = TESTS / "support" / "stand_ins"
@@ -38,15 +39,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _forget() -> None:
-    adapter._levanter.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    adapter._read.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    for name in [one for one in sys.modules if one.partition(".")[0] == "levanter"]:
-        del sys.modules[name]
-
-
-def mesh(**sizes: int) -> Mesh:
-    count = int(np.prod(list(sizes.values())))
-    return Mesh(np.array(jax.devices()[:count]).reshape(tuple(sizes.values())), tuple(sizes))
+    forget("levanter", adapter._levanter, adapter._read)  # pyright: ignore[reportPrivateUsage]
 
 
 def built(monkeypatch: pytest.MonkeyPatch, on: Mesh, *argv: str, **knobs: str | int) -> Workload:

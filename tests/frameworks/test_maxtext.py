@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import Mesh
 
@@ -23,6 +22,7 @@ from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
 from automesh.space.spec import read_space
 from automesh.tuner.request import parse_entry, read_request
+from tests.support.framework_runs import forget, mesh
 from tests.support.paths import ROOT, TESTS
 
 STAND_INS = TESTS / "support" / "stand_ins"
@@ -39,17 +39,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _forget() -> None:
-    adapter._maxtext.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    adapter._keys.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    adapter._axes.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    adapter._initialized.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    for name in [one for one in sys.modules if one.partition(".")[0] == "maxtext"]:
-        del sys.modules[name]
-
-
-def mesh(**sizes: int) -> Mesh:
-    count = int(np.prod(list(sizes.values())))
-    return Mesh(np.array(jax.devices()[:count]).reshape(tuple(sizes.values())), tuple(sizes))
+    forget("maxtext", adapter._maxtext, adapter._keys, adapter._axes, adapter._initialized)  # pyright: ignore[reportPrivateUsage]
 
 
 def built(monkeypatch: pytest.MonkeyPatch, on: Mesh, *argv: str, **knobs: str | int) -> Workload:

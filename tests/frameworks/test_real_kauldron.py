@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.framework_runs import run_module
 
 pytestmark = [
     pytest.mark.long,
@@ -167,20 +165,7 @@ def fingerprints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(zip(PLANS, found, strict=True))
 
 
-def run(*words: str, cwd: Path, limit_s: float = 1800.0) -> str:
-    variables = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"}
-    paths = [str(ROOT), str(cwd), os.environ.get("PYTHONPATH", "")]
-    variables["PYTHONPATH"] = os.pathsep.join(paths)
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=cwd,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
-    assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-4000:])
-    return done.stdout
+run = partial(run_module, sees_cwd=True)
 
 
 def trained(*arguments: str, cwd: Path) -> dict[str, object]:

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.paths import ROOT
+from tests.support.framework_runs import run_module
 
 pytestmark = [
     pytest.mark.long,
@@ -61,22 +59,7 @@ microbatches = [1, 2]
 """
 # Workers take most of a minute to import Levanter where others use the machine, too.
 BUDGET, LIMIT_S = "14m", 1800.0
-
-
-def run(*words: str, cwd: Path, limit_s: float = 1200.0) -> str:
-    variables = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"}
-    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    variables |= {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=cwd,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
-    assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-4000:])
-    return done.stdout
+run = partial(run_module, variables={"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1"})
 
 
 def tokenizer(folder: Path) -> Path:

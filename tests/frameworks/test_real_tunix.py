@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.framework_runs import run_module as run
 
 pytestmark = [
     pytest.mark.long,
@@ -102,21 +99,6 @@ fsdp = { divides = "batch" }
 [knobs]
 remat_config = [1]
 """
-
-
-def run(*words: str, cwd: Path, limit_s: float = 1800.0) -> str:
-    variables = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"}
-    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=cwd,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
-    assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-4000:])
-    return done.stdout
 
 
 @pytest.mark.parametrize(("mesh", "remat", "more"), PLANS)

@@ -13,13 +13,13 @@ from typing import Any
 
 import flax
 import jax
-import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from automesh.errors import UsageError
 from automesh.frameworks import tunix as adapter
 from automesh.program.script.workload import Workload
+from tests.support.framework_runs import forget, mesh
 from tests.support.paths import TESTS
 
 STAND_INS = TESTS / "support" / "stand_ins"
@@ -59,15 +59,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 
 def _forget() -> None:
-    adapter._tunix.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    adapter._asked.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    for name in [one for one in sys.modules if one.partition(".")[0] == "tunix"]:
-        del sys.modules[name]
-
-
-def mesh(**sizes: int) -> Mesh:
-    count = int(np.prod(list(sizes.values())))
-    return Mesh(np.array(jax.devices()[:count]).reshape(tuple(sizes.values())), tuple(sizes))
+    forget("tunix", adapter._tunix, adapter._asked)  # pyright: ignore[reportPrivateUsage]
 
 
 def built(monkeypatch: pytest.MonkeyPatch, on: Mesh, *argv: str, **knobs: int) -> Workload:
