@@ -8,6 +8,7 @@ line.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -47,7 +48,8 @@ def main() -> None:
         config.main(train_lm.main)()
     except _FirstStepError:
         sys.stdout.flush()
-        return
+        # Threads that Levanter leaves running may abort the interpreter while it ends.
+        os._exit(0)
     raise SystemExit("the training ended without a step")
 
 
