@@ -61,7 +61,8 @@ def _needs(operation: Any, inside: dict[Any, int], ir: Any) -> list[int]:
 def _operands(operation: Any, ir: Any) -> list[Any]:
     """The operands; of a loop those last that it does not change, in the order of their use.
 
-    The way to HLO takes these out of the loop, and then hands them to it again.
+    The way to HLO takes these out of the loop, and then hands them to it again; what the loop does
+    not even read it leaves out. That is still an operand here, and has to stand before the loop.
     """
     operands = list(operation.operands)
     if operation.name != "stablehlo.while":
@@ -77,7 +78,8 @@ def _operands(operation: Any, ir: Any) -> list[Any]:
             if isinstance(value.owner, ir.Block) and value.owner == block:
                 used.setdefault(ir.BlockArgument(value).arg_number)
     changed = [place for place in range(len(returned)) if place not in kept]
-    return [operands[place] for place in (*changed, *(one for one in used if one in kept))]
+    read = [place for place in used if place in kept]
+    return [operands[place] for place in (*changed, *read, *sorted(kept.difference(used)))]
 
 
 def _broadcast_without_ones(broadcast: Any, ir: Any) -> None:

@@ -201,8 +201,14 @@ def _saying_what_failed(found: Bindings) -> Generator[None]:
         yield
     except found.ir.MLIRError as error:
         raise Refused(
-            Failed(stage=STAGE, reason=f"Shardy could not partition it: {in_one_line(error)}")
+            Failed(stage=STAGE, reason=f"Shardy could not partition it: {_said(error)}")
         ) from error
+
+
+def _said(error: Any) -> str:
+    """What MLIR found wrong; the text of the error itself begins with a heading alone."""
+    messages = [str(one.message).partition("\n")[0] for one in error.error_diagnostics]
+    return "; ".join(dict.fromkeys(filter(None, messages))) or in_one_line(error)
 
 
 def plain(program: Any) -> Any:
@@ -219,7 +225,7 @@ def plain(program: Any) -> Any:
             _flatten(found, copy.operation)
         except found.ir.MLIRError as error:
             raise Refused(
-                Failed(stage=STAGE, reason=f"Shardy could not prepare it: {in_one_line(error)}")
+                Failed(stage=STAGE, reason=f"Shardy could not prepare it: {_said(error)}")
             ) from error
         return copy
 

@@ -44,7 +44,7 @@ from benchmarks.attached.trace import trace
 from benchmarks.support.compiles import say
 from benchmarks.support.paths import DATA
 
-_TRACED = {"remat": "none", "microbatches": 2}
+_TRACED_MICROBATCHES = 2
 _RECORD = "record.json"
 
 
@@ -59,6 +59,9 @@ def main(
     is_tracing: Annotated[
         bool, typer.Option("--trace", help="Trace one plan of each example on the attached GPU.")
     ] = False,
+    traced_remat: Annotated[
+        str, typer.Option(help="With --trace: of the plan, where a step has that knob.")
+    ] = "none",
     target: Annotated[str, typer.Option(help="With --measure: local, or cpu:1.")] = "local",
     examples: Annotated[
         list[str] | None, typer.Option("--example", help="Only this one; may be repeated.")
@@ -83,8 +86,9 @@ def main(
             timed = sum(bool(row.rounds_s) for row in record.rows)
             print(json.dumps({"device": record.device_kind, "timed": timed}))
         if is_tracing:
+            traced = {"remat": traced_remat, "microbatches": _TRACED_MICROBATCHES}
             for step in wanted:
-                knobs = {name: value for name, value in _TRACED.items() if step.has(name)}
+                knobs = {name: value for name, value in traced.items() if step.has(name)}
                 say(f"{step.name}: {trace(step, knobs, data)}")
             print(json.dumps({"traced": [step.name for step in wanted]}))
         return

@@ -62,7 +62,7 @@ class Step:
 STEPS = (
     Step(name="dense_lm", argv=("--size", "mid", "--rows", "8")),
     Step(name="moe_lm", argv=("--size", "mid", "--rows", "4")),
-    Step(name="long_context", argv=("--size", "mid", "--rows", "2", "--length", "8192")),
+    Step(name="long_context", argv=("--size", "mid", "--rows", "2", "--length", "4096")),
 )
 TINY = tuple(Step(name=step.name, argv=("--size", "tiny")) for step in STEPS)
 _OTHERS = (

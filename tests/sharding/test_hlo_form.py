@@ -72,3 +72,33 @@ def test_loops_are_walked_as_their_operands_are_changed() -> None:
 
     found = [one for one in names(brought(step, X, X)) if one != "constant"]
     assert found.index("exponential") < found.index("sine") < found.index("while")
+
+
+_CARRIES_WHAT_IT_DOES_NOT_READ = """
+func.func public @main(%x: tensor<8xf32>, %n: tensor<i32>) -> (tensor<8xf32>, tensor<8xf32>) {
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %unread = stablehlo.sine %x : tensor<8xf32>
+  %loop:3 = stablehlo.while(%i = %n, %carried = %unread, %sum = %x)
+      : tensor<i32>, tensor<8xf32>, tensor<8xf32>
+    cond {
+      %more = stablehlo.compare LT, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %more : tensor<i1>
+    } do {
+      %next = stablehlo.add %i, %one : tensor<i32>
+      %more = stablehlo.add %sum, %sum : tensor<8xf32>
+      stablehlo.return %next, %carried, %more : tensor<i32>, tensor<8xf32>, tensor<8xf32>
+    }
+  return %loop#2, %unread : tensor<8xf32>, tensor<8xf32>
+}
+"""
+
+
+def test_what_a_loop_carries_without_reading_it_is_made_before_the_loop() -> None:
+    found = bindings()
+    lowered = jax.jit(jnp.sin).lower(X).compiler_ir("stablehlo")
+    with lowered.context, found.ir.Location.unknown():
+        module = found.ir.Module.parse(_CARRIES_WHAT_IT_DOES_NOT_READ)
+        bring_to_hlo_form(module.operation, found.ir)
+        module.operation.verify()
+        order = names(module.operation)
+    assert order.index("sine") < order.index("while")

@@ -250,7 +250,8 @@ def test_a_program_that_passes_leave_broken_is_refused(monkeypatch):
     module = lowered(lambda x, w: x @ w, jnp.ones((4, 8)), jnp.ones((8, 2)))
     with pytest.raises(Refused) as caught:
         shardy.partitioned(module)
-    assert "Shardy could not partition it" in caught.value.outcome.reason
+    reason = caught.value.outcome.reason
+    assert reason.startswith("Shardy could not partition it: contracting dimension")
 
 
 def test_a_jaxlib_without_a_pass_is_named(monkeypatch):

@@ -117,6 +117,12 @@ def test_sets_of_one_step_share_what_was_lowered(own_process):
     assert propagations.programs.lowered == 1
 
 
+@pytest.mark.parametrize("name", ["dense_lm", "long_context", "moe_lm"])
+def test_a_step_on_one_device_has_terms_without_collectives(own_process, name):
+    terms = answer(job(name, {}, knobs=(("remat", "full"),))).terms
+    assert totals(terms, {})["flops"] > 0 and not terms.collectives
+
+
 def test_a_worker_says_what_it_is_doing(own_process):
     events = []
     answer(job("dense_lm", {"dp": 2}), events)
