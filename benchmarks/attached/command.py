@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,19 +95,22 @@ def main(
         return
     summary: dict[str, Any] = {}
     for one in sorted((DATA / "attached").iterdir()) if data is None else [data]:
-        summary[one.name] = _compared(one, folder, workers=workers)
+        summary[one.name] = _compared(one, folder, examples or (), workers=workers)
     print(json.dumps(summary))
 
 
-def _compared(data: Path, folder: Path, *, workers: int) -> dict[str, Any]:
+def _compared(data: Path, folder: Path, names: Collection[str], *, workers: int) -> dict[str, Any]:
     """Prints how one record compares.
+
+    Args:
+      names: of the steps that count; none: all.
 
     Returns:
       The figures.
     """
     if not (data / _RECORD).exists():
         raise SystemExit(f"there is no record in `{data}`: make one with --measure")
-    record = read_record(data / _RECORD)
+    record = read_record(data / _RECORD).only(names)
     if parse_target(record.selector, os.environ).absent is None:
         raise SystemExit(f"`{data / _RECORD}` is of {record.selector}: only accelerators compare")
     print(record.device_kind)
@@ -118,7 +122,8 @@ def _compared(data: Path, folder: Path, *, workers: int) -> dict[str, Any]:
             print(f"{row.step} {row.plan}: {row.failure}")
     summary: dict[str, Any] = figures(found)
     for hardware in _hardware(record, data):
-        programs = programs_in(data, record, hardware)
+        played = programs_in(data, record, hardware)
+        programs = [one for one in played if not names or one.step in names]
         for line in lines_of(programs, hardware.speeds.origin):
             print(line)
         summary.setdefault("programs", []).append([round(one.error, 4) for one in programs])

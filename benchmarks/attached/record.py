@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -139,6 +140,16 @@ class Record:
         """With a row in the place of an older one of the same plan."""
         others = [one for one in self.rows if (one.step, one.plan) != (row.step, row.plan)]
         return replace(self, rows=(*others, row))
+
+    def only(self, names: Collection[str]) -> Record:
+        """What it has of the steps of these names; without any, all."""
+        if not names:
+            return self
+        return replace(
+            self,
+            steps=tuple(step for step in self.steps if step.name in names),
+            rows=tuple(row for row in self.rows if row.step in names),
+        )
 
 
 def kept(record: Record, path: Path) -> Record:

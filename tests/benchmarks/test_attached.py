@@ -11,6 +11,8 @@ import pytest
 
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.calibration.points import MatmulProbe, StreamProbe
+from automesh.hardware.calibration.profile_files import read_profile
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.hardware.model import HardwareModel
 from automesh.outcomes import Counts
@@ -18,7 +20,7 @@ from benchmarks.attached import compare
 from benchmarks.attached.compare import Compared, figures, table
 from benchmarks.attached.measure import measure
 from benchmarks.attached.programs import lines_of, programs_in
-from benchmarks.attached.record import TINY, Row, read_record
+from benchmarks.attached.record import OTHERS, STEPS, TINY, Row, read_record
 from benchmarks.attached.trace import kernels_of
 from benchmarks.support.paths import DATA
 
@@ -138,11 +140,53 @@ def test_ten_other_steps_on_an_h100_are_as_the_documents_say(
     monkeypatch.setattr(compare, "compiler_for", lambda _: SimpleNamespace(version=""))
     folder = DATA / "attached/h100"
     record = read_record(folder / "record.json")
-    found = figures(compare.compare(record, tmp_path, folder, workers=1))
+    large = [step.name for step in OTHERS if not step.name.endswith("-small")]
+    found = figures(compare.compare(record.only(large), tmp_path, folder, workers=1))
     assert found["plans"] == 10 and found["visits_apart"] < 0.019
     assert 0.15 < found["sheet"]["median"] < 0.21 and found["sheet"]["worst"] < 0.70
     # No calibration of former methods is among them.
     assert found["profile"]["median"] < 0.23 and found["profile"]["worst"] < 0.72
+
+
+def test_language_models_on_an_h100_are_as_the_documents_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "compiler_for", lambda _: SimpleNamespace(version=""))
+    folder = DATA / "attached/h100"
+    record = read_record(folder / "record.json").only([step.name for step in STEPS])
+    found = figures(compare.compare(record, tmp_path, folder, workers=1))
+    assert found["plans"] == 16 and found["visits_apart"] < 0.002
+    assert found["sheet"]["median"] < 0.045 and found["sheet"]["worst"] < 0.20
+    assert found["sheet"]["pairs"] == [22, 23]
+    assert found["estimated_memory"]["worst"] < 0.05
+    assert found["attached_memory"]["plans"] == 16 and found["attached_memory"]["worst"] < 0.003
+    failed = [row for row in record.rows if row.failure]
+    assert len(failed) == 2 and all(row.stated_bytes > record.limit_bytes for row in failed)
+
+
+def test_two_calibrations_differ_as_the_documents_say() -> None:
+    folder = DATA / "attached/h100"
+    first, second = (
+        {point.probe: point.seconds for point in read_profile(path).points}
+        for path in (
+            folder / "gpu-nvidia-h100-80gb-hbm3.json",
+            folder / "second_calibration.json",
+        )
+    )
+    apart = {probe: abs(second[probe] / first[probe] - 1) for probe in second if probe in first}
+    streams = [
+        share
+        for probe, share in apart.items()
+        if isinstance(probe, StreamProbe) and probe.bytes >= 2**29
+    ]
+    products = [
+        share
+        for probe, share in apart.items()
+        if isinstance(probe, MatmulProbe) and first[probe] >= 50e-6
+    ]
+    assert len(streams) == 12 and max(streams) < 0.014
+    assert len(products) > 6 and max(products) < 0.115
+    assert 0.5 < max(apart.values()) < 0.85
 
 
 def test_convolutions_of_a_traced_program_are_replayed() -> None:
@@ -158,7 +202,8 @@ def test_convolutions_of_a_traced_program_are_replayed() -> None:
     found = {
         one.step: one for one in programs_in(folder, read_record(folder / "record.json"), hardware)
     }
-    assert len(found) == 7
+    assert len(found) == 9
+    assert abs(found["dense_lm"].error) < 0.07 and abs(found["long_context"].error) < 0.15
     assert abs(found["convnet"].error) < 0.08 and abs(found["rnn"].error) < 0.09
     assert found["convnet"].replayed_multiplying_s == pytest.approx(
         found["convnet"].multiplying_s, rel=0.13
