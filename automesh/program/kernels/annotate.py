@@ -17,9 +17,9 @@ from typing import Any, cast
 import numpy as np
 
 from automesh.hlo.custom_calls import with_texts
-from automesh.program.kernels.constants import Array, Constants, body_of
+from automesh.program.kernels.constants import Array, Constants
 from automesh.program.kernels.grid import count_kernel
-from automesh.program.kernels.mosaic import Kernel, Unreadable, read_kernel
+from automesh.program.kernels.mosaic import Kernel, Unreadable, body_of, read_kernel
 from automesh.program.kernels.nouns import GROUP, TARGET, KernelCost
 from automesh.program.kernels.triton import (
     TRITON_CONFIG,

@@ -7,7 +7,6 @@ calls, loops that carry them along, and manual regions, where each device has it
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,9 +136,3 @@ def _split(whole: Sequence[Array], shape: tuple[int, ...]) -> list[Array]:
 
 def _are_equal(left: Sequence[Array], right: Sequence[Array]) -> bool:
     return len(left) == len(right) and all(map(np.array_equal, left, right))
-
-
-def body_of(config: str) -> str:
-    """The kernel in the backend's text of a custom call, base64; empty if there is none."""
-    found = re.search(r'"body":\s*"([A-Za-z0-9+/=]+)"', config)
-    return found[1] if found else ""

@@ -101,6 +101,12 @@ class Kernel:
         return tuple(found)
 
 
+def body_of(config: str) -> str:
+    """The kernel in the backend's text of a custom call, base64; empty if there is none."""
+    found = re.search(r'"body":\s*"([A-Za-z0-9+/=]+)"', config)
+    return found[1] if found else ""
+
+
 def read_kernel(body: str) -> Kernel:
     """Reads what a custom call holds under `body`.
 
@@ -111,6 +117,27 @@ def read_kernel(body: str) -> Kernel:
       Unreadable: this jaxlib has no reader for it, it is damaged, or its grid is known only when it
         runs.
     """
+    module, ir = _parsed(body)
+    with module.context:
+        return _kernel_of(module, ir)
+
+
+def kernel_text(body: str) -> str:
+    """The program of a kernel without the places in source files that it came from.
+
+    Args:
+      body: as of `read_kernel`.
+
+    Raises:
+      Unreadable: this jaxlib has no reader for it, or it is damaged.
+    """
+    module, _ = _parsed(body)
+    with module.context:
+        return module.operation.get_asm(enable_debug_info=False)
+
+
+def _parsed(body: str) -> tuple[Any, Any]:
+    """The module of a kernel, and MLIR's Python classes."""
     try:
         ir: Any = importlib.import_module("jaxlib.mlir.ir")
         passes: Any = importlib.import_module("jaxlib.mlir.passmanager")
@@ -124,8 +151,7 @@ def read_kernel(body: str) -> Kernel:
             passes.PassManager.parse(_CURRENT).run(module.operation)
     except Exception as error:  # MLIR's errors share no class with Python's.
         raise Unreadable(f"its program cannot be read: {cause_of(error)}") from error
-    with context:
-        return _kernel_of(module, ir)
+    return module, ir
 
 
 def context_with(dialect: Any, ir: Any) -> Any:

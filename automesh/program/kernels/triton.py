@@ -25,6 +25,7 @@ from automesh.program.kernels.nouns import Product, type_name
 
 TRITON_TARGET = "__gpu$xla.gpu.triton"  # of custom calls that hold a kernel for GPUs
 TRITON_CONFIG = "mhlo.backend_config"
+TRITON_PROGRAM = "ir"  # in that dictionary: bytecode
 # Functions of libdevice: CUDA's `__nv_exp2f` for 32 bits, `__nv_exp2` for 64.
 _LIBRARY = re.compile(r"__nv_(?:fast_)?(\w+?)(?:(?<!er)f)?\"")
 _GRID = ("grid_x", "grid_y", "grid_z")
@@ -62,24 +63,47 @@ def read_triton(call: Any, ir: Any) -> TritonKernel:
       Unreadable: this jaxlib has no reader for it, or it is not written as expected.
     """
     try:
+        config = ir.DictAttr(call.attributes[TRITON_CONFIG])
+        grid = tuple(ir.IntegerAttr(config[name]).value for name in _GRID)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise Unreadable("it is not written as expected") from error
+    module = _parsed(config, ir)
+    with module.context:
+        mains = [one.operation for one in module.body.operations if _is_public(one, ir)]
+    if len(mains) != 1:
+        raise Unreadable(f"it has {len(mains)} public functions instead of one")
+    return TritonKernel(main=mains[0], grid=grid, scalars=0, scratch=0, functions={}, module=module)
+
+
+def triton_text(config: Any, ir: Any) -> str:
+    """The program of a kernel without the places in source files that it came from.
+
+    Args:
+      config: the dictionary that a custom call has under `TRITON_CONFIG`.
+
+    Raises:
+      Unreadable: as of `read_triton`.
+    """
+    module = _parsed(config, ir)
+    with module.context:
+        return module.operation.get_asm(enable_debug_info=False)
+
+
+def _parsed(config: Any, ir: Any) -> Any:
+    """The module of a kernel."""
+    try:
         dialect: Any = importlib.import_module("jaxlib.triton.dialect")
     except ImportError as error:
         raise Unreadable(f"this jaxlib cannot read kernels for GPUs: {error}") from error
     try:
-        config = ir.DictAttr(call.attributes[TRITON_CONFIG])
-        grid = tuple(ir.IntegerAttr(config[name]).value for name in _GRID)
-        body = ir.StringAttr(config["ir"]).value_bytes
+        body = ir.StringAttr(config[TRITON_PROGRAM]).value_bytes
     except (KeyError, ValueError, AttributeError) as error:
         raise Unreadable("it is not written as expected") from error
     try:
         with context_with(dialect, ir), ir.Location.unknown():
-            module = ir.Module.parse(body)
-            mains = [one.operation for one in module.body.operations if _is_public(one, ir)]
+            return ir.Module.parse(body)
     except Exception as error:  # MLIR's errors share no class with Python's.
         raise Unreadable(f"its program cannot be read: {cause_of(error)}") from error
-    if len(mains) != 1:
-        raise Unreadable(f"it has {len(mains)} public functions instead of one")
-    return TritonKernel(main=mains[0], grid=grid, scalars=0, scratch=0, functions={}, module=module)
 
 
 def _is_public(one: Any, ir: Any) -> bool:

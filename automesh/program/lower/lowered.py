@@ -22,6 +22,7 @@ from jax.extend import core
 from automesh.errors import AutomeshError
 from automesh.mesh.axes import Scalar
 from automesh.package import is_users_file
+from automesh.program.kernels.identity import forget_places
 from automesh.program.lower.program_text import TextLine, read_lines
 from automesh.program.notes import note
 
@@ -176,7 +177,7 @@ def fingerprint(
 
 def canonical_text(lowered: jax.stages.Lowered) -> str:
     """The program without locations and result names, mesh axes of size 1 dropped, the others
-    numbered.
+    numbered; of its kernels a hash.
 
     The renaming maps each remaining name to its own number, so different programs stay different.
     """
@@ -212,6 +213,7 @@ def _canonical(bindings: _Bindings, lowered: jax.stages.Lowered) -> Generator[An
         rename = _Renaming(bindings=bindings, names=_numbered(bindings, operations))
         for operation in operations:
             rename.operation(operation)
+        forget_places(operations, bindings.ir)
         yield clone
 
 

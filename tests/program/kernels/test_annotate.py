@@ -18,9 +18,8 @@ from automesh.hlo.nouns import Instruction
 from automesh.hlo.schedule.nouns import Compute, Matmul
 from automesh.hlo.schedule.read import read_schedule
 from automesh.program.kernels.annotate import kernel_costs, state_costs, with_costs
-from automesh.program.kernels.constants import body_of
 from automesh.program.kernels.grid import count_kernel
-from automesh.program.kernels.mosaic import Unreadable, read_kernel
+from automesh.program.kernels.mosaic import Unreadable, body_of, read_kernel
 from automesh.program.kernels.nouns import KernelCost, Product
 from tests.support.samples import recorded
 
