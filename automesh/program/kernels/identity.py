@@ -30,11 +30,14 @@ def forget_places(operations: Sequence[Any], ir: Any) -> None:
     for call in operations:
         if call.name != "stablehlo.custom_call":
             continue
-        if is_triton(call, ir):
-            _forget_triton(call, ir)
-        elif _CONFIG in call.attributes and _target(call, ir) == TARGET:
-            text = ir.StringAttr(call.attributes[_CONFIG]).value
-            call.attributes[_CONFIG] = ir.StringAttr.get(_plain_config(text))
+        try:
+            if is_triton(call, ir):
+                _forget_triton(call, ir)
+            elif _CONFIG in call.attributes and _target(call, ir) == TARGET:
+                text = ir.StringAttr(call.attributes[_CONFIG]).value
+                call.attributes[_CONFIG] = ir.StringAttr.get(_plain_config(text))
+        except ValueError:  # Another kind of attribute: written by another version of Pallas.
+            continue
 
 
 def _plain_config(text: str) -> str:
@@ -43,7 +46,7 @@ def _plain_config(text: str) -> str:
         config: Any = json.loads(text)
         group = config[GROUP]
         body = group["body"]
-    except (ValueError, KeyError, TypeError):  # Written by another version of Pallas.
+    except (ValueError, KeyError, TypeError):
         return text
     plain = {name: value for name, value in group.items() if name != _PLACES}
     plain["body"] = _digest(lambda: kernel_text(body)) or body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import warnings
 from pathlib import Path
@@ -15,7 +16,8 @@ from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.targets import parse_target
 from automesh.program.absent.device_queries import answering
 from automesh.program.absent.fake_devices import fake_devices
-from automesh.program.lower.lowered import canonical_text, fingerprint
+from automesh.program.kernels.identity import forget_places
+from automesh.program.lower.lowered import canonical_text, fingerprint, walk
 
 _SCRIPT = """{gap}
 import jax
@@ -88,3 +90,23 @@ def test_what_cannot_be_read_stays_as_it_is(
     known = canonical_text(program)
     monkeypatch.setattr(identity, "kernel_text", refuse)
     assert len(canonical_text(program)) > len(known)
+
+
+_OF_ANOTHER_KIND = """
+func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = stablehlo.custom_call @tpu_custom_call(%x) {api_version = 4 : i32, backend_config = {a = 1 : i32}} : (tensor<8xf32>) -> tensor<8xf32>
+  %1 = stablehlo.custom_call @tpu_custom_call(%0) {backend_config = "no JSON"} : (tensor<8xf32>) -> tensor<8xf32>
+  %2 = stablehlo.custom_call @__gpu$xla.gpu.triton(%1) {mhlo.backend_config = "a text"} : (tensor<8xf32>) -> tensor<8xf32>
+  return %2 : tensor<8xf32>
+}
+"""  # noqa: E501
+
+
+def test_kernels_that_are_written_in_another_way_stay_as_they_are(tmp_path: Path) -> None:
+    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    module: Any = lowered(tmp_path / "step.py", "tpu").compiler_ir("stablehlo")
+    with module.context, ir.Location.unknown():
+        other = ir.Module.parse(_OF_ANOTHER_KIND)
+        before = str(other)
+        forget_places(walk(ir, other), ir)
+        assert str(other) == before

@@ -324,6 +324,7 @@ def test_a_search_compiles_none_of_them(tmp_path: Path) -> None:
             space=two_axes(tmp_path),
             budget="15s",
             top=2,
+            rules=tmp_path / "mesh_rules.toml",
             results=tmp_path / "results",
         )
 
