@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -337,4 +337,6 @@ def test_a_search_compiles_none_of_them(tmp_path: Path) -> None:
     reasons = table.set_index("mesh")["not_estimated"].dropna()
     assert set(reasons.index) == {"dp:8", "dp:4,tp:2"}
     assert all("ruled out by dp divides 6: dp is " in reason for reason in reasons)
-    assert once().found.funnel == result.found.funnel
+    # How many are measured in the time is another matter.
+    again = once().found.funnel
+    assert replace(again, measured=0) == replace(result.found.funnel, measured=0)
