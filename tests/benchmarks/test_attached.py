@@ -39,7 +39,7 @@ def test_programs_that_ran_on_a_gpu_are_replayed_within_a_few_per_cent() -> None
     found = programs_in(FOLDER, read_record(FOLDER / "record.json"), hardware)
     assert [one.step for one in found] == ["dense_lm", "moe_lm"]
     for one in found:
-        assert abs(one.kernel_error) < 0.04 and abs(one.error) < 0.07
+        assert abs(one.kernel_error) < 0.06 and abs(one.error) < 0.07
         assert one.replayed_multiplying_s == pytest.approx(one.multiplying_s, rel=0.08)
     assert len(lines_of(found, hardware.speeds.origin)) == 3
 
@@ -52,12 +52,12 @@ def test_estimates_are_as_close_to_the_gpu_as_the_documents_say(
     monkeypatch.setattr(compare, "compiler_for", lambda _: none)
     record = read_record(FOLDER / "record.json")
     found = figures(compare.compare(record, tmp_path, FOLDER, workers=1))
-    assert found["plans"] == 12
-    assert found["sheet"]["median"] < 0.07 and found["sheet"]["worst"] < 0.16
-    assert found["sheet"]["pairs"] == [15, 15]
-    assert found["estimated_memory"]["worst"] < 0.03
-    assert found["attached_memory"]["plans"] == 9 and found["attached_memory"]["worst"] < 1e-3
-    assert found["visited_twice"] == 10 and found["visits_apart"] < 0.002
+    assert found["plans"] == 18
+    assert found["sheet"]["median"] < 0.09 and found["sheet"]["worst"] < 0.28
+    assert found["sheet"]["pairs"] == [25, 25]
+    assert found["estimated_memory"]["worst"] < 0.05
+    assert found["attached_memory"]["plans"] == 15 and found["attached_memory"]["worst"] < 1e-3
+    assert found["visited_twice"] == 14 and found["visits_apart"] < 0.002
     assert found["counts"]["bias"] < -0.3
     assert "replay" not in found
 
