@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from automesh.cost.pipeline.terms import ScheduleText
-from automesh.cost.terms import Terms
+from automesh.cost.terms import Guard, Terms
 from automesh.errors import UsageError
 from automesh.mesh.axes import PIPELINE, Call, Plan
 from automesh.mesh.plan_arrays import Batch, batch_of
@@ -19,6 +19,8 @@ from automesh.space.pipelines import SCHEDULE
 
 Sizes = tuple[tuple[str, int], ...]
 Active = tuple[str, ...]
+# Dimensions that are not divided evenly, each with the number that they are divided by.
+Uneven = frozenset[tuple[Guard, int]]
 
 PROBES = 2
 
@@ -56,6 +58,9 @@ class Need:
       exact: True if the step must be lowered at `sizes`, however alike its programs were elsewhere:
         some array does not divide evenly there, which jax may refuse.
       largest: of each axis, the largest size that occurs.
+      uneven: what its meshes divide unevenly, if that is why they need terms of their own.
+      is_only_uneven: False if other assumptions of the terms that they were priced with are
+        broken, too.
     """
 
     call: Call
@@ -66,6 +71,8 @@ class Need:
     members: tuple[int, ...]
     exact: bool = False
     largest: Sizes = ()
+    uneven: Uneven = frozenset()
+    is_only_uneven: bool = True
 
 
 def groups_of(plans: Sequence[Plan]) -> tuple[Group, ...]:
@@ -87,17 +94,27 @@ def refined_needs(
     limit, is tried again at the smallest size that is left. Every round settles at least the
     meshes at its own sizes, so this ends.
     """
-    classes: dict[tuple[object, ...], list[int]] = {}
+    classes: dict[
+        tuple[tuple[tuple[str, int], ...], tuple[str, ...], tuple[str, ...]], list[int]
+    ] = {}
     rows = {member: dict(zip(batch.names, batch.sizes[member].tolist())) for member in members}
     for member, sizes in rows.items():
         classes.setdefault(_broken(terms, sizes), []).append(member)
     found: list[Need] = []
-    for (exact, *_), alike in classes.items():
+    for (exact, fixed, limits), alike in classes.items():
         made = _need(need.call, batch.names, batch.sizes, np.array(alike))
         if set(alike) == set(need.members) and made.sizes == need.sizes:
             found += own_needs(need, batch, alike)
-        else:
-            found.append(replace(made, exact=bool(exact)))
+            continue
+        uneven = _uneven(terms, rows[alike[0]])
+        found.append(
+            replace(
+                made,
+                exact=bool(exact),
+                uneven=uneven,
+                is_only_uneven=not (fixed or limits),
+            )
+        )
     return tuple(found)
 
 
@@ -123,14 +140,17 @@ def own_needs(need: Need, batch: Batch, members: Sequence[int]) -> list[Need]:
     ]
 
 
-def _broken(terms: Terms, sizes: Mapping[str, int]) -> tuple[object, ...]:
+def _uneven(terms: Terms, sizes: Mapping[str, int]) -> Uneven:
+    """What a mesh divides unevenly of the arrays that the terms name."""
+    numbers = {guard: math.prod(sizes[axis] for axis in guard.axes) for guard in terms.guards}
+    return frozenset((guard, number) for guard, number in numbers.items() if guard.size % number)
+
+
+def _broken(
+    terms: Terms, sizes: Mapping[str, int]
+) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], tuple[str, ...]]:
     """Which assumptions of terms a mesh breaks; first the sizes of axes that do not divide."""
-    uneven = {
-        axis
-        for guard in terms.guards
-        if guard.size % math.prod(sizes[axis] for axis in guard.axes)
-        for axis in guard.axes
-    }
+    uneven = {axis for guard, _ in _uneven(terms, sizes) for axis in guard.axes}
     sampled = dict(terms.sampled)
     return (
         tuple((axis, sizes[axis]) for axis in sorted(uneven)),

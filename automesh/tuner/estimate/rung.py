@@ -39,7 +39,8 @@ from automesh.tuner.estimate.propagations import (
     under_schedule,
     without_schedule,
 )
-from automesh.tuner.estimate.propagator import NO_TIME, Propagator
+from automesh.tuner.estimate.propagator import NO_TIME, REFUSED, Propagator
+from automesh.tuner.estimate.refusals import Refusals
 from automesh.worker.messages import LayoutJob
 
 # Compiler options in prices: plans that differ in them alone share their propagations.
@@ -372,10 +373,20 @@ class EstimateRung:
 
         meshes = sum(len(need.members) for need in self._apart)
         propagations = 0
+        refusals = Refusals()
         while self._apart:
-            needs, self._apart = sorted(self._apart, key=promise), []
-            answers = self.propagator.answer(needs, note="meshes apart")
+            waiting, self._apart = sorted(self._apart, key=promise), []
+            open_needs = list[Need]()
+            for need in waiting:
+                if why := refusals.why(need):
+                    self._take_apart(groups[need.call], need, why, layouts)
+                else:
+                    open_needs.append(need)
+            needs, self._apart = refusals.next_round(open_needs)
+            answers = self.propagator.answer(needs, note="meshes apart") if needs else {}
             for need, answer in answers.items():
+                if isinstance(answer, str) and answer.startswith(REFUSED):
+                    refusals.note(need, answer)
                 self._take_apart(groups[need.call], need, answer, layouts)
             propagations += len(needs)
         if not meshes:

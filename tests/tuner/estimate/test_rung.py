@@ -321,3 +321,48 @@ def test_jobs_that_are_dropped_at_the_deadline_lower_nothing_for_others() -> Non
     made.run()
     shared = made.propagator._shared  # pyright: ignore[reportPrivateUsage]
     assert shared.running and set(shared.running.values()) == {0}
+
+
+def refused_at_8(job: PropagateJob) -> Propagation | Failed:
+    """Terms of a program with a dimension of 4 that tp splits, which must be divided evenly."""
+    if 4 % dict(job.sizes).get("tp", 1):
+        return Failed(stage="lower", reason="4 is no multiple of 8")
+    return propagation(job, guards=(GUARD,))
+
+
+def test_what_divides_as_a_refused_mesh_does_is_refused_without_being_lowered() -> None:
+    pool = FakePool(answers=refused_at_8)
+    plans = all_plans(256)
+    found = rung(plans, pool).run()
+    # As without the conclusion: what tp divides unevenly has no estimate, all else has one.
+    refused = {one for one in plans if one.sizes["tp"] > 4}
+    assert set(found.missing) == refused
+    assert set(found.found) == {*plans} - refused
+    # Once beside dp and once beside sp. Of 16 and more, and of both, nothing is lowered; the mesh
+    # of tp alone has no terms that could say why, and is asked for itself.
+    apart = [job for job in pool.propagated if dict(job.sizes).get("tp", 1) > 4]
+    assert {tuple(axis for axis, _ in job.sizes) for job in apart if job.exact} == {
+        ("dp", "tp"), ("tp", "sp"),
+    }  # fmt: skip
+    assert {dict(job.sizes)["tp"] for job in apart} == {8, 256}
+    told = [why for why in found.missing.values() if "not tried here" in why]
+    assert len(told) > 10
+    assert all("`tp` is a multiple of 8, too" in why for why in told)
+    assert all(why.startswith("the step refuses it: ") for why in found.missing.values())
+
+
+def test_a_refusal_that_another_size_may_explain_says_nothing_about_others() -> None:
+    def answer(job: PropagateJob) -> Propagation | Failed:
+        sizes = dict(job.sizes)
+        if sizes.get("tp", 1) > 4 and sizes.get("dp", 1) > 1:
+            return Failed(stage="lower", reason="no")
+        # The terms hold for this size of dp alone, and where tp divides 4.
+        return propagation(job, guards=(GUARD,), fixed=("dp",) if "dp" in sizes else ())
+
+    pool = FakePool(answers=answer)
+    plans = all_plans(64)
+    found = rung(plans, pool).run()
+    # Seen with dp, it says nothing about meshes without.
+    assert set(found.missing) == {
+        one for one in plans if one.sizes["tp"] > 4 and one.sizes["dp"] > 1
+    }
