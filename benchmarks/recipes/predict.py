@@ -171,8 +171,7 @@ def command_of(asked: Asked, folder: Path, *, limit: str, top: int) -> list[str]
     words += ["--budget", limit, "--timeout", limit, "--json"]
     words += ["--top", str(top or 1), "--workers", "1", "--results", str(folder / "results")]
     words += ["--rules", str(folder / "rules.toml")]
-    if not top:  # A run that was published may have left nothing free.
-        words += ["--reserve-hbm", "0"]
+    words += ["--reserve-hbm", "0"]  # A run that was published may have left nothing free.
     words += [f"--xla={name}={value}" for name, value in asked.options.items()]
     unused = "data" if not top and "fsdp_transpose" in asked.mesh else "fsdp_transpose"
     sizes = [f"ici_{unused}_parallelism=-1", "ici_fsdp_parallelism=1"]

@@ -343,8 +343,6 @@ def test_every_set_that_an_exact_record_names_is_known() -> None:
     assert set(unknown) == {
         "TPU_MEGACORE=MEGACORE_DENSE",
         "--2a886c8_chip_config_name=megachip_tccontrol",
-        "CUSTOM_VMEM_LIMIT_FLAG",
-        "${LIBTPU_INIT_ARGS:-",
     }
 
 
