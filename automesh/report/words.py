@@ -353,11 +353,15 @@ def undecided_sentence(result: SearchResult) -> str:
     first = waiting[0]
     standing = first.standing
     low, high = standing.interval
-    span = f" ({format_change(low)} to {format_change(high)})" if low > 0 else ""
+    change = f"{format_change(standing.ratio)} step time"
     others = f" and {count(len(waiting) - 1, 'other')}" if waiting[1:] else ""
+    if low > 0:
+        found = f"may be faster: {change} ({format_change(low)} to {format_change(high)})"
+    else:  # In fewer processes than an interval takes.
+        found = f"{'were' if others else 'was'} timed too little to tell: {change} so far"
     more_s = sum(one.standing.more_s for one in waiting)
     return clean(
-        f"{first.plan}{others} may be faster: {format_change(standing.ratio)} step time{span}; "
+        f"{first.plan}{others} {found}; "
         f"about {format_wait(more_s)} more would decide, with the same command"
     )
 

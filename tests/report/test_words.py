@@ -189,6 +189,13 @@ def test_what_is_undecided_says_what_deciding_takes() -> None:
     )
     assert f"{plan} and 1 other may be faster" in words.undecided_sentence(kept(one, one))
     assert "about 6 min more" in words.undecided_sentence(kept(one, one))
+    # A plan that is 20 % slower in the one visit that it had is not said to be perhaps faster.
+    once = replace(one, standing=replace(one.standing, ratio=1.2, interval=(0.0, 0.0)))
+    assert words.undecided_sentence(kept(once)) == (
+        f"{plan} was timed too little to tell: +20.0 % step time so far; "
+        "about 3 min more would decide, with the same command"
+    )
+    assert f"{plan} and 1 other were timed too little" in words.undecided_sentence(kept(once, one))
 
 
 def test_best_turns_out_slower_when_confirmed() -> None:
