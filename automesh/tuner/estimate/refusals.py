@@ -2,9 +2,9 @@
 
 Where an array does not divide evenly, the step is lowered at these very sizes, since jax and the
 user's code may refuse them. On many devices hundreds of meshes differ only in what else they
-divide unevenly. So each way to divide unevenly is tried alone first. A mesh that divides the same
-array by the same number, or by a multiple of it, is then refused without being lowered; what the
-step accepted says nothing about others.
+divide. So each way to divide unevenly is tried with as few axes as possible first. A mesh that
+divides the same array by the same number, or by a multiple of it, and has these axes too, is then
+refused without being lowered; what the step accepted says nothing about others.
 """
 
 from __future__ import annotations
