@@ -17,7 +17,8 @@ kernels take.
 Without these every record is compared with four predictions of each plan: the estimates with the
 data sheet and with the calibration, the counts of the attached compiler's program, and, where the
 compiler for absent devices of that kind is installed, the replay of what that one schedules. The
-programs that were traced are replayed, too.
+programs that were traced are replayed, too, and what searches have measured (`*_trials.csv`) stands
+beside what they had predicted.
 
 The last line on stdout is JSON; progress goes to stderr.
 """
@@ -41,6 +42,8 @@ from benchmarks.attached.compare import compare, figures, table
 from benchmarks.attached.measure import measure
 from benchmarks.attached.programs import lines_of, programs_in
 from benchmarks.attached.record import OTHERS, STEPS, TINY, Record, read_record
+from benchmarks.attached.searches import figures_of, searched_in
+from benchmarks.attached.searches import lines_of as told_of
 from benchmarks.attached.trace import trace
 from benchmarks.support.compiles import say
 from benchmarks.support.paths import DATA
@@ -121,6 +124,11 @@ def _compared(data: Path, folder: Path, names: Collection[str], *, workers: int)
         if row.failure:
             print(f"{row.step} {row.plan}: {row.failure}")
     summary: dict[str, Any] = figures(found)
+    searches = [one for one in searched_in(data, record) if not names or one.step in names]
+    for line in told_of(searches):
+        print(line)
+    if searches:
+        summary["searches"] = figures_of(searches)
     for hardware in _hardware(record, data):
         played = programs_in(data, record, hardware)
         programs = [one for one in played if not names or one.step in names]

@@ -120,8 +120,8 @@ def figures(found: Sequence[Compared]) -> dict[str, Any]:
     for name, field in _TIMES.items():
         pairs = [(one, getattr(one, field)) for one in found if getattr(one, field) > 0]
         if pairs:
-            summary[name] = _errors([said / one.row.step_s - 1 for one, said in pairs])
-            summary[name] |= _order([(one.row, said) for one, said in pairs])
+            summary[name] = errors_of([said / one.row.step_s - 1 for one, said in pairs])
+            summary[name] |= order_of([(one.row.step, one.row.step_s, said) for one, said in pairs])
     memory = {
         "estimated_memory": [(one.estimated_bytes, one.row) for one in found],
         "attached_memory": [(one.row.stated_bytes, one.row) for one in found],
@@ -130,11 +130,12 @@ def figures(found: Sequence[Compared]) -> dict[str, Any]:
     for name, said in memory.items():
         shares = [size / row.peak_bytes - 1 for size, row in said if size and row.peak_bytes]
         if shares:
-            summary[name] = _errors(shares)
+            summary[name] = errors_of(shares)
     return summary
 
 
-def _errors(shares: Sequence[float]) -> dict[str, float]:
+def errors_of(shares: Sequence[float]) -> dict[str, float]:
+    """Median and worst of relative errors without their signs, and the median with them."""
     sizes = sorted(abs(share) for share in shares)
     return {
         "plans": len(shares),
@@ -144,8 +145,11 @@ def _errors(shares: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _order(pairs: Sequence[tuple[Row, float]]) -> dict[str, Any]:
+def order_of(plans: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
     """How the plans of a step are ordered, which is what a search needs.
+
+    Args:
+      plans: of each the step, what it took, and what was predicted, in seconds.
 
     Returns:
       Kendall's tau of each step; of the pairs of plans of a step that are more than 5 % apart,
@@ -153,8 +157,8 @@ def _order(pairs: Sequence[tuple[Row, float]]) -> dict[str, Any]:
     """
     taus: dict[str, float] = {}
     right = total = 0
-    for step in dict.fromkeys(row.step for row, _ in pairs):
-        mine = [(row.step_s, said) for row, said in pairs if row.step == step]
+    for step in dict.fromkeys(step for step, _, _ in plans):
+        mine = [(took_s, said) for name, took_s, said in plans if name == step]
         if len(mine) > 2:
             tau: Any = stats.kendalltau(*zip(*mine))
             taus[step] = round(float(tau.statistic), 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,10 @@ from automesh.units import format_seconds
 from benchmarks.attached.record import Record
 from benchmarks.attached.trace import AXES, shares
 
+# What traces call copies that XLA leaves to CUDA.
+_CUDA_COPIES = ("memcpy32_post", "MemcpyD2D")
+_MOST = 12  # kernels that are told by name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
@@ -30,6 +36,9 @@ class Ran:
       multiplying_s: of those that multiply matrices.
       replay_s: of its schedule.
       replayed_multiplying_s: of what multiplies in it.
+      kernels: name, traced and replayed seconds of what has one name in both, the longest first.
+      copied_s, replayed_copies_s: of copies that CUDA does, traced; and replayed, with the fusions
+        that have no kernel of their own, since they only move rows of an array.
     """
 
     step: str
@@ -39,6 +48,9 @@ class Ran:
     multiplying_s: float
     replay_s: float
     replayed_multiplying_s: float
+    kernels: tuple[tuple[str, float, float], ...] = ()
+    copied_s: float = 0.0
+    replayed_copies_s: float = 0.0
 
     @property
     def error(self) -> float:
@@ -66,11 +78,16 @@ def programs_in(folder: Path, record: Record, hardware: HardwareModel) -> list[R
         schedule = read_schedule(read_module(module), [(axis, 1) for axis in AXES], [1] * len(AXES))
         played, _ = replay(schedule, axes=[MeshAxis(name=axis) for axis in AXES], hardware=hardware)
         kernels = Kernels(schedule, hardware.fabric.chip, hardware.speeds)
-        ticks = sum(
-            times * sum(spent for _, spent in kernels.work(one).causes)
-            for one, times in executed(schedule.body)
-            if isinstance(one, Compute) and one.flops
-        )
+        replayed = Counter[str]()
+        multiplying = 0.0
+        for one, times in executed(schedule.body):
+            if isinstance(one, Compute):
+                spent_s = times * sum(spent for _, spent in kernels.work(one).causes) / TICKS_PER_S
+                replayed[_family(one.name)] += spent_s
+                multiplying += spent_s * bool(one.flops)
+        spent_by = Counter[str]()
+        for kernel, (_, seconds) in traced["kernels"].items():
+            spent_by[_family(kernel)] += seconds
         multiplying_s, _ = shares(traced["kernels"])
         found.append(
             Ran(
@@ -80,10 +97,23 @@ def programs_in(folder: Path, record: Record, hardware: HardwareModel) -> list[R
                 busy_s=traced["busy_s"],
                 multiplying_s=multiplying_s,
                 replay_s=played.step_s,
-                replayed_multiplying_s=ticks / TICKS_PER_S,
+                replayed_multiplying_s=multiplying,
+                kernels=tuple(
+                    (name, seconds, replayed[name])
+                    for name, seconds in spent_by.most_common()
+                    if replayed[name]
+                ),
+                copied_s=sum(spent_by[name] for name in _CUDA_COPIES),
+                replayed_copies_s=replayed["copy"]
+                + max(replayed["fusion"] - spent_by["fusion"], 0.0),
             )
         )
     return found
+
+
+def _family(name: str) -> str:
+    """A kernel's name without the number at its end, written alike in traces and in schedules."""
+    return re.sub(r"_\d+$", "", re.sub(r"[.-]", "_", name))
 
 
 def lines_of(found: Sequence[Ran], speeds: str) -> list[str]:
@@ -99,4 +129,7 @@ def lines_of(found: Sequence[Ran], speeds: str) -> list[str]:
             f"{one.replayed_multiplying_s / one.multiplying_s - 1:+.1%}; the rest "
             f"{format_seconds(rest_s)}, {replayed_s / rest_s - 1:+.1%}"
         )
+        parts = [("copies", one.copied_s, one.replayed_copies_s), *one.kernels[:_MOST]]
+        named = [f"{name} {spent / played:.2f}" for name, spent, played in parts if played]
+        lines.append(f"    traced / replayed: {', '.join(named)}")
     return lines

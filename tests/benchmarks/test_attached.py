@@ -11,6 +11,7 @@ import pytest
 
 from automesh.hardware import parse_target
 from automesh.hardware.calibration.datasheet import datasheet_speeds
+from automesh.hardware.calibration.measured_speeds import speeds_for
 from automesh.hardware.calibration.points import MatmulProbe, StreamProbe
 from automesh.hardware.calibration.profile_files import read_profile
 from automesh.hardware.fabric.fabric import Layouts
@@ -21,6 +22,8 @@ from benchmarks.attached.compare import Compared, figures, table
 from benchmarks.attached.measure import measure
 from benchmarks.attached.programs import lines_of, programs_in
 from benchmarks.attached.record import OTHERS, STEPS, TINY, Row, read_record
+from benchmarks.attached.searches import figures_of, searched_in
+from benchmarks.attached.searches import lines_of as searched_lines
 from benchmarks.attached.trace import kernels_of
 from benchmarks.support.paths import DATA
 
@@ -41,7 +44,7 @@ def test_programs_that_ran_on_a_gpu_are_replayed_within_a_few_per_cent() -> None
     for one in found:
         assert abs(one.kernel_error) < 0.06 and abs(one.error) < 0.07
         assert one.replayed_multiplying_s == pytest.approx(one.multiplying_s, rel=0.08)
-    assert len(lines_of(found, hardware.speeds.origin)) == 3
+    assert len(lines_of(found, hardware.speeds.origin)) == 5
 
 
 def test_estimates_are_as_close_to_the_gpu_as_the_documents_say(
@@ -60,6 +63,36 @@ def test_estimates_are_as_close_to_the_gpu_as_the_documents_say(
     assert found["visited_twice"] == 14 and found["visits_apart"] < 0.002
     assert found["counts"]["bias"] < -0.3
     assert "replay" not in found
+
+
+def test_what_searches_measured_is_as_the_documents_say() -> None:
+    found = searched_in(FOLDER, read_record(FOLDER / "record.json"))
+    assert [one.plan for one in found if one.verdict == "best"] == 2 * [
+        "dp:1 remat=none microbatches=1"
+    ]
+    assert all(one.recorded_s for one in found)
+    told = figures_of(found)
+    assert told["plans"] == 12 and told["median"] < 0.035 and told["worst"] < 0.14
+    assert told["pairs"] == [19, 19] and told["record_apart"] < 0.007
+    lines = searched_lines(found)
+    assert len(lines) == 13
+    assert lines[1].endswith("best, measured 398 ms, predicted -13.1 %, recorded 398 ms")
+
+
+def test_kernels_of_one_name_are_told_beside_their_replay() -> None:
+    absent = parse_target("gpu-h200-1", os.environ).absent
+    assert absent is not None
+    fabric, profile = absent.fabric, read_profile(FOLDER / "gpu-nvidia-h200.json")
+    hardware = HardwareModel(
+        fabric=fabric,
+        layouts=Layouts(shapes=(), spans=()),
+        speeds=speeds_for(fabric.chip, fabric, profile),
+    )
+    for one in programs_in(FOLDER, read_record(FOLDER / "record.json"), hardware):
+        shares = {name: spent / played for name, spent, played in one.kernels}
+        assert shares["loop_convert_select_fusion"] == pytest.approx(1.0, abs=0.03)
+        assert shares["loop_broadcast_fusion"] > 1.5
+        assert 1.5 < one.copied_s / one.replayed_copies_s < 1.9
 
 
 def row(plan: str, step_s: float, peak_bytes: int = 0) -> Row:

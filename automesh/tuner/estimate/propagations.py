@@ -21,6 +21,8 @@ Sizes = tuple[tuple[str, int], ...]
 Active = tuple[str, ...]
 # Dimensions that are not divided evenly, each with the number that they are divided by.
 Uneven = frozenset[tuple[Guard, int]]
+# Axes that do not divide, with their sizes; axes whose size is in the shapes; axes beyond a limit.
+_Broken = tuple[Sizes, Active, Active]
 
 PROBES = 2
 
@@ -94,9 +96,7 @@ def refined_needs(
     limit, is tried again at the smallest size that is left. Every round settles at least the
     meshes at its own sizes, so this ends.
     """
-    classes: dict[
-        tuple[tuple[tuple[str, int], ...], tuple[str, ...], tuple[str, ...]], list[int]
-    ] = {}
+    classes: dict[_Broken, list[int]] = {}
     rows = {member: dict(zip(batch.names, batch.sizes[member].tolist())) for member in members}
     for member, sizes in rows.items():
         classes.setdefault(_broken(terms, sizes), []).append(member)
@@ -146,9 +146,7 @@ def _uneven(terms: Terms, sizes: Mapping[str, int]) -> Uneven:
     return frozenset((guard, number) for guard, number in numbers.items() if guard.size % number)
 
 
-def _broken(
-    terms: Terms, sizes: Mapping[str, int]
-) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], tuple[str, ...]]:
+def _broken(terms: Terms, sizes: Mapping[str, int]) -> _Broken:
     """Which assumptions of terms a mesh breaks; first the sizes of axes that do not divide."""
     uneven = {axis for guard, _ in _uneven(terms, sizes) for axis in guard.axes}
     sampled = dict(terms.sampled)
