@@ -3,6 +3,9 @@
 import importlib.util
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -43,3 +46,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What somebody has compiled on this machine is none of a test's business either."""
     os.environ["AUTOMESH_CACHE"] = str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(autouse=True)
+def _options_of_jax_stay() -> Iterator[None]:
+    """A test that leaves an option of jax changed fails, and not those that come after it."""
+    before = options_of_jax()
+    yield
+    if before:
+        assert options_of_jax() == before
+
+
+def options_of_jax() -> dict[str, Any]:
+    """The options that hold for the whole process; none before jax is imported."""
+    jax: Any = sys.modules.get("jax")
+    return dict(jax.config.values) if jax is not None else {}

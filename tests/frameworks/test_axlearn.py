@@ -38,11 +38,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:`with mesh:DeprecationWarning")
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(STAND_INS))  # pyright: ignore[reportUnknownMemberType]
-    before = jax.config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
     _forget()
     yield
     _forget()
-    jax.config.update("jax_default_prng_impl", before)
 
 
 def _forget() -> None:
