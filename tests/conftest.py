@@ -49,15 +49,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _options_of_jax_stay() -> Iterator[None]:
-    """A test that leaves an option of jax changed fails, and not those that come after it."""
-    before = options_of_jax()
+def _options_of_jax_come_back() -> Iterator[None]:
+    """What a test sets for the whole process, or a framework that it runs, holds for no other."""
+    before = _options_of_jax()
     yield
-    if before:
-        assert options_of_jax() == before
+    for name, value in _options_of_jax().items():
+        if before and value != before[name]:
+            sys.modules["jax"].config.update(name, before[name])
 
 
-def options_of_jax() -> dict[str, Any]:
-    """The options that hold for the whole process; none before jax is imported."""
+def _options_of_jax() -> dict[str, Any]:
+    """None before jax is imported."""
     jax: Any = sys.modules.get("jax")
     return dict(jax.config.values) if jax is not None else {}

@@ -234,6 +234,8 @@ class VisitAnswer:
       values: where the arguments came from.
       setup_s: seconds spent before the first sample (build, compile or cache, materialize, warm
         up).
+      state_s: those of them that made the state and warmed up, as every visit does that finds no
+        state.
       peak_bytes: measured peak of one device, 0 where the backend does not report it.
       fingerprint: of the program that ran.
       updates: of the arrays that the step carries on, where `losses` were asked for.
@@ -247,6 +249,7 @@ class VisitAnswer:
     peak_bytes: int
     fingerprint: str
     updates: tuple[LeafUpdate, ...] = ()
+    state_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

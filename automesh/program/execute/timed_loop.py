@@ -259,6 +259,7 @@ class Visit:
       samples_s: seconds per step.
       losses: scalar floats of the first steps, in order.
       setup_s: seconds before the first sample.
+      state_s: those of them that made the state and warmed up.
       peak_bytes: most bytes in use on one device, 0 where that cannot be told.
       updates: what the first step changed, where losses are recorded.
     """
@@ -266,6 +267,7 @@ class Visit:
     samples_s: tuple[float, ...]
     losses: tuple[float, ...]
     setup_s: float
+    state_s: float
     peak_bytes: int
     updates: tuple[LeafUpdate, ...]
 
@@ -337,8 +339,11 @@ def visit(
         with entered(ready.ambient, ready.workload.context):
             is_new = loop is None
             disturbed = _disturbed_updates(ready) if sensitivity and loss_steps else ()
+            state_s = 0.0
             if loop is None:
+                begun_s = perf_counter()
                 loop = _Loop(ready)
+                state_s = perf_counter() - begun_s
                 # Whoever is early would wait for the others in a collective of the step.
                 team.gather("state")
             started()
@@ -353,7 +358,9 @@ def visit(
             setup_s = perf_counter() - since_s
             if steps > 0 and samples > 0:
                 if is_new:
+                    begun_s = perf_counter()
                     team.warm_up(loop.sample, warmup_s)
+                    state_s += perf_counter() - begun_s
                 setup_s = perf_counter() - since_s
                 for _ in range(samples):
                     team.align()
@@ -371,6 +378,7 @@ def visit(
         samples_s=tuple(taken),
         losses=tuple(losses),
         setup_s=setup_s,
+        state_s=state_s,
         # The device's mark is the highest since the process began: another plan's, unless it rose.
         peak_bytes=peak if peak > before else 0,
         updates=updates,

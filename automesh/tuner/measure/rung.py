@@ -57,6 +57,10 @@ _NO_REFERENCE = (
     "the time was used up before any step could be run whose losses the others are compared with; "
     "give it more --budget, or see with --timeout whether it hangs"
 )
+UNRACED = (
+    "there was no time for a race, so what was fastest at its first visit was measured; "
+    "run the same command to race all of them"
+)
 _NOTHING_YET = (
     "the time did not suffice to measure the best in three fresh processes; "
     "run the same command to go on"
@@ -148,11 +152,19 @@ class MeasureRung:
         elif self._is_settled() and not self._challenge_until_none(RESERVED):
             return ""
         if not self._raced_plans():
-            return self._why_no_race()
+            return self._measure_unraced()
         self._measure_afresh(EARLY)
         self._challenge_until_none(RESERVED)
         is_decided = self._measure_afresh(LOOKS[-1])
         return self._store("all of them are decided" if is_decided else "")
+
+    def _measure_unraced(self) -> str:
+        """Measures what was fastest at the first visits: there was no time for a race."""
+        is_decided = self._decision is not None and not self._records.processes  # elsewhere
+        if is_decided or self.search.clock() + self._rule_s() > self._last_s:
+            return self._why_no_race()
+        self._measure_afresh(EARLY)
+        return self._store(UNRACED)
 
     def _is_to_race(self, plan: Plan, raced: Collection[Plan]) -> bool:
         """Whether a plan that was not raced on this machine is raced now.
@@ -308,7 +320,14 @@ class MeasureRung:
         if not newcomers or self._known_reference is None:
             return False
         anchors = [plan for plan in anchors if plan in self._calibrations]
-        return self._race([*newcomers, *anchors])
+        entrants = [*newcomers, *anchors]
+        return not self._is_late_for_race(entrants) and self._race(entrants)
+
+    def _is_late_for_race(self, entrants: Sequence[Plan]) -> bool:
+        """Whether there is time for the processes that a rule needs, but for no round before."""
+        rule_s = self.search.clock() + self._rule_s()
+        is_open = not self._final().exported()
+        return is_open and rule_s <= self._last_s < rule_s + self._round_s(entrants)
 
     def _first(self, plans: Sequence[Plan]) -> list[Plan]:
         """The baseline before the others: its losses are what they are compared with."""
@@ -367,8 +386,12 @@ class MeasureRung:
 
     def _bounded(self) -> BoundedPool:
         """The workers, for visits of which nobody knows how long they take: the search must end."""
-        until_s = self.search.end_s + self._grace_s
-        return BoundedPool(pool=self.pool, until_s=until_s, clock=self.search.clock)
+        return BoundedPool(pool=self.pool, until_s=self._last_s, clock=self.search.clock)
+
+    @property
+    def _last_s(self) -> float:
+        """When all is over, whatever is missing."""
+        return self.search.end_s + self._grace_s
 
     @property
     def _grace_s(self) -> float:
@@ -477,6 +500,9 @@ class MeasureRung:
             on_round=lambda plan, number, value_s: self._on_round(race, plan, number, value_s),
             on_failure=self._finish,
         )
+        for plan, took_s in report.took_s:
+            self._calibrations[plan] = self._calibrations[plan].having_taken(took_s)
+        self._note_visits()
         if report.winner is None:
             return False
         record = record_of(report.standings, machine=machine, sentence=report.sentence)
@@ -490,8 +516,10 @@ class MeasureRung:
 
     def _one_round_s(self, entrants: Sequence[Plan]) -> float:
         """When a single round should be over: without one, nobody ever gets to a fresh process."""
-        round_s = sum(self._calibrations[plan].visit_s for plan in entrants)
-        return min(self.search.clock() + 1.5 * round_s, self.search.end_s)
+        return min(self.search.clock() + 1.5 * self._round_s(entrants), self.search.end_s)
+
+    def _round_s(self, entrants: Sequence[Plan]) -> float:
+        return sum(self._calibrations[plan].whole_s for plan in entrants)
 
     def _close(self, race: RaceRecord, plan: Plan) -> None:
         """Finishes the trial of a plan with what a race has said of it."""
@@ -573,6 +601,8 @@ class MeasureRung:
         reference = [*final.exported(at_look=True), *own, *self._leaders(final)]
         if not reference:
             return []
+        if not self._raced_plans():
+            return list(dict.fromkeys([*reference, *self._by_first_visit(final)]))
         raced = raced_against(self._records.races, final, reference[0])
         undecided = [one.plan for one in raced if one.verdict == "undecided"]
         return list(dict.fromkeys([reference[0], *undecided]))
@@ -587,7 +617,16 @@ class MeasureRung:
             ]
             if alive:
                 return [min(alive)[2]]
-        return []
+        return [] if self._raced_plans() else self._by_first_visit(final)[:1]
+
+    def _by_first_visit(self, final: Final) -> list[Plan]:
+        """All that were visited and may be exported, the fastest first."""
+        seen = {
+            plan: statistics.median(one.first.samples_s)
+            for plan, one in self._calibrations.items()
+            if plan not in final.failed
+        }
+        return sorted(seen, key=lambda plan: (seen[plan], str(plan)))
 
     def _measure_afresh(self, most: int) -> bool:
         """Runs fresh processes until nothing is left to decide or the time is over.
@@ -606,6 +645,7 @@ class MeasureRung:
                 return True
             if final.count(*entrants) >= most:
                 return False
+            entrants = self._as_time_allows(final, entrants)
             for plan in entrants:
                 if plan not in self._calibrations:
                     self._visit_first(plan)
@@ -620,6 +660,24 @@ class MeasureRung:
             if not self._has_time(final, entrants) or not self._run_process(final, entrants):
                 return False
         return False
+
+    def _as_time_allows(self, final: Final, entrants: Sequence[Plan]) -> Sequence[Plan]:
+        """Fewer of them where the processes that a rule needs would not be over in time."""
+        if final.exported():
+            return entrants
+        fewest = min(2 if entrants[0] in final.baseline else 1, len(entrants))
+        for count in range(len(entrants), fewest, -1):
+            chosen = entrants[:count]
+            more = max(FEWEST - final.count(*chosen), 1)
+            took_s = more * self._process_s(chosen, FEWEST_PASSES)
+            if self.search.clock() + took_s <= self._last_s:
+                return chosen
+        return entrants[:fewest]
+
+    def _rule_s(self) -> float:
+        """What the processes take that a rule needs, with as few plans as may be."""
+        likeliest = self._by_first_visit(self._final())[:1]
+        return FEWEST * self._process_s(likeliest, FEWEST_PASSES)
 
     def _has_time(self, final: Final, entrants: Sequence[Plan]) -> bool:
         shortest_s = self._process_s(entrants, FEWEST_PASSES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from automesh.mesh.axes import Plan
@@ -118,6 +118,8 @@ class Calibration:
       samples: samples per visit.
       visit_s: seconds that one visit takes, the worker being warm.
       first: answer of the first visit: the losses, and where the values came from.
+      state_s: seconds for making the state that `visit_s` leaves out; until the plan was raced, at
+        most, since the first time may compile.
     """
 
     plan: Plan
@@ -125,6 +127,16 @@ class Calibration:
     samples: int
     visit_s: float
     first: VisitAnswer
+    state_s: float = 0.0
+
+    @property
+    def whole_s(self) -> float:
+        """What a visit takes that finds no state."""
+        return self.visit_s + self.state_s
+
+    def having_taken(self, took_s: float) -> Calibration:
+        """With what a later visit took."""
+        return replace(self, state_s=max(took_s - self.visit_s, 0.0))
 
 
 def visit_job(
@@ -234,6 +246,7 @@ def calibrate(
         samples=samples,
         visit_s=max(visit_s - (rules.samples - samples) * steps * step_s, 0.0),
         first=answers[0],
+        state_s=answers[0].state_s if len(answers) == 1 else 0.0,
     )
 
 
@@ -402,11 +415,13 @@ class RaceReport:
       ended: why, `deadline` if time ran out before the race was decided.
       standings: of all finalists, in their order.
       failures: what befell those that left on the way.
+      took_s: the last visit of each that had one.
     """
 
     ended: Ending | Literal["deadline"]
     standings: tuple[Standing[Plan], ...]
     failures: tuple[tuple[Plan, Failure], ...]
+    took_s: tuple[tuple[Plan, float], ...] = ()
 
     @property
     def winner(self) -> Standing[Plan] | None:
@@ -457,8 +472,9 @@ def run_race(
       on_failure: called when a finalist leaves.
     """
     course = Course(pool=pool, subject=subject, rules=rules, clock=clock, deadline_s=deadline_s)
-    course.visit_s.update({plan: one.visit_s for plan, one in calibrations.items()})
+    course.visit_s.update({plan: one.whole_s for plan, one in calibrations.items()})
     failures: list[tuple[Plan, Failure]] = []
+    seen: dict[Plan, None] = {}
     round_begun = -1
     values_s: dict[Plan, float | Failure] = {}
     while (upcoming := race.next_visit()) is not None:
@@ -482,7 +498,11 @@ def run_race(
             on_failure(plan, value_s)
         else:
             race.record(plan, value_s)
+            seen[plan] = None
             on_round(plan, upcoming.round_index, value_s)
     return RaceReport(
-        ended=race.ending or "deadline", standings=race.standings(), failures=tuple(failures)
+        ended=race.ending or "deadline",
+        standings=race.standings(),
+        failures=tuple(failures),
+        took_s=tuple((plan, course.visit_s[plan]) for plan in seen),
     )

@@ -408,6 +408,7 @@ def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
         loss_dtype=ready.loss_dtype,
         values=ready.values,
         setup_s=seen.setup_s,
+        state_s=seen.state_s,
         peak_bytes=seen.peak_bytes,
         fingerprint=ready.fingerprint,
         updates=seen.updates,

@@ -65,7 +65,7 @@ class FakePool:
     Attributes:
       step_s: true seconds per step of each plan.
       overhead_s: what each sample costs beyond its steps.
-      setup_s: what each visit costs before its first sample.
+      setup_s: what each visit costs before its first sample: its state.
       compile_s: what comes on top at the first visit in a process.
       script: failures or odd answers by plan and number of the visit to it, from 0.
       hangs: visits by plan and number that end only with their timeout.
@@ -127,6 +127,7 @@ class FakePool:
             loss_dtype="float32",
             values="synthetic",
             setup_s=setup_s,
+            state_s=0.0 if is_kept else self.setup_s,
             peak_bytes=0,
             fingerprint=self.fingerprint,
         )
