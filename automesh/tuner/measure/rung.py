@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from automesh.jsonio import to_json
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Failure, Measured, Outcome, TimedOut
-from automesh.report.words import failure_reason
+from automesh.report import words
 from automesh.tuner.choose.ranking import may_be_exported
 from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.decision import (
@@ -538,8 +538,12 @@ class MeasureRung:
         self._finish(plan, outcome)
 
     def _race_deadline_s(self, entrants: Sequence[Plan]) -> float:
-        """When a race must be over so that its best can be measured in fresh processes."""
-        return self.search.end_s - FEWEST * self._process_s(entrants, FEWEST_PASSES)
+        """When a race must be over so that its best can be measured in fresh processes.
+
+        Where there is a rule, whom to compare it with comes first.
+        """
+        processes = 1 if self._final().exported() else FEWEST
+        return self.search.end_s - processes * self._process_s(entrants, FEWEST_PASSES)
 
     def _race_end_s(self, entrants: Sequence[Plan]) -> float:
         """When a race should be over: fresh processes decide, it only chooses who gets there."""
@@ -691,7 +695,7 @@ class MeasureRung:
             "confirm",
             total=next((look for look in LOOKS if look > count), LOOKS[-1]),
             done=count,
-            note=f"fresh processes of {len(entrants)} meshes",
+            note=f"fresh processes of {words.count(len(entrants), 'mesh', 'meshes')}",
         )
         passes = self._passes(final, entrants)
         ran = run_process(
@@ -720,7 +724,7 @@ class MeasureRung:
         for plan, failure in ran.failures:
             self._done[plan] = failure
             self.search.progress.notice(
-                f"{plan} failed in a fresh process: {failure_reason(failure)}"
+                f"{plan} failed in a fresh process: {words.failure_reason(failure)}"
             )
         return ran.is_whole
 
