@@ -12,6 +12,8 @@ from automesh.outcomes import Estimated, RuledOut
 from automesh.report.words import count
 
 ESTIMATES = "estimates.csv"  # in the folder of a study
+# How the reason begins where user code raised while the step was built or traced.
+STEP_REFUSES = "the step refuses it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,11 @@ class Estimates:
     propagations: int = 0
     fabric: Fabric | None = None
     layouts: Layouts | None = None
+
+    @property
+    def refusals(self) -> int:
+        """How many plans have no estimate because the step refuses them."""
+        return sum(reason.startswith(STEP_REFUSES) for reason in self.missing.values())
 
     @property
     def missing_notice(self) -> str:

@@ -83,7 +83,8 @@ class Funnel:
     enumerated = sum(ruled_out) + legal;
     legal = compiled + duplicates + failed + out_of_memory + timed_out + waiting, where a command is
     run, which nobody compiles, with measured in the place of the first two;
-    of `waiting`, `screened` were compiled at low effort, and `estimated` others have an estimate.
+    of `waiting`, `screened` were compiled at low effort, `estimated` others have an estimate, and
+    `refused` have none because the step refuses them.
     `failed_in_run` of the compiled ones fell out when they were run, for whatever reason.
     """
 
@@ -100,6 +101,12 @@ class Funnel:
     estimated: int = 0
     screened: int = 0
     failed_in_run: int = 0
+    refused: int = 0
+
+    @property
+    def not_reached(self) -> int:
+        """Plans of which nothing is known."""
+        return self.waiting - self.screened - self.estimated - self.refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,7 +221,8 @@ def funnel_sentence(funnel: Funnel) -> str:
         (funnel.timed_out, "timed out"),
         (funnel.screened, "compiled at low effort only"),
         (funnel.estimated, "estimated only"),
-        (funnel.waiting - funnel.screened - funnel.estimated, "not reached"),
+        (funnel.refused, "refused by the step"),
+        (funnel.not_reached, "not reached"),
     ]
     said = ", ".join(f"{number} {what}" for number, what in parts if number)
     return f"{count(funnel.enumerated, 'plan')}{': ' if said else ''}{said}"

@@ -79,7 +79,7 @@ def _result(header: Header, preparation: Preparation, estimates: Estimates) -> S
         estimates.found, baseline=preparation.baseline, device_memory_bytes=limit_bytes
     )
     return replace(
-        result_of(header, candidates, nothing_tried(header, estimated=len(estimates.found))),
+        result_of(header, candidates, nothing_tried(header)),
         stop_reason="dry run: nothing was compiled or measured",
         notices=(*header.notices, *_large_notice(large, preparation)),
         made=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -22,14 +22,14 @@ from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import Plan
 from automesh.mesh.plan_arrays import Batch
-from automesh.report.estimates import Estimates
+from automesh.report.estimates import STEP_REFUSES, Estimates
 from automesh.report.progress import Progress
 from automesh.report.words import uncounted_notices
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.ranking import estimated_candidates
 from automesh.tuner.estimate.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
 from automesh.tuner.estimate.propagations import Active
-from automesh.tuner.estimate.propagator import REFUSED, PropagatedStep, Propagator
+from automesh.tuner.estimate.propagator import PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
 from automesh.tuner.estimate.terms_cache import TERMS, TermsCache
 from automesh.tuner.preparation import Preparation, inspect, prepare
@@ -143,7 +143,7 @@ class Session:
             )
         ]
         check.build(ranked, wanted=self.request.top)
-        doubtful = [plan for plan, why in estimates.missing.items() if why.startswith(REFUSED)]
+        doubtful = [plan for plan, why in estimates.missing.items() if why.startswith(STEP_REFUSES)]
         check.build(doubtful[:MOST_SUSPECTS], wanted=MOST_SUSPECTS)
         refused = check.refused(preparation.plans)
         notices = refusal_notices(refused)

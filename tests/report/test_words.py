@@ -114,6 +114,8 @@ def test_the_parts_of_the_funnel_add_up() -> None:
         "113 compiled (6 failed when run, 20 duplicates), 195 ruled out"
         in words.funnel_sentence(died)
     )
+    refused = replace(RESULT.funnel, refused=3)
+    assert words.funnel_sentence(refused).endswith("3 refused by the step, 1 not reached")
 
 
 def test_rules_are_counted_and_the_rest_is_summed() -> None:

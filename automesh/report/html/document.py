@@ -350,7 +350,8 @@ def _funnel(result: SearchResult) -> dict[str, Any]:
         ("the same program as another plan", "duplicates", funnel.duplicates),
         ("compiled at low effort only", "not reached", funnel.screened),
         ("estimated only", "not reached", funnel.estimated),
-        ("not reached", "not reached", funnel.waiting - funnel.screened - funnel.estimated),
+        ("refused by the step", "failures", funnel.refused),
+        ("not reached", "not reached", funnel.not_reached),
     ]
     return {
         "sentence": words.funnel_sentence(funnel),

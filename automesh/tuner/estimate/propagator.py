@@ -12,6 +12,7 @@ from typing import Protocol
 from automesh.mesh.axes import Call, Plan, format_setting
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Propagation, StepRef
+from automesh.report.estimates import STEP_REFUSES
 from automesh.report.progress import Progress
 from automesh.report.words import failure_reason
 from automesh.tuner.estimate.propagations import Need, Sizes
@@ -23,7 +24,6 @@ from automesh.worker.protocol import Answer
 
 POLL_S = 0.5
 NO_TIME = "the time for estimates was used up"
-REFUSED = "the step refuses it"
 
 
 class JobPool(Protocol):
@@ -248,7 +248,7 @@ class Propagator:
             return result
         if isinstance(result, Failure):
             refused = isinstance(result, Failed) and result.stage in ("build", "lower")
-            what = REFUSED if refused else "its shardings could not be propagated"
+            what = STEP_REFUSES if refused else "its shardings could not be propagated"
             return f"{what}: {failure_reason(result)}"
         raise TypeError(f"a propagation was answered with {type(result).__name__}")
 

@@ -127,6 +127,7 @@ def _funnel(
         for candidate in candidates
         if candidate.estimated is not None or _is_low(candidate.compiled)
     )
+    estimated = min(max(header.estimated - went_further, 0), waiting)
     return Funnel(
         enumerated=header.enumerated,
         ruled_out=header.ruled_out,
@@ -138,8 +139,10 @@ def _funnel(
         timed_out=kinds[TimedOut],
         waiting=waiting,
         measured=sum(1 for outcome in measured.values() if isinstance(outcome, Measured)),
-        estimated=min(max(header.estimated - went_further, 0), waiting),
+        estimated=estimated,
         screened=len(screened),
+        # One that was compiled all the same has failed.
+        refused=min(header.refused, max(waiting - len(screened) - estimated, 0)),
         failed_in_run=sum(1 for one in measured.values() if isinstance(one, Failure)),
     )
 

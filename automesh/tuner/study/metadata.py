@@ -42,6 +42,7 @@ class Header:
       location: where the trials are, for people.
       speeds: where the speeds of the estimates come from, in words.
       estimated: how many of `plans` have an estimate.
+      refused: how many of them have none because the step refuses them.
       fabric: how the devices are wired; None if that could not be told.
       is_ahead: True if the devices are not here: nothing can be measured.
       device_memory: what a plan may use of a device's memory.
@@ -85,6 +86,7 @@ class Header:
     batch_axes: tuple[str, ...] | None = None
     details: tuple[str, ...] = ()
     made_up: tuple[str, ...] = ()
+    refused: int = 0
     again: SearchCommand | None = None
 
 
@@ -279,6 +281,7 @@ def header_of(
         versions=preparation.provenance,
         speeds=estimates.origin,
         estimated=len(estimates.found),
+        refused=estimates.refusals,
         fabric=estimates.fabric,
         is_ahead=is_ahead,
         device_memory=preparation.device_memory,

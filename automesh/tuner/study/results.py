@@ -49,12 +49,8 @@ def result_of(header: Header, candidates: Sequence[Candidate], funnel: Funnel) -
     )
 
 
-def nothing_tried(header: Header, *, estimated: int = 0) -> Funnel:
-    """The funnel of a dry run: all legal plans wait.
-
-    Args:
-      estimated: how many of them have an estimate.
-    """
+def nothing_tried(header: Header) -> Funnel:
+    """The funnel of a dry run: all legal plans wait."""
     return Funnel(
         enumerated=header.enumerated,
         ruled_out=header.ruled_out,
@@ -66,7 +62,8 @@ def nothing_tried(header: Header, *, estimated: int = 0) -> Funnel:
         timed_out=0,
         waiting=header.plans,
         measured=0,
-        estimated=estimated,
+        estimated=header.estimated,
+        refused=header.refused,
     )
 
 

@@ -349,6 +349,7 @@ def test_what_divides_as_a_refused_mesh_does_is_refused_without_being_lowered() 
     assert len(told) > 10
     assert all("`tp` is a multiple of 8, too" in why for why in told)
     assert all(why.startswith("the step refuses it: ") for why in found.missing.values())
+    assert found.refusals == len(refused)
 
 
 def test_a_refusal_that_another_size_may_explain_says_nothing_about_others() -> None:

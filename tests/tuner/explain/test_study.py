@@ -99,6 +99,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_study(tmp_path_factory.mktemp("explain") / "train-gpu-h100-16-0123abcd")
 
 
+def test_what_the_step_refused_is_told_apart_from_what_was_not_reached(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", estimated=4, refused=2)
+    tried = "9 plans: 4 estimated only, 2 refused by the step, 1 not reached"
+    assert tried in " ".join(api.show(folder).table(width=200).split())
+
+
 def test_a_mesh_stands_for_its_fastest_plan_unless_knobs_follow(study: Path) -> None:
     account = api.explain(study, "tp:4,fsdp:-1")
     assert str(account.found.one.plan) == "fsdp:4,tp:4 remat=full"
