@@ -196,7 +196,7 @@ def estimate(book: Book, target: str, settings: Settings) -> None:
             versions=_versions(found),
             legal=found.funnel.legal,
             ours=ours,
-            published=tuple(_sides(book.model, target, found, within)),
+            published=tuple(sides(book.model, target, found, within)),
         ),
         rule,
     )
@@ -245,7 +245,7 @@ def compile_best(book: Book, target: str, settings: Settings) -> None:
             legal=found.funnel.legal,
             compiled=seen,
             ours=ours,
-            published=tuple(_sides(book.model, target, found, within)),
+            published=tuple(sides(book.model, target, found, within, before.published)),
         ),
         rule,
     )
@@ -353,10 +353,25 @@ def _to_compare(
     ]
 
 
-def _sides(model: Model, target: str, found: SearchResult, within: int) -> Iterator[Side]:
+def sides(
+    model: Model,
+    target: str,
+    found: SearchResult,
+    within: int,
+    before: Sequence[Side] = (),
+) -> Iterator[Side]:
+    """The published meshes, each with the best that is known of it.
+
+    Args:
+      before: what the estimates said: a search does not list a plan that it had no time to compile.
+    """
+    known = {(side.plan.split()[0], side.source): side for side in before}
     for one in published(model, target):
         candidate = chosen_for(found.candidates, one.mesh, within)
-        yield _absent(one) if candidate is None else side_of(candidate, one)
+        if candidate is None:
+            yield known.get((one.mesh, one.source)) or _absent(one)
+        else:
+            yield side_of(candidate, one)
 
 
 def _absent(one: Published) -> Side:

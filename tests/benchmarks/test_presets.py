@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from automesh.report.result import Candidate, Standing
 from benchmarks.presets import command, making
 from benchmarks.presets.command import make
 from benchmarks.presets.index import page
-from benchmarks.presets.making import Book, Settings, chosen_for, is_current, side_of
+from benchmarks.presets.making import Book, Settings, chosen_for, is_current, side_of, sides
 from benchmarks.presets.models import MODELS, TARGETS
 from benchmarks.presets.published import Published, published
 from tests.support.presets import OURS, THEIRS, made, preset_in
@@ -195,6 +196,17 @@ def test_a_side_never_claims_more_than_its_outcome() -> None:
     assert (replayed.kind, replayed.step_s, replayed.estimated_s) == ("compiled", 1.5, 1.4)
     refused = side_of(candidate("fsdp:32", REFUSED, estimated_s=1.0), one)
     assert (refused.kind, refused.step_s, refused.memory_bytes) == ("too large", 0.0, 50 * GIB)
+
+
+def test_a_published_mesh_that_was_not_compiled_in_time_stays_estimated() -> None:
+    model, target = BY_NAME["llama3.1-8b"], "tpu-v5p-64"
+    one, other, *_ = published(model, target)
+    estimated = side_of(candidate(f"{one.mesh} remat=full", estimate(2.0)), one)
+    nothing: Any = SimpleNamespace(candidates=())
+    found = {side.source: side for side in sides(model, target, nothing, GIB, [estimated])}
+    assert found[one.source] == estimated
+    assert found[other.source].kind == "failed"
+    assert "no plan of the search space" in found[other.source].remark
 
 
 # What is kept.
