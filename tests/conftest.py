@@ -50,15 +50,18 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def _options_of_jax_come_back() -> Iterator[None]:
-    """What a test sets for the whole process, or a framework that it runs, holds for no other."""
+    """What a test sets for the whole process, or a framework that it runs, holds for no other.
+
+    A module imports jax before its tests, so that what it was set to is known.
+    """
     before = _options_of_jax()
     yield
     for name, value in _options_of_jax().items():
-        if before and value != before[name]:
+        if value != before.get(name, value):
             sys.modules["jax"].config.update(name, before[name])
 
 
 def _options_of_jax() -> dict[str, Any]:
-    """None before jax is imported."""
+    """Nothing before jax is imported."""
     jax: Any = sys.modules.get("jax")
     return dict(jax.config.values) if jax is not None else {}

@@ -255,9 +255,9 @@ def comparisons_of(
     return tuple(sorted(found.values(), key=lambda one: (one.ratio, str(one.plan))))
 
 
-def _ending_of(decision: Decision) -> str:
+def _ending_of(decision: Decision, unraced: int) -> str:
     """How a search ended whose time was used up."""
-    waiting = len(decision.undecided)
+    waiting = len(decision.undecided) + unraced
     if not waiting:
         return "all of them are decided"
     return (
@@ -342,6 +342,7 @@ def decide(
     *,
     process_s: float,
     sentence: str,
+    waiting: int = 0,
 ) -> Decision:
     """What is exported, with what everything else was compared to.
 
@@ -350,6 +351,7 @@ def decide(
       confirmed: figures from fresh processes, those of `exported` among them.
       process_s: what a process takes.
       sentence: how it ended; if empty, time was used up before all was decided.
+      waiting: plans that were to be raced and were not.
     """
     compared = comparisons_of(records, final, exported, process_s=process_s)
     decision = Decision(
@@ -361,4 +363,4 @@ def decide(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         failed=records.failed,
     )
-    return decision if sentence else replace(decision, sentence=_ending_of(decision))
+    return decision if sentence else replace(decision, sentence=_ending_of(decision, waiting))

@@ -42,6 +42,7 @@ from automesh.tuner.measure.schedule import (
     run_race,
 )
 from automesh.tuner.measure.statistics import median_interval
+from automesh.tuner.study.metadata import Notebook
 from automesh.tuner.study.retrace import OTHER_PROGRAM, explain_programs, other_program
 from automesh.tuner.study.study import Trial
 from automesh.tuner.workers import memory_share_bytes
@@ -59,12 +60,18 @@ _NO_REFERENCE = (
 )
 UNRACED = (
     "there was no time for a race, so what was fastest at its first visit was measured; "
-    "run the same command to race all of them"
+    "run the same command, best with more --budget, to race all of them"
 )
 _NOTHING_YET = (
     "the time did not suffice to measure the best in three fresh processes; "
     "run the same command to go on"
 )
+
+
+def has_raced(notebook: Notebook) -> bool:
+    """Whether a race was run to its end, or to the end of its time, for what the notebook is of."""
+    records: Records | None = notebook.read("records", Records)
+    return records is not None and bool(records.races)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +161,27 @@ class MeasureRung:
         if not self._raced_plans():
             return self._measure_unraced()
         self._measure_afresh(EARLY)
+        while (waiting := self._unraced()) and self._run_race(waiting):
+            pass
         self._challenge_until_none(RESERVED)
-        is_decided = self._measure_afresh(LOOKS[-1])
+        is_decided = self._measure_afresh(LOOKS[-1]) and not self._unraced()
         return self._store("all of them are decided" if is_decided else "")
 
     def _measure_unraced(self) -> str:
         """Measures what was fastest at the first visits: there was no time for a race."""
         is_decided = self._decision is not None and not self._records.processes  # elsewhere
-        if is_decided or self.search.clock() + self._rule_s() > self._last_s:
+        if is_decided or not self._by_first_visit(self._final()):
             return self._why_no_race()
+        before = len(self._records.processes)
         self._measure_afresh(EARLY)
+        if len(self._records.processes) == before:
+            return self._why_no_race()
         return self._store(UNRACED)
+
+    def _unraced(self) -> list[Plan]:
+        """Finalists of which nobody knows yet whether they run."""
+        raced = self._raced_plans()
+        return [plan for plan in self.finalists if plan not in raced and plan not in self._done]
 
     def _is_to_race(self, plan: Plan, raced: Collection[Plan]) -> bool:
         """Whether a plan that was not raced on this machine is raced now.
@@ -181,10 +198,9 @@ class MeasureRung:
         if self._decision is not None:
             return self._decision.sentence or _NOTHING_YET
         if self._calibrations:
-            least_s = FEWEST * self._process_s(self.finalists, FEWEST_PASSES)
             return (
                 f"there was no time for a race, whose {FEWEST} fresh processes would take about "
-                f"{format_wait(least_s)}; run the same command to go on"
+                f"{format_wait(FEWEST * self._least_process_s())}; run the same command to go on"
             )
         has_failed = all(plan in self._done for plan in self.finalists)
         if not has_failed and self.search.clock() > self._race_deadline_s(()):
@@ -320,14 +336,34 @@ class MeasureRung:
         if not newcomers or self._known_reference is None:
             return False
         anchors = [plan for plan in anchors if plan in self._calibrations]
-        entrants = [*newcomers, *anchors]
-        return not self._is_late_for_race(entrants) and self._race(entrants)
+        entrants = self._as_many_as_fit(newcomers, anchors)
+        if not set(newcomers) & set(entrants) or self._is_late_for_race(entrants):
+            return False
+        return self._race(entrants)
+
+    def _as_many_as_fit(self, newcomers: Sequence[Plan], anchors: Sequence[Plan]) -> list[Plan]:
+        """Those that a single round has time for, the fastest of the first visits before others.
+
+        Without a yardstick among them the others' times compare with nothing.
+        """
+        final = self._final()
+        likeliest = [plan for plan in self._by_first_visit(final) if plan in newcomers]
+        own = [plan for plan in (*final.baseline, *final.exported()) if plan in newcomers]
+        chosen = dict.fromkeys([*anchors, *own] or likeliest[:1])
+        left_s = self.search.end_s - self.search.clock()
+        for plan in likeliest:
+            if plan not in chosen and self._round_s([*chosen, plan]) <= left_s:
+                chosen[plan] = None
+        return [plan for plan in (*newcomers, *anchors) if plan in chosen]
 
     def _is_late_for_race(self, entrants: Sequence[Plan]) -> bool:
         """Whether there is time for the processes that a rule needs, but for no round before."""
-        rule_s = self.search.clock() + self._rule_s()
-        is_open = not self._final().exported()
-        return is_open and rule_s <= self._last_s < rule_s + self._round_s(entrants)
+        if self._final().exported():
+            return False
+        rule_s = self._missing_processes() * self._least_process_s()
+        left_s = self.search.end_s - self.search.clock()
+        is_possible = rule_s <= left_s + self._grace_s
+        return is_possible and left_s < rule_s + self._round_s(entrants)
 
     def _first(self, plans: Sequence[Plan]) -> list[Plan]:
         """The baseline before the others: its losses are what they are compared with."""
@@ -338,7 +374,12 @@ class MeasureRung:
         """Finished plans to race newcomers against: times of another race do not compare."""
         exported = self._final().exported()
         plans = dict.fromkeys([*self.search.preparation.baseline, *exported, *self._incumbent])
-        return [plan for plan in plans if may_be_exported(self._done.get(plan))]
+        anchors = [plan for plan in plans if may_be_exported(self._done.get(plan))]
+        if anchors or not self._raced_plans():
+            return anchors
+        # There is no rule yet: what an earlier race has left links this one with it.
+        leaders = self._leaders(self._final())
+        return [plan for plan in leaders if may_be_exported(self._done.get(plan))]
 
     def _challengers(self, reserved: int) -> list[Plan]:
         """Plans that may still win, as long as there is time to race them and to measure them."""
@@ -542,8 +583,21 @@ class MeasureRung:
 
         Where there is a rule, whom to compare it with comes first.
         """
-        processes = 1 if self._final().exported() else FEWEST
-        return self.search.end_s - processes * self._process_s(entrants, FEWEST_PASSES)
+        needed_s = self._missing_processes() * self._process_s(entrants, FEWEST_PASSES)
+        return self.search.end_s - needed_s
+
+    def _missing_processes(self) -> int:
+        """How many more a rule needs; one where there is one."""
+        final = self._final()
+        if final.exported():
+            return 1
+        likeliest = self._leaders(final)
+        ran = final.count(*final.baseline, *likeliest) if likeliest else 0
+        return max(FEWEST - ran, 1)
+
+    def _least_process_s(self) -> float:
+        """What a process takes of the likeliest plan, beside the baseline."""
+        return self._process_s(self._leaders(self._final()), FEWEST_PASSES)
 
     def _race_end_s(self, entrants: Sequence[Plan]) -> float:
         """When a race should be over: fresh processes decide, it only chooses who gets there."""
@@ -609,9 +663,24 @@ class MeasureRung:
             return list(dict.fromkeys([*reference, *self._by_first_visit(final)]))
         raced = raced_against(self._records.races, final, reference[0])
         undecided = [one.plan for one in raced if one.verdict == "undecided"]
-        return list(dict.fromkeys([reference[0], *undecided]))
+        # Races without a plan in common with the others say nothing beside them.
+        known, out = {one.plan for one in raced}, self._beaten()
+        apart = [plan for plan in self._by_first_visit(final) if plan not in known | out]
+        raced_plans = self._raced_plans()
+        apart = [plan for plan in apart if plan in raced_plans]
+        return list(dict.fromkeys([reference[0], *undecided, *apart]))
+
+    def _beaten(self) -> set[Plan]:
+        return {plan for race in self._records.races for plan in race.beaten}
 
     def _leaders(self, final: Final) -> list[Plan]:
+        """The likeliest plan: one that fresh processes have begun with comes before others."""
+        leaders = self._race_leaders(final)
+        begun = [plan for row in final.rows for plan in row if plan not in self._beaten()]
+        ranked = sorted(dict.fromkeys([*leaders, *begun]), key=lambda plan: -final.count(plan))
+        return ranked[:1]
+
+    def _race_leaders(self, final: Final) -> list[Plan]:
         """The fastest of the last race in which anybody is left."""
         for race in reversed(self._records.races):
             alive = [
@@ -666,22 +735,18 @@ class MeasureRung:
         return False
 
     def _as_time_allows(self, final: Final, entrants: Sequence[Plan]) -> Sequence[Plan]:
-        """Fewer of them where the processes that a rule needs would not be over in time."""
-        if final.exported():
-            return entrants
-        fewest = min(2 if entrants[0] in final.baseline else 1, len(entrants))
+        """Fewer of them where the processes that a rule needs, or else a single one, would not be
+        over in time."""
+        exported = final.exported()
+        always = {*final.baseline, *exported} & {*entrants}
+        fewest = len(always) + 1 if always else 1
         for count in range(len(entrants), fewest, -1):
             chosen = entrants[:count]
-            more = max(FEWEST - final.count(*chosen), 1)
+            more = 1 if exported else max(FEWEST - final.count(*chosen), 1)
             took_s = more * self._process_s(chosen, FEWEST_PASSES)
-            if self.search.clock() + took_s <= self._last_s:
+            if self.search.clock() + took_s <= self.search.end_s:
                 return chosen
         return entrants[:fewest]
-
-    def _rule_s(self) -> float:
-        """What the processes take that a rule needs, with as few plans as may be."""
-        likeliest = self._by_first_visit(self._final())[:1]
-        return FEWEST * self._process_s(likeliest, FEWEST_PASSES)
 
     def _has_time(self, final: Final, entrants: Sequence[Plan]) -> bool:
         shortest_s = self._process_s(entrants, FEWEST_PASSES)
@@ -722,7 +787,7 @@ class MeasureRung:
         self._records = replace(records, failed=(*records.failed, *ran.failures))
         self._note_records()
         for plan, failure in ran.failures:
-            self._done[plan] = failure
+            self._finish(plan, failure)
             self.search.progress.notice(
                 f"{plan} failed in a fresh process: {words.failure_reason(failure)}"
             )
@@ -801,6 +866,7 @@ class MeasureRung:
             confirmed,
             process_s=self._process_s([*exported, *self._contenders(final)]),
             sentence=ending,
+            waiting=len(self._unraced()),
         )
         self.search.notebook.note_decision(decision)
         return decision.sentence

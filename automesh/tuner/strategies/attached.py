@@ -21,7 +21,7 @@ from automesh.tuner.compile.replay import Player, player_on
 from automesh.tuner.compile.rung import CompileRung
 from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.leased_pool import LivePool
-from automesh.tuner.measure.rung import UNRACED, MeasureRung
+from automesh.tuner.measure.rung import MeasureRung, has_raced
 from automesh.tuner.measure.schedule import VisitRules
 from automesh.tuner.strategies.search_run import Strategy
 from automesh.tuner.study.assemble import outcomes_of
@@ -139,7 +139,7 @@ class AttachedStrategy(Strategy):
         if not interrupted:
             if not ending:  # Nothing was left to measure: the last race says how it came to this.
                 ending = decision.sentence if decision else "there was nothing left to measure"
-            is_raced = bool(result.verifications) and ending != UNRACED
+            is_raced = bool(result.verifications) and has_raced(search.notebook)
             raced = "the most promising were raced: " if is_raced else ""
             reason = f"{self._extent(result)}; {raced}{ending}"
         return Footer(

@@ -127,6 +127,11 @@ def _funnel(
         for candidate in candidates
         if candidate.estimated is not None or _is_low(candidate.compiled)
     )
+    told = {one.plan for one in candidates if one.estimated is not None}
+    refused_here = sum(
+        isinstance(one, Failed) and one.stage in ("build", "lower") and plan not in told
+        for plan, one in compiled.items()
+    )
     estimated = min(max(header.estimated - went_further, 0), waiting)
     return Funnel(
         enumerated=header.enumerated,
@@ -141,8 +146,10 @@ def _funnel(
         measured=sum(1 for outcome in measured.values() if isinstance(outcome, Measured)),
         estimated=estimated,
         screened=len(screened),
-        # One that was compiled all the same has failed.
-        refused=min(header.refused, max(waiting - len(screened) - estimated, 0)),
+        # Those that were to be compiled all the same have failed.
+        refused=min(
+            max(header.refused - refused_here, 0), max(waiting - len(screened) - estimated, 0)
+        ),
         failed_in_run=sum(1 for one in measured.values() if isinstance(one, Failure)),
     )
 

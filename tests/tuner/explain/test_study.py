@@ -12,6 +12,7 @@ from automesh import api
 from automesh.cli import app as cli
 from automesh.errors import UsageError
 from automesh.mesh.axes import Plan
+from automesh.outcomes import Failed
 from automesh.program.nouns import Entry, Propagation, StepRef
 from automesh.report.estimates import Estimates
 from automesh.report.files.csv import write_estimates
@@ -102,6 +103,15 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_the_step_refused_is_told_apart_from_what_was_not_reached(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study", estimated=4, refused=2)
     tried = "9 plans: 4 estimated only, 2 refused by the step, 1 not reached"
+    assert tried in " ".join(api.show(folder).table(width=200).split())
+    # One that is compiled all the same counts as failed, and no longer as refused.
+    place = parse_storage("", folder)
+    with open_study(place, folder.name, source_hash="abc", versions=VERSIONS) as study:
+        study.lead()
+        trial = study.compile.begin(UNREACHED)
+        assert trial is not None
+        study.compile.finish(trial, Failed(stage="build", reason="4 is no multiple of 8"))
+    tried = "9 plans: 1 failed, 4 estimated only, 1 refused by the step, 1 not reached"
     assert tried in " ".join(api.show(folder).table(width=200).split())
 
 

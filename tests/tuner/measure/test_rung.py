@@ -456,3 +456,63 @@ def test_a_round_is_expected_to_take_as_long_as_making_all_states_does(
     with here.open() as study:
         begun = [trial.medians_s(study.owner.machine) for trial in study.measure.trials()]
     assert all(rounds) and bool(rounds) == any(begun)
+
+
+@pytest.mark.parametrize("budget_s", [40.0, 80.0, 120.0])
+def test_whatever_is_cut_short_the_same_command_finds_the_fastest_of_all(
+    scene: Callable[..., Scene], budget_s: float
+) -> None:
+    """As where a plan takes longer to set up than a third of the budget: races of two at a time."""
+    here = scene(REMATS, setup_s=20.0, compile_s=1.0, start_s=6.0)
+    here.baseline = ()
+    for _ in range(6):
+        here.search(budget_s)
+        assert "all of them are decided" not in here.endings[-1]
+    found = here.search(3000.0)
+    assert found is not None and found.winner == A
+    assert {one.plan for one in found.comparisons} == {*REMATS} - {A}
+    assert here.endings[-1] == "all of them are decided"
+
+
+def test_finalists_that_nobody_has_visited_are_not_said_to_be_decided(
+    scene: Callable[..., Scene],
+) -> None:
+    here = scene({plan(2**n): 0.4 + 0.01 * n for n in range(10)}, **SLOW)
+    here.baseline = (plan(512),)
+    for _ in range(3):
+        found = here.search(80.0)
+        known = 0 if found is None else 1 + len(found.comparisons) - len(found.undecided)
+        assert known == 10 or here.endings[-1] != "all of them are decided"
+
+
+@pytest.mark.parametrize("budget_s", [60.0, 80.0])
+def test_every_search_gets_on_where_a_round_takes_longer_than_its_budget(
+    scene: Callable[..., Scene], budget_s: float
+) -> None:
+    here = scene(
+        {plan(2**n): 0.4 + 0.01 * n for n in range(10)}, setup_s=10.0, compile_s=2.0, start_s=4.0
+    )
+    here.baseline = ()
+    for _ in range(8):
+        before = len(here.pool.jobs)
+        found = here.search(budget_s)
+        assert len(here.pool.jobs) > before
+    assert found is not None and found.winner == plan(1)
+
+
+def test_that_no_finalist_runs_is_not_put_down_to_the_time(scene: Callable[..., Scene]) -> None:
+    here = scene({A: 0.1, B: 0.12})
+    here.baseline = ()
+    here.pool.script = {(one, number): CRASH for one in (A, B) for number in range(99)}
+    for _ in range(2):
+        assert here.search(600.0) is None
+        assert here.endings[-1] == "no finalist could be measured"
+
+
+def test_who_fails_in_a_process_without_a_race_has_failed(scene: Callable[..., Scene]) -> None:
+    here = scene(REMATS, **SLOW)
+    here.baseline = ()
+    here.pool.script = {(A, number): CRASH for number in range(1, 99)}
+    here.search(80.0)
+    assert not here.records().races
+    assert here.outcomes()[A] == CRASH
