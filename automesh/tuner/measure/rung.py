@@ -581,16 +581,16 @@ class MeasureRung:
     def _race_deadline_s(self, entrants: Sequence[Plan]) -> float:
         """When a race must be over so that its best can be measured in fresh processes.
 
-        Where there is a rule, whom to compare it with comes first.
+        Where there is a rule, and finalists that were never raced, these come first.
         """
         needed_s = self._missing_processes() * self._process_s(entrants, FEWEST_PASSES)
         return self.search.end_s - needed_s
 
     def _missing_processes(self) -> int:
-        """How many more a rule needs; one where there is one."""
+        """How many more a rule needs; as many for another one, once all finalists were raced."""
         final = self._final()
         if final.exported():
-            return 1
+            return 1 if self._unraced() else FEWEST
         likeliest = self._leaders(final)
         ran = final.count(*final.baseline, *likeliest) if likeliest else 0
         return max(FEWEST - ran, 1)
