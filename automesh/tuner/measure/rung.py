@@ -69,9 +69,10 @@ _NOTHING_YET = (
 
 
 def has_raced(notebook: Notebook) -> bool:
-    """Whether a race was run to its end, or to the end of its time, for what the notebook is of."""
+    """Whether a race was run on this machine, to its end or to the end of its time."""
     records: Records | None = notebook.read("records", Records)
-    return records is not None and bool(records.races)
+    machine = notebook.study.owner.machine
+    return records is not None and bool(records.of_machine(machine).races)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -664,10 +665,9 @@ class MeasureRung:
         raced = raced_against(self._records.races, final, reference[0])
         undecided = [one.plan for one in raced if one.verdict == "undecided"]
         # Races without a plan in common with the others say nothing beside them.
-        known, out = {one.plan for one in raced}, self._beaten()
-        apart = [plan for plan in self._by_first_visit(final) if plan not in known | out]
-        raced_plans = self._raced_plans()
-        apart = [plan for plan in apart if plan in raced_plans]
+        known = {one.plan for one in raced}
+        open_plans = self._raced_plans() - known - self._beaten()
+        apart = [plan for plan in self._by_first_visit(final) if plan in open_plans]
         return list(dict.fromkeys([reference[0], *undecided, *apart]))
 
     def _beaten(self) -> set[Plan]:
@@ -675,13 +675,13 @@ class MeasureRung:
 
     def _leaders(self, final: Final) -> list[Plan]:
         """The likeliest plan: one that fresh processes have begun with comes before others."""
-        leaders = self._race_leaders(final)
-        begun = [plan for row in final.rows for plan in row if plan not in self._beaten()]
-        ranked = sorted(dict.fromkeys([*leaders, *begun]), key=lambda plan: -final.count(plan))
-        return ranked[:1]
+        beaten = self._beaten()
+        begun = [plan for row in final.rows for plan in row if plan not in beaten]
+        likely = dict.fromkeys([*self._race_leaders(final), *begun])
+        return sorted(likely, key=lambda plan: -final.count(plan))[:1]
 
     def _race_leaders(self, final: Final) -> list[Plan]:
-        """The fastest of the last race in which anybody is left."""
+        """The fastest of the last race in which anybody is left; without races, of first visits."""
         for race in reversed(self._records.races):
             alive = [
                 (statistics.median(values), str(plan), plan)
