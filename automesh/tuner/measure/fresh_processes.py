@@ -112,7 +112,8 @@ def run_process(
 
 
 def passes_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> int:
-    """Passes over the entrants in a process: what takes about as long as its start.
+    """Passes over the entrants in a process: as much timed work as its start costs; fewer where
+    making the states takes longer than that work.
 
     An even number, so that nobody has more early places than others; one where even two would take
     three times as long as the start.
@@ -120,7 +121,7 @@ def passes_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> int:
     Args:
       most: for which there is time.
     """
-    pass_s = sum(entrant.whole_s for entrant in entrants)
+    pass_s = sum(max(entrant.visit_s, entrant.state_s) for entrant in entrants)
     start_s = PROCESS_START_S + sum(entrant.first.setup_s for entrant in entrants)
     passes = 2 * max(1, round(start_s / max(2 * pass_s, 1e-9)))
     return 1 if 2 * pass_s > 3 * start_s else min(most, passes)
