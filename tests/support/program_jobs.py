@@ -7,6 +7,7 @@ import pytest
 from automesh.mesh.axes import DEFAULT_AXES, Plan, parse_mesh
 from automesh.program.nouns import Entry, Inspection, StepRef
 from automesh.tuner.measure import rung as measure_rung
+from automesh.tuner.measure import time_left
 from automesh.tuner.measure.final import FEWEST
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import CompileJob, InspectJob, VisitJob
@@ -89,6 +90,7 @@ def few_processes(monkeypatch):
     """Lets a search end with the fewest processes that become evidence: each starts jax anew."""
     monkeypatch.setattr(measure_rung, "EARLY", FEWEST)
     monkeypatch.setattr(measure_rung, "LOOKS", (FEWEST,))
+    monkeypatch.setattr(time_left, "LOOKS", (FEWEST,))
 
 
 def forget_scripts(before_modules):

@@ -63,9 +63,9 @@ class AttachedStrategy(Strategy):
         self._compile_first(search.started_s + min(COMPILE_SHARE, left) * budget_s)
         # Another pool: what is measured has the cores and the memory of the machine to itself.
         with search.open_pool(1, self.surroundings) as pool:
-            return MeasureRung(
-                search=search,
-                pool=LivePool(pool=pool, study=search.study, progress=search.progress),
+            return MeasureRung.of(
+                search,
+                LivePool(pool=pool, study=search.study, progress=search.progress),
                 compiled=self._compiled,
                 finalists=finalists(self._state(self._measured())),
                 challenge=self._challenge,

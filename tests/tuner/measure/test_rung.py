@@ -98,8 +98,8 @@ class Scene:
                 inspection=SimpleNamespace(sources=(), reads=NOTHING_READ),
                 device_memory=DeviceMemory(limit_bytes=self.room_bytes, reserve_bytes=0),
             )
-            rung = MeasureRung(
-                search=SearchContext(
+            rung = MeasureRung.of(
+                SearchContext(
                     request=cast(Any, SimpleNamespace(budget_s=budget_s)),
                     preparation=cast(Any, preparation),
                     estimates=Estimates(),
@@ -110,7 +110,7 @@ class Scene:
                     started_s=self.pool.now_s,
                     clock=self.pool.clock,
                 ),
-                pool=cast(Any, self.pool),
+                cast(Any, self.pool),
                 compiled={one: compiled(1.0, "f") for one in plans},
                 finalists=self.finalists or plans,
                 challenge=challenge,

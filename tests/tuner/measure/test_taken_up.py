@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from automesh.tuner.measure.rung import MeasureRung
+from automesh.tuner.measure.known import Known
 from automesh.tuner.study import lease
 from tests.tuner.measure.test_rung import BASE, A, B, C, D, LuckyPool, Scene
 from tests.tuner.measure.test_schedule import CRASH
@@ -42,7 +42,7 @@ def test_killed_behind_a_race_then_another_baseline(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(MeasureRung, "_close", killed)
+        patch.setattr(Known, "close", killed)
         with pytest.raises(SystemExit):
             here.search(600.0)
     here.baseline = (C,)
@@ -104,22 +104,22 @@ def test_a_first_visit_that_time_cuts_ends_the_search(
 ) -> None:
     here = scene({BASE: 0.1, A: 0.095, B: 0.13}, spread=0.03)
     assert here.search(75.0) is not None
-    take_over = MeasureRung._take_over
+    take_over = Known._take_over
 
     def forgetting(self: Any, stored: Any) -> None:
         take_over(self, stored)
-        self._calibrations.pop(A, None)  # as if its program had changed
+        self.calibrations.pop(A, None)  # as if its program had changed
 
     tries: list[Any] = []
-    fail = MeasureRung._fail
+    fail = Known.add_failures
 
     def counted(self: Any, plans: Any) -> None:
         tries.append(plans)
         assert len(tries) < 50, "it goes round and round"
         fail(self, plans)
 
-    monkeypatch.setattr(MeasureRung, "_take_over", forgetting)
-    monkeypatch.setattr(MeasureRung, "_fail", counted)
+    monkeypatch.setattr(Known, "_take_over", forgetting)
+    monkeypatch.setattr(Known, "add_failures", counted)
     here.pool.hangs = {(A, here.pool.visits_to(A) + number) for number in range(3)}
     here.search(60.0)
 

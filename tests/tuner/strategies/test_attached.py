@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +14,10 @@ from automesh.hardware import Target
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan, parse_mesh
-from automesh.outcomes import Outcome
 from automesh.program.nouns import Device
 from automesh.tuner import run
 from automesh.tuner.compile.memory_limit import NO_LIMIT
+from automesh.tuner.measure.rung import Challenge
 from automesh.tuner.strategies import attached
 from automesh.tuner.strategies.attached import AttachedStrategy, player_for
 from automesh.worker.messages import Surroundings
@@ -45,10 +45,12 @@ class Compiles:
 class Measures:
     """A measure rung that only asks for plans that may still win."""
 
-    def __init__(
-        self, *, challenge: Callable[[Mapping[Plan, Outcome], float], Sequence[Plan]], **_: Any
-    ) -> None:
+    def __init__(self, challenge: Challenge) -> None:
         self._challenge = challenge
+
+    @classmethod
+    def of(cls, *_: Any, challenge: Challenge, **__: Any) -> Measures:
+        return cls(challenge)
 
     def run(self) -> str:
         self._challenge({}, BUDGET_S)

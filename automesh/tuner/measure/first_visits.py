@@ -1,0 +1,151 @@
+"""First visits: does a plan run, does it compute what the reference does, how long does it take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, TimedOut
+from automesh.tuner.measure.known import Known
+from automesh.tuner.measure.leased_pool import LivePool
+from automesh.tuner.measure.numerics import Reference, find_reference
+from automesh.tuner.measure.schedule import (
+    BoundedPool,
+    Calibration,
+    Subject,
+    VisitRules,
+    calibrate,
+)
+from automesh.tuner.measure.time_left import TimeLeft
+from automesh.tuner.study.retrace import other_program
+from automesh.tuner.workers import memory_share_bytes
+from automesh.units import format_wait
+
+_NO_REFERENCE = (
+    "the time was used up before any step could be run whose losses the others are compared with; "
+    "give it more --budget, or see with --timeout whether it hangs"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class FirstVisits:
+    """Makes the first visits of one search."""
+
+    known: Known
+    time_left: TimeLeft
+    pool: LivePool
+    rules: VisitRules
+    _is_told: bool = field(init=False, default=False)
+
+    def visit_all(self, plans: Sequence[Plan]) -> None:
+        """Visits every plan once, drops those that fail or compute something else.
+
+        The best come first; when the time for it is over, those left wait for the next search.
+        """
+        known, search = self.known, self.known.search
+        reference = self.ensure_reference(plans)
+        if known.reference is None:
+            return  # time is used up, and nothing is known that says whether others are right
+        for number, plan in enumerate(plans):
+            is_due = sum(one in known.calibrations for one in plans) < 2
+            if not is_due and self.time_left.now_s > self.time_left.race_deadline_s(plans):
+                break
+            if plan not in known.calibrations:
+                self.visit(plan)
+            if plan in known.calibrations:
+                known.judge(plan, reference)
+            search.progress.phase("measure", total=len(plans), done=number + 1, note="first visits")
+        known.note_visits()
+
+    def visit(self, plan: Plan) -> None:
+        """Visits a plan; its failure is noted, unless it is only that time was used up."""
+        known, search = self.known, self.known.search
+        begun_s, bounded = search.clock(), self._bounded()
+        if bounded.is_over:
+            return
+        search.progress.now(f"{plan}, first visit")
+        found = calibrate(
+            bounded,
+            self.subject,
+            plan,
+            rules=self.rules,
+            clock=search.clock,
+            is_reference=plan in known.baseline,
+        )
+        if isinstance(found, TimedOut) and bounded.is_over:
+            spent_s = search.clock() - begun_s
+            search.progress.notice(
+                f"{plan} was still in its first visit, for {format_wait(spent_s)}, when the time "
+                "was used up; give it more --budget, or see with --timeout whether it hangs"
+            )
+            return
+        if not isinstance(found, Calibration):
+            known.finish(plan, found)
+            return
+        compiled = known.compiled.get(plan)
+        if isinstance(compiled, Compiled) and compiled.fingerprint != found.first.fingerprint:
+            known.finish(plan, other_program(self.subject.sources))
+            return
+        known.calibrations[plan] = found
+
+    def ensure_reference(self, plans: Sequence[Plan]) -> Reference:
+        """What the others' losses are compared with: the baseline if it runs, else what does."""
+        known = self.known
+        if known.reference is not None:
+            return known.reference
+        found = self._reference(plans)
+        if found.plan or not self._bounded().is_over:
+            known.use_reference(found)
+        elif not self._is_told:  # the next search has the time to find one
+            self._is_told = True
+            known.search.progress.notice(_NO_REFERENCE)
+        return found
+
+    def _reference(self, plans: Sequence[Plan]) -> Reference:
+        known = self.known
+        baseline = [plan for plan in known.baseline if plan in plans]
+        for plan in baseline:
+            if plan not in known.calibrations:
+                self.visit(plan)
+        return find_reference(
+            self._bounded(),
+            self.subject,
+            baseline=[known.calibrations[plan] for plan in baseline if plan in known.calibrations],
+            plans=known.search.preparation.plans,
+            rules=self.rules,
+        )
+
+    def _bounded(self) -> BoundedPool:
+        """The workers, for visits of which nobody knows how long they take: the search must end."""
+        return BoundedPool(
+            pool=self.pool, until_s=self.time_left.last_s, clock=self.known.search.clock
+        )
+
+    @property
+    def subject(self) -> Subject:
+        """What all visits have in common."""
+        preparation = self.known.search.preparation
+        inspection = preparation.inspection
+        return Subject(
+            step=preparation.step,
+            cache_dir=str(preparation.cache_dir or ""),
+            sources=(*inspection.sources, *inspection.reads.files),
+            fits=self._fit_together,
+        )
+
+    def _fit_together(self, plans: Sequence[Plan]) -> bool:
+        """Whether the states of these plans, and a step of each, fit into the memory at once."""
+        found = [self.known.compiled.get(plan) for plan in plans]
+        peaks = [one.memory.peak_bytes for one in found if isinstance(one, Compiled)]
+        return len(peaks) == len(found) and sum(peaks) <= self._room_bytes
+
+    @property
+    def _room_bytes(self) -> int:
+        """Memory that plans may share on one device; of CPU devices half of what a worker has."""
+        search = self.known.search
+        memory = search.preparation.device_memory
+        if memory.limit_bytes:
+            return memory.limit_bytes - memory.reserve_bytes
+        worker_bytes = search.request.memory_limit_bytes or memory_share_bytes(1)
+        return worker_bytes // (2 * search.preparation.aim.num_devices)

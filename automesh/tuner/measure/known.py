@@ -1,0 +1,298 @@
+"""What is known of the plans of one search while they are measured: figures, failures, records."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from automesh.jsonio import to_json
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Compiled, Failure, Measured, Outcome
+from automesh.tuner.choose.ranking import may_be_exported
+from automesh.tuner.context import SearchContext
+from automesh.tuner.measure.decision import (
+    Decision,
+    ProcessRecord,
+    RaceRecord,
+    Records,
+    measured_outcome,
+)
+from automesh.tuner.measure.final import Final, FinalRules
+from automesh.tuner.measure.fresh_processes import ProcessRun, figures_of
+from automesh.tuner.measure.numerics import Checks, Reference, check
+from automesh.tuner.measure.schedule import Calibration
+from automesh.tuner.measure.statistics import median_interval
+from automesh.tuner.study.retrace import OTHER_PROGRAM
+from automesh.tuner.study.study import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredVisits:
+    """First visits of one machine, so that a search that goes on need not make them again."""
+
+    machine: str
+    calibrations: tuple[Calibration, ...]
+    references: tuple[Reference, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Known:
+    """What this search and earlier ones on this machine have found; all of it is in the study, too.
+
+    Attributes:
+      compiled: outcomes of the compile rung; grows with the challengers.
+      finalists: of the first race, the baseline among them.
+      done: how plans have ended, in this search or an earlier one.
+      trials: of the study, that this search has open.
+      calibrations: first visits.
+      reference: whose losses the others are compared with; None until one has run.
+      checks: of the numerics.
+      records: of races and of fresh processes, on this machine.
+      incumbent: what was exported before; at most one.
+      decision: what is decided so far.
+      differing: plans whose programs are not those that were compiled.
+    """
+
+    search: SearchContext
+    compiled: Mapping[Plan, Outcome]
+    finalists: Sequence[Plan]
+    done: dict[Plan, Outcome] = field(default_factory=dict[Plan, Outcome])
+    trials: dict[Plan, Trial] = field(default_factory=dict[Plan, Trial])
+    calibrations: dict[Plan, Calibration] = field(default_factory=dict[Plan, Calibration])
+    reference: Reference | None = None
+    checks: Checks = field(default_factory=Checks)
+    records: Records = field(default_factory=Records)
+    incumbent: tuple[Plan, ...] = ()
+    decision: Decision | None = None
+    differing: dict[Plan, None] = field(default_factory=dict[Plan, None])
+
+    @property
+    def baseline(self) -> tuple[Plan, ...]:
+        return self.search.preparation.baseline
+
+    @property
+    def machine(self) -> str:
+        return self.search.study.owner.machine
+
+    # What earlier searches left
+
+    def reload(self) -> None:
+        """Takes over what the study has of this machine."""
+        self.search.study.measure.adopt_expired()
+        records: Records = self.search.notebook.read("records", Records) or Records()
+        self.records = records.of_machine(self.machine)
+        stored: StoredVisits | None = self.search.notebook.read("visits", StoredVisits)
+        if stored is not None and stored.machine == self.machine:
+            self._take_over(stored)
+        for trial in self.search.study.measure.trials():
+            if trial.outcome is not None and self.search.notebook.is_current(trial):
+                self.done[trial.plan] = trial.outcome
+        for plan, failure in self.records.failed:
+            self.done[plan] = failure
+        if self.reference is not None:
+            self._close_begun()
+        self.decision = self.search.notebook.decision()
+        self.incumbent = () if self.decision is None else (self.decision.winner,)
+
+    def _take_over(self, stored: StoredVisits) -> None:
+        plans = frozenset(self.search.preparation.plans)
+        for calibration in stored.calibrations:
+            compiled = self.compiled.get(calibration.plan)
+            is_same = isinstance(compiled, Compiled) and (
+                compiled.fingerprint == calibration.first.fingerprint
+            )
+            if calibration.plan in plans and is_same:
+                self.calibrations[calibration.plan] = calibration
+        for reference in stored.references:
+            if not self.baseline or set(reference.plan) & set(self.baseline):
+                self._adopt(reference)
+        if self.reference is not None:
+            self._check_all(self.reference)
+
+    def _close_begun(self) -> None:
+        """Finishes trials of a search that was killed after a race and before it did so."""
+        begun = self.begun()
+        for race in self.records.races:
+            for plan, _ in race.rounds:
+                if plan in begun and plan not in self.done:
+                    self.open_trials([plan])
+                    self.close(race, plan)
+
+    def begun(self) -> list[Plan]:
+        """Plans that an earlier run has raced and not finished."""
+        plans = frozenset(self.search.preparation.plans)
+        trials = [trial for trial in self.search.study.measure.trials() if trial.plan in plans]
+        return [
+            trial.plan
+            for trial in trials
+            if trial.is_open and self.search.notebook.is_current(trial)
+        ]
+
+    # What is found
+
+    def use_reference(self, found: Reference) -> None:
+        """Takes a reference; one for another baseline than before judges all first visits anew."""
+        self._adopt(found)
+        self._check_all(found)
+        self._close_begun()
+
+    def _adopt(self, reference: Reference) -> None:
+        self.reference = reference
+        self.search.notebook.note_reference(reference.name)
+
+    def _check_all(self, reference: Reference) -> None:
+        for plan in list(self.calibrations):
+            self.judge(plan, reference)
+
+    def judge(self, plan: Plan, reference: Reference) -> None:
+        """Compares a first visit with the reference, and drops what computes something else."""
+        calibration = self.calibrations[plan]
+        self.checks.note(plan, *check(reference, plan, calibration.first))
+        if self.checks.agrees(plan):
+            return
+        samples = calibration.first.samples_s
+        outcome = measured_outcome(
+            calibration,
+            self.compiled.get(plan),
+            self.checks.of(plan),
+            samples,
+            step_s=statistics.median(samples),
+            interval_s=(min(samples), max(samples)),
+        )
+        self.finish(plan, outcome)
+        del self.calibrations[plan]
+
+    def open_trials(self, plans: Sequence[Plan]) -> None:
+        """Begins trials of these plans, where none is open."""
+        for plan in plans:
+            trial = self.search.study.measure.begin(plan) if plan not in self.trials else None
+            if trial is not None:
+                self.trials[plan] = trial
+
+    def finish(self, plan: Plan, outcome: Outcome) -> None:
+        """Notes how a plan has ended."""
+        self.done[plan] = outcome
+        if outcome == OTHER_PROGRAM:
+            self.differing[plan] = None
+            return
+        trial = self.trials.pop(plan, None)
+        if trial is not None:
+            calibration = self.calibrations.get(plan)
+            fingerprint = calibration.first.fingerprint if calibration else ""
+            self.search.study.measure.finish(trial, outcome, fingerprint=fingerprint)
+
+    def close(self, race: RaceRecord, plan: Plan) -> None:
+        """Finishes the trial of a plan with what a race has said of it."""
+        rounds_s = dict(race.rounds)[plan]
+        if not rounds_s or plan not in self.calibrations:
+            return
+        outcome = measured_outcome(
+            self.calibrations[plan],
+            self.compiled.get(plan),
+            self.checks.of(plan),
+            rounds_s,
+            step_s=statistics.median(rounds_s),
+            interval_s=median_interval(rounds_s),
+            raced_out=plan in race.beaten,
+        )
+        self.finish(plan, outcome)
+
+    def note_visits(self) -> None:
+        """Stores the first visits."""
+        stored = StoredVisits(
+            machine=self.machine,
+            calibrations=tuple(self.calibrations.values()),
+            references=() if self.reference is None else (self.reference,),
+        )
+        self.search.notebook.note("visits", to_json(stored, StoredVisits))
+
+    def add_race(self, race: RaceRecord) -> None:
+        """Stores a race, and finishes the trials of those that ran in it."""
+        self.records = replace(self.records, races=(*self.records.races, race))
+        self._note_records()
+        # After the record: whoever is killed here finds it, and only has trials to close.
+        for plan, _ in race.rounds:
+            if plan not in self.done:
+                self.close(race, plan)
+
+    def add_process(self, ran: ProcessRun, passes: int) -> None:
+        """Stores a fresh process, and finishes the plans that failed in it."""
+        records = self.records
+        if ran.seconds:
+            record = ProcessRecord(
+                machine=self.machine, seconds=ran.seconds, took_s=ran.took_s, passes=passes
+            )
+            records = replace(records, processes=(*records.processes, record))
+        self.records = replace(records, failed=(*records.failed, *ran.failures))
+        self._note_records()
+        for plan, failure in ran.failures:
+            self.finish(plan, failure)
+
+    def add_failures(self, plans: Sequence[Plan]) -> None:
+        """Stores plans that ran before and could not be visited again."""
+        failed = [(plan, self.done[plan]) for plan in plans]
+        found = tuple((plan, one) for plan, one in failed if isinstance(one, Failure))
+        self.records = replace(self.records, failed=(*self.records.failed, *found))
+        self._note_records()
+
+    def _note_records(self) -> None:
+        self.search.notebook.note("records", to_json(self.records, Records))
+
+    # What follows from it
+
+    def raced(self) -> set[Plan]:
+        """Plans that have rounds of a race on this machine."""
+        return {plan for race in self.records.races for plan, values in race.rounds if values}
+
+    def unraced(self) -> list[Plan]:
+        """Finalists of which nobody knows yet whether they run."""
+        raced = self.raced()
+        return [plan for plan in self.finalists if plan not in raced and plan not in self.done]
+
+    def is_to_race(self, plan: Plan, raced: Collection[Plan]) -> bool:
+        """Whether a plan that was not raced on this machine is raced now.
+
+        One that was measured on another, or before this one was started anew, is so only if
+        nothing was decided there and nothing was raced here: seconds of the two do not compare.
+        """
+        if plan not in self.done:
+            return True
+        is_open = self.decision is None or bool(self.decision.undecided)
+        return not raced and is_open and may_be_exported(self.done[plan])
+
+    def final(self) -> Final:
+        """The final in fresh processes, as far as it was run."""
+        legal = frozenset(self.search.preparation.plans)
+        excluded = {plan for plan, one in self.done.items() if not may_be_exported(one)}
+        # Another search space than now had these, too.
+        excluded |= {plan for plan in self.records.plans if plan not in legal}
+        return self.records.final(
+            rules=FinalRules(),
+            baseline=[plan for plan in self.baseline if self._may_run(plan)],
+            incumbent=self.incumbent,
+            excluded=excluded,
+        )
+
+    def _may_run(self, plan: Plan) -> bool:
+        return plan in self.calibrations or may_be_exported(self.done.get(plan))
+
+    def confirmed(self, final: Final) -> dict[Plan, Measured]:
+        """Plans with figures from fresh processes."""
+        return {
+            plan: measured_outcome(
+                self.calibrations[plan],
+                self.compiled.get(plan),
+                self.checks.of(plan),
+                figure.rounds_s,
+                step_s=figure.step_s,
+                interval_s=figure.interval_s,
+                confirmed=True,
+            )
+            for plan, figure in figures_of(final).items()
+            if plan in self.calibrations
+        }
+
+    def measured(self) -> dict[Plan, Outcome]:
+        """All that is known of the plans that were measured, the best figures first."""
+        return {**self.done, **self.confirmed(self.final())}
