@@ -1,13 +1,14 @@
 """Are the times and the memory of published TPU runs predicted, and are they put in order?
 
-    python -m benchmarks.recipes [recipes.json] [--only ID]... [--most 5] [--others] [--summary]
+    python -m benchmarks.recipes [recipes.json]... [--only ID]... [--most 5] [--others] [--summary]
 
 For every published run of MaxText whose flags the installed MaxText takes: a search compiles
 MaxText's own step, with its kernels, its mesh and its compiler options, for the devices of the run
 (needs MaxText and the `tpu` extra, no devices), replays the schedule, and the time is held against
 the one that was measured. Nothing is fitted to these runs. Runs whose flags are not stated exactly
 are left out, unless they are asked for (`--inexact`), and never counted with the others. Options
-that the installed compiler refuses are left out, and named.
+that the installed compiler refuses are left out, and named. Beside them (`tpu_memory.json`) stand
+configurations of which MaxText's own history says whether they fit.
 
 `--others` searches the shipped axes for each record instead, at its model, batch, remat and slice,
 and prints the published mesh, as it was predicted, beside the best that is found.
@@ -27,7 +28,7 @@ from typing import Annotated
 
 import typer
 
-from automesh.errors import AutomeshError
+from automesh.errors import AutomeshError, UsageError
 from automesh.units import format_seconds
 from benchmarks.recipes import summary as told
 from benchmarks.recipes.arguments import arguments_of, gpt_sizes
@@ -41,6 +42,7 @@ from benchmarks.support.compiles import say
 from benchmarks.support.paths import DATA
 
 RECIPES = DATA / "tpu_recipes.json"
+MEMORY = DATA / "tpu_memory.json"
 PREDICTED = DATA / "recipes.jsonl"
 OTHERS = DATA / "recipes_others.jsonl"
 _TOP = 4  # plans that are compiled in a search of other meshes
@@ -68,8 +70,20 @@ def sort_out(records: Sequence[Record], installed: Installed, *, inexact: bool) 
     return Sorted(records=tuple(taken), left_out=left_out)
 
 
+def _all_records(paths: Sequence[Path]) -> tuple[Record, ...]:
+    found: dict[str, Record] = {}
+    for path in paths:
+        one = read_published(path)
+        for record in (*one.records, *one.oom_records):
+            if found.setdefault(record.id, record) is not record:
+                raise UsageError(f"`{path}` has the record `{record.id}`, as a file before it has")
+    return tuple(found.values())
+
+
 def main(
-    recipes: Annotated[Path, typer.Argument(help="A file of published runs.")] = RECIPES,
+    recipes: Annotated[
+        list[Path] | None, typer.Argument(help="Files of published runs; default: all of ours.")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only records of these ids, comma-separated too.")
     ] = None,
@@ -91,8 +105,7 @@ def main(
     """Predicts, and prints record by record."""
     path = kept or (OTHERS if others else PREDICTED)
     try:
-        published = read_published(recipes)
-        records = (*published.records, *published.oom_records)
+        records = _all_records(recipes or [RECIPES, MEMORY])
         lines = Kept.open(path)
         if not summary:
             installed = find_installed()

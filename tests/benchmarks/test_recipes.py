@@ -16,7 +16,7 @@ from automesh.hardware import parse_target
 from automesh.space.spec import read_space
 from benchmarks.recipes import command, probe, summary
 from benchmarks.recipes.arguments import RENAMED, arguments_of, gpt_sizes
-from benchmarks.recipes.command import PREDICTED, RECIPES, sort_out
+from benchmarks.recipes.command import MEMORY, PREDICTED, RECIPES, sort_out
 from benchmarks.recipes.installed import Installed, read_installed
 from benchmarks.recipes.kept import Kept
 from benchmarks.recipes.options import SETS, options_of
@@ -43,6 +43,7 @@ from benchmarks.recipes.records import (
 from benchmarks.recipes.summary import Row
 
 PUBLISHED = read_published(RECIPES)
+FACTS = read_published(MEMORY)
 BY_ID = {one.id: one for one in (*PUBLISHED.records, *PUBLISHED.oom_records)}
 # All keys that any record has, less those that MaxText has renamed, and one that it does not know.
 KEYS = frozenset(key for one in BY_ID.values() for key in one.flags) | {
@@ -534,8 +535,30 @@ def test_the_published_mesh_stands_beside_the_best_that_is_found() -> None:
 
 def test_what_is_kept_in_the_repository_is_of_records_that_are_there() -> None:
     lines = Kept.open(PREDICTED).lines
-    assert set(lines) <= set(BY_ID)
+    records = BY_ID | {one.id: one for one in (*FACTS.records, *FACTS.oom_records)}
+    assert set(lines) <= set(records)
     for one in lines.values():
         assert one.digest == one.asked.digest
-        assert one.asked.target == BY_ID[one.asked.id].target
-        assert one.asked.mesh == BY_ID[one.asked.id].mesh.text
+        assert one.asked.target == records[one.asked.id].target
+        assert one.asked.mesh == records[one.asked.id].mesh.text
+
+
+def test_what_did_not_fit_stands_beside_what_mended_it() -> None:
+    mended = {(one.model, one.chip, one.mesh.text) for one in FACTS.records}
+    assert mended == {(one.model, one.chip, one.mesh.text) for one in FACTS.oom_records}
+    assert all(one.outcome for one in FACTS.oom_records) and len(FACTS.oom_records) == 4
+
+
+def test_the_model_of_maxtexts_own_defaults_needs_no_file() -> None:
+    (one,) = (one for one in FACTS.records if one.id == "maxtext_memory/22b-tiled")
+    keys = frozenset(key for key in one.flags if not key.startswith("ici_"))
+    found = arguments_of(one, keys, frozenset())
+    assert not found.reason and "model_name=default" in found.words
+    assert "num_vocab_tiling=8" in found.words and "vocab_size=32768" not in found.words
+
+
+def test_two_files_may_not_have_the_same_record(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(MEMORY.read_text("utf-8"), "utf-8")
+    with pytest.raises(SystemExit, match="maxtext_memory/22b-tiled"):
+        command.main([MEMORY, other], summary=True)
