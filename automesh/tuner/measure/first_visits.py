@@ -41,24 +41,29 @@ class FirstVisits:
     def visit_all(self, plans: Sequence[Plan]) -> None:
         """Visits every plan once, drops those that fail or compute something else.
 
-        The best come first; when the time for it is over, those left wait for the next search.
+        When the time for it is over, those left wait for the next search.
         """
         known, search = self.known, self.known.search
-        reference = self.ensure_reference(plans)
+        self.ensure_reference(plans)
         if known.reference is None:
             return  # time is used up, and nothing is known that says whether others are right
         for number, plan in enumerate(plans):
             is_due = sum(one in known.calibrations for one in plans) < 2
             if not is_due and self.time_left.now_s > self.time_left.race_deadline_s(plans):
                 break
-            if plan not in known.calibrations:
-                self.visit(plan)
-            if plan in known.calibrations:
-                known.judge(plan, reference)
+            self.visit(plan)
             search.progress.phase("measure", total=len(plans), done=number + 1, note="first visits")
         known.note_visits()
 
     def visit(self, plan: Plan) -> None:
+        """Visits a plan for the first time, and drops it if it computes something else."""
+        known = self.known
+        if plan not in known.calibrations:
+            self._visit(plan)
+        if plan in known.calibrations and known.reference is not None:
+            known.judge(plan, known.reference)
+
+    def _visit(self, plan: Plan) -> None:
         """Visits a plan; its failure is noted, unless it is only that time was used up."""
         known, search = self.known, self.known.search
         begun_s, bounded = search.clock(), self._bounded()
@@ -89,25 +94,27 @@ class FirstVisits:
             return
         known.calibrations[plan] = found
 
-    def ensure_reference(self, plans: Sequence[Plan]) -> Reference:
-        """What the others' losses are compared with: the baseline if it runs, else what does."""
-        known = self.known
-        if known.reference is not None:
-            return known.reference
+    def ensure_reference(self, plans: Sequence[Plan]) -> None:
+        """Finds what the others' losses are compared with: the baseline if it runs, else what does.
+
+        Where there was no time for that, `Known.reference` stays None: the next search has it.
+        """
+        if self.known.reference is not None:
+            return
         found = self._reference(plans)
         if found.plan or not self._bounded().is_over:
-            known.use_reference(found)
-        elif not self._is_told:  # the next search has the time to find one
-            self._is_told = True
-            known.search.progress.notice(_NO_REFERENCE)
-        return found
+            self.known.use_reference(found)
+            return
+        if not self._is_told:
+            self.known.search.progress.notice(_NO_REFERENCE)
+        self._is_told = True
 
     def _reference(self, plans: Sequence[Plan]) -> Reference:
         known = self.known
         baseline = [plan for plan in known.baseline if plan in plans]
         for plan in baseline:
             if plan not in known.calibrations:
-                self.visit(plan)
+                self._visit(plan)
         return find_reference(
             self._bounded(),
             self.subject,

@@ -38,19 +38,20 @@ class StoredVisits:
 
 @dataclass(slots=True, kw_only=True)
 class Known:
-    """What this search and earlier ones on this machine have found; all of it is in the study, too.
+    """What this search and earlier ones have found, and how it is written to the study.
 
     Attributes:
       compiled: outcomes of the compile rung; grows with the challengers.
       finalists: of the first race, the baseline among them.
-      done: how plans have ended, in this search or an earlier one.
+      done: how plans have ended, in this search or an earlier one, on whatever machine.
       trials: of the study, that this search has open.
-      calibrations: first visits.
-      reference: whose losses the others are compared with; None until one has run.
+      calibrations: first visits on this machine.
+      reference: what the others' losses are compared with, which may be nothing at all; None until
+        it was looked for with time enough.
       checks: of the numerics.
-      records: of races and of fresh processes, on this machine.
-      incumbent: what was exported before; at most one.
-      decision: what is decided so far.
+      records: of races and of fresh processes on this machine, and of failures on any.
+      decision: what an earlier search has decided; None if none has.
+      incumbent: what that one exports; at most one plan.
       differing: plans whose programs are not those that were compiled.
     """
 
@@ -78,7 +79,7 @@ class Known:
     # What earlier searches left
 
     def reload(self) -> None:
-        """Takes over what the study has of this machine."""
+        """Takes over what the study has, and finishes what a killed search has left open in it."""
         self.search.study.measure.adopt_expired()
         records: Records = self.search.notebook.read("records", Records) or Records()
         self.records = records.of_machine(self.machine)
@@ -120,7 +121,7 @@ class Known:
                     self.close(race, plan)
 
     def begun(self) -> list[Plan]:
-        """Plans that an earlier run has raced and not finished."""
+        """Plans of which a trial is open: an earlier search has begun with them, or this one."""
         plans = frozenset(self.search.preparation.plans)
         trials = [trial for trial in self.search.study.measure.trials() if trial.plan in plans]
         return [
@@ -171,7 +172,7 @@ class Known:
                 self.trials[plan] = trial
 
     def finish(self, plan: Plan, outcome: Outcome) -> None:
-        """Notes how a plan has ended."""
+        """Notes how a plan has ended; one with another program stays open until it is known why."""
         self.done[plan] = outcome
         if outcome == OTHER_PROGRAM:
             self.differing[plan] = None
@@ -294,5 +295,5 @@ class Known:
         }
 
     def measured(self) -> dict[Plan, Outcome]:
-        """All that is known of the plans that were measured, the best figures first."""
+        """How the plans have ended; what fresh processes say stands in the place of races."""
         return {**self.done, **self.confirmed(self.final())}

@@ -1,4 +1,7 @@
-"""Which plans may be the fastest, from what races and first visits have said (pure functions)."""
+"""Which plans may be the fastest, from what races and first visits have said.
+
+These functions only read; `final` is that of the moment, `known.final()`.
+"""
 
 from __future__ import annotations
 

@@ -37,15 +37,15 @@ class Racing:
         """
         known = self.known
         known.open_trials(plans)
-        beside = [plan for plan in anchors(known) if plan not in plans]
+        anchored = [plan for plan in anchors(known) if plan not in plans]
         # The baseline before the others: its losses are what they are compared with.
         own = [plan for plan in known.baseline if plan in plans]
-        self.visits.visit_all([*dict.fromkeys([*own, *plans]), *beside])
+        self.visits.visit_all([*dict.fromkeys([*own, *plans]), *anchored])
         newcomers = [plan for plan in plans if plan in known.calibrations]
         if not newcomers or known.reference is None:
             return False
-        beside = [plan for plan in beside if plan in known.calibrations]
-        entrants = self.time_left.those_in_race(newcomers, beside)
+        anchored = [plan for plan in anchored if plan in known.calibrations]
+        entrants = self.time_left.fewer_for_race(newcomers, anchored)
         if not set(newcomers) & set(entrants) or self.time_left.is_late_for_race(entrants):
             return False
         return self._run(entrants)

@@ -51,6 +51,8 @@ class MeasureRung:
     side in fresh processes until they are told apart or the time is over. What stays undecided is
     where the next search goes on: no round and no process is ever repeated.
 
+    Its parts share what is known: `of` makes them.
+
     Attributes:
       challenge: by what is measured, until a time, compiles plans that may still win.
     """
@@ -221,10 +223,11 @@ class MeasureRung:
                 return True
             if final.count(*entrants) >= most:
                 return False
-            entrants = self.time_left.those_in_process(final, entrants)
+            entrants = self.time_left.fewer_for_process(final, entrants)
             for plan in entrants:
                 if plan not in known.calibrations:
                     self.visits.visit(plan)
+                    known.note_visits()
             unknown = [plan for plan in entrants if plan not in known.calibrations]
             if any(may_be_exported(known.done.get(plan)) for plan in unknown) or not all(
                 plan in known.done for plan in unknown
@@ -233,7 +236,7 @@ class MeasureRung:
             if unknown:
                 known.add_failures(unknown)
                 continue
-            has_time = self.time_left.has_process(final, entrants)
+            has_time = self.time_left.has_time_for(final, entrants)
             if not has_time or not self._run_process(final, entrants):
                 return False
         return False

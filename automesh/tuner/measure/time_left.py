@@ -13,7 +13,7 @@ from automesh.tuner.measure.likeliest import by_first_visit, leaders
 
 RESERVED = 5  # processes that a race leaves time for
 _LEAST_RACE = 1 / 3  # of the time that the fewest processes leave
-_GRACE = 0.05  # of the budget, or so many seconds, whichever is more: for the third process alone
+_GRACE = 0.05  # of the budget, or so many seconds, whichever is more: while there is no rule
 _GRACE_S = 12.0
 
 
@@ -78,12 +78,13 @@ class TimeLeft:
                     return passes
         return FEWEST_PASSES
 
-    def has_process(self, final: Final, entrants: Sequence[Plan]) -> bool:
-        """Whether one more process is over in time; the last one of a rule may be a little late."""
-        late_s = self.now_s + self.process_s(entrants, FEWEST_PASSES) - self.end_s
+    def has_time_for(self, final: Final, entrants: Sequence[Plan]) -> bool:
+        """Whether one more process is over in time; while there is no rule, it may be late."""
+        shortest_s = self.process_s(entrants, FEWEST_PASSES)
+        late_s = self.now_s + shortest_s - self.end_s
         return late_s <= (0.0 if final.exported() else self._grace_s)
 
-    def those_in_process(self, final: Final, entrants: Sequence[Plan]) -> Sequence[Plan]:
+    def fewer_for_process(self, final: Final, entrants: Sequence[Plan]) -> Sequence[Plan]:
         """Fewer of them where the processes that a rule needs, or else a single one, would not be
         over in time."""
         exported = final.exported()
@@ -116,7 +117,8 @@ class TimeLeft:
         return self.end_s - self._missing_processes() * self.process_s(entrants, FEWEST_PASSES)
 
     def race_end_s(self, entrants: Sequence[Plan]) -> float:
-        """When a race should be over: fresh processes decide, it only chooses who gets there."""
+        """When a race should be over, after one round at least: fresh processes decide, it only
+        chooses who gets there."""
         now_s, latest_s = self.now_s, self.race_deadline_s(entrants)
         early_s = self.end_s - RESERVED * self.process_s(entrants)
         return max(
@@ -134,7 +136,7 @@ class TimeLeft:
     def _round_s(self, entrants: Sequence[Plan]) -> float:
         return sum(self.known.calibrations[plan].whole_s for plan in entrants)
 
-    def those_in_race(self, newcomers: Sequence[Plan], anchors: Sequence[Plan]) -> list[Plan]:
+    def fewer_for_race(self, newcomers: Sequence[Plan], anchors: Sequence[Plan]) -> list[Plan]:
         """Those that a single round has time for, the fastest of the first visits before others.
 
         Without a yardstick among them the others' times compare with nothing.

@@ -74,6 +74,28 @@ def test_what_was_decided_stays_so_on_a_machine_that_was_started_anew(
     assert here.endings[-1] != "no finalist could be measured"
 
 
+def test_what_ran_in_fresh_processes_and_lost_its_first_visit_is_visited_and_judged_anew(
+    scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another machine has visited plans, and raced none, before this one goes on."""
+    here = scene({BASE: 0.1, A: 0.095, B: 0.13}, spread=0.03)
+    assert here.search(60.0) is not None
+    assert any(A in dict(one.seconds) for one in here.records().processes)
+    take_over = Known._take_over
+
+    def without(self: Any, stored: Any) -> None:
+        kept = tuple(one for one in stored.calibrations if one.plan != A)
+        take_over(self, replace(stored, calibrations=kept))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Known, "_take_over", without)
+        found = here.search(600.0)
+        assert found is not None and found.winner == A
+    before = here.pool.visits_to(A)
+    assert here.search(600.0) is not None
+    assert here.pool.visits_to(A) == before  # its first visit was stored
+
+
 def test_a_smaller_space_without_the_winner(scene: Callable[..., Scene]) -> None:
     here = scene({BASE: 0.13, A: 0.1, B: 0.115, C: 0.14}, spread=0.005)
     found = here.search(600.0)
