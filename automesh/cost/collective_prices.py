@@ -95,11 +95,13 @@ class Priced:
         members if none takes longer than its kind says, then latency, ICI and DCN seconds that may
         hide, for each of `regions`.
       regions: indices into `KernelSeconds.regions_s`.
+      is_exposed: False if none of it is exposed on any pair.
     """
 
     pairs: Pairs
     table: Floats
     regions: tuple[int, ...]
+    is_exposed: bool
 
 
 def priced_groups(
@@ -268,4 +270,4 @@ def _tabulated(pairs: Pairs, members: Sequence[Piece], *, regions: int) -> Price
                 known += times * member.seconds
     order = tuple(sorted(hidden))
     table = np.concatenate([exposed, *(hidden[place] for place in order)])
-    return Priced(pairs=pairs, table=table, regions=order)
+    return Priced(pairs=pairs, table=table, regions=order, is_exposed=bool(exposed[:3].any()))

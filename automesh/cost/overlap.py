@@ -21,99 +21,141 @@ class StepSeconds:
 
     Attributes:
       step_s, lower_s, upper_s: [plans].
-      causes: names of the rows of `cause_s`.
-      cause_s: [causes, plans]; they sum to `step_s`.
+      first_cause_s: [causes, plans] causes of as many plans as are computed at a time.
     """
 
     step_s: Floats
     lower_s: Floats
     upper_s: Floats
-    causes: tuple[str, ...]
-    cause_s: Floats
+    first_cause_s: Floats
 
 
-def overlapped(
-    kernels: KernelSeconds, groups: Sequence[Priced], plan_routes: PlanRoutes
-) -> StepSeconds:
-    """Lets communication run beside the compute of its region.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """How the pieces of a step lie beside each other on many plans.
 
     Central: a region takes the larger of its compute and of the communication that hides (of copies
-    to and from the host first, then of collectives), plus
-    what is exposed; rings of windowed multiplications hide behind these alone. The step takes no
-    less than lower. Lower: everything runs beside everything, but for kernels beside each other and
-    collectives over the same axes beside each other. Upper: the sum of all.
+    to and from the host first, then of collectives), plus what is exposed; rings of windowed
+    multiplications hide behind these alone. The step takes no less than lower. Lower: everything
+    runs beside everything, but for kernels beside each other and collectives over the same axes
+    beside each other. Upper: the sum of all.
+
+    Attributes:
+      sets: of axes, that collectives run over.
+      causes: names of what the seconds are spent on.
     """
-    sets = list(dict.fromkeys(group.pairs.group.axes for group in groups))
-    names = ["+".join(axes) for axes in sets]
-    host = ("host",) if kernels.host_s.any() else ()
-    causes = ("compute", "memory", *_of("ici", names), *_of("dcn", names), *host, "latency")
-    result = StepSeconds(
-        step_s=np.empty(len(plan_routes)),
-        lower_s=np.empty(len(plan_routes)),
-        upper_s=np.empty(len(plan_routes)),
-        causes=causes,
-        cause_s=np.empty((len(causes), len(plan_routes))),
-    )
-    for start in range(0, len(plan_routes), _CHUNK):
-        chunk = slice(start, min(start + _CHUNK, len(plan_routes)))
-        _overlap(kernels, groups, plan_routes, result, chunk, sets=sets)
-    return result
+
+    kernels: KernelSeconds
+    groups: Sequence[Priced]
+    plan_routes: PlanRoutes
+    sets: tuple[tuple[str, ...], ...]
+    causes: tuple[str, ...]
+
+    @staticmethod
+    def of(kernels: KernelSeconds, groups: Sequence[Priced], plan_routes: PlanRoutes) -> Overlap:
+        """Of the plans in `plan_routes`."""
+        sets = tuple(dict.fromkeys(group.pairs.group.axes for group in groups))
+        names = ["+".join(axes) for axes in sets]
+        host = ("host",) if kernels.host_s.any() else ()
+        return Overlap(
+            kernels=kernels,
+            groups=groups,
+            plan_routes=plan_routes,
+            sets=sets,
+            causes=("compute", "memory", *_of("ici", names), *_of("dcn", names), *host, "latency"),
+        )
+
+    def seconds(self) -> StepSeconds:
+        """Of all plans."""
+        plans = len(self.plan_routes)
+        step_s, lower_s, upper_s = np.empty(plans), np.empty(plans), np.empty(plans)
+        first = np.empty((len(self.causes), 0))
+        for chunk in self._chunks():
+            spent = self._spent(chunk)
+            step_s[chunk], lower_s[chunk], upper_s[chunk] = (
+                spent.step_s,
+                spent.lower_s,
+                spent.upper_s,
+            )
+            if not chunk.start:
+                first = spent.cause_s
+        return StepSeconds(step_s=step_s, lower_s=lower_s, upper_s=upper_s, first_cause_s=first)
+
+    def cause_s(self, plans: slice) -> Floats:
+        """Seconds of each cause on some of the plans, [causes, plans]; they sum to `step_s`."""
+        return self._spent(plans).cause_s
+
+    def seconds_of(self, cause: str) -> Floats:
+        """Seconds of one cause: [plans]."""
+        row = self.causes.index(cause)
+        return np.concatenate([self.cause_s(chunk)[row] for chunk in self._chunks()])
+
+    def _chunks(self) -> list[slice]:
+        plans = len(self.plan_routes)
+        return [slice(start, min(start + _CHUNK, plans)) for start in range(0, plans, _CHUNK)]
+
+    def _spent(self, chunk: slice) -> _Spent:
+        """Of one chunk of the plans."""
+        kernels, sets = self.kernels, self.sets
+        size = self.plan_routes.size[chunk]
+        causes = np.zeros((len(self.causes), len(size)))
+        causes[0] = kernels.compute_s[size]
+        causes[1] = kernels.memory_s[size]
+        if "host" in self.causes:
+            causes[-2] = kernels.host_s[size]
+        latency = causes[-1]
+        latency += kernels.overhead_s[size]
+        longest = kernels.least_s[size]
+        serial = kernels.serial_s[size]
+        alone = np.zeros((len(sets), len(size)))
+        hiding: list[list[tuple[int, Sequence[Floats]]]] = [[] for _ in kernels.regions_s]
+        for group in self.groups:
+            pair = group.pairs.of(self.plan_routes, chunk)
+            place = sets.index(group.pairs.group.axes)
+            # Column by column: NumPy looks up single numbers far faster than rows.
+            if group.is_exposed:
+                seconds = [column[pair] for column in group.table[:3]]
+                _add(causes, place, len(sets), seconds)
+                serial += seconds[0] + seconds[1] + seconds[2]
+            alone[place] += group.table[3][pair]
+            for number, region in enumerate(group.regions):
+                columns = group.table[4 + 3 * number : 7 + 3 * number]
+                hiding[region].append((place, [column[pair] for column in columns]))
+        for region, parts in enumerate(hiding):
+            if parts:
+                wanted = np.zeros(len(size))
+                for _, part in parts:
+                    wanted += part[0] + part[1] + part[2]
+                beside = kernels.regions_s[region][size]
+                serial += wanted
+                share = np.maximum(wanted - beside, 0.0) / np.maximum(wanted, np.finfo(float).tiny)
+                for place, part in parts:
+                    _add(causes, place, len(sets), [each * share for each in part])
+        step = np.empty(len(size))
+        _sum(causes, step)
+        if len(sets):
+            np.maximum(longest, alone.max(axis=0), out=longest)
+            if (longest > step).any():
+                missing = np.maximum(longest - step, 0.0)
+                _lengthen(causes, missing, alone.argmax(axis=0), hiding, sets=len(sets))
+                _sum(causes, step)
+        # The same seconds added up in another order may differ in the last digit.
+        return _Spent(
+            cause_s=causes,
+            step_s=step,
+            lower_s=np.minimum(longest, step),
+            upper_s=np.maximum(serial, step),
+        )
 
 
-def _overlap(
-    kernels: KernelSeconds,
-    groups: Sequence[Priced],
-    plan_routes: PlanRoutes,
-    result: StepSeconds,
-    chunk: slice,
-    *,
-    sets: Sequence[tuple[str, ...]],
-) -> None:
-    """Fills one chunk of `result`."""
-    size = plan_routes.size[chunk]
-    causes = result.cause_s[:, chunk]
-    causes[0] = kernels.compute_s[size]
-    causes[1] = kernels.memory_s[size]
-    causes[2:] = 0.0
-    if "host" in result.causes:
-        causes[-2] = kernels.host_s[size]
-    latency = causes[-1]
-    latency += kernels.overhead_s[size]
-    longest = kernels.least_s[size]
-    serial = kernels.serial_s[size]
-    alone = np.zeros((len(sets), len(size)))
-    hiding: list[list[tuple[int, Sequence[Floats]]]] = [[] for _ in kernels.regions_s]
-    for group in groups:
-        pair = group.pairs.of(plan_routes, chunk)
-        # Column by column: NumPy looks up single numbers far faster than rows.
-        seconds = [column[pair] for column in group.table]
-        place = sets.index(group.pairs.group.axes)
-        _add(causes, place, len(sets), seconds[:3])
-        serial += seconds[0] + seconds[1] + seconds[2]
-        alone[place] += seconds[3]
-        for number, region in enumerate(group.regions):
-            hiding[region].append((place, seconds[4 + 3 * number : 7 + 3 * number]))
-    for region, parts in enumerate(hiding):
-        if parts:
-            wanted = np.zeros(len(size))
-            for _, part in parts:
-                wanted += part[0] + part[1] + part[2]
-            beside = kernels.regions_s[region][size]
-            serial += wanted
-            share = np.maximum(wanted - beside, 0.0) / np.maximum(wanted, np.finfo(float).tiny)
-            for place, part in parts:
-                _add(causes, place, len(sets), [each * share for each in part])
-    step = result.step_s[chunk]
-    _sum(causes, step)
-    if len(sets):
-        np.maximum(longest, alone.max(axis=0), out=longest)
-        if (longest > step).any():
-            missing = np.maximum(longest - step, 0.0)
-            _lengthen(causes, missing, alone.argmax(axis=0), hiding, sets=len(sets))
-            _sum(causes, step)
-    # The same seconds added up in another order may differ in the last digit.
-    np.minimum(longest, step, out=result.lower_s[chunk])
-    np.maximum(serial, step, out=result.upper_s[chunk])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spent:
+    """As `StepSeconds`, and all causes, [causes, plans]; of some plans."""
+
+    cause_s: Floats
+    step_s: Floats
+    lower_s: Floats
+    upper_s: Floats
 
 
 def _sum(rows: Floats, into: Floats) -> None:

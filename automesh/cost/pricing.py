@@ -17,7 +17,7 @@ from automesh.cost.collective_demand import Collectives
 from automesh.cost.collective_prices import PlanRoutes, priced_groups
 from automesh.cost.formulas import Formulas
 from automesh.cost.kernels import Kernels, KernelSeconds, product_of
-from automesh.cost.overlap import overlapped
+from automesh.cost.overlap import Overlap
 from automesh.cost.route_table import RoutesOf, RouteTable
 from automesh.cost.terms import Terms, Uncounted
 from automesh.cost.unique_rows import Codes, distinct, joined
@@ -75,18 +75,25 @@ class Block:
     Attributes:
       active: axes larger than 1.
       plans: [plans] their rows in the batch, ascending.
-      causes: names of the rows of `cause_s`.
-      cause_s: [causes, plans]; they sum to the central estimate.
+      overlap: what the plans' seconds are spent on.
+      first_cause_s: [causes, plans] of the first plans; of others it is computed again when it is
+        asked for, since the causes of a million plans take longer to write down than to compute.
       uncounted: what has no price, in words.
       own: True if the terms were made for one mesh alone.
     """
 
     active: tuple[str, ...]
     plans: Codes
-    causes: tuple[str, ...]
-    cause_s: Floats
+    overlap: Overlap
+    first_cause_s: Floats
     uncounted: tuple[str, ...]
     own: bool
+
+    def cause_s(self, column: int) -> Floats:
+        """Seconds of each of `overlap.causes` on one plan, by its place in `plans`."""
+        if column < self.first_cause_s.shape[1]:
+            return self.first_cause_s[:, column]
+        return self.overlap.cause_s(slice(column, column + 1))[:, 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +135,9 @@ class Prices:
         """
         if self.needs_own[row]:
             raise ValueError(f"no terms hold for plan {row}: it needs a propagation of its own")
-        block, column = self.blocks[self.block[row]], self.column[row]
-        seconds = zip(block.causes, block.cause_s[:, column].tolist(), strict=True)
+        block = self.blocks[self.block[row]]
+        spent = block.cause_s(int(self.column[row]))
+        seconds = zip(block.overlap.causes, spent.tolist(), strict=True)
         return Estimated(
             step_s=float(self.step_s[row]),
             bracket_s=(float(self.lower_s[row]), float(self.upper_s[row])),
@@ -144,8 +152,8 @@ class Prices:
         """Seconds of one cause: [plans], 0 where a plan has none of it."""
         seconds = np.where(self.needs_own, np.nan, 0.0)
         for block in self.blocks:
-            if cause in block.causes:
-                seconds[block.plans] = block.cause_s[block.causes.index(cause)]
+            if cause in block.overlap.causes:
+                seconds[block.plans] = block.overlap.seconds_of(cause)
         return seconds
 
 
@@ -296,7 +304,8 @@ class _Step:
         groups = priced_groups(
             self._collectives, sizes, plan_routes, route_table, speeds, regions=regions
         )
-        seconds = overlapped(of_sizes.kernels, groups, plan_routes)
+        overlap = Overlap.of(of_sizes.kernels, groups, plan_routes)
+        seconds = overlap.seconds()
         prices.needs_own[plans] = False
         prices.step_s[plans] = seconds.step_s
         prices.lower_s[plans] = seconds.lower_s
@@ -307,8 +316,8 @@ class _Step:
         return Block(
             active=self._formulas.axes,
             plans=plans,
-            causes=seconds.causes,
-            cause_s=seconds.cause_s,
+            overlap=overlap,
+            first_cause_s=seconds.first_cause_s,
             uncounted=tuple(dict.fromkeys(_said(one) for one in self._terms.uncounted)),
             own=set(self._formulas.axes) <= set(self._terms.fixed),
         )

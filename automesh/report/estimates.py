@@ -14,6 +14,7 @@ from automesh.report.words import count
 ESTIMATES = "estimates.csv"  # in the folder of a study
 # How the reason begins where user code raised while the step was built or traced.
 STEP_REFUSES = "the step refuses it"
+NO_TIME = "the time for estimates was used up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,13 @@ class Estimates:
     def refusals(self) -> int:
         """How many plans have no estimate because the step refuses them."""
         return sum(reason.startswith(STEP_REFUSES) for reason in self.missing.values())
+
+    @property
+    def waiting(self) -> frozenset[Plan]:
+        """Plans that an estimate would be made of in another search, as of those that have one."""
+        if not self.found:
+            return frozenset()
+        return frozenset(plan for plan, reason in self.missing.items() if reason == NO_TIME)
 
     @property
     def missing_notice(self) -> str:

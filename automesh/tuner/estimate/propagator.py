@@ -12,7 +12,7 @@ from typing import Protocol
 from automesh.mesh.axes import Call, Plan, format_setting
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Propagation, StepRef
-from automesh.report.estimates import STEP_REFUSES
+from automesh.report.estimates import NO_TIME, STEP_REFUSES
 from automesh.report.progress import Progress
 from automesh.report.words import failure_reason
 from automesh.tuner.estimate.propagations import Need, Sizes
@@ -23,7 +23,6 @@ from automesh.worker.pool import Finished, OnEvent
 from automesh.worker.protocol import Answer
 
 POLL_S = 0.5
-NO_TIME = "the time for estimates was used up"
 
 
 class JobPool(Protocol):

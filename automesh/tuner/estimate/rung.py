@@ -26,7 +26,7 @@ from automesh.mesh.axes import Call, Plan, Scalar
 from automesh.mesh.plan_arrays import Batch
 from automesh.outcomes import Estimated
 from automesh.program.nouns import Propagation
-from automesh.report.estimates import STEP_REFUSES, Estimates
+from automesh.report.estimates import NO_TIME, STEP_REFUSES, Estimates
 from automesh.report.words import count
 from automesh.tuner.estimate.propagations import (
     Active,
@@ -39,7 +39,7 @@ from automesh.tuner.estimate.propagations import (
     under_schedule,
     without_schedule,
 )
-from automesh.tuner.estimate.propagator import NO_TIME, Propagator
+from automesh.tuner.estimate.propagator import Propagator
 from automesh.tuner.estimate.refusals import Refusals
 from automesh.worker.messages import LayoutJob
 

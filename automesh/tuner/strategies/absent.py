@@ -152,9 +152,18 @@ class AbsentStrategy(Strategy):
     def _large_last(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
         return large_last(order, self._start.estimates, self.search.preparation.device_memory)
 
+    def _left(self) -> tuple[Plan, ...]:
+        """The plans that are not compiled, without those that wait for an estimate.
+
+        Nothing is known of these, neither of their time nor of their memory, and a minute of
+        estimates says more than hours of compiles in any order.
+        """
+        waiting = self.search.estimates.waiting
+        return tuple(plan for plan in self._state().left() if plan not in waiting)
+
     def _may_fit(self) -> tuple[Plan, ...]:
         """The plans that are not compiled and may fit."""
-        return self._belief_with(self._screened | self._compiled).hopeful(self._state().left())
+        return self._belief_with(self._screened | self._compiled).hopeful(self._left())
 
     def _belief_with(self, known: Mapping[Plan, Outcome]) -> MemoryBelief:
         memory = self.search.preparation.device_memory
@@ -276,13 +285,19 @@ class AbsentStrategy(Strategy):
         if self._was_late:
             spent_budget = spent(self.search.request.budget_s)
             return f"{spent_budget} before all promising plans were compiled, and nothing was run"
-        return "the plans that promised most were compiled and replayed, and nothing was run"
+        said = "the plans that promised most were compiled and replayed, and nothing was run"
+        waiting = self.search.estimates.waiting & frozenset(self._state().left())
+        if not waiting:
+            return said
+        wait = "waits" if len(waiting) == 1 else "wait"
+        plans = count(len(waiting), "plan")
+        return f"{said}; {plans} {wait} for an estimate, so run the same command to go on"
 
     def _belief(self) -> str:
         """What is thought of the plans that were not compiled, by estimate and replay."""
         state, may_fit = self._state(), self._may_fit()
         said = state.belief(state.best_s(), may_fit, how="replayed")
-        left_out = len(state.left()) - len(may_fit)
+        left_out = len(self._left()) - len(may_fit)
         if left_out:
             said += f"; {said_of_hopeless(left_out)}" if said else said_of_hopeless(left_out)
         right, total = pairs_in_order(state.estimates, self._compiled)

@@ -14,10 +14,11 @@ from automesh.hardware.fabric.fabric import Layouts
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Failed, TimedOut
 from automesh.program.nouns import Propagation
+from automesh.report.estimates import NO_TIME
 from automesh.report.progress import Silent
 from automesh.space.enumerate import factorizations
 from automesh.tuner.estimate.propagations import groups_of
-from automesh.tuner.estimate.propagator import NO_TIME, NeedQueue
+from automesh.tuner.estimate.propagator import NeedQueue
 from automesh.tuner.estimate.terms_cache import TermsCache
 from automesh.worker.messages import PropagateJob
 from automesh.worker.pool import Finished

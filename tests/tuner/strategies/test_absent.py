@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,12 @@ import automesh
 from automesh import api
 from automesh.answers import Results
 from automesh.errors import NoFeasibleMesh, UsageError
+from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Estimated, OutOfMemory
+from automesh.report.estimates import NO_TIME, Estimates
 from automesh.report.progress import Silent
+from automesh.tuner.session import Session
+from automesh.tuner.strategies import absent
 from automesh.tuner.study.storage import parse_storage
 from automesh.tuner.study.study import open_study
 from tests.support.fakes.absent_search import SPACE, TARGET, folder_for_search, install
@@ -126,6 +132,37 @@ def test_from_the_command_to_the_rule(place: Place) -> None:
     frame = again.dataframe()
     assert list(frame["effort"].dropna()) == ["default"] * 3
     assert list(frame["reserve_bytes"].dropna()) == [256 * MIB]
+
+
+@pytest.mark.slow
+def test_what_waits_for_an_estimate_is_not_compiled_in_its_place(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the plans that promise most there are those of which nothing is known."""
+    estimate = Session.estimate
+
+    def late(self: Session, **given: Any) -> Estimates:
+        made = estimate(self, **given)
+        waiting = {plan: NO_TIME for plan in made.found if str(plan) in ("tp:8", "dp:8")}
+        found = {plan: one for plan, one in made.found.items() if plan not in waiting}
+        return replace(made, found=found, missing={**made.missing, **waiting})
+
+    asked: list[set[str]] = []
+
+    def all_of(_: object, among: Sequence[Plan]) -> Sequence[Plan]:
+        asked.append({str(plan) for plan in among})
+        return among
+
+    monkeypatch.setattr(absent, "challengers", all_of)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "estimate", late)
+        result = place.search(top=1)
+    assert asked and not any(plans & {"tp:8", "dp:8"} for plans in asked)
+    table = " ".join(result.table(width=100).split())
+    assert "2 plans wait for an estimate, so run the same command to go on" in table
+    assert not any(" tp:8" in line or " dp:8" in line for line in place.compiles)
+    place.search(top=1)
+    assert any(" tp:8" in line or " dp:8" in line for line in place.compiles)
 
 
 @pytest.mark.slow
