@@ -47,7 +47,14 @@ class Estimates:
     @property
     def refusals(self) -> int:
         """How many plans have no estimate because the step refuses them."""
-        return sum(reason.startswith(STEP_REFUSES) for reason in self.missing.values())
+        return len(self.refused_by_step)
+
+    @property
+    def refused_by_step(self) -> frozenset[Plan]:
+        """Plans that have no estimate because the step refuses them."""
+        return frozenset(
+            plan for plan, reason in self.missing.items() if reason.startswith(STEP_REFUSES)
+        )
 
     @property
     def waiting(self) -> frozenset[Plan]:

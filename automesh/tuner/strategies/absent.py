@@ -153,13 +153,15 @@ class AbsentStrategy(Strategy):
         return large_last(order, self._start.estimates, self.search.preparation.device_memory)
 
     def _left(self) -> tuple[Plan, ...]:
-        """The plans that are not compiled, without those that wait for an estimate.
+        """The plans that are not compiled, and may be.
 
-        Nothing is known of these, neither of their time nor of their memory, and a minute of
-        estimates says more than hours of compiles in any order.
+        Without those that wait for an estimate: nothing is known of their time nor of their memory,
+        and a minute of estimates says more than hours of compiles in any order. And without those
+        that the step refuses, as it would again.
         """
-        waiting = self.search.estimates.waiting
-        return tuple(plan for plan in self._state().left() if plan not in waiting)
+        estimates = self.search.estimates
+        out = estimates.waiting | (estimates.refused_by_step if estimates.found else frozenset())
+        return tuple(plan for plan in self._state().left() if plan not in out)
 
     def _may_fit(self) -> tuple[Plan, ...]:
         """The plans that are not compiled and may fit."""
