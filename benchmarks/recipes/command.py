@@ -76,7 +76,10 @@ def _all_records(paths: Sequence[Path]) -> tuple[Record, ...]:
         one = read_published(path)
         for record in (*one.records, *one.oom_records):
             if found.setdefault(record.id, record) is not record:
-                raise UsageError(f"`{path}` has the record `{record.id}`, as a file before it has")
+                raise UsageError(
+                    f"`{path}` has the record `{record.id}`, as a file before it has",
+                    hint="name each file once",
+                )
     return tuple(found.values())
 
 

@@ -145,22 +145,26 @@ class AbsentStrategy(Strategy):
 
     def _order(self) -> tuple[Plan, ...]:
         """All plans but the script's own, best first by their estimates."""
-        start = self._start
-        others = [plan for plan in start.plans if plan not in start.baseline]
+        start, out = self._start, {*self._start.baseline, *self._unpromising()}
+        others = [plan for plan in start.plans if plan not in out]
         return self._large_last(interleaved(start.order(others, start.view())))
 
     def _large_last(self, order: Sequence[Plan]) -> tuple[Plan, ...]:
         return large_last(order, self._start.estimates, self.search.preparation.device_memory)
 
-    def _left(self) -> tuple[Plan, ...]:
-        """The plans that are not compiled, and may be.
+    def _unpromising(self) -> frozenset[Plan]:
+        """Plans without an estimate that are not compiled while others have one.
 
-        Without those that wait for an estimate: nothing is known of their time nor of their memory,
-        and a minute of estimates says more than hours of compiles in any order. And without those
-        that the step refuses, as it would again.
+        Of those that wait for it nothing is known, neither their time nor their memory: a minute of
+        estimates says more than hours of compiles in any order. The step refuses the others, as it
+        would again.
         """
         estimates = self.search.estimates
-        out = estimates.waiting | (estimates.refused_by_step if estimates.found else frozenset())
+        return estimates.waiting | (estimates.refused_by_step if estimates.found else frozenset())
+
+    def _left(self) -> tuple[Plan, ...]:
+        """The plans that are not compiled, and may be."""
+        out = self._unpromising()
         return tuple(plan for plan in self._state().left() if plan not in out)
 
     def _may_fit(self) -> tuple[Plan, ...]:

@@ -135,10 +135,11 @@ def test_from_the_command_to_the_rule(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("top", [1, 4])
 def test_what_has_no_estimate_yet_or_is_refused_is_not_compiled(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch, top: int
 ) -> None:
-    """After the plans that promise most there are those of which nothing is known."""
+    """Neither among the first plans, of which fewer than `top` may fit, nor as a challenger."""
     estimate = Session.estimate
 
     def late(self: Session, **given: Any) -> Estimates:
@@ -157,12 +158,12 @@ def test_what_has_no_estimate_yet_or_is_refused_is_not_compiled(
     monkeypatch.setattr(absent, "challengers", all_of)
     with monkeypatch.context() as patch:
         patch.setattr(Session, "estimate", late)
-        result = place.search(top=1)
+        result = place.search(top=top)
     assert asked and not any(plans & {"tp:8", "dp:8"} for plans in asked)
     table = " ".join(result.table(width=100).split())
     assert "1 plan waits for an estimate, so run the same command to go on" in table
     assert not any(" tp:8" in line or " dp:8" in line for line in place.compiles)
-    place.search(top=1)
+    place.search(top=top)
     assert any(" tp:8" in line or " dp:8" in line for line in place.compiles)
 
 
