@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from automesh.hardware.fabric.fabric import Fabric
@@ -29,6 +29,9 @@ class AbsentDevices:
         is shipped for: those cannot be compiled for.
       memory_bytes: GPU: of one device, since its compiler never says that a program does not fit;
         0 for TPUs, whose compiler does.
+      is_attached: this machine has them, but not the process that is told of them, which lowers on
+        virtual devices: these stay what user code gets, and speak for them.
+      says: what devices that are attached say of themselves, by attribute; see `Device.says`.
     """
 
     platform: Literal["tpu", "gpu"]
@@ -44,6 +47,9 @@ class AbsentDevices:
     host: tuple[int, ...] = ()
     gpu: str = ""
     memory_bytes: int = 0
+    # Not in the text by which stored programs are found: nothing is compiled ahead for these.
+    is_attached: bool = field(default=False, repr=False)
+    says: tuple[tuple[str, int | str], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

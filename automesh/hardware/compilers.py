@@ -15,6 +15,8 @@ from packaging.version import Version
 
 from automesh.errors import UsageError
 from automesh.hardware.absent import Absent, AbsentDevices
+from automesh.hardware.fabric.fabric import Fabric
+from automesh.hardware.gpu_configurations import configuration_of
 from automesh.hardware.slices import wraps_of
 from automesh.hardware.targets import Target
 from automesh.package import installed_version
@@ -173,4 +175,43 @@ def absent_devices_of(absent: Absent) -> AbsentDevices:
         devices_per_chip=fabric.devices_per_chip,
         chip_config=absent.chip_config,
         host=absent.host,
+    )
+
+
+def attached_devices_of(
+    fabric: Fabric,
+    *,
+    device_kind: str,
+    memory_bytes: int,
+    says: tuple[tuple[str, int | str], ...],
+) -> AbsentDevices:
+    """What a process that has none of the attached accelerators is told about them.
+
+    Args:
+      fabric: of all of them, which one jax process drives.
+      memory_bytes: of one.
+      says: see `AbsentDevices`.
+    """
+    count = fabric.num_granules * fabric.granule_devices
+    one = AbsentDevices(
+        platform="gpu",
+        device_kind=device_kind,
+        num_devices=count,
+        num_granules=fabric.num_granules,
+        num_hosts=1,
+        topology=f"1x1x{count}",
+        memory_bytes=memory_bytes,
+        is_attached=True,
+        says=says,
+    )
+    if fabric.kind != "torus":
+        return replace(one, gpu=configuration_of(fabric.chip))
+    return replace(
+        one,
+        platform="tpu",
+        topology="",
+        torus=fabric.torus,
+        wraps=fabric.wraps,
+        devices_per_chip=fabric.devices_per_chip,
+        host=(*fabric.torus, 1, 1)[:3],  # All of them are one process's.
     )

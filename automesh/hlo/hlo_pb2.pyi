@@ -37,18 +37,16 @@ class Payload(_message.Message):
     def __init__(self, value: _Optional[bytes] = ..., id: _Optional[int] = ...) -> None: ...
 
 class OpMetadata(_message.Message):
-    __slots__ = ("op_name", "source_file", "source_line", "stack_frame_id", "metadata_payload")
+    __slots__ = ("op_name", "source_file", "source_line", "stack_frame_id")
     OP_NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FILE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_LINE_FIELD_NUMBER: _ClassVar[int]
     STACK_FRAME_ID_FIELD_NUMBER: _ClassVar[int]
-    METADATA_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     op_name: str
     source_file: str
     source_line: int
     stack_frame_id: int
-    metadata_payload: Payload
-    def __init__(self, op_name: _Optional[str] = ..., source_file: _Optional[str] = ..., source_line: _Optional[int] = ..., stack_frame_id: _Optional[int] = ..., metadata_payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+    def __init__(self, op_name: _Optional[str] = ..., source_file: _Optional[str] = ..., source_line: _Optional[int] = ..., stack_frame_id: _Optional[int] = ...) -> None: ...
 
 class Literal(_message.Message):
     __slots__ = ("shape", "preds", "u8s", "s32s", "s64s", "u32s", "u64s", "f32s", "f64s", "f16s", "bf16s", "s8s", "u16s", "s16s")

@@ -269,8 +269,6 @@ class _Reader:
         if not message.HasField("metadata"):
             return "", "", 0
         metadata = message.metadata
-        if metadata.HasField("metadata_payload"):
-            metadata = hlo_pb2.OpMetadata.FromString(self._payload(metadata.metadata_payload))
         if metadata.source_file or not metadata.stack_frame_id:
             return metadata.op_name, metadata.source_file, metadata.source_line
         return metadata.op_name, *self._frames[metadata.stack_frame_id - 1]

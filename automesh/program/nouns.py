@@ -55,7 +55,11 @@ class StepRef:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One attached device as jax reports it; `coords` is empty and `slice_index` 0 where there are
-    none."""
+    none.
+
+    Attributes:
+      says: by attribute, what kernels are chosen by: `compute_capability`, `core_count` and so on.
+    """
 
     id: int
     platform: str
@@ -63,6 +67,7 @@ class Device:
     process_index: int
     slice_index: int
     coords: tuple[int, ...]
+    says: tuple[tuple[str, int | str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

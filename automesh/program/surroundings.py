@@ -20,6 +20,14 @@ from automesh.program.script.sources import Sources, hash_of_file, is_users
 
 _PACKAGES = ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _VARIABLES = ("XLA_", "LIBTPU_", "NCCL_")
+# What kernels are chosen by, of devices that say it; the same for all of a kind.
+_SAID = (
+    "compute_capability",
+    "core_count",
+    "device_vendor",
+    "num_cores",
+    "shared_memory_per_block_optin",
+)
 # The order of sets of strings, which programs may depend on: `automesh.worker.environment` sets it.
 _HASH_SEED = "PYTHONHASHSEED"
 # jax's own, which change programs or how they are compiled (jax/_src/config.py). What the script
@@ -63,6 +71,11 @@ def _device(device: Any) -> Device:
         process_index=device.process_index,
         slice_index=int(getattr(device, "slice_index", 0) or 0),
         coords=tuple(int(one) for one in getattr(device, "coords", None) or ()),
+        says=tuple(
+            (name, said)
+            for name in _SAID
+            if isinstance(said := getattr(device, name, None), (int, str))
+        ),
     )
 
 

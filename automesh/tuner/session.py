@@ -17,11 +17,13 @@ from automesh.cost.terms import Terms
 from automesh.errors import UsageError
 from automesh.hardware import Target
 from automesh.hardware.calibration.measured_speeds import find_speeds
+from automesh.hardware.compilers import attached_devices_of
 from automesh.hardware.fabric.discover import fabric_of
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.hardware.model import HardwareModel
 from automesh.mesh.axes import Plan
 from automesh.mesh.plan_arrays import Batch
+from automesh.program.nouns import StepRef
 from automesh.report.estimates import STEP_REFUSES, Estimates
 from automesh.report.progress import Progress
 from automesh.report.words import uncounted_notices
@@ -92,7 +94,7 @@ class Session:
         """
         preparation = self.preparation
         propagator = Propagator(
-            step=_step(preparation, self.space),
+            step=_step(preparation, self.target, self.space),
             pool=self.pool,
             cache=_cache(preparation, terms_folder, self.request.shared_terms),
             progress=self.progress,
@@ -121,9 +123,10 @@ class Session:
           NoFeasibleMesh: no plan is left.
         """
         preparation = self.preparation
+        step = _told(preparation, self.target)
         check = BuildCheck(
             entry=preparation.entry,
-            job=lambda plan: BuildJob(step=preparation.step, plan=plan),
+            job=lambda plan: BuildJob(step=step, plan=plan),
             pool=self.pool,
             progress=self.progress,
             workers=self.workers,
@@ -248,9 +251,28 @@ def notices_of(preparation: Preparation, estimates: Estimates) -> tuple[str, ...
     return tuple(dict.fromkeys(said))
 
 
-def _step(preparation: Preparation, space: SearchSpace) -> PropagatedStep:
+def _told(preparation: Preparation, target: Target) -> StepRef:
+    """The step for workers that lower it on virtual devices: user code that asks for devices is
+    told of the target's, also where they are attached, which these workers do not see."""
+    step, found, aim = preparation.step, preparation.inspection, preparation.aim
+    if target.absent is not None or aim.platform == "cpu":
+        return step
+    try:
+        fabric = fabric_of(target, found.devices)
+    except UsageError:
+        return step  # Nothing is estimated then, as the estimates say.
+    devices = attached_devices_of(
+        fabric,
+        device_kind=aim.device_kind,
+        memory_bytes=aim.memory_bytes,
+        says=found.devices[0].says,
+    )
+    return replace(step, absent=devices)
+
+
+def _step(preparation: Preparation, target: Target, space: SearchSpace) -> PropagatedStep:
     return PropagatedStep(
-        step=preparation.step,
+        step=_told(preparation, target),
         axis_names=space.names,
         platform=preparation.aim.platform,
         seen=preparation.inspection.seen,

@@ -16,6 +16,7 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -92,7 +93,6 @@ _MESSAGES = {
 }
 # (message, field): what the oldest jaxlib, 0.10.1, does not know yet.
 _NEWER_THAN_0_10_1 = {
-    ("OpMetadata", "metadata_payload"),
     ("Mesh", "iota_transform"),
     ("Mesh.IotaTransform", "reshape_dims"),
     ("Mesh.IotaTransform", "transpose_perm"),
@@ -272,6 +272,24 @@ def test_instructions_carry_what_the_user_wrote() -> None:
     assert Path(dot.source_file) == Path(__file__)
     assert "jnp.dot(x, x)" in Path(__file__).read_text().splitlines()[dot.source_line - 1]
     assert (str(dot.shape), dot.shape.bytes) == ("f32[8,8]", 256)
+
+
+def test_what_libraries_add_to_an_instruction_is_left_alone() -> None:
+    """Libraries of kernels (tokamax) write their own text beside the metadata. It was taken for
+    metadata, and no step with such a kernel could be counted."""
+
+    def step(x: jax.Array) -> jax.Array:
+        with set_xla_metadata(xla_metadata_payload="library:{'op': 'sine'}"):
+            return jnp.sin(x)
+
+    compiled = jax.jit(step).lower(jnp.ones(4)).compile()
+    (sine,) = [
+        one
+        for computation in read_module(serialized(compiled)).computations.values()
+        for one in computation.instructions.values()
+        if one.opcode == "sine"
+    ]
+    assert sine.op_name == "jit(step)/sin"
 
 
 def test_reader_decodes_scalar_constants_of_every_type() -> None:

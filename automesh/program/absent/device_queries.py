@@ -1,5 +1,8 @@
 """While user code runs for devices that are not here, jax's public queries answer for them (jax).
 
+Devices of this machine that a process does not have, since it lowers on virtual ones, are answered
+for, too: by the virtual ones, so that what is put on them stays where it is.
+
 Only the names that users import are replaced, in `jax`, `jax.extend.backend` and
 `jax.experimental.mesh_utils`; jax itself asks `jax._src.xla_bridge`, and goes on seeing the devices
 that are here. What stands under the public names from `install` on asks each time whom it answers
@@ -213,6 +216,9 @@ def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)  # which says what is wrong with them
         if not answers.concern(given.get("backend")):
             return original(*args, **kwargs)
+        if answers.one.is_attached and name != "default_backend":
+            # As many virtual devices stand in for them, and say what they say.
+            return original(**{key: value for key, value in given.items() if key != "backend"})
         answer: Any
         if name == "local_devices":
             answer = answers.local_devices(given.get("process_index", given.get("host_id")))
@@ -228,8 +234,8 @@ def _default_device(original: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(original)
     def query() -> Any:
         answers = _STATE.answers
-        # Who has chosen a device gets it.
-        if answers is None or jax.config.jax_default_device is not None:
+        # Who has chosen a device gets it. A virtual one says what an attached one says.
+        if answers is None or answers.one.is_attached or jax.config.jax_default_device is not None:
             return original()
         device = answers.devices()[0]
         answers.note(f"extend.backend.{_DEFAULT_DEVICE}", device.device_kind)

@@ -1,7 +1,8 @@
 """What looks like the devices of a target to user code that asks for them (jax).
 
-For ranking by estimate where no compile-only client is installed. The attributes and the order are
-those of the devices that these clients give.
+For ranking by estimate where no compile-only client is installed, and for devices of this machine
+in a process that has none of them. The attributes and the order are those of the devices that these
+clients give.
 """
 
 from __future__ import annotations
@@ -52,11 +53,10 @@ def _tpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
                 id=first + device.id,
                 platform="tpu",
                 device_kind=one.device_kind,
-                process_index=granule * hosts + device.process_index,
+                process_index=0 if one.is_attached else granule * hosts + device.process_index,
                 coords=list(device.coords),
                 core_on_chip=device.core_on_chip,
-                num_cores=cores_of(one),
-                **numbered,
+                **{"num_cores": cores_of(one), **numbered, **dict(one.says)},
             )
             for device in in_slice
         ]
@@ -66,7 +66,7 @@ def _tpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
 def _gpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
     _, hosts, each = map(int, one.topology.split("x"))
     text = read_configuration(one.gpu) if one.gpu in known_configurations() else ""
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = {"device_vendor": "NVIDIA Corporation"}
     for name in ("core_count", "shared_memory_per_block_optin"):
         if stated := re.search(rf"{name}: (\d+)", text):
             known[name] = int(stated[1])
@@ -82,8 +82,7 @@ def _gpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
             slice_index=0,
             partition_index=0,
             fabric_uuid="",
-            device_vendor="NVIDIA Corporation",
-            **known,
+            **{**known, **dict(one.says)},
         )
         for number in range(one.num_devices)
     )

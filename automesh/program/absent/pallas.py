@@ -64,7 +64,8 @@ def _answers(one: AbsentDevices) -> Mapping[str, Callable[..., Any]]:
         "get_device_kind": say(one.device_kind),
         "get_device_platform": say(one.platform),
     }
-    if stated := compute_capability(one.gpu):  # Asked only of GPUs whose kind jax does not know.
+    stated = dict(one.says).get("compute_capability") or compute_capability(one.gpu)
+    if stated:  # Asked only of GPUs whose kind jax does not know.
         answers["_get_device_arch_name"] = say(stated)
     return answers
 

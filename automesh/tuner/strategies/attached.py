@@ -29,7 +29,8 @@ from automesh.tuner.study.metadata import Footer, spent
 from automesh.worker.messages import Surroundings
 from automesh.worker.process import Process
 
-# Of the budget, from its beginning; what is left over goes to the next rung.
+# Of the budget, from its beginning, and of what is left of it when the compiles begin; what is left
+# over goes to the next rung.
 COMPILE_SHARE = 0.4
 MEASURE_S = 40.0  # a race and three fresh processes take as much: not the compiler's
 LEAST_COMPILE_SHARE = 0.25
@@ -59,8 +60,12 @@ class AttachedStrategy(Strategy):
     def climb(self) -> str:
         """See `Strategy`."""
         search, budget_s = self.search, self.search.request.budget_s
-        left = max(LEAST_COMPILE_SHARE, 1 - MEASURE_S / budget_s)
-        self._compile_first(search.started_s + min(COMPILE_SHARE, left) * budget_s)
+        share = min(COMPILE_SHARE, max(LEAST_COMPILE_SHARE, 1 - MEASURE_S / budget_s))
+        end_s, now_s = search.started_s + budget_s, search.clock()
+        # Where a step is slow to build, estimates take more than theirs: then of what they left.
+        self._compile_first(max(end_s - (1 - share) * budget_s, now_s + share * (end_s - now_s)))
+        if not finalists(self._state(self._measured())):
+            self._compile_first(end_s)  # There is nothing else to spend the time on.
         # Another pool: what is measured has the cores and the memory of the machine to itself.
         with search.open_pool(1, self.surroundings) as pool:
             return MeasureRung.of(

@@ -33,12 +33,19 @@ class Compiles:
 
     def __init__(self) -> None:
         self.begun: list[tuple[list[Plan], bool]] = []
+        self.until_s: list[float] = []
 
     def __call__(
-        self, *, choose: Callable[[Any], Sequence[Plan]], is_first: bool = True, **_: Any
+        self,
+        *,
+        choose: Callable[[Any], Sequence[Plan]],
+        deadline_s: float,
+        is_first: bool = True,
+        **_: Any,
     ) -> Any:
         wanted = list(choose({}))
         self.begun.append((wanted, is_first))
+        self.until_s.append(deadline_s)
         return SimpleNamespace(run=lambda: dict.fromkeys(wanted, compiled(0.1)))
 
 
@@ -57,9 +64,15 @@ class Measures:
         return ""
 
 
-def test_what_may_still_win_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first compile of a run must come to its end, or no run ever had a program; another one
-    that takes long would only take the time in which the best are measured."""
+def climbed(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    now_s: float = 0.0,
+    chosen: Callable[..., Sequence[Plan]] = lambda *_, **__: (FIRST,),
+    racing: Callable[..., Sequence[Plan]] = lambda *_: (FIRST,),
+    likely: Sequence[Plan] = (LATER,),
+) -> Compiles:
+    """The compiles of a search of which the time `now_s` has passed before them."""
     begun = Compiles()
     state: Any = SimpleNamespace(top=1, first=(), view=lambda: None)
     state.knowing = lambda *_: state
@@ -69,9 +82,9 @@ def test_what_may_still_win_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
         "state_of": lambda *_, **__: state,
         "player_for": lambda _: None,
         "outcomes_of": lambda *_: {},
-        "to_compile": lambda *_, **__: (FIRST,),
-        "finalists": lambda *_: (FIRST,),
-        "challengers": lambda *_: (LATER,),
+        "to_compile": chosen,
+        "finalists": racing,
+        "challengers": lambda *_: likely,
         "raceable": lambda *_: (),
     }.items():
         monkeypatch.setattr(attached, name, stand_in)
@@ -84,12 +97,41 @@ def test_what_may_still_win_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
         progress=None,
         workers=1,
         started_s=0.0,
-        clock=lambda: 0.0,
+        clock=lambda: now_s,
         outcomes=lambda _: {},
         open_pool=lambda *_: nullcontext(),
     )
     AttachedStrategy(search=search, surroundings=Surroundings(platforms="cpu")).climb()
+    return begun
+
+
+def test_what_may_still_win_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first compile of a run must come to its end, or no run ever had a program; another one
+    that takes long would only take the time in which the best are measured."""
+    begun = climbed(monkeypatch)
     assert begun.begun == [([FIRST], True), ([FIRST, LATER], False)]
+
+
+@pytest.mark.parametrize(("now_s", "until_s"), [(0.0, 240.0), (120.0, 312.0), (500.0, 540.0)])
+def test_compiles_have_their_share_of_what_estimates_left(
+    monkeypatch: pytest.MonkeyPatch, now_s: float, until_s: float
+) -> None:
+    """A step that is slow to build had its first compile after the end of their time, and no
+    second one, while half of the budget was left."""
+    begun = climbed(monkeypatch, now_s=now_s, likely=())
+    assert begun.until_s == [pytest.approx(until_s)]
+
+
+def test_where_nothing_compiled_can_be_measured_the_next_are_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first failed, and the search ended there, with the rest of its budget unspent."""
+    wanted = iter([(FIRST,), (FIRST,), (FIRST, LATER), (FIRST, LATER)])
+    begun = climbed(
+        monkeypatch, chosen=lambda *_, **__: next(wanted), racing=lambda *_: (), likely=()
+    )
+    assert [plans for plans, _ in begun.begun] == [[FIRST], [FIRST, LATER]]
+    assert begun.until_s == [240.0, BUDGET_S]
 
 
 # Whose programs are played.
