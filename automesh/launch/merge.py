@@ -69,6 +69,7 @@ def _slowest(answers: Sequence[VisitAnswer]) -> VisitAnswer:
         samples_s=tuple(max(sample) for sample in zip(*(one.samples_s for one in answers))),
         setup_s=max(one.setup_s for one in answers),
         state_s=max(one.state_s for one in answers),
+        start_s=max(one.start_s for one in answers),
         peak_bytes=max(one.peak_bytes for one in answers),
     )
 

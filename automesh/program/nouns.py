@@ -238,12 +238,14 @@ class VisitAnswer:
         float16 ...
       values: where the arguments came from.
       setup_s: seconds spent before the first sample (build, compile or cache, materialize, warm
-        up).
+        up), without `start_s`.
       state_s: those of them that made the state and warmed up, as every visit does that finds no
         state.
       peak_bytes: measured peak of one device, 0 where the backend does not report it.
       fingerprint: of the program that ran.
       updates: of the arrays that the step carries on, where `losses` were asked for.
+      start_s: what this process has spent once, for its first visit: until jax had its devices, the
+        script was loaded and had built a step for the first time, with all that it imports.
     """
 
     samples_s: tuple[float, ...]
@@ -255,6 +257,7 @@ class VisitAnswer:
     fingerprint: str
     updates: tuple[LeafUpdate, ...] = ()
     state_s: float = 0.0
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from automesh.tuner.measure.statistics import median_interval
 
 MOST_PASSES = 8
 FEWEST_PASSES = 2
-PROCESS_START_S = 4.0
+PROCESS_START_S = 3.0  # until it takes its first job; what comes then is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +77,12 @@ def run_process(
       clock: monotonic seconds.
     """
     course = Course(pool=pool, subject=subject, rules=rules, clock=clock, deadline_s=deadline_s)
-    # A fresh process sets a plan up anew, which no visit of the race did.
-    course.visit_s.update(
-        {entrant.plan: entrant.visit_s + entrant.first.setup_s for entrant in entrants}
-    )
     order = list(entrants)
     random.Random(f"final {number}").shuffle(order)
+    # A fresh process sets a plan up anew, which no visit of the race did, and starts before that.
+    for entrant in order:
+        start_s = start_s_of(order) if entrant is order[0] else 0.0
+        course.visit_s[entrant.plan] = start_s + entrant.first.setup_s + entrant.visit_s
     passes = passes_of(entrants, passes)
     logs: dict[Plan, list[float]] = {one.plan: [] for one in order}
     failures: dict[Plan, Failure] = {}
@@ -122,9 +122,14 @@ def passes_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> int:
       most: for which there is time.
     """
     pass_s = sum(max(entrant.visit_s, entrant.state_s) for entrant in entrants)
-    start_s = PROCESS_START_S + sum(entrant.first.setup_s for entrant in entrants)
+    start_s = start_s_of(entrants) + sum(entrant.first.setup_s for entrant in entrants)
     passes = 2 * max(1, round(start_s / max(2 * pass_s, 1e-9)))
     return 1 if 2 * pass_s > 3 * start_s else min(most, passes)
+
+
+def start_s_of(entrants: Sequence[Calibration]) -> float:
+    """What a process needs before it sets up its first plan."""
+    return PROCESS_START_S + max((entrant.first.start_s for entrant in entrants), default=0.0)
 
 
 def process_s_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> float:
@@ -134,7 +139,7 @@ def process_s_of(entrants: Sequence[Calibration], most: int = MOST_PASSES) -> fl
       most: passes that there is time for.
     """
     passes = passes_of(entrants, most)
-    return PROCESS_START_S + sum(
+    return start_s_of(entrants) + sum(
         entrant.first.setup_s - entrant.state_s + passes * entrant.whole_s for entrant in entrants
     )
 

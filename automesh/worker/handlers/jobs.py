@@ -104,6 +104,7 @@ class _Memory:
       domains: per script, axes, axis types and mapping, what the values of each leaf may be.
       programs: per script, axes, knobs and devices, what its lowerings have in common.
       kept: the states of plans that are visited in turns; all other arrays are freed with a job.
+      start_s: see `VisitAnswer`; 0 before the first visit.
     """
 
     scripts: Scripts = field(default_factory=Scripts)
@@ -111,6 +112,7 @@ class _Memory:
     domains: dict[Any, tuple[Domain, ...]] = field(default_factory=dict[Any, tuple[Domain, ...]])
     programs: dict[Any, Propagations] = field(default_factory=dict[Any, Propagations])
     kept: Kept = field(default_factory=Kept)
+    start_s: float = 0.0
 
 
 _MEMORY = _Memory()
@@ -384,7 +386,10 @@ def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
     key, kept = _key(job), _MEMORY.kept
     if not job.keep and not kept.has(key):
         kept.clear()
+    started_s = _MEMORY.start_s
     ready = _ready(job, stages)
+    # An earlier job may have loaded the script.
+    since_s = min(since_s + _MEMORY.start_s - started_s, perf_counter())
     if not kept.has(key):
         team.gather("program")  # Compiling takes them longer or shorter.
         stages.enter("materialize")
@@ -412,6 +417,7 @@ def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
         peak_bytes=seen.peak_bytes,
         fingerprint=ready.fingerprint,
         updates=seen.updates,
+        start_s=_MEMORY.start_s,
     )
 
 
@@ -448,7 +454,10 @@ def _make_room() -> None:
 def _prepared(job: VisitJob, stages: Stages) -> Ready:
     script = _MEMORY.scripts.load(job.step.entry, stages)
     stages.enter("build")
+    begun_s = perf_counter()
     built = build_plan(job, job.plan, script)
+    if not _MEMORY.start_s:
+        _MEMORY.start_s = _MEMORY.scripts.took_s + perf_counter() - begun_s
     stages.enter("lower")
     program = lower_any(built)
     fingerprint = program.fingerprint(job.plan.compiler_options)

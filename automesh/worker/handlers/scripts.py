@@ -74,9 +74,14 @@ class Script:
 
 @dataclass(slots=True)
 class Scripts:
-    """The scripts that a worker has loaded, by what the user pointed at."""
+    """The scripts that a worker has loaded, by what the user pointed at.
+
+    Attributes:
+      took_s: to load them, the start of jax included.
+    """
 
     loaded: dict[Entry, Script] = field(default_factory=dict[Entry, Script])
+    took_s: float = 0.0
 
     def load(
         self,
@@ -103,6 +108,7 @@ class Scripts:
                 return known
             _forget(self.loaded.pop(entry))
         before, said = set(sys.modules), list[str]()
+        begun_s = perf_counter()
         try:
             build = load_entry(entry)
             said += hold_device_count()
@@ -119,6 +125,7 @@ class Scripts:
         except UsageError:
             stages.enter("load")  # The script's fault, not jax's.
             raise
+        self.took_s += perf_counter() - begun_s
         self.loaded[entry] = script = Script(
             build=build,
             notices=tuple(said),

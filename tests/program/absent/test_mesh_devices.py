@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend import backend as extended
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.hardware.absent import AbsentDevices
-from automesh.hardware.compilers import absent_devices_of
+from automesh.hardware.chips import chip_for
+from automesh.hardware.compilers import absent_devices_of, attached_devices_of
+from automesh.hardware.fabric.fabric import Fabric
 from automesh.hardware.targets import parse_target
 from automesh.program.absent.device_queries import answering, attached
 from automesh.program.absent.fake_devices import fake_devices
@@ -79,3 +82,60 @@ def test_a_kernel_chosen_by_the_mesh_is_the_targets() -> None:
         assert jax.eval_shape(step, jnp.ones(4)).dtype == jnp.bfloat16
     assert [text.partition(" in ")[0] for text in answers.asked] == ["device.platform"]
     assert jax.eval_shape(lambda x: step(x), jnp.ones(4)).dtype == jnp.float32
+
+
+# Accelerators of this machine, in a process that lowers on virtual devices.
+
+CARD = attached_devices_of(
+    Fabric(
+        kind="switch",
+        chip=chip_for("NVIDIA L4", "gpu"),
+        num_granules=1,
+        granule_devices=16,
+    ),
+    device_kind="NVIDIA L4",
+    memory_bytes=22 * 2**30,
+    says=(("compute_capability", "8.9"), ("core_count", 58)),
+)
+SLICE = attached_devices_of(
+    Fabric(
+        kind="torus",
+        chip=chip_for("TPU v5 lite", "tpu"),
+        num_granules=1,
+        granule_devices=16,
+        torus=(4, 4),
+        wraps=(False, False),
+    ),
+    device_kind="TPU v5 lite",
+    memory_bytes=15 * 2**30,
+    says=(),
+)
+
+
+def test_virtual_devices_speak_for_attached_ones() -> None:
+    """An estimate of a step whose kernels are chosen by the device took those for CPUs, or failed:
+    for absent devices it was told of them, for attached ones not."""
+    with answered(CARD) as answers:
+        first = mesh().devices.flat[0]
+        assert (first.platform, first.device_kind) == ("gpu", "NVIDIA L4")
+        # No configuration of this kind is shipped: it is what the device itself has said.
+        assert (first.compute_capability, first.core_count) == ("8.9", 58)
+        assert first.memory_stats()["bytes_limit"] == 22 * 2**30
+        assert (jax.default_backend(), jax.device_count()) == ("gpu", 16)
+        assert extended.get_default_device().compute_capability == "8.9"
+    assert any("compute_capability" in text for text in answers.asked)
+    with answered(SLICE):
+        last = mesh().devices.flat[15]
+        assert (last.platform, list(last.coords)[:2], last.process_index) == ("tpu", [3, 3], 0)
+
+
+@pytest.mark.parametrize("one", [CARD, SLICE])
+def test_what_is_put_on_attached_devices_lands_on_virtual_ones(one: AbsentDevices) -> None:
+    """A script may make its own mesh of `jax.devices()`, and arrays on it, as it could before."""
+    with answered(one):
+        for found in (jax.devices(), jax.devices(one.platform), jax.local_devices()):
+            assert [type(device) for device in found] == [type(attached()[0])] * 16
+        rows = NamedSharding(Mesh(np.array(jax.devices()), ("dp",)), PartitionSpec("dp"))
+        x = jax.device_put(jnp.ones((16, 4)), rows)
+        assert float(jax.jit(jnp.sum)(x)) == 64
+        assert jax.device_put(jnp.ones(8), jax.devices()[3]).devices() == {attached()[3]}

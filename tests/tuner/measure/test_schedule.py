@@ -67,6 +67,7 @@ class FakePool:
       overhead_s: what each sample costs beyond its steps.
       setup_s: what each visit costs before its first sample: its state.
       compile_s: what comes on top at the first visit in a process.
+      load_s: what a process needs once before that, for the script and what it imports.
       script: failures or odd answers by plan and number of the visit to it, from 0.
       hangs: visits by plan and number that end only with their timeout.
       slowness: what all steps take at a time on the clock, relative.
@@ -78,6 +79,7 @@ class FakePool:
     overhead_s: float = 0.0
     setup_s: float = 0.1
     compile_s: float = 2.0
+    load_s: float = 0.0
     noise: float = 0.005
     script: dict[tuple[Plan, int], Failure | VisitAnswer] = field(default_factory=dict)
     hangs: set[tuple[Plan, int]] = field(default_factory=set)
@@ -108,8 +110,12 @@ class FakePool:
             self.kept.clear()
         setup_s = 0.0 if is_kept else self.setup_s
         setup_s += 0.0 if job.plan in self.built else self.compile_s
+        load_s = 0.0 if self.built else self.load_s
+        if load_s > timeout_s:
+            self.now_s += timeout_s
+            return TimedOut(stage="build", limit_s=timeout_s)
         self.built.add(job.plan)
-        self.now_s += setup_s
+        self.now_s += load_s + setup_s
         if len(self.kept | {job.plan}) > self.most_kept:
             return NO_MEMORY
         (self.kept.add if job.keep else self.kept.discard)(job.plan)
@@ -128,6 +134,7 @@ class FakePool:
             values="synthetic",
             setup_s=setup_s,
             state_s=0.0 if is_kept else self.setup_s,
+            start_s=self.load_s,
             peak_bytes=0,
             fingerprint=self.fingerprint,
         )

@@ -104,6 +104,25 @@ def test_the_plan_visited_longest_ago_makes_room_for_the_next(worker, monkeypatc
     assert adamw.visit("dp:8").losses == first["dp:8"]
 
 
+def test_what_a_process_spends_once_is_told_apart_from_what_a_plan_takes(written, monkeypatch):
+    """A fresh process loads the script anew, while a plan that comes later finds it loaded."""
+    monkeypatch.setattr(jobs, "_MEMORY", jobs._Memory())
+    slow = written("""
+import time
+
+time.sleep(0.5)
+
+def build(mesh):
+    return jax.jit(lambda w, x: (x @ w).sum()), (struct(mesh, (16, 16)), struct(mesh, (8, 16)))
+""")
+    begun_s = time.perf_counter()
+    first = slow.visit("dp:2")
+    took_s = time.perf_counter() - begun_s
+    assert first.start_s >= 0.5
+    assert first.setup_s + first.start_s <= took_s
+    assert slow.visit("dp:4").start_s == first.start_s
+
+
 def test_compile_reads_memory_and_counts(worker):
     adamw = worker("adamw")
     one, data, both = (adamw.compile(mesh) for mesh in MESHES)
