@@ -10,6 +10,9 @@ are left out, unless they are asked for (`--inexact`), and never counted with th
 that the installed compiler refuses are left out, and named. Beside them (`tpu_memory.json`) stand
 configurations of which MaxText's own history says whether they fit.
 
+A run whose own jax automesh takes is predicted with its own versions, in an environment of theirs
+(`--kept benchmarks/data/recipes_own_versions.jsonl`): these lines stand for it in the figures.
+
 `--others` searches the shipped axes for each record instead, at its model, batch, remat and slice,
 and prints the published mesh, as it was predicted, beside the best that is found.
 
@@ -44,6 +47,7 @@ from benchmarks.support.paths import DATA
 RECIPES = DATA / "tpu_recipes.json"
 MEMORY = DATA / "tpu_memory.json"
 PREDICTED = DATA / "recipes.jsonl"
+OWN_VERSIONS = DATA / "recipes_own_versions.jsonl"
 OTHERS = DATA / "recipes_others.jsonl"
 _TOP = 4  # plans that are compiled in a search of other meshes
 
@@ -110,6 +114,7 @@ def main(
     try:
         records = _all_records(recipes or [RECIPES, MEMORY])
         lines = Kept.open(path)
+        own = {} if kept or others else Kept.open(OWN_VERSIONS).lines
         if not summary:
             installed = find_installed()
             chosen = sort_out(records, installed, inexact=inexact)
@@ -130,14 +135,15 @@ def main(
                 print("\n".join(told.left_out(chosen.left_out)))
     except AutomeshError as error:
         raise SystemExit(f"error: {error}") from None
+    found = lines.lines | own
     rows = [
         told.Row(
             record=record,
             time=measured_time(record, gpt_sizes(record)),
-            prediction=lines.lines[record.id],
+            prediction=found[record.id],
         )
         for record in cheapest_first(records)
-        if record.id in lines.lines
+        if record.id in found
     ]
     if others:
         print("\n".join(told.beside(rows, Kept.open(PREDICTED).lines)))

@@ -14,9 +14,10 @@ import pytest
 from automesh.errors import UsageError
 from automesh.hardware import parse_target
 from automesh.space.spec import read_space
+from automesh.units import format_seconds
 from benchmarks.recipes import command, probe, summary
-from benchmarks.recipes.arguments import RENAMED, arguments_of, gpt_sizes
-from benchmarks.recipes.command import MEMORY, PREDICTED, RECIPES, sort_out
+from benchmarks.recipes.arguments import MENDED, RENAMED, arguments_of, gpt_sizes
+from benchmarks.recipes.command import MEMORY, OWN_VERSIONS, PREDICTED, RECIPES, sort_out
 from benchmarks.recipes.installed import Installed, read_installed
 from benchmarks.recipes.kept import Kept
 from benchmarks.recipes.options import SETS, options_of
@@ -541,6 +542,31 @@ def test_what_is_kept_in_the_repository_is_of_records_that_are_there() -> None:
         assert one.digest == one.asked.digest
         assert one.asked.target == records[one.asked.id].target
         assert one.asked.mesh == records[one.asked.id].mesh.text
+
+
+def test_what_mends_a_configuration_is_what_maxtext_says_of_it() -> None:
+    """Nothing is added to a published run but what its own script has gained since."""
+    (fact,) = (one for one in FACTS.records if one.id == "maxtext_memory/22b-tiled")
+    for model, flags in MENDED.items():
+        runs = [one for one in PUBLISHED.records if one.model == model]
+        assert len(runs) == 8 and flags.items() <= fact.flags.items()
+        for one in runs:
+            assert one.mesh.ici == fact.mesh.ici and one.chip == fact.chip
+            keys = INSTALLED.keys | {"vocab_size", *flags}
+            found = arguments_of(one, keys, frozenset())
+            assert {f"{key}={value}" for key, value in flags.items()} <= {*found.words}
+            assert any("num_vocab_tiling=8 is added" in remark for remark in found.remarks)
+
+
+def test_runs_predicted_with_their_own_versions_stand_for_themselves(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (own,) = Kept.open(OWN_VERSIONS).lines.values()
+    published = BY_ID[own.asked.id]
+    assert own.asked.versions["jax"] in (published.jax or "") and own.found.kind == "predicted"
+    command.main(summary=True)
+    told = capsys.readouterr().out
+    assert f"predicted {format_seconds(own.found.step_s)}" in told.partition(own.asked.id)[2]
 
 
 def test_what_did_not_fit_stands_beside_what_mended_it() -> None:
