@@ -27,8 +27,8 @@ class AbsentDevices:
       host: TPU: chips of one host along each of three dimensions; empty for GPUs.
       gpu: name of the target configuration in `data/gpus/`; empty for TPUs, and for GPUs that none
         is shipped for: those cannot be compiled for.
-      memory_bytes: GPU: of one device, since its compiler never says that a program does not fit;
-        0 for TPUs, whose compiler does.
+      memory_bytes: of one device: of a GPU, since its compiler never says that a program does not
+        fit, and of what is attached; 0 for other TPUs, whose compiler does.
       is_attached: this machine has them, but not the process that is told of them, which lowers on
         virtual devices: these stay what user code gets, and speak for them.
       says: what devices that are attached say of themselves, by attribute; see `Device.says`.

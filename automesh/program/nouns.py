@@ -43,7 +43,7 @@ class StepRef:
     Attributes:
       axis_types: of the mesh that `build` gets, as the inspection reported them; empty: as usual.
       facts: of the workload, as the inspection reported them: a mesh must not change them.
-      absent: the devices that user code is told of, if they are not here.
+      absent: the devices that user code is told of, if the process that runs it has others.
     """
 
     entry: Entry

@@ -57,9 +57,9 @@ GPT_DEFAULTS = {
     "attention": "flash",
     "dropout_rate": "0.0",
 }
-# Of these tables, by model: what MaxText's own script for it has gained since, without which today's
-# code needs more memory than there is: the vocabulary in eight parts (AI-Hypercomputer/maxtext,
-# `src/maxtext/configs/tpu/v4/22b.sh` at 0ad8d3f, pull request 4081 of June 2026).
+# Of these tables, by model: what MaxText's own script for it has gained since. Without it, its code
+# needs more memory today than there is. The vocabulary in eight parts: AI-Hypercomputer/maxtext,
+# `src/maxtext/configs/tpu/v4/22b.sh` at 0ad8d3f, pull request 4081 of June 2026.
 MENDED = {"maxtext-gpt-22b": {"num_vocab_tiling": "8"}}
 
 

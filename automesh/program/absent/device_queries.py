@@ -218,7 +218,10 @@ def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         if answers.one.is_attached and name != "default_backend":
             # As many virtual devices stand in for them, and say what they say.
-            return original(**{key: value for key, value in given.items() if key != "backend"})
+            found = original(**{key: value for key, value in given.items() if key != "backend"})
+            kind = answers.one.device_kind
+            answers.note(asked, f"{len(found)} x {kind}" if "devices" in name else found)
+            return found
         answer: Any
         if name == "local_devices":
             answer = answers.local_devices(given.get("process_index", given.get("host_id")))

@@ -45,9 +45,10 @@ def _tpus(one: AbsentDevices) -> tuple[FakeDevice, ...]:
     in_slice = layout.fake_devices(one.device_kind, one.torus, one.devices_per_chip, host=one.host)
     found: list[FakeDevice] = []
     for granule in range(one.num_granules):
-        # A single slice has no number.
-        numbered = {"slice_index": granule} if one.num_granules > 1 else {}
-        first = _SLICE_IDS * (granule + 1) if numbered else 0
+        # A single slice that is not here has no number.
+        is_numbered = one.num_granules > 1 or one.is_attached
+        numbered = {"slice_index": granule} if is_numbered else {}
+        first = _SLICE_IDS * (granule + 1) if one.num_granules > 1 else 0
         found += [
             FakeDevice(
                 id=first + device.id,

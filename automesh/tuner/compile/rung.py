@@ -154,11 +154,11 @@ class CompileRung:
             impatient = late_s > self.grace_s and not (self.is_first and self._awaits())
             if late_s > 0 and self._started and (not self._running or impatient):
                 break
+            if late_s > self.grace_s and not self._running:
+                break  # What is left is in the hands of others on this storage.
             if late_s <= 0 or not self._started:
                 self._lead()
                 self._start()
-            if late_s > self.grace_s and not self._running:
-                break  # What is left is in the hands of others on this storage.
             self.search.study.heartbeat()
             if not self._running:
                 time.sleep(POLL_S)  # others on this storage compile what is left

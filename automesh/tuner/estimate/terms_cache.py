@@ -24,12 +24,17 @@ _FORMAT = 10  # to be raised when the terms of an unchanged step change
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A propagation with what it was made for: what one file of the folder holds."""
+    """A propagation with what it was made for: what one file of the folder holds.
+
+    Attributes:
+      form: of the terms, see `_FORMAT`; 0 before it was written down.
+    """
 
     source_hash: str
     versions: tuple[tuple[str, str], ...]
     job: PropagateJob
     propagation: Propagation
+    form: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +75,8 @@ class TermsCache:
         """Everything that was kept for this script and these versions."""
         files = sorted(self.folder.glob("*.json")) if self.folder is not None else []
         found = [kept for kept in map(self._read, files) if kept is not None]
-        mine = (self.source_hash, self.versions)
-        return tuple(kept for kept in found if (kept.source_hash, kept.versions) == mine)
+        mine = (_FORMAT, self.source_hash, self.versions)
+        return tuple(kept for kept in found if (kept.form, kept.source_hash, kept.versions) == mine)
 
     def keep(self, job: PropagateJob, propagation: Propagation) -> None:
         """Keeps the answer to a job, whole or not at all.
@@ -89,6 +94,7 @@ class TermsCache:
             versions=self.versions,
             job=_masked(job),
             propagation=propagation,
+            form=_FORMAT,
         )
         # Without waiting for the disk: there are hundreds, and what is lost is made again.
         write_whole(path, to_text(kept, Kept), lasting=False)

@@ -77,12 +77,13 @@ def run_process(
       clock: monotonic seconds.
     """
     course = Course(pool=pool, subject=subject, rules=rules, clock=clock, deadline_s=deadline_s)
+    # A fresh process sets a plan up anew, which no visit of the race did.
+    course.visit_s.update(
+        {entrant.plan: entrant.visit_s + entrant.first.setup_s for entrant in entrants}
+    )
+    course.start_s = start_s_of(entrants)
     order = list(entrants)
     random.Random(f"final {number}").shuffle(order)
-    # A fresh process sets a plan up anew, which no visit of the race did, and starts before that.
-    for entrant in order:
-        start_s = start_s_of(order) if entrant is order[0] else 0.0
-        course.visit_s[entrant.plan] = start_s + entrant.first.setup_s + entrant.visit_s
     passes = passes_of(entrants, passes)
     logs: dict[Plan, list[float]] = {one.plan: [] for one in order}
     failures: dict[Plan, Failure] = {}

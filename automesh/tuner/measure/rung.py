@@ -259,8 +259,7 @@ class MeasureRung:
             rules=self.visits.rules,
             number=len(final.rows),
             passes=passes,
-            # As `has_time_for` has it: what is begun while there is no rule may be late.
-            deadline_s=self.search.end_s if final.exported() else self.time_left.last_s,
+            deadline_s=self.search.end_s,
             clock=self.search.clock,
         )
         for plan, value_s in ran.seconds:

@@ -257,6 +257,7 @@ class Course:
     Attributes:
       deadline_s: when to stop, on `clock`.
       visit_s: seconds that the next visit to each plan should take.
+      start_s: what the process needs before its first visit; 0 once that was made.
       is_apart: True once plans failed side by side: whose fault it is, is only seen one by one.
     """
 
@@ -266,6 +267,7 @@ class Course:
     clock: Callable[[], float]
     deadline_s: float
     visit_s: dict[Plan, float] = field(default_factory=dict[Plan, float])
+    start_s: float = 0.0
     is_apart: bool = False
 
     def fits(self, plans: Sequence[Plan]) -> bool:
@@ -274,7 +276,8 @@ class Course:
 
     def has_time_for(self, plans: Sequence[Plan]) -> bool:
         """Whether visits to all of them should end before the deadline."""
-        return self.clock() + sum(self.visit_s[plan] for plan in plans) <= self.deadline_s
+        visits_s = sum(self.visit_s[plan] for plan in plans)
+        return self.clock() + self.start_s + visits_s <= self.deadline_s
 
     def value_of(self, calibration: Calibration) -> float | Failure | None:
         """Visits a plan: the median of its samples, seconds per step; None past the deadline.
@@ -378,9 +381,10 @@ class Course:
         plan = calibration.plan
         started_s = self.clock()
         # A visit that was slow for once may overrun the deadline a little; a hanging one may not.
-        patience_s = max(self.deadline_s - started_s, _PATIENCE * self.visit_s[plan])
-        limit_s = min(self.rules.timeout_s, patience_s)
+        usual_s = self.start_s + _PATIENCE * self.visit_s[plan]
+        limit_s = min(self.rules.timeout_s, max(self.deadline_s - started_s, usual_s))
         answer = make(self.pool, job, limit_s)
+        self.start_s = 0.0
         if isinstance(answer, TimedOut) and limit_s < self.rules.timeout_s:
             return None
         if not isinstance(answer, VisitAnswer):

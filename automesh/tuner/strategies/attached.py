@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Outcome
+from automesh.outcomes import Compiled, Outcome
 from automesh.report.result import SearchResult
 from automesh.tuner.choose.finalists import (
     COMPILES_PER_FINALIST,
@@ -29,8 +29,7 @@ from automesh.tuner.study.metadata import Footer, spent
 from automesh.worker.messages import Surroundings
 from automesh.worker.process import Process
 
-# Of the budget, from its beginning, and of what is left of it when the compiles begin; what is left
-# over goes to the next rung.
+# Of what is left of the budget when the compiles begin; what is left over goes to the next rung.
 COMPILE_SHARE = 0.4
 MEASURE_S = 40.0  # a race and three fresh processes take as much: not the compiler's
 LEAST_COMPILE_SHARE = 0.25
@@ -59,13 +58,14 @@ class AttachedStrategy(Strategy):
 
     def climb(self) -> str:
         """See `Strategy`."""
-        search, budget_s = self.search, self.search.request.budget_s
-        share = min(COMPILE_SHARE, max(LEAST_COMPILE_SHARE, 1 - MEASURE_S / budget_s))
-        end_s, now_s = search.started_s + budget_s, search.clock()
-        # Where a step is slow to build, estimates take more than theirs: then of what they left.
-        self._compile_first(max(end_s - (1 - share) * budget_s, now_s + share * (end_s - now_s)))
-        if not finalists(self._state(self._measured())):
-            self._compile_first(end_s)  # There is nothing else to spend the time on.
+        search = self.search
+        now_s = search.clock()
+        left_s = max(search.end_s - now_s, 1e-9)
+        share = min(COMPILE_SHARE, max(LEAST_COMPILE_SHARE, 1 - MEASURE_S / left_s))
+        self._compile_first(now_s + share * left_s)
+        if not finalists(self._state(self._measured())) and search.clock() < search.end_s:
+            # There is nothing else to spend the time on.
+            self._compile_first(search.end_s, is_one_enough=True)
         # Another pool: what is measured has the cores and the memory of the machine to itself.
         with search.open_pool(1, self.surroundings) as pool:
             return MeasureRung.of(
@@ -83,18 +83,23 @@ class AttachedStrategy(Strategy):
     def _state(self, measured: Mapping[Plan, Outcome]) -> SearchState:
         return self._start.knowing(self._compiled, measured)
 
-    def _compile_first(self, deadline_s: float) -> None:
-        """Compiles the most promising plans until there are enough programs for a race."""
+    def _compile_first(self, deadline_s: float, *, is_one_enough: bool = False) -> None:
+        """Compiles the most promising plans until there are enough programs for a race.
+
+        Args:
+          is_one_enough: stop at the first program that can be measured.
+        """
         search, top, measured = self.search, self._start.top, self._measured()
         self._compiled |= search.outcomes(search.study.compile)
-        wanted = COMPILES_PER_FINALIST * top
+        wanted, count = COMPILES_PER_FINALIST * top, 0
         while True:
             chosen = to_compile(self._state(measured), wanted=wanted)
-            is_all = len(chosen) == len(self._wanted)
-            self._compile(chosen, deadline_s)
+            is_all, count = len(chosen) == count, len(chosen)
+            self._compile(chosen, deadline_s, is_one_enough=is_one_enough)
             racing = finalists(self._state(measured))
             others = [plan for plan in racing if plan not in self._start.first]
-            if is_all or search.clock() >= deadline_s or len(others) >= top:
+            is_enough = len(others) >= top or (is_one_enough and bool(racing))
+            if is_all or search.clock() >= deadline_s or is_enough:
                 return
             wanted += top
 
@@ -106,26 +111,34 @@ class AttachedStrategy(Strategy):
             self._compile([*self._wanted, *likely], now_s + (until_s - now_s) / 2)
         return raceable(self._state(measured), likely)
 
-    def _compile(self, plans: Sequence[Plan], deadline_s: float) -> None:
+    def _compile(
+        self, plans: Sequence[Plan], deadline_s: float, *, is_one_enough: bool = False
+    ) -> None:
         search = self.search
         self._wanted = list(dict.fromkeys(plans))
         if all(plan in self._compiled for plan in self._wanted):
             return
         state = self._state(self._measured())
         view = state.view()
+        judged = search.preparation.device_memory.judged
+
+        def choose(done: Mapping[Plan, Outcome]) -> Sequence[Plan]:
+            if is_one_enough and any(isinstance(judged(one), Compiled) for one in done.values()):
+                return [plan for plan in self._wanted if plan in done]
+            return self._wanted
+
         with search.open_pool(search.workers, self.surroundings) as pool:
             done = CompileRung(
                 search=search,
                 rung=search.study.compile,
                 compiling=CompilingHere(preparation=search.preparation, player=self._player),
                 pool=pool,
-                choose=lambda _: self._wanted,
+                choose=choose,
                 order=lambda plans, done: state.knowing(done, {}).order(plans, view),
                 deadline_s=deadline_s,
                 is_first=not self._has_compiled,
             ).run()
         self._has_compiled |= any(plan not in self._compiled for plan in done)
-        judged = search.preparation.device_memory.judged
         self._compiled |= {plan: judged(one) for plan, one in done.items()}
 
     def footer(self, result: SearchResult, ending: str, *, interrupted: bool) -> Footer:

@@ -72,6 +72,7 @@ from automesh.worker.handlers.scripts import (
     told_of,
 )
 from automesh.worker.handlers.stages import Emit, Stages
+from automesh.worker.handlers.told import told_or_not
 from automesh.worker.messages import (
     ArraysJob,
     BuildJob,
@@ -104,7 +105,7 @@ class _Memory:
       domains: per script, axes, axis types and mapping, what the values of each leaf may be.
       programs: per script, axes, knobs and devices, what its lowerings have in common.
       kept: the states of plans that are visited in turns; all other arrays are freed with a job.
-      start_s: see `VisitAnswer`; 0 before the first visit.
+      first_build_s: what the first `build` of a visit took, with all that it imports.
     """
 
     scripts: Scripts = field(default_factory=Scripts)
@@ -112,7 +113,12 @@ class _Memory:
     domains: dict[Any, tuple[Domain, ...]] = field(default_factory=dict[Any, tuple[Domain, ...]])
     programs: dict[Any, Propagations] = field(default_factory=dict[Any, Propagations])
     kept: Kept = field(default_factory=Kept)
-    start_s: float = 0.0
+    first_build_s: float = 0.0
+
+    @property
+    def start_s(self) -> float:
+        """See `VisitAnswer`."""
+        return self.scripts.took_s + self.first_build_s
 
 
 _MEMORY = _Memory()
@@ -176,9 +182,10 @@ def _look(
         case SummarizeJob():
             return _summarize(job, stages)
         case BuildJob():
-            return _build(job, stages)
+            return told_or_not(job, lambda job: _build(job, stages))[0]
         case PropagateJob():
-            return _propagate(job, stages, emit)
+            found, why = told_or_not(job, lambda job: _propagate(job, stages, emit))
+            return replace(found, notes=(*found.notes, why)) if why else found
 
 
 def _inspect(job: InspectJob, stages: Stages) -> Inspection:
@@ -388,8 +395,7 @@ def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
         kept.clear()
     started_s = _MEMORY.start_s
     ready = _ready(job, stages)
-    # An earlier job may have loaded the script.
-    since_s = min(since_s + _MEMORY.start_s - started_s, perf_counter())
+    since_s += _MEMORY.start_s - started_s
     if not kept.has(key):
         team.gather("program")  # Compiling takes them longer or shorter.
         stages.enter("materialize")
@@ -456,8 +462,8 @@ def _prepared(job: VisitJob, stages: Stages) -> Ready:
     stages.enter("build")
     begun_s = perf_counter()
     built = build_plan(job, job.plan, script)
-    if not _MEMORY.start_s:
-        _MEMORY.start_s = _MEMORY.scripts.took_s + perf_counter() - begun_s
+    if not _MEMORY.first_build_s:
+        _MEMORY.first_build_s = perf_counter() - begun_s
     stages.enter("lower")
     program = lower_any(built)
     fingerprint = program.fingerprint(job.plan.compiler_options)

@@ -58,7 +58,7 @@ class Script:
     """A script that is loaded.
 
     Attributes:
-      absent: the devices that it was told of, if they are not here.
+      absent: the devices that it was told of, if this process has others.
       asked: what it asked about them while it was loaded, in words.
       modules: names of the user's modules that came with it.
       notices: what the user should know of it.
@@ -96,7 +96,8 @@ class Scripts:
         modules beside it.
 
         Args:
-          one: the devices that it is told of, if they are not here; `answers` are then in force.
+          one: the devices that it is told of, if this process has others; `answers` are then in
+            force.
 
         Raises:
           OutcomeError: jax cannot start.

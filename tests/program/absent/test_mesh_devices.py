@@ -132,10 +132,12 @@ def test_virtual_devices_speak_for_attached_ones() -> None:
 @pytest.mark.parametrize("one", [CARD, SLICE])
 def test_what_is_put_on_attached_devices_lands_on_virtual_ones(one: AbsentDevices) -> None:
     """A script may make its own mesh of `jax.devices()`, and arrays on it, as it could before."""
-    with answered(one):
+    with answered(one) as answers:
         for found in (jax.devices(), jax.devices(one.platform), jax.local_devices()):
             assert [type(device) for device in found] == [type(attached()[0])] * 16
         rows = NamedSharding(Mesh(np.array(jax.devices()), ("dp",)), PartitionSpec("dp"))
         x = jax.device_put(jnp.ones((16, 4)), rows)
         assert float(jax.jit(jnp.sum)(x)) == 64
         assert jax.device_put(jnp.ones(8), jax.devices()[3]).devices() == {attached()[3]}
+    # Or terms would be taken for those of any number of devices of the platform.
+    assert any(text.endswith(f": 16 x {one.device_kind}") for text in answers.asked)

@@ -121,10 +121,3 @@ def test_a_program_is_not_waited_for_whose_compile_has_failed() -> None:
 )
 def test_what_is_waited_for(seconds: float, is_first: bool, expected: tuple[float, int]) -> None:
     assert ended_s(seconds, is_first=is_first) == expected
-
-
-def test_the_first_is_begun_however_late_it_is() -> None:
-    """Where estimates had taken more than their time, nothing was compiled at all."""
-    clock = Clock(now_s=500.0)
-    rung = rung_of(clock, Slow(clock=clock, seconds=20.0), Memory(), is_first=True)
-    assert len(rung.run()) == 1

@@ -14,6 +14,7 @@ from automesh.hardware import Target
 from automesh.hardware.chips import chip_called
 from automesh.hardware.fabric.fabric import Fabric, Layouts
 from automesh.mesh.axes import Plan, parse_mesh
+from automesh.outcomes import Compiled, Failed, Outcome
 from automesh.program.nouns import Device
 from automesh.tuner import run
 from automesh.tuner.compile.memory_limit import NO_LIMIT
@@ -68,12 +69,14 @@ def climbed(
     monkeypatch: pytest.MonkeyPatch,
     *,
     now_s: float = 0.0,
+    clock: Callable[[], float] | None = None,
+    rung: Compiles | None = None,
     chosen: Callable[..., Sequence[Plan]] = lambda *_, **__: (FIRST,),
     racing: Callable[..., Sequence[Plan]] = lambda *_: (FIRST,),
     likely: Sequence[Plan] = (LATER,),
 ) -> Compiles:
     """The compiles of a search of which the time `now_s` has passed before them."""
-    begun = Compiles()
+    begun = rung or Compiles()
     state: Any = SimpleNamespace(top=1, first=(), view=lambda: None)
     state.knowing = lambda *_: state
     for name, stand_in in {
@@ -97,7 +100,8 @@ def climbed(
         progress=None,
         workers=1,
         started_s=0.0,
-        clock=lambda: now_s,
+        end_s=BUDGET_S,
+        clock=clock or (lambda: now_s),
         outcomes=lambda _: {},
         open_pool=lambda *_: nullcontext(),
     )
@@ -112,7 +116,10 @@ def test_what_may_still_win_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
     assert begun.begun == [([FIRST], True), ([FIRST, LATER], False)]
 
 
-@pytest.mark.parametrize(("now_s", "until_s"), [(0.0, 240.0), (120.0, 312.0), (500.0, 540.0)])
+@pytest.mark.parametrize(
+    ("now_s", "until_s"),
+    [(0.0, 240.0), (120.0, 312.0), (540.0, 560.0), (580.0, 585.0), (650.0, 650.0)],
+)
 def test_compiles_have_their_share_of_what_estimates_left(
     monkeypatch: pytest.MonkeyPatch, now_s: float, until_s: float
 ) -> None:
@@ -122,16 +129,53 @@ def test_compiles_have_their_share_of_what_estimates_left(
     assert begun.until_s == [pytest.approx(until_s)]
 
 
+MANY = [Plan(axes=parse_mesh(f"dp:{2**power}")) for power in range(12)]
+
+
+@pytest.mark.parametrize(("works", "count"), [(0, 3), (4, 5), (8, 9), (11, 12), (12, 12)])
 def test_where_nothing_compiled_can_be_measured_the_next_are_compiled(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, works: int, count: int
 ) -> None:
-    """The first failed, and the search ended there, with the rest of its budget unspent."""
-    wanted = iter([(FIRST,), (FIRST,), (FIRST, LATER), (FIRST, LATER)])
-    begun = climbed(
-        monkeypatch, chosen=lambda *_, **__: next(wanted), racing=lambda *_: (), likely=()
+    """The first failed, and the search ended there, with the rest of its budget unspent. Once there
+    is one that can be measured, the time is for measuring it.
+
+    A compile takes 40 s of 600; only that of the plan `works` does not fail.
+    """
+    clock = SimpleNamespace(now_s=100.0)
+    done: dict[Plan, Outcome] = {}
+
+    class Slow(Compiles):
+        def __call__(
+            self,
+            *,
+            choose: Callable[[Any], Sequence[Plan]],
+            deadline_s: float,
+            is_first: bool = True,
+            **_: Any,
+        ) -> Any:
+            def run() -> dict[Plan, Outcome]:
+                while clock.now_s <= deadline_s:
+                    left = [plan for plan in choose(done) if plan not in done]
+                    if not left:
+                        break
+                    clock.now_s += 40.0
+                    is_good = left[0] in MANY[works : works + 1]
+                    failed = Failed(stage="compile", reason="no")
+                    done[left[0]] = compiled(0.1) if is_good else failed
+                return {plan: done[plan] for plan in choose(done) if plan in done}
+
+            return SimpleNamespace(run=run)
+
+    climbed(
+        monkeypatch,
+        clock=lambda: clock.now_s,
+        rung=Slow(),
+        chosen=lambda *_, wanted: tuple(MANY[:wanted]),
+        racing=lambda *_: tuple(plan for plan in done if isinstance(done[plan], Compiled)),
+        likely=(),
     )
-    assert [plans for plans, _ in begun.begun] == [[FIRST], [FIRST, LATER]]
-    assert begun.until_s == [240.0, BUDGET_S]
+    assert list(done) == MANY[:count]
+    assert clock.now_s <= BUDGET_S
 
 
 # Whose programs are played.

@@ -106,7 +106,6 @@ def test_the_plan_visited_longest_ago_makes_room_for_the_next(worker, monkeypatc
 
 def test_what_a_process_spends_once_is_told_apart_from_what_a_plan_takes(written, monkeypatch):
     """A fresh process loads the script anew, while a plan that comes later finds it loaded."""
-    monkeypatch.setattr(jobs, "_MEMORY", jobs._Memory())
     slow = written("""
 import time
 
@@ -115,12 +114,35 @@ time.sleep(0.5)
 def build(mesh):
     return jax.jit(lambda w, x: (x @ w).sum()), (struct(mesh, (16, 16)), struct(mesh, (8, 16)))
 """)
+    slow.inspect()
+    monkeypatch.setattr(jobs, "_MEMORY", jobs._Memory())  # as in another process
     begun_s = time.perf_counter()
     first = slow.visit("dp:2")
     took_s = time.perf_counter() - begun_s
     assert first.start_s >= 0.5
     assert first.setup_s + first.start_s <= took_s
     assert slow.visit("dp:4").start_s == first.start_s
+
+
+def test_a_visit_is_not_credited_with_what_a_failed_one_has_loaded(written, monkeypatch):
+    slow = written("""
+import time
+
+time.sleep(2.0)
+
+def build(mesh):
+    if mesh.shape["dp"] == 4:
+        raise MemoryError
+    return jax.jit(lambda w, x: (x @ w).sum()), (struct(mesh, (16, 16)), struct(mesh, (8, 16)))
+""")
+    slow.inspect()
+    monkeypatch.setattr(jobs, "_MEMORY", jobs._Memory())  # as in another process
+    with pytest.raises(MemoryError):
+        slow.visit("dp:4")
+    begun_s = time.perf_counter()
+    second = slow.visit("dp:2")
+    assert time.perf_counter() - begun_s - second.setup_s < 1.0
+    assert second.start_s >= 2.0
 
 
 def test_compile_reads_memory_and_counts(worker):
