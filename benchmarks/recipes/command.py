@@ -10,8 +10,8 @@ are left out, unless they are asked for (`--inexact`), and never counted with th
 that the installed compiler refuses are left out, and named. Beside them (`tpu_memory.json`) stand
 configurations of which MaxText's own history says whether they fit.
 
-A run whose own jax automesh takes is predicted with its own versions, in an environment of theirs
-(`--kept benchmarks/data/recipes_own_versions.jsonl`): these lines stand for it in the figures.
+Runs of versions near to the oldest that automesh takes are predicted with these, in an environment
+of their own (`--kept benchmarks/data/recipes_own_versions.jsonl`), which counts in the figures.
 
 `--others` searches the shipped axes for each record instead, at its model, batch, remat and slice,
 and prints the published mesh, as it was predicted, beside the best that is found.

@@ -561,12 +561,12 @@ def test_what_mends_a_configuration_is_what_maxtext_says_of_it() -> None:
 def test_runs_predicted_with_their_own_versions_stand_for_themselves(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (own,) = Kept.open(OWN_VERSIONS).lines.values()
-    published = BY_ID[own.asked.id]
-    assert own.asked.versions["jax"] in (published.jax or "") and own.found.kind == "predicted"
     command.main(summary=True)
     told = capsys.readouterr().out
-    assert f"predicted {format_seconds(own.found.step_s)}" in told.partition(own.asked.id)[2]
+    for one in Kept.open(OWN_VERSIONS).lines.values():
+        published, version = BY_ID[one.asked.id], one.asked.versions["jax"]
+        assert (published.jax or "")[:4] == version[:4] < "0.11" and one.found.kind == "predicted"
+        assert f"predicted {format_seconds(one.found.step_s)}" in told.partition(one.asked.id)[2]
 
 
 def test_what_did_not_fit_stands_beside_what_mended_it() -> None:
