@@ -73,7 +73,7 @@ def certificate(
     if best_s is None:
         return "nothing was measured, so nothing is certain"
     if not plans:
-        return "every legal mesh was measured or failed: nothing is left that could be faster"
+        return "every legal plan was measured or failed: nothing is left that could be faster"
     bounds = [estimates[plan].bound_s for plan in plans if plan in estimates]
     bounds = [bound_s for bound_s in bounds if bound_s > 0]
     unbounded = len(plans) - len(bounds)
@@ -86,10 +86,10 @@ def certificate(
     gain = max(1.0 - min(bounds) / best_s, 0.0)
     if gain > _LOOSE:
         return (
-            "the sound bound is too loose for a certificate: of the meshes not measured it allows "
+            "the sound bound is too loose for a certificate: of the plans not measured it allows "
             f"one a step of {format_seconds(min(bounds))}"
         )
-    whose = "the mesh" if len(plans) == 1 else f"no mesh among the {len(plans)}"
+    whose = "the plan" if len(plans) == 1 else f"no plan among the {len(plans)}"
     verb = "cannot beat the best" if len(plans) == 1 else "can beat the best"
     by = f" by more than {format_percent(_rounded_up(gain))}" if gain else ""
     return f"{whose} not measured {verb}{by}: sound bound"
@@ -119,7 +119,7 @@ def belief(
     if refinement is None or refinement.loo_error is None:
         sample = refinement.sample if refinement else 0
         return (
-            f"no view of the {count(left, 'mesh', 'meshes')} {not_so}: "
+            f"no view of the {count(left, 'plan', 'plans')} {not_so}: "
             f"{count(sample, *sample_of)} to learn from, which is too few"
         )
     error = (
@@ -135,10 +135,10 @@ def belief(
     ahead = f"more than {format_percent(MARGIN)} faster than the best"
     if may:
         return (
-            f"{count(may, 'mesh', 'meshes')} {not_so} may be {ahead}, most likely {best.plan} "
+            f"{count(may, 'plan', 'plans')} {not_so} may be {ahead}, most likely {best.plan} "
             f"(chance {format_percent(best.chance)}){unseen}; {error}"
         )
-    whose = "the mesh" if len(chances) == 1 else f"none of the {len(chances)} meshes"
+    whose = "the plan" if len(chances) == 1 else f"none of the {len(chances)} plans"
     verb = "is not" if len(chances) == 1 else "is"
     return (
         f"{whose} {not_so} {verb} believed to be {ahead} "
@@ -170,4 +170,4 @@ def _rounded_up(share: float) -> float:
 
 
 def _are(number: int) -> str:
-    return f"{count(number, 'mesh is', 'meshes are')}"
+    return f"{count(number, 'plan is', 'plans are')}"

@@ -136,7 +136,7 @@ def large_last(
 
 def said_of_hopeless(number: int) -> str:
     """What a result says of plans that were left out."""
-    what = count(number, "mesh that is", "meshes that are")
+    what = count(number, "plan that is", "plans that are")
     return f"left out {what} not expected to fit a device"
 
 

@@ -249,7 +249,7 @@ class MeasureRung:
             "confirm",
             total=next((look for look in LOOKS if look > count), LOOKS[-1]),
             done=count,
-            note=f"fresh processes of {words.count(len(entrants), 'mesh', 'meshes')}",
+            note=f"fresh processes of {words.count(len(entrants), 'plan', 'plans')}",
         )
         passes = self.time_left.passes(final, entrants)
         ran = run_process(

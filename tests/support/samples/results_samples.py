@@ -308,7 +308,7 @@ def predicted_search() -> SearchResult:
         candidates=(*ranked, low, refused),
         funnel=funnel,
         stop_reason="the plans that promised most were compiled and replayed, and nothing was run",
-        belief="none of the 145 meshes not compiled is believed to be more than 2.0 % faster than "
+        belief="none of the 145 plans not compiled is believed to be more than 2.0 % faster than "
         "the best (highest chance 1.2 %: dcn.dp:4,fsdp:16,tp:8); its leave-one-out error is 3.1 % "
         "over 4 replayed plans; the estimate orders 5 of 6 pairs that are no ties as the replay "
         "does",

@@ -166,7 +166,7 @@ class TestWhoIsRaced:
         asked = contest(wide).knowing({}, known)
         assert challengers(asked) == ()
         said = asked.belief(3.0)
-        assert said.startswith("none of the 2 meshes not measured is believed to be more than")
+        assert said.startswith("none of the 2 plans not measured is believed to be more than")
         assert "leave-one-out error" in said and "over 5 measured plans" in said
 
     def test_one_that_should_be_faster_is(self) -> None:
@@ -176,7 +176,7 @@ class TestWhoIsRaced:
         }
         asked = contest(wide).knowing({}, known)
         assert challengers(asked) == (plan("dp:16"),)
-        assert "1 mesh not measured may be more than 2.0 % faster than the best" in asked.belief(
+        assert "1 plan not measured may be more than 2.0 % faster than the best" in asked.belief(
             6.0
         )
         assert "most likely dp:16 remat=none" in asked.belief(6.0)
@@ -198,16 +198,16 @@ class TestCertificate:
     def test_a_bound_close_to_the_best(self) -> None:
         bounded = {one: estimated(2.0, bound_s=0.97) for one in ESTIMATES}
         assert certificate(list(bounded), bounded, 1.0) == (
-            "no mesh among the 7 not measured can beat the best by more than 3.0 %: sound bound"
+            "no plan among the 7 not measured can beat the best by more than 3.0 %: sound bound"
         )
         assert certificate([plan("dp:16")], bounded, 1.0) == (
-            "the mesh not measured cannot beat the best by more than 3.0 %: sound bound"
+            "the plan not measured cannot beat the best by more than 3.0 %: sound bound"
         )
 
     def test_a_bound_beyond_the_best(self) -> None:
         bounded = {one: estimated(2.0, bound_s=1.5) for one in ESTIMATES}
         assert certificate(list(bounded), bounded, 1.0) == (
-            "no mesh among the 7 not measured can beat the best: sound bound"
+            "no plan among the 7 not measured can beat the best: sound bound"
         )
 
     def test_a_loose_bound_is_called_one(self) -> None:

@@ -75,8 +75,8 @@ def test_plans_far_above_what_compilers_needed_are_left_out(of_others: bool) -> 
 
 
 def test_what_is_said_of_plans_that_are_left_out() -> None:
-    assert said_of_hopeless(1) == "left out 1 mesh that is not expected to fit a device"
-    assert said_of_hopeless(2).startswith("left out 2 meshes that are not")
+    assert said_of_hopeless(1) == "left out 1 plan that is not expected to fit a device"
+    assert said_of_hopeless(2).startswith("left out 2 plans that are not")
 
 
 def test_one_answer_says_enough_once_it_is_known_how_neighbours_scatter() -> None:
