@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Compiled, Outcome
@@ -169,12 +170,21 @@ class MeasureRung:
             took = format_wait(FEWEST * self.time_left.least_process_s())
             return (
                 f"there was no time for a race, whose {FEWEST} fresh processes would take about "
-                f"{took}; run the same command to go on"
+                f"{took}{self._first_seen()}; run the same command to go on"
             )
         has_failed = all(plan in known.done for plan in known.finalists)
         if not has_failed and self.time_left.now_s > self.time_left.race_deadline_s(()):
             return "there was no time to measure anything; run the same command to go on"
         return "no finalist could be measured"
+
+    def _first_seen(self) -> str:
+        """What is known all the same, without the precision of a verdict."""
+        fastest = by_first_visit(self.known, self.known.final())[:1]
+        return "".join(
+            f" (at its first visit {plan} took "
+            f"{format_seconds(median(self.known.calibrations[plan].first.samples_s))})"
+            for plan in fastest
+        )
 
     def _is_settled(self) -> bool:
         """Whether an earlier search has decided all that it has raced."""

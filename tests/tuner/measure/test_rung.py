@@ -391,6 +391,7 @@ def test_no_time_for_a_race_says_how_much_it_would_take(scene: Callable[..., Sce
         r"no time for a race, whose 3 fresh processes .* about (\d+) s", here.endings[0]
     )
     assert told is not None and 60 <= int(told[1]) <= 80
+    assert f"(at its first visit {A} took 34" in here.endings[0]
 
 
 @pytest.mark.parametrize("budget_s", [10.0, 40.0, 60.0, 90.0, 120.0, 150.0])
