@@ -123,7 +123,7 @@ class Session:
           NoFeasibleMesh: no plan is left.
         """
         preparation = self.preparation
-        step = _told(preparation, self.target)
+        step = _step_on_virtual_devices(preparation, self.target)
         check = BuildCheck(
             entry=preparation.entry,
             job=lambda plan: BuildJob(step=step, plan=plan),
@@ -251,9 +251,12 @@ def notices_of(preparation: Preparation, estimates: Estimates) -> tuple[str, ...
     return tuple(dict.fromkeys(said))
 
 
-def _told(preparation: Preparation, target: Target) -> StepRef:
-    """The step for workers that lower it on virtual devices: user code that asks for devices is
-    told of the target's, also where they are attached, which these workers do not see."""
+def _step_on_virtual_devices(preparation: Preparation, target: Target) -> StepRef:
+    """The step for the workers that lower it on virtual CPU devices.
+
+    User code that asks for devices is told of the target's. Where they are attached, too: these
+    workers do not have them.
+    """
     step, found, aim = preparation.step, preparation.inspection, preparation.aim
     if target.absent is not None or aim.platform == "cpu":
         return step
@@ -272,7 +275,7 @@ def _told(preparation: Preparation, target: Target) -> StepRef:
 
 def _step(preparation: Preparation, target: Target, space: SearchSpace) -> PropagatedStep:
     return PropagatedStep(
-        step=_told(preparation, target),
+        step=_step_on_virtual_devices(preparation, target),
         axis_names=space.names,
         platform=preparation.aim.platform,
         seen=preparation.inspection.seen,

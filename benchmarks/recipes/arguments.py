@@ -57,9 +57,9 @@ GPT_DEFAULTS = {
     "attention": "flash",
     "dropout_rate": "0.0",
 }
-# Of these tables, by model: what MaxText's own script for it has gained since. Without it, its code
-# needs more memory today than there is. The vocabulary in eight parts: AI-Hypercomputer/maxtext,
-# `src/maxtext/configs/tpu/v4/22b.sh` at 0ad8d3f, pull request 4081 of June 2026.
+# By model of these tables: what MaxText's own script for it has gained since. Without it today's
+# MaxText needs more memory than a device has. The vocabulary in eight parts: AI-Hypercomputer's
+# maxtext, `src/maxtext/configs/tpu/v4/22b.sh` at 0ad8d3f, pull request 4081 of June 2026.
 MENDED = {"maxtext-gpt-22b": {"num_vocab_tiling": "8"}}
 
 
@@ -121,7 +121,9 @@ def arguments_of(record: Record, known: Collection[str], models: Collection[str]
         remarks.append("defaults of December 2023 are given as arguments; the code is today's")
         for key, value in MENDED.get(record.model, {}).items():
             taken[key] = value
-            remarks.append(f"{key}={value} is added, as MaxText's own script has it since then")
+            remarks.append(
+                f"{key}={value} is added, as in MaxText's own script for this model since June 2026"
+            )
     return Arguments(
         words=tuple(f"{key}={value}" for key, value in taken.items()),
         left_out=tuple(left_out),

@@ -10,8 +10,8 @@ are left out, unless they are asked for (`--inexact`), and never counted with th
 that the installed compiler refuses are left out, and named. Beside them (`tpu_memory.json`) stand
 configurations of which MaxText's own history says whether they fit.
 
-Runs of versions near to the oldest that automesh takes are predicted with these, in an environment
-of their own (`--kept benchmarks/data/recipes_own_versions.jsonl`), which counts in the figures.
+A run of versions close to the oldest jax that automesh takes is predicted in an environment with
+those versions. Its line in `benchmarks/data/recipes_own_versions.jsonl` (`--kept`) counts instead.
 
 `--others` searches the shipped axes for each record instead, at its model, batch, remat and slice,
 and prints the published mesh, as it was predicted, beside the best that is found.

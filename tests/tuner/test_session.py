@@ -9,7 +9,7 @@ from typing import Any
 from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.targets import parse_target
 from automesh.program.nouns import Device, Entry, StepRef
-from automesh.tuner.session import _step, _told
+from automesh.tuner.session import _step, _step_on_virtual_devices
 
 STEP = StepRef(entry=Entry(kind="script", location="train.py", function="build"))
 SAYS = (("compute_capability", "9.0"),)
@@ -34,7 +34,7 @@ def prepared(kind: str, platform: str, *, step: StepRef = STEP, **where: Any) ->
 
 def told(target: str, preparation: Any) -> AbsentDevices | None:
     parsed = parse_target(target, os.environ)
-    step = _told(preparation, parsed)
+    step = _step_on_virtual_devices(preparation, parsed)
     assert _step(preparation, parsed, SimpleNamespace(names=("dp",))).step == step  # pyright: ignore
     return step.absent
 

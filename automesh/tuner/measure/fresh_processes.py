@@ -17,7 +17,7 @@ from automesh.tuner.measure.statistics import median_interval
 
 MOST_PASSES = 8
 FEWEST_PASSES = 2
-PROCESS_START_S = 3.0  # until it takes its first job; what comes then is measured
+PROCESS_START_S = 3.0  # assumed, until it takes its first job; what comes then is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,9 +70,9 @@ from automesh.worker.handlers.scripts import (
     join_gang,
     start_jax,
     told_of,
+    told_or_not,
 )
 from automesh.worker.handlers.stages import Emit, Stages
-from automesh.worker.handlers.told import told_or_not
 from automesh.worker.messages import (
     ArraysJob,
     BuildJob,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -50,6 +51,8 @@ from automesh.worker.messages import (
 from automesh.worker.place import place_in
 
 _PLACE = place_in(os.environ)  # Read before any user code runs.
+_Job = TypeVar("_Job", BuildJob, PropagateJob)
+_Answer = TypeVar("_Answer")
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 
 
@@ -225,6 +228,35 @@ def told_of(one: AbsentDevices | None, function: str) -> Generator[Answers | Non
         answering(one, lambda: _shown(one), in_meshes=False) as answers,
     ):
         yield answers
+
+
+def told_or_not(job: _Job, work: Callable[[_Job], _Answer]) -> tuple[_Answer, str]:
+    """Does a job, and again without the user code being told if that fails.
+
+    Of attached accelerators only: `build` may run kernels that these alone can run, as it did when
+    the script was inspected, and gets virtual devices here. For those that are not here it must not
+    run anything.
+
+    Returns:
+      The answer, and what the user should know of it, a sentence; empty if all went well.
+
+    Raises:
+      Exception: whatever the second try raises.
+    """
+    one = job.step.absent
+    if one is None or not one.is_attached:
+        return work(job), ""
+    try:
+        return work(job), ""
+    except Exception as error:  # noqa: BLE001 - whatever user code raises
+        traceback.print_exc()
+        why = (
+            f"the step could not be built as for {one.device_kind}, only with the kernels that it "
+            f"has for CPUs: {in_one_line(error)}"
+        )
+    answer = work(replace(job, step=replace(job.step, absent=None)))
+    note(why)
+    return answer, why
 
 
 @cache

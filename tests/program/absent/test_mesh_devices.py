@@ -10,12 +10,11 @@ from jax.extend import backend as extended
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automesh.hardware.absent import AbsentDevices
-from automesh.hardware.chips import chip_for
-from automesh.hardware.compilers import absent_devices_of, attached_devices_of
-from automesh.hardware.fabric.fabric import Fabric
+from automesh.hardware.compilers import absent_devices_of
 from automesh.hardware.targets import parse_target
 from automesh.program.absent.device_queries import answering, attached
 from automesh.program.absent.fake_devices import fake_devices
+from tests.support.samples.attached_devices import cards, torus_4x4
 
 
 def target(name: str) -> AbsentDevices:
@@ -86,30 +85,7 @@ def test_a_kernel_chosen_by_the_mesh_is_the_targets() -> None:
 
 # Accelerators of this machine, in a process that lowers on virtual devices.
 
-CARD = attached_devices_of(
-    Fabric(
-        kind="switch",
-        chip=chip_for("NVIDIA L4", "gpu"),
-        num_granules=1,
-        granule_devices=16,
-    ),
-    device_kind="NVIDIA L4",
-    memory_bytes=22 * 2**30,
-    says=(("compute_capability", "8.9"), ("core_count", 58)),
-)
-SLICE = attached_devices_of(
-    Fabric(
-        kind="torus",
-        chip=chip_for("TPU v5 lite", "tpu"),
-        num_granules=1,
-        granule_devices=16,
-        torus=(4, 4),
-        wraps=(False, False),
-    ),
-    device_kind="TPU v5 lite",
-    memory_bytes=15 * 2**30,
-    says=(),
-)
+CARD, SLICE = cards(16), torus_4x4()
 
 
 def test_virtual_devices_speak_for_attached_ones() -> None:

@@ -145,14 +145,7 @@ def test_where_nothing_compiled_can_be_measured_the_next_are_compiled(
     done: dict[Plan, Outcome] = {}
 
     class Slow(Compiles):
-        def __call__(
-            self,
-            *,
-            choose: Callable[[Any], Sequence[Plan]],
-            deadline_s: float,
-            is_first: bool = True,
-            **_: Any,
-        ) -> Any:
+        def __call__(self, *, choose: Any, deadline_s: float, **_: Any) -> Any:
             def run() -> dict[Plan, Outcome]:
                 while clock.now_s <= deadline_s:
                     left = [plan for plan in choose(done) if plan not in done]

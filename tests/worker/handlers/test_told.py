@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from automesh.hardware.chips import chip_for
-from automesh.hardware.compilers import attached_devices_of
-from automesh.hardware.fabric.fabric import Fabric
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.program.nouns import BuildAnswer, Propagation, StepRef
 from automesh.worker.handlers import jobs
 from automesh.worker.messages import BuildJob, PropagateJob
 from tests.support.program_jobs import own_process, script
+from tests.support.samples.attached_devices import cards
 
 __all__ = ["own_process"]
 
@@ -31,12 +29,6 @@ def build(mesh):
     w = jnp.ones(16) if is_here else kernel(jnp.ones(16))
     return jax.jit(lambda w, x: (x * w).sum()), (w, jax.ShapeDtypeStruct((16,), jnp.float32))
 """
-CARD = attached_devices_of(
-    Fabric(kind="switch", chip=chip_for("NVIDIA L4", "gpu"), num_granules=1, granule_devices=8),
-    device_kind="NVIDIA L4",
-    memory_bytes=22 * 2**30,
-    says=(("compute_capability", "8.9"),),
-)
 PLAN = Plan(axes=parse_mesh("dp:2"))
 
 
@@ -44,7 +36,7 @@ PLAN = Plan(axes=parse_mesh("dp:2"))
 def step(own_process: Path) -> StepRef:
     path = own_process / "runs_a_kernel.py"
     path.write_text(RUNS_A_KERNEL)
-    return StepRef(entry=script(path), axis_types=("auto",) * len(PLAN.axes), absent=CARD)
+    return StepRef(entry=script(path), axis_types=("auto",) * len(PLAN.axes), absent=cards(8))
 
 
 def test_a_build_that_runs_what_only_the_attached_devices_can_is_estimated_untold(
@@ -63,6 +55,6 @@ def test_a_build_that_runs_what_only_the_attached_devices_can_is_estimated_untol
 
 
 def test_for_devices_that_are_not_here_a_build_must_run_nothing(step: StepRef) -> None:
-    elsewhere = replace(step, absent=replace(CARD, is_attached=False))
+    elsewhere = replace(step, absent=replace(cards(8), is_attached=False))
     with pytest.raises(ValueError, match="interpret mode"):
         jobs.handle(BuildJob(step=elsewhere, plan=PLAN), lambda _: {})
