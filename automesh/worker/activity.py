@@ -10,6 +10,7 @@ from automesh.worker.messages import (
     ArraysJob,
     BuildJob,
     CalibrateJob,
+    CarryJob,
     CompileJob,
     DevicesJob,
     DiscoverJob,
@@ -64,13 +65,13 @@ def _with_the_script(job: Job, stage: str) -> str:
             where = _ONE_DEVICE
         case PropagateJob():
             where = ",".join(f"{name}:{size}" for name, size in job.sizes) or _ONE_DEVICE
-        case BuildJob() | CompileJob() | SummarizeJob() | TraceJob() | VisitJob():
+        case CarryJob() | BuildJob() | CompileJob() | SummarizeJob() | TraceJob() | VisitJob():
             where = str(job.plan)
     name = _name(job.step.entry)
     match stage:
         case "load":
             return f"importing {name}"
-        case "build" if job.step.entry.capture is not None or isinstance(job, DiscoverJob):
+        case "build" if _runs_script(job):
             return f"running {name} up to its step"
         case "build":
             return f"calling {job.step.entry.function} on {where}"
@@ -86,6 +87,16 @@ def _with_the_script(job: Job, stage: str) -> str:
             return f"propagating shardings on {where}"
         case _:
             return f"at work on {where} ({stage})"
+
+
+def _runs_script(job: Job) -> bool:
+    """Whether `build` is the script itself, run up to its step."""
+    if isinstance(job, DiscoverJob | CarryJob):
+        return True
+    capture = (
+        None if isinstance(job, LayoutJob | CalibrateJob | DevicesJob) else job.step.entry.capture
+    )
+    return capture is not None and not capture.is_carried
 
 
 def _name(entry: Entry) -> str:

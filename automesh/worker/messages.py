@@ -50,11 +50,22 @@ class DiscoverJob:
 
     Attributes:
       wanted: the name of the function that is wanted; empty for the one that looks like the step.
+      folder: where the step is stored; empty: nowhere.
     """
 
     step: StepRef
     wanted: str = ""
+    folder: str = ""
     kind: Literal["discover"] = "discover"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarryJob:
+    """Answer: `CarryCheck`: the stored step on the mesh of a plan, beside that of a real run."""
+
+    step: StepRef
+    plan: Plan
+    kind: Literal["carry"] = "carry"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +257,7 @@ class CalibrateJob:
 Job = (
     InspectJob
     | DiscoverJob
+    | CarryJob
     | ArraysJob
     | DevicesJob
     | CompileJob

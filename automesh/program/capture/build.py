@@ -1,5 +1,5 @@
-"""A script as a function `build(mesh)`: run up to its step, with the mesh in place of its own
-(jax)."""
+"""A script as a function `build(mesh)`: its stored step where there is one, else the script itself,
+run up to its step with the mesh in place of its own (jax)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from automesh.program.capture.nouns import Capture
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.split_axes import meaning, split_names
 from automesh.program.capture.step_call import trace, workload_of
+from automesh.program.carry.build import carried_build
+from automesh.program.carry.starts import note_start
 from automesh.program.lower.static_args import is_ref
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
@@ -36,6 +38,15 @@ class EndedEarly(RuntimeError):
 def captured_build(entry: Entry) -> Any:
     """The function `build(mesh)` of a script that has none of its own."""
     assert entry.capture is not None
+    # On another host than that of the search there is no such folder.
+    if entry.capture.is_carried and Path(entry.capture.folder).is_dir():
+        return carried_build(entry, lambda: build_by_running(entry))
+    return build_by_running(entry)
+
+
+def build_by_running(entry: Entry) -> Any:
+    """The function `build(mesh)` that runs the script, once for each mesh in this process."""
+    assert entry.capture is not None
     known: dict[Any, _Kept] = {}
     capture = entry.capture
 
@@ -44,6 +55,7 @@ def captured_build(entry: Entry) -> Any:
         if key in known:
             return known[key].workload()
         run = _UpToStep(capture=capture, plan=mesh)
+        note_start(capture.folder, ",".join(f"{name}:{size}" for name, size in mesh.shape.items()))
         with meaning(capture.splits), without_arrays() if capture.without_arrays else nullcontext():
             ended = run_script(entry, run)
         if run.workload is None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import ast
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ from automesh.program.capture.nouns import (
 )
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.step_call import TracedCall, trace
+from automesh.program.carry.meshes import CannotCarry
 from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import Entry
 from automesh.reading import read_bytes
@@ -51,23 +53,34 @@ _LARGEST_MADE = 2**31
 _HINT = "write a function `build(mesh)` that returns the step and its arguments"
 
 
-def discover(entry: Entry, *, step: str = "", bare: bool = False) -> Discovery:
+Keep = Callable[[TracedCall, Mesh], None]
+
+
+def discover(
+    entry: Entry, *, step: str = "", bare: bool = False, keep: Keep | None = None
+) -> Discovery:
     """Runs a script until its step is known.
 
     Args:
       step: the name of the function that is wanted; empty for the one that looks like the step.
       bare: run it without its arrays.
+      keep: is given the call of the step and the script's mesh, while its arguments are alive.
 
     Raises:
       UsageError: it has no mesh or no step, or fails before it; with the line and what to do.
     """
-    run = _Watch(wanted=step)
+    run = _Watch(wanted=step, keep=keep)
+    begun_s = perf_counter()
     with without_arrays() if bare else nullcontext():
         ended = run_script(entry, run)
+    took_s = perf_counter() - begun_s
     found = run.chosen or run.best(least=2)
     if found is None or found.last is None:
         raise _with_nan(_nothing(entry, run, ended)) if bare else _nothing(entry, run, ended)
     discovery = run.discovery(found, entry)
+    if run.chosen is None:
+        run.store(found)
+    discovery = replace(discovery, took_s=took_s, not_carried=run.not_carried)
     if not bare:
         return discovery
     lines = _lines_with_nan()
@@ -93,7 +106,7 @@ def _with_nan(error: UsageError) -> UsageError:
     return UsageError(f"{error.message}{said}", hint=error.hint)
 
 
-def discover_for_absent(entry: Entry, *, step: str = "") -> Discovery:
+def discover_for_absent(entry: Entry, *, step: str = "", keep: Keep | None = None) -> Discovery:
     """Runs a script without its arrays, for devices that are not here; where it cannot do without
     and they are small, with them, on this machine.
 
@@ -101,18 +114,20 @@ def discover_for_absent(entry: Entry, *, step: str = "") -> Discovery:
       UsageError: as `discover`; or at which line it needs a value of arrays that are too large.
     """
     try:
-        return discover(entry, step=step, bare=True)
+        return discover(entry, step=step, bare=True, keep=keep)
     except UsageError as error:
         if seen().most_bytes > _LARGEST_MADE:
             raise
         reason = error.message
-    found = discover(entry, step=step)
+    found = discover(entry, step=step, keep=keep)
     return replace(
         found, notices=(f"the arrays of the script are made on this machine, because {reason}",)
     )
 
 
-def discover_here(entry: Entry, *, step: str = "", device_memory_bytes: int) -> Discovery:
+def discover_here(
+    entry: Entry, *, step: str = "", device_memory_bytes: int, keep: Keep | None = None
+) -> Discovery:
     """Runs a script on the devices that are here; if its step is too large for one of them, it is
     run without its arrays wherever it is not measured.
 
@@ -122,7 +137,7 @@ def discover_here(entry: Entry, *, step: str = "", device_memory_bytes: int) -> 
     Raises:
       UsageError: as `discover`.
     """
-    found = discover(entry, step=step)
+    found = discover(entry, step=step, keep=keep)
     if not device_memory_bytes or found.capture.step.argument_bytes <= device_memory_bytes:
         return found
     bare = discover(entry, step=found.capture.step.name, bare=True)
@@ -159,6 +174,8 @@ class _Watch:
     """Notes down what a script makes and calls."""
 
     wanted: str
+    keep: Keep | None = None
+    not_carried: str = ""
     chosen: _Seen | None = None
     asked_pmap: bool = False
     meshes: dict[tuple[Any, ...], ScriptMesh] = field(
@@ -167,6 +184,7 @@ class _Watch:
     seen: dict[tuple[str, SourceLine], _Seen] = field(
         default_factory=dict[tuple[str, SourceLine], _Seen]
     )
+    made: dict[ScriptMesh, Mesh] = field(default_factory=dict[ScriptMesh, Mesh])
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
         """The script's own mesh, noted down."""
@@ -179,7 +197,7 @@ class _Watch:
                 axis_types=tuple(_WORDS[kind] for kind in made.axis_types),
                 made_at=place,
             )
-            self.meshes.setdefault((axes, noted.axis_types), noted)
+            self.made.setdefault(self.meshes.setdefault((axes, noted.axis_types), noted), made)
         return made
 
     def call(self, call: Call) -> Any:
@@ -200,12 +218,22 @@ class _Watch:
             self._describe(one, call)
         if one.same >= _ENOUGH and self._is_step(one):
             self.chosen = one
+            self.store(one)
             raise ScriptStopped
         outputs = call.run()
         one.outputs = [
             weakref.ref(leaf) for leaf in jax.tree.leaves(outputs) if isinstance(leaf, jax.Array)
         ]
         return outputs
+
+    def store(self, one: _Seen) -> None:
+        """Hands the step's call on, while its arguments are alive."""
+        if self.keep is None or one.last is None or not self.meshes:
+            return
+        try:
+            self.keep(one.last, self.made[self._mesh_of(one)])
+        except CannotCarry as error:
+            self.not_carried = error.message
 
     def pmap(self) -> None:
         """Noted down: a function that `jax.pmap` made has no mesh."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from automesh.errors import UsageError, did_you_mean
 
@@ -109,12 +109,17 @@ class Capture:
       step: where the script is stopped.
       splits: axes of its mesh that are several axes of ours.
       without_arrays: True if what it computes has no data, see `capture.abstract_arrays`.
+      folder: where its step is stored (`program.carry`) and its starts are counted, or empty.
+      is_carried: True if workers take the step from there; else they run the script for each mesh.
     """
 
     mesh: ScriptMesh
     step: ScriptStep
     splits: tuple[AxisSplit, ...] = ()
     without_arrays: bool = False
+    # No part of what is searched.
+    folder: str = field(default="", compare=False)
+    is_carried: bool = field(default=False, compare=False)
 
     @property
     def searched(self) -> ScriptMesh:
@@ -134,6 +139,8 @@ class Discovery:
       other_steps: functions that it calls again and again, too.
       other_meshes: that it makes, and that are left as they are.
       notices: how it was run, where that is not as usual.
+      took_s: from the script's first line to its step.
+      not_carried: why its step could not be stored; empty if it is.
     """
 
     capture: Capture
@@ -142,6 +149,21 @@ class Discovery:
     other_steps: tuple[ScriptStep, ...] = ()
     other_meshes: tuple[ScriptMesh, ...] = ()
     notices: tuple[str, ...] = ()
+    took_s: float = 0.0
+    not_carried: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarryCheck:
+    """The step of the script's one run, carried to a mesh, beside that of a real run there.
+
+    Attributes:
+      difference: what the real run does in another way, a sentence; empty if both are the same.
+      took_s: the run.
+    """
+
+    difference: str = ""
+    took_s: float = 0.0
 
 
 def parse_splits(texts: Sequence[str]) -> tuple[AxisSplit, ...]:

@@ -40,12 +40,14 @@ class TracedCall:
     Attributes:
       args, kwargs: without the static ones.
       settings: what the function was jitted with.
+      context: the mesh that `jax.set_mesh` had put in force; None without one.
     """
 
     traced: jax.stages.Traced
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     settings: Settings
+    context: Mesh | None = None
 
     @property
     def leaves(self) -> list[Any]:
@@ -62,7 +64,14 @@ def trace(call: Call) -> TracedCall:
     workload = Workload(call.jitted, stated, keywords)
     traced = call.jitted.trace(*stated, **keywords)
     args, kwargs = split_of(workload, call.jitted, traced).dynamic(call.args, call.kwargs)
-    return TracedCall(traced=traced, args=args, kwargs=kwargs, settings=settings_of(traced))
+    mesh = jax.sharding.get_mesh()
+    return TracedCall(
+        traced=traced,
+        args=args,
+        kwargs=kwargs,
+        settings=settings_of(traced),
+        context=None if mesh.empty else mesh,
+    )
 
 
 def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Workload:
@@ -71,12 +80,12 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
     Args:
       made: the mesh that the script was given for its own.
     """
-    mesh = jax.sharding.get_mesh()
+    mesh = call.context
     args, kwargs = _placed(call)
     if capture.splits and made is not None and AxisType.Explicit not in made.axis_types:
         call, args, kwargs = _with_split_state(call, args, kwargs, capture, made)
     arranged = _arranged(call, capture.step.carried)
-    held = [without_data(constant) for constant in call.settings.constants if is_abstract(constant)]
+    held = [without_data(constant) for constant in call.settings.constants if _is_held(constant)]
     if held:
         kwargs = {**kwargs, _HELD: tuple(held)}
     return Workload(
@@ -84,11 +93,16 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         args,
         kwargs,
         advance=None if arranged.leads else _advance(capture.step.carried),
-        context=None if mesh.empty else lambda: jax.set_mesh(mesh),
+        context=None if mesh is None else lambda: jax.set_mesh(mesh),
         axis_types=capture.searched.axis_types,
         # What is made of fewer devices than there are is none to compare with.
         baseline=str(capture.searched) if capture.mesh.num_devices == jax.device_count() else None,
     )
+
+
+def _is_held(constant: Any) -> bool:
+    """Whether an array that the step holds has no data."""
+    return is_abstract(constant) or isinstance(constant, jax.ShapeDtypeStruct)
 
 
 def _with_split_state(
@@ -194,7 +208,7 @@ def _jitted(call: TracedCall, name: str, arranged: _Arranged) -> Any:
     def step(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         held = iter(kwargs.pop(_HELD, ()))
         constants = [
-            next(held) if is_abstract(constant) else constant for constant in settings.constants
+            next(held) if _is_held(constant) else constant for constant in settings.constants
         ]
         leaves = jax.tree.leaves((args, kwargs))
         return arranged.outputs(function(*constants, *leaves))

@@ -20,8 +20,12 @@ from automesh.program import surroundings
 from automesh.program.absent import client
 from automesh.program.absent.device_queries import Answers, own
 from automesh.program.absent.layout import lay_out
+from automesh.program.capture.build import build_by_running, captured_build
 from automesh.program.capture.discover import discover_for_absent, discover_here
-from automesh.program.capture.nouns import Discovery
+from automesh.program.capture.nouns import CarryCheck, Discovery
+from automesh.program.carry.check import difference
+from automesh.program.carry.starts import note_start
+from automesh.program.carry.stored_step import store_in
 from automesh.program.execute.arguments import made_up_arguments
 from automesh.program.execute.calibrate import calibrate
 from automesh.program.execute.prepare import Ready, prepare
@@ -77,6 +81,7 @@ from automesh.worker.messages import (
     ArraysJob,
     BuildJob,
     CalibrateJob,
+    CarryJob,
     CompileJob,
     DevicesJob,
     DiscoverJob,
@@ -167,7 +172,7 @@ def handle(job: Job, emit: Emit) -> Answer:
 
 
 def _look(
-    job: InspectJob | DiscoverJob | ArraysJob | SummarizeJob | BuildJob | PropagateJob,
+    job: InspectJob | DiscoverJob | CarryJob | ArraysJob | SummarizeJob | BuildJob | PropagateJob,
     stages: Stages,
     emit: Emit,
 ) -> Answer:
@@ -177,6 +182,8 @@ def _look(
             return _inspect(job, stages)
         case DiscoverJob():
             return _discover(job, stages)
+        case CarryJob():
+            return _check_carried(job, stages)
         case ArraysJob():
             return _arrays(job, stages)
         case SummarizeJob():
@@ -222,7 +229,8 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         environment=surroundings.environment(),
         seen=tuple(sorted(trials.seen.items())),
         mapping=logical,
-        made_up=made_up_arguments(workload),
+        # What a script measures with are its own values, though only described here.
+        made_up=made_up_arguments(workload) if job.step.entry.capture is None else (),
         notices=script.notices,
     )
 
@@ -240,10 +248,37 @@ def _discover(job: DiscoverJob, stages: Stages) -> Discovery:
     start_jax(stages)
     stages.enter("build")
     with told_of(job.step.absent, Path(job.step.entry.location).name):
+        note_start(job.folder, "first run")
+        keep = (lambda call, own: store_in(job.folder, call, own)) if job.folder else None
         if job.step.absent is not None:
-            return discover_for_absent(job.step.entry, step=job.wanted)
+            return discover_for_absent(job.step.entry, step=job.wanted, keep=keep)
         memory = surroundings.device_memory_bytes()
-        return discover_here(job.step.entry, step=job.wanted, device_memory_bytes=memory)
+        return discover_here(job.step.entry, step=job.wanted, device_memory_bytes=memory, keep=keep)
+
+
+def _check_carried(job: CarryJob, stages: Stages) -> CarryCheck:
+    start_jax(stages)
+    entry = job.step.entry
+    assert entry.capture is not None
+    # Described arguments on both sides, whether or not the run has arrays.
+    described = replace(entry.capture, without_arrays=True, is_carried=True)
+    with told_of(job.step.absent, Path(entry.location).name):
+        stages.enter("build")
+        begun_s = perf_counter()
+        real = build_on(build_by_running(entry), job.plan.axes, devices=own())
+        took_s = perf_counter() - begun_s
+        stages.enter("lower")
+        carried = build_on(
+            captured_build(replace(entry, capture=described)), job.plan.axes, devices=own()
+        )
+        platforms = _platforms(job.step.absent)
+        said = difference(
+            real,
+            carried,
+            lower=lambda built: lower_any(built, platforms=platforms),
+            name=entry.capture.step.name,
+        )
+    return CarryCheck(difference=said, took_s=took_s)
 
 
 def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
@@ -387,6 +422,7 @@ def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
     since_s = perf_counter()
     compilation_cache.use(job.cache_dir)
     if job.step.entry.capture is not None and job.step.entry.capture.without_arrays:
+        # Estimates and compiles need no values.
         capture = replace(job.step.entry.capture, without_arrays=False)
         entry = replace(job.step.entry, capture=capture)
         job = replace(job, step=replace(job.step, entry=entry))

@@ -1,0 +1,549 @@
+"""Writes the trace of a step to bytes, and reads it back on another mesh (jax).
+
+A trace (a jaxpr) names the meshes of the script in its types, shardings, contexts and inner
+programs. The bytes name them by number, and whoever reads them says which mesh each number is: so
+to read a trace is to carry it to another mesh, in another process, without the script.
+
+What the bytes hold is what lowering needs:
+
+* objects that a library keeps under a name (primitives, markers such as `UNSPECIFIED`) are written
+  as that name;
+* a Python function that only differentiation would call (the rules of `custom_jvp`) is left out:
+  what stands for it raises if it is called;
+* places in the user's code are kept, so that findings still name lines;
+* arrays that the trace holds are handed to the caller, who stores them.
+
+Private in jax are the classes of a jaxpr and the traceback of an equation. They are looked up here
+alone; jax 0.10.1 to 0.12.0.1. Where a class has changed, `write_trace` raises `CannotCarry` and the
+script is run again for each mesh.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from automesh.package import is_users_file
+from automesh.program.carry.meshes import Binding, CannotCarry, StoredMesh, stored_mesh
+
+_CORE: Any = importlib.import_module("jax._src.core")
+_SOURCE: Any = importlib.import_module("jax._src.source_info_util")
+_LINEAR: Any = importlib.import_module("jax._src.linear_util")
+_LITERALS: Any = importlib.import_module("jax._src.literals")
+# Numbers in a trace that know their type; pickle would write them as plain ones.
+_SCALARS = (_LITERALS.TypedInt, _LITERALS.TypedFloat, _LITERALS.TypedComplex)
+# Frames of a traceback that are kept: `explain` and MLIR's locations show no more.
+_MOST_FRAMES = 10
+# Parameters of collectives that name mesh axes.
+_AXIS_PARAMETERS = frozenset(
+    {"axes", "axis_name", "axis_names", "manual_axes", "axis_index_groups"}
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Written:
+    """What a trace was written as.
+
+    Attributes:
+      data: the bytes.
+      meshes: that it names, by number.
+      arrays: that it holds, by number.
+    """
+
+    data: bytes
+    meshes: list[StoredMesh] = field(default_factory=list[StoredMesh])
+    arrays: list[Any] = field(default_factory=list[Any])
+
+
+def write_trace(value: Any, own: Mesh) -> Written:
+    """Writes a closed jaxpr, or anything that holds traces, shardings and meshes.
+
+    Args:
+      own: the script's mesh; other meshes are described by its devices.
+
+    Raises:
+      CannotCarry: it holds something that means nothing in another process.
+    """
+    buffer = io.BytesIO()
+    writer = _Writer(buffer, own)
+    try:
+        writer.dump(value)
+    except CannotCarry:
+        raise
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+        raise CannotCarry(f"its trace cannot be written ({_first_line(error)})") from error
+    return Written(data=buffer.getvalue(), meshes=writer.meshes, arrays=writer.arrays)
+
+
+def read_trace(data: bytes, binding: Binding, arrays: Sequence[Any]) -> Any:
+    """Reads what `write_trace` wrote, on the meshes of `binding`.
+
+    Args:
+      arrays: in place of those that were handed out, by number.
+
+    Raises:
+      CannotCarry: a part of the program has other shapes on these meshes.
+      ValueError: as jax raises it where a dimension does not divide.
+    """
+    with _reading(_Reading(binding=binding, arrays=arrays)):
+        return pickle.loads(data)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]
+
+
+# Writing
+
+
+class _Writer(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, own: Mesh) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.meshes: list[StoredMesh] = []
+        self.arrays: list[Any] = []
+        self._own = own
+        self._numbers: dict[Any, int] = {}
+        self._texts: dict[str, str] = {}
+        # Keeps alive what pickle remembers by its address.
+        self._made: list[Any] = []
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: PLR0911 - one line a kind
+        kind = type(obj)
+        if (named := _names().get(id(obj))) is not None and named[2] is obj:
+            return _by_name, named[:2]
+        if kind is _CORE.Var or kind is _CORE.DropVar:
+            return _variable, (kind is _CORE.DropVar, obj.aval)
+        if kind is _CORE.ShapedArray:
+            return _shaped, (_fields_of(obj),)
+        if kind is _CORE.JaxprEqn:
+            return self._equation(obj)
+        if kind is _CORE.Jaxpr:
+            return self._jaxpr(obj)
+        if kind is _CORE.Literal:
+            return _literal, (obj.val, obj.aval)
+        if kind is _CORE.DebugInfo:
+            return self._debug_info(obj)
+        if kind is _CORE.JaxprEqnContext:
+            return _context, (_context_of(obj),)
+        if kind is _SOURCE.SourceInfo:
+            return _source, (self._frames(obj.traceback), obj.name_stack)
+        if kind is _SOURCE.Traceback:
+            return _traceback, (self._frames(obj),)
+        return self._of_devices(obj, kind)
+
+    def _of_devices(self, obj: Any, kind: type[Any]) -> Any:
+        if kind is Mesh:
+            return _mesh, (self._number(obj),)
+        if kind is AbstractMesh:
+            return _abstract_mesh, (self._number(obj), obj.abstract_device is not None)
+        if kind is NamedSharding:
+            return _named_sharding, (obj.mesh, obj.spec, obj.memory_kind)
+        if kind is PartitionSpec:
+            settings = {
+                name: getattr(obj, name)
+                for name in ("unreduced", "reduced")
+                if getattr(obj, name, None)
+            }
+            return _spec, (tuple(obj), settings)
+        if kind is SingleDeviceSharding:
+            return _single_device, (obj.memory_kind,)
+        if isinstance(obj, Sharding):
+            raise CannotCarry(f"it uses a {kind.__name__}, which names devices and no axes")
+        if isinstance(obj, jax.Array):
+            self.arrays.append(obj)
+            return _array, (len(self.arrays) - 1,)
+        if isinstance(obj, _LITERALS.TypedNdArray):
+            return _typed, (np.asarray(obj), obj.aval)
+        if kind in _SCALARS:
+            return _scalar, (kind.__name__, kind.__base__(obj), obj.dtype)
+        if kind is np.ndarray and obj.nbytes > 4096:
+            self.arrays.append(obj)
+            return _array, (len(self.arrays) - 1,)
+        if isinstance(obj, jax.Device):
+            raise CannotCarry("it names a single device")
+        if isinstance(obj, _CORE.Primitive):
+            raise CannotCarry(f"its operation `{obj.name}` is none that a library defines")
+        if isinstance(obj, np.dtype) or kind is type:
+            return NotImplemented
+        if hasattr(obj, "_impl") and jax.dtypes.issubdtype(obj, jax.dtypes.prng_key):
+            return _key_type, (str(obj._impl.name),)
+        return self._of_functions(obj, kind)
+
+    def _of_functions(self, obj: Any, kind: type[Any]) -> Any:
+        if kind in (types.FunctionType, types.MethodType, types.BuiltinFunctionType):
+            return NotImplemented if _is_importable(obj) else _gone(obj)
+        if kind is _LINEAR.WrappedFun:
+            return _gone_wrapped, (_name_of(obj), self._plain(obj.debug_info))
+        if kind.__module__.startswith("jax") and "thunk" in kind.__name__.lower():
+            return _gone(obj)
+        return NotImplemented
+
+    def _plain(self, debug_info: Any) -> Any:
+        return debug_info
+
+    def _number(self, mesh: Any) -> int:
+        if mesh not in self._numbers:
+            self._numbers[mesh] = len(self.meshes)
+            self.meshes.append(stored_mesh(mesh, self._own))
+        return self._numbers[mesh]
+
+    def _equation(self, equation: Any) -> Any:
+        name = equation.primitive.name
+        if "callback" in name:
+            what = "`jax.debug.print` or a callback" if "debug" in name else "a callback"
+            raise CannotCarry(
+                f"it calls Python from inside the step ({what}), at {_line(equation)}"
+            )
+        sizes = None
+        if name == "shard_map":
+            sizes = _manual_sizes(equation.params)
+        return _equation, (
+            list(equation.invars),
+            list(equation.outvars),
+            equation.primitive,
+            dict(equation.params),
+            set(equation.effects),
+            equation.source_info,
+            equation.ctx,
+            sizes,
+        )
+
+    def _jaxpr(self, jaxpr: Any) -> Any:
+        consts = list(jaxpr.consts) if _JAXPR_HAS_CONSTS and jaxpr.consts else None
+        return _jaxpr, (
+            list(jaxpr.constvars),
+            list(jaxpr.invars),
+            list(jaxpr.outvars),
+            list(jaxpr.eqns),
+            set(jaxpr.effects),
+            jaxpr.debug_info,
+            bool(getattr(jaxpr, "is_high", False)),
+            consts,
+        )
+
+    def _debug_info(self, info: Any) -> Any:
+        names, paths = info.arg_names, info.result_paths
+        return _debug, (
+            str(info.traced_for),
+            str(info.func_src_info),
+            tuple(map(str, names)) if isinstance(names, (tuple, list)) else None,
+            tuple(map(str, paths)) if isinstance(paths, (tuple, list)) else None,
+        )
+
+    def _frames(self, traceback: Any) -> Any:
+        if traceback is None:
+            return None
+        found: list[tuple[str, str, int]] = []
+        for frame in _SOURCE.user_frames(traceback):
+            place = (self._text(frame.file_name), self._text(frame.function_name), frame.start_line)
+            found.append(place)
+            if len(found) == _MOST_FRAMES:
+                break
+        frames = tuple(found)
+        kept = self._numbers.setdefault(frames, len(self._made))
+        if kept == len(self._made):
+            self._made.append(frames)
+        return self._made[kept]
+
+    def _text(self, text: str) -> str:
+        return self._texts.setdefault(text, text)
+
+
+_JAXPR_HAS_CONSTS = "consts" in inspect.signature(_CORE.Jaxpr.__init__).parameters
+
+
+def _line(equation: Any) -> str:
+    frame = _SOURCE.user_frame(equation.source_info.traceback)
+    return f"{frame.file_name.rpartition('/')[2]}:{frame.start_line}" if frame else "?"
+
+
+def _manual_sizes(params: dict[str, Any]) -> tuple[str, tuple[tuple[str, int], ...]]:
+    """Of a `shard_map`, the sizes of the axes over which its body runs apart: the shapes inside are
+    those of a part."""
+    mesh = params["mesh"]
+    manual = params.get("manual_axes") or frozenset(mesh.axis_names)
+    sizes = tuple((str(name), int(mesh.shape[name])) for name in mesh.axis_names if name in manual)
+    return "shard_map", sizes
+
+
+def _fields_of(aval: Any) -> dict[str, Any]:
+    return {name: getattr(aval, name) for name in type(aval).__slots__ if name[0] != "_"}
+
+
+_CONTEXT_FIELDS = tuple(
+    name
+    for name in getattr(_CORE.JaxprEqnContext, "__slots__", ())
+    if name[0] != "_" and name != "configs"
+)
+
+
+def _context_of(context: Any) -> dict[str, Any]:
+    found = {name: getattr(context, name) for name in _CONTEXT_FIELDS}
+    if found.get("xla_metadata") is not None:
+        found["xla_metadata"] = dict(found["xla_metadata"])
+    return found
+
+
+def _name_of(function: Any) -> str:
+    inner = getattr(function, "f", function)
+    return str(getattr(inner, "__qualname__", getattr(inner, "__name__", type(inner).__name__)))
+
+
+def _gone(function: Any) -> Any:
+    return Gone, (_name_of(function),)
+
+
+def _is_importable(function: Any) -> bool:
+    """Whether another process finds the very same function under its name, in a library."""
+    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", None)
+    if not module or "<" in name or module == "__main__":
+        return False
+    found: Any = sys.modules.get(module)
+    file = getattr(found, "__file__", None)
+    if isinstance(file, str) and is_users_file(file):
+        return False
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is function
+
+
+@functools.cache
+def _names() -> dict[int, tuple[str, str, Any]]:
+    """By their address, objects that libraries keep under a name: (module, name, object).
+
+    Classes, functions and values are written as pickle does it.
+    """
+    plain = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, str, bytes)
+    plain += (int, float, bool, tuple, list, dict, set, frozenset, type(None), np.ndarray, np.dtype)
+    found: dict[int, tuple[str, str, Any]] = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or name == "__main__" or is_users_file(file):
+            continue
+        if not name.startswith(("jax", "flax", "equinox", "haiku", "optax", "haliax")) and not any(
+            isinstance(value, _CORE.Primitive) for value in list(vars(module).values())
+        ):
+            continue
+        for key, value in list(vars(module).items()):
+            if not isinstance(value, plain) and not isinstance(value, (jax.Array, Sharding)):
+                found.setdefault(id(value), (name, key, value))
+    return found
+
+
+class Gone:
+    """Stands for a function of the user's that only differentiation would call."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise CannotCarry(f"`{self.__name__}` would be called, and is in the script alone")
+
+    def __reduce__(self) -> Any:
+        return Gone, (self.__name__,)
+
+
+# Reading
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reading:
+    binding: Binding
+    arrays: Sequence[Any]
+    tracebacks: dict[Any, Any] = field(default_factory=dict[Any, Any])
+
+
+_READING: ContextVar[_Reading] = ContextVar("reading")
+
+
+@contextmanager
+def _reading(reading: _Reading) -> Any:
+    token = _READING.set(reading)
+    try:
+        yield
+    finally:
+        _READING.reset(token)
+
+
+def _by_name(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def _variable(is_dropped: bool, aval: Any) -> Any:
+    return (_CORE.DropVar if is_dropped else _CORE.Var)(aval)
+
+
+def _shaped(fields: dict[str, Any]) -> Any:
+    shape, dtype = fields.pop("shape"), fields.pop("dtype")
+    return _CORE.ShapedArray(shape, dtype, **fields)
+
+
+def _literal(value: Any, aval: Any) -> Any:
+    return _CORE.Literal(value, aval)
+
+
+def _typed(value: Any, aval: Any) -> Any:
+    return _LITERALS.TypedNdArray(value, aval)
+
+
+def _scalar(kind: str, value: Any, dtype: Any) -> Any:
+    return getattr(_LITERALS, kind)(value, dtype)
+
+
+def _equation(
+    invars: Any,
+    outvars: Any,
+    primitive: Any,
+    params: dict[str, Any],
+    effects: Any,
+    source_info: Any,
+    context: Any,
+    sizes: Any,
+) -> Any:
+    binding = _READING.get().binding
+    if sizes is not None:
+        binding.check_manual(*sizes, place=_place(source_info))
+    if binding.splits:
+        params = {
+            name: binding.axes(value) if name in _AXIS_PARAMETERS else value
+            for name, value in params.items()
+        }
+    return _CORE.JaxprEqn(invars, outvars, primitive, params, effects, source_info, context)
+
+
+def _place(source_info: Any) -> str:
+    frame = _SOURCE.user_frame(source_info.traceback)
+    return f"{frame.file_name.rpartition('/')[2]}:{frame.start_line}" if frame else "?"
+
+
+def _jaxpr(
+    constvars: Any,
+    invars: Any,
+    outvars: Any,
+    equations: Any,
+    effects: Any,
+    debug_info: Any,
+    is_high: bool,
+    consts: Any,
+) -> Any:
+    more = {"consts": consts} if consts is not None else {}
+    return _CORE.Jaxpr(constvars, invars, outvars, equations, effects, debug_info, is_high, **more)
+
+
+def _debug(traced_for: str, source: str, names: Any, paths: Any) -> Any:
+    return _CORE.DebugInfo(traced_for, source, names, paths)
+
+
+def _context(fields: dict[str, Any]) -> Any:
+    kind = _CORE.JaxprEqnContext
+    if hasattr(kind, "_create"):
+        if fields.get("xla_metadata") is not None:
+            fields["xla_metadata"] = tuple(sorted(fields["xla_metadata"].items()))
+        return kind._create(*fields.values())
+    made = kind()
+    named = {
+        "compute_on_context_manager": "compute_type",
+        "threefry_partitionable": "threefry_partitionable",
+        "abstract_mesh_context_manager": "cur_abstract_mesh",
+        "remove_size_one_mesh_axis_from_type": "remove_size_one_mesh_axis",
+    }
+    config: Any = importlib.import_module("jax._src.config")
+    states = {id(getattr(config, state)): key for state, key in named.items()}
+    for name, value in fields.items():
+        setattr(made, name, value)
+    made.configs = [
+        (state, fields[states[id(state)]] if id(state) in states else value)
+        for state, value in made.configs
+    ]
+    return made
+
+
+def _source(frames: Any, stack: Any) -> Any:
+    return _SOURCE.SourceInfo(_traceback(frames), stack)
+
+
+def _traceback(frames: Any) -> Any:
+    """A traceback with these frames, the innermost first: jax makes none but of what runs, so that
+    code of these names and lines is run."""
+    if frames is None:
+        return None
+    made = _READING.get().tracebacks
+    if frames not in made:
+        run: Callable[[], Any] = _SOURCE.Traceback.get_traceback
+        for file, function, line in frames:
+            run = _calling(run, file, function, line)
+        made[frames] = run()
+    return made[frames]
+
+
+def _calling(then: Callable[[], Any], file: str, function: str, line: int) -> Callable[[], Any]:
+    def call() -> Any:
+        return then()
+
+    first = call.__code__.co_firstlineno
+    # The call stands in the line after the first one.
+    code = call.__code__.replace(
+        co_filename=file,
+        co_name=function,
+        co_qualname=function,
+        co_firstlineno=max(line - (call.__code__.co_firstlineno + 1 - first), 1),
+    )
+    return types.FunctionType(code, {}, function, None, call.__closure__)
+
+
+def _mesh(number: int) -> Mesh:
+    return _READING.get().binding.mesh(number)
+
+
+def _abstract_mesh(number: int, knows_devices: bool) -> AbstractMesh:
+    return _READING.get().binding.abstract_mesh(number, knows_devices=knows_devices)
+
+
+def _named_sharding(mesh: Any, spec: Any, memory_kind: str | None) -> NamedSharding:
+    return NamedSharding(mesh, spec, memory_kind=memory_kind)
+
+
+def _spec(parts: tuple[Any, ...], settings: dict[str, Any]) -> PartitionSpec:
+    binding = _READING.get().binding
+    if binding.splits:
+        parts = tuple(map(binding.axes, parts))
+        settings = {name: binding.axes(value) for name, value in settings.items()}
+    return PartitionSpec(*parts, **settings)
+
+
+def _single_device(memory_kind: str | None) -> SingleDeviceSharding:
+    device = _READING.get().binding.first_device
+    return SingleDeviceSharding(device, memory_kind=memory_kind)
+
+
+def _array(number: int) -> Any:
+    return _READING.get().arrays[number]
+
+
+def _key_type(name: str) -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0, impl=name)).dtype
+
+
+def _gone_wrapped(name: str, debug_info: Any) -> Any:
+    return _LINEAR.wrap_init(Gone(name), debug_info=debug_info)

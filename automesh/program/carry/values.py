@@ -1,0 +1,207 @@
+"""The arguments of a step in one file, as they were in the script's run (jax).
+
+Each array is written once, by its content, whole and on the host; whoever reads the file maps it
+into memory and puts its arrays on the devices of a plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from automesh.program.lower.static_args import is_ref
+
+_ALIGNED = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLeaf:
+    """One array, or one number, of the arguments or of the trace.
+
+    Attributes:
+      shape, dtype: of the array; of an array of random keys, of the keys themselves.
+      weak_type: whether its type gives way to others, as that of a Python number does.
+      is_ref: it is a mutable reference to the array.
+      is_host: it is a NumPy array, which jax puts on the devices at every call.
+      number: of a Python number, the number itself.
+      key_implementation: of an array of random keys.
+      offset, stored_shape, stored_dtype: where its values are in the file, and as what; -1 without
+        values.
+      digest: of its values, in hex.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    weak_type: bool = False
+    is_ref: bool = False
+    is_host: bool = False
+    number: bool | int | float | complex | None = None
+    key_implementation: str = ""
+    offset: int = -1
+    stored_shape: tuple[int, ...] = ()
+    stored_dtype: str = ""
+    digest: str = ""
+
+    @property
+    def has_values(self) -> bool:
+        return self.number is not None or self.offset >= 0
+
+
+def bytes_of(leaves: Sequence[Any]) -> int:
+    """What the values of these leaves take in a file."""
+    return sum(int(getattr(_array_of(leaf), "nbytes", 0) or 0) for leaf in leaves)
+
+
+def write_values(leaves: Sequence[Any], path: Path, *, with_values: bool) -> tuple[StoredLeaf, ...]:
+    """Writes leaves to a new file.
+
+    Args:
+      with_values: False to describe them alone.
+    """
+    found: list[StoredLeaf] = []
+    known: dict[tuple[str, tuple[int, ...], str], int] = {}
+    with path.open("xb") as file:
+        for leaf in leaves:
+            described = _described(leaf)
+            if described.number is not None or not with_values or not _is_here(leaf):
+                found.append(described)
+                continue
+            # `ascontiguousarray` makes an array of one dimension of a number.
+            values = np.asarray(_on_host(leaf), order="C")
+            digest = hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
+            key = (digest, values.shape, str(values.dtype))
+            if key not in known:
+                file.write(b"\0" * (-file.tell() % _ALIGNED))
+                known[key] = file.tell()
+                file.write(values.tobytes())
+            found.append(
+                _with_place(described, known[key], values.shape, str(values.dtype), digest)
+            )
+        file.write(b"\0")  # A file without bytes cannot be mapped.
+    return tuple(found)
+
+
+def _with_place(
+    leaf: StoredLeaf, offset: int, shape: tuple[int, ...], dtype: str, digest: str
+) -> StoredLeaf:
+    return StoredLeaf(
+        shape=leaf.shape,
+        dtype=leaf.dtype,
+        weak_type=leaf.weak_type,
+        is_ref=leaf.is_ref,
+        is_host=leaf.is_host,
+        key_implementation=leaf.key_implementation,
+        offset=offset,
+        stored_shape=shape,
+        stored_dtype=dtype,
+        digest=digest,
+    )
+
+
+def _array_of(leaf: Any) -> Any:
+    return leaf[...] if isinstance(leaf, jax.Ref) else leaf
+
+
+def _is_here(leaf: Any) -> bool:
+    array = _array_of(leaf)
+    if isinstance(array, (np.ndarray, np.generic)):
+        return True
+    return isinstance(array, jax.Array) and _has_data(array) and array.is_fully_addressable
+
+
+def _has_data(array: Any) -> bool:
+    return not isinstance(array, jax.core.Tracer)
+
+
+def _is_key(array: Any) -> bool:
+    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _on_host(leaf: Any) -> np.ndarray[Any, Any]:
+    array = _array_of(leaf)
+    if isinstance(array, jax.Array) and _is_key(array):
+        array = jax.random.key_data(array)
+    return np.asarray(array)
+
+
+def _described(leaf: Any) -> StoredLeaf:
+    if isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic):
+        return StoredLeaf(shape=(), dtype=str(jnp.result_type(leaf)), number=leaf, weak_type=True)
+    array: Any = _array_of(leaf)
+    is_abstract_ref = not isinstance(leaf, jax.Ref) and is_ref(leaf)
+    implementation = ""
+    if isinstance(array, (np.ndarray, np.generic)):
+        # As jax takes it: without 64 bits unless it is told to use them.
+        return StoredLeaf(
+            shape=tuple(array.shape),
+            dtype=str(jax.dtypes.canonicalize_dtype(array.dtype)),
+            is_host=True,
+        )
+    if _is_key(array):
+        implementation = str(jax.random.key_impl(array)) if _has_data(array) else ""
+        implementation = implementation or str(array.dtype._impl.name)
+    return StoredLeaf(
+        shape=tuple(map(int, array.shape)),
+        dtype="" if implementation else str(array.dtype),
+        weak_type=bool(getattr(array, "weak_type", False)),
+        is_ref=is_abstract_ref or isinstance(leaf, jax.Ref),
+        key_implementation=implementation,
+    )
+
+
+def dtype_of(leaf: StoredLeaf) -> Any:
+    """The type of a stored array."""
+    if leaf.key_implementation:
+        name = leaf.key_implementation
+        return jax.eval_shape(lambda: jax.random.key(0, impl=name)).dtype
+    return jnp.dtype(leaf.dtype)
+
+
+class Values:
+    """The values in a file, mapped into memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._bytes = np.memmap(path, mode="r", dtype=np.uint8)
+
+    def host(self, leaf: StoredLeaf) -> np.ndarray[Any, Any]:
+        """A copy of its values on the host."""
+        dtype = jnp.dtype(leaf.stored_dtype)
+        count = math.prod(leaf.stored_shape) * dtype.itemsize
+        part = np.array(self._bytes[leaf.offset : leaf.offset + count], copy=True)
+        return part.view(dtype).reshape(leaf.stored_shape)
+
+    def made(self, leaf: StoredLeaf, sharding: Any) -> Any:
+        """The leaf on the devices, or as the script had it.
+
+        Args:
+          sharding: where it is; None for what is put nowhere in particular.
+        """
+        if leaf.number is not None:
+            return leaf.number
+        values = self.host(leaf)
+        if leaf.is_host and sharding is None:
+            return values
+        array = jnp.asarray(values) if sharding is None else jax.device_put(values, sharding)
+        if leaf.key_implementation:
+            array = jax.random.wrap_key_data(array, impl=leaf.key_implementation)
+        elif leaf.weak_type and not getattr(array, "weak_type", False):
+            array = _weak(array)
+        return jax.new_ref(array) if leaf.is_ref else array
+
+
+def _weak(array: Any) -> Any:
+    """The array with a type that gives way to others."""
+    weak = jax.lax.convert_element_type(array, _PYTHON_TYPES[np.dtype(array.dtype).kind])
+    same = weak.dtype == array.dtype and weak.sharding == array.sharding
+    return weak if same else array
+
+
+_PYTHON_TYPES: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
