@@ -108,8 +108,8 @@ def _baseline(found: Discovery, target: Target) -> str:
 
 
 def _spanning(axes: Sizes, names: Sequence[str], granules: int) -> dict[str, int] | None:
-    """How often each axis is divided among slices or nodes, the first ones most; None if their sizes
-    cannot be divided so."""
+    """How often each axis is divided among slices or nodes, the first ones most; None if their
+    sizes cannot be divided so."""
     found: dict[str, int] = {}
     left = granules
     for name, size in axes:

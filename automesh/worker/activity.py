@@ -93,9 +93,9 @@ def _runs_script(job: Job) -> bool:
     """Whether `build` is the script itself, run up to its step."""
     if isinstance(job, DiscoverJob | CarryJob):
         return True
-    capture = (
-        None if isinstance(job, LayoutJob | CalibrateJob | DevicesJob) else job.step.entry.capture
-    )
+    if isinstance(job, LayoutJob | CalibrateJob | DevicesJob):
+        return False
+    capture = job.step.entry.capture
     return capture is not None and not capture.is_carried
 
 

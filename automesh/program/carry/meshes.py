@@ -131,9 +131,7 @@ class Binding:
         if len(stored.places) == 1:
             # One device of the script's: the first one is any.
             flat = flat[:1] if stored.places[0] == 0 else flat[-1:]
-        elif stored.places != tuple(range(len(stored.places))) and len(flat) != math.prod(
-            own.sizes
-        ):
+        elif len(flat) != len(stored.places) and _is_reordered(stored.places):
             raise CannotCarry(f"its mesh {_text(stored)} has its devices in an order of its own")
         elif len(flat) == len(stored.places):
             flat = flat[list(stored.places)]
@@ -200,6 +198,10 @@ class Binding:
                     f"`{what}` at {place} works on parts of arrays, which have other shapes with "
                     f"{name}:{now} than with {name}:{size}"
                 )
+
+
+def _is_reordered(places: Sequence[int]) -> bool:
+    return tuple(places) != tuple(range(len(places)))
 
 
 def _text(mesh: StoredMesh) -> str:

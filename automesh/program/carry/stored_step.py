@@ -6,7 +6,6 @@ belongs to the search alone (mode 0700): what is read here is unpickled.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,7 +126,7 @@ def store(
     )
     draft = folder / f"{_STEP}.draft"
     draft.write_bytes(pickle.dumps(step))
-    os.replace(draft, folder / _STEP)
+    draft.replace(folder / _STEP)
     return step
 
 

@@ -56,9 +56,7 @@ _SCALARS = (_LITERALS.TypedInt, _LITERALS.TypedFloat, _LITERALS.TypedComplex)
 # Frames of a traceback that are kept: `explain` and MLIR's locations show no more.
 _MOST_FRAMES = 10
 # Parameters of collectives that name mesh axes.
-_AXIS_PARAMETERS = frozenset(
-    {"axes", "axis_name", "axis_names", "manual_axes", "axis_index_groups"}
-)
+_AXIS_PARAMETERS = frozenset({"axes", "axis_name", "axis_names", "manual_axes"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,7 +150,7 @@ class _Writer(pickle.Pickler):
             return _traceback, (self._frames(obj),)
         return self._of_devices(obj, kind)
 
-    def _of_devices(self, obj: Any, kind: type[Any]) -> Any:
+    def _of_devices(self, obj: Any, kind: type[Any]) -> Any:  # noqa: C901, PLR0911
         if kind is Mesh:
             return _mesh, (self._number(obj),)
         if kind is AbstractMesh:
@@ -211,10 +209,7 @@ class _Writer(pickle.Pickler):
     def _equation(self, equation: Any) -> Any:
         name = equation.primitive.name
         if "callback" in name:
-            what = "`jax.debug.print` or a callback" if "debug" in name else "a callback"
-            raise CannotCarry(
-                f"it calls Python from inside the step ({what}), at {_line(equation)}"
-            )
+            raise CannotCarry(f"its step calls Python by `{name}` at {_line(equation)}")
         sizes = None
         if name == "shard_map":
             sizes = _manual_sizes(equation.params)

@@ -140,11 +140,8 @@ def _described(leaf: Any) -> StoredLeaf:
     implementation = ""
     if isinstance(array, (np.ndarray, np.generic)):
         # As jax takes it: without 64 bits unless it is told to use them.
-        return StoredLeaf(
-            shape=tuple(array.shape),
-            dtype=str(jax.dtypes.canonicalize_dtype(array.dtype)),
-            is_host=True,
-        )
+        dtype = str(jax.dtypes.canonicalize_dtype(array.dtype))
+        return StoredLeaf(shape=tuple(array.shape), dtype=dtype, is_host=True)
     if _is_key(array):
         implementation = str(jax.random.key_impl(array)) if _has_data(array) else ""
         implementation = implementation or str(array.dtype._impl.name)
