@@ -62,9 +62,9 @@ def _of_arguments(real: Built, carried: Built) -> str:
         if _form(one) != _form(other):
             return f"`{path}` is {_form(one)} there, and {_form(other)} elsewhere"
     for (path, one), (_, other) in zip(ones, others, strict=True):
-        places = [getattr(leaf, "sharding", None) for leaf in (one, other)]
-        if all(isinstance(place, NamedSharding) for place in places):
-            first, second = places
+        first: Any = getattr(one, "sharding", None)
+        second: Any = getattr(other, "sharding", None)
+        if isinstance(first, NamedSharding) and isinstance(second, NamedSharding):
             if not first.is_equivalent_to(second, len(leaf_shape(one))):
                 return f"`{path}` is split by {first.spec} there, and by {second.spec} elsewhere"
     return ""

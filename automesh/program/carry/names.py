@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ def _flatten(node: Node) -> tuple[tuple[tuple[Any, Any], ...], tuple[Key, ...]]:
     return tuple((_key(key), child) for key, child in pairs), node.keys
 
 
-def _unflatten(keys: tuple[Key, ...], children: Sequence[Any]) -> Node:
+def _unflatten(keys: tuple[Key, ...], children: Iterable[Any]) -> Node:
     return Node(keys, tuple(children))
 
 

@@ -174,7 +174,8 @@ class _Writer(pickle.Pickler):
         if isinstance(obj, _LITERALS.TypedNdArray):
             return _typed, (np.asarray(obj), obj.aval)
         if kind in _SCALARS:
-            return _scalar, (kind.__name__, kind.__base__(obj), obj.dtype)
+            plain: Any = kind.__base__
+            return _scalar, (kind.__name__, plain(obj), obj.dtype)
         if kind is np.ndarray and obj.nbytes > 4096:
             self.arrays.append(obj)
             return _array, (len(self.arrays) - 1,)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from automesh.program.capture.abstract_arrays import is_abstract
 from automesh.program.lower.static_args import is_ref
 
 _ALIGNED = 64
@@ -118,7 +119,7 @@ def _is_here(leaf: Any) -> bool:
 
 
 def _has_data(array: Any) -> bool:
-    return not isinstance(array, jax.core.Tracer)
+    return not is_abstract(array)
 
 
 def _is_key(array: Any) -> bool:
