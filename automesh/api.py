@@ -408,9 +408,9 @@ def check(
     """
     from automesh.report.check.facts import BOUNDS
     from automesh.report.progress import Silent
-    from automesh.tuner.capture import check_capture_options
     from automesh.tuner.check.rules import CheckOrder, check_rules, write_facts
     from automesh.tuner.interrupts import interrupts_at_rest
+    from automesh.tuner.script.capture import check_capture_options
 
     options = SearchOptions(hardware=hardware, args=args, timeout=timeout, step=step, dry_run=True)
     request = read_request(script, options, targets=["local"])

@@ -25,6 +25,7 @@ from automesh.tuner.context import SearchContext
 from automesh.tuner.paths import check_places, make_study_folder
 from automesh.tuner.preparation import Preparation
 from automesh.tuner.request import SearchRequest
+from automesh.tuner.script.carried import check_winner, starts_detail
 from automesh.tuner.session import BUILD_SHARE, open_session
 from automesh.tuner.strategies.absent import AbsentStrategy, ready_for
 from automesh.tuner.strategies.attached import AttachedStrategy
@@ -130,6 +131,8 @@ def run_search(
                 rules=request.rules,
                 rules_before=rules_before,
                 folder=preparation.folder,
+                check_winner=lambda plan: check_winner(request, target, plan, progress),
+                started=lambda: starts_detail(request.entry),
             ).run(strategy)
 
 

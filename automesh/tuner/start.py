@@ -20,12 +20,12 @@ from automesh.report.result import SearchResult
 from automesh.space.curated import CURATED, curated_for
 from automesh.space.options import with_options
 from automesh.space.space import Knob, SearchSpace
-from automesh.tuner.capture import space_for
 from automesh.tuner.choose.baseline import check_baseline
 from automesh.tuner.command.timed_command import TimedCommand
 from automesh.tuner.paths import check_places
 from automesh.tuner.preparation import known_devices
 from automesh.tuner.request import SearchRequest, usual_top
+from automesh.tuner.script.capture import space_for
 from automesh.tuner.workers import bounded_workers, refuse_launcher
 
 

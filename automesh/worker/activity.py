@@ -65,7 +65,9 @@ def _with_the_script(job: Job, stage: str) -> str:
             where = _ONE_DEVICE
         case PropagateJob():
             where = ",".join(f"{name}:{size}" for name, size in job.sizes) or _ONE_DEVICE
-        case CarryJob() | BuildJob() | CompileJob() | SummarizeJob() | TraceJob() | VisitJob():
+        case CarryJob():
+            where = "another mesh"
+        case BuildJob() | CompileJob() | SummarizeJob() | TraceJob() | VisitJob():
             where = str(job.plan)
     name = _name(job.step.entry)
     match stage:

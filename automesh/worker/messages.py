@@ -61,10 +61,14 @@ class DiscoverJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarryJob:
-    """Answer: `CarryCheck`: the stored step on the mesh of a plan, beside that of a real run."""
+    """Answer: `CarryCheck`: the stored step on another mesh, and that of a real run there.
+
+    Attributes:
+      plans: the first of them is taken on which jax takes the stored step.
+    """
 
     step: StepRef
-    plan: Plan
+    plans: tuple[Plan, ...]
     kind: Literal["carry"] = "carry"
 
 

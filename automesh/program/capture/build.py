@@ -40,7 +40,7 @@ def captured_build(entry: Entry) -> Any:
     assert entry.capture is not None
     # On another host than that of the search there is no such folder.
     if entry.capture.is_carried and Path(entry.capture.folder).is_dir():
-        return carried_build(entry, lambda: build_by_running(entry))
+        return carried_build(entry, lambda _: build_by_running(entry))
     return build_by_running(entry)
 
 

@@ -158,10 +158,12 @@ class CarryCheck:
     """The step of the script's one run, carried to a mesh, beside that of a real run there.
 
     Attributes:
+      mesh: on which the script was run, in text form; empty if the step can be carried to none.
       difference: what the real run does in another way, a sentence; empty if both are the same.
       took_s: the run.
     """
 
+    mesh: str = ""
     difference: str = ""
     took_s: float = 0.0
 

@@ -18,12 +18,12 @@ from automesh.program.script.workload import Workload
 Build = Callable[[Mesh], Workload]
 
 
-def carried_build(entry: Entry, otherwise: Callable[[], Build]) -> Any:
+def carried_build(entry: Entry, otherwise: Callable[[str], Build]) -> Any:
     """The function `build(mesh)` of a script whose step is stored.
 
     Args:
-      otherwise: gives the function that runs the script, for meshes that carrying cannot reach, and
-        for values that are not stored.
+      otherwise: given the reason, gives the function that runs the script, for meshes that carrying
+        cannot reach, and for values that are not stored.
     """
     capture = entry.capture
     assert capture is not None
@@ -46,7 +46,7 @@ def carried_build(entry: Entry, otherwise: Callable[[], Build]) -> Any:
 
     def run(mesh: Mesh, why: str) -> Workload:
         if not running:
-            running.append(otherwise())
+            running.append(otherwise(why))
             note(f"{Path(entry.location).name} is run for its step: {why}")
         return running[0](mesh)
 

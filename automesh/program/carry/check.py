@@ -2,41 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
+from automesh.mesh.axes import MeshAxis
+from automesh.program.absent.device_queries import own
+from automesh.program.capture.build import build_by_running
+from automesh.program.capture.nouns import CarryCheck
+from automesh.program.carry.build import carried_build
+from automesh.program.carry.meshes import CannotCarry
 from automesh.program.lower.program_text import first_difference
 from automesh.program.lower.static_args import leaf_dtype, leaf_shape
-from automesh.program.script.build import Built
+from automesh.program.nouns import Entry
+from automesh.program.script.build import Built, build_on
 
 
-def difference(
-    real: Built,
-    carried: Built,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Carried:
+    """The stored step on a mesh, built and lowered."""
+
+    axes: tuple[MeshAxis, ...]
+    built: Built
+    program: Any
+
+
+def check_carried(
+    entry: Entry,
+    meshes: Sequence[tuple[MeshAxis, ...]],
     *,
     lower: Callable[[Built], Any],
-    name: str,
-) -> str:
-    """What a real run does in another way than the carried step, in a sentence; empty if nothing.
+    entering: Callable[[str], None],
+) -> CarryCheck:
+    """Runs the script on a mesh, and compares its step there with the stored one.
 
     Args:
-      real, carried: on the same mesh.
-      lower: lowers either.
-      name: of the step, for the sentence.
+      meshes: the first is taken on which jax takes the stored step.
+      lower: lowers a step.
+      entering: is told what is done: `build`, `lower`.
+
+    Raises:
+      Exception: whatever ends the script before its step.
     """
-    said = _of_arguments(real, carried)
+    capture = entry.capture
+    assert capture is not None
+    entering("lower")
+    described = replace(entry, capture=replace(capture, without_arrays=True, is_carried=True))
+    axis_types = capture.searched.axis_types
+    carried = _first_carried(carried_build(described, _refused), meshes, axis_types, lower)
+    if isinstance(carried, str):
+        return CarryCheck(difference=carried)
+    mesh = ",".join(f"{axis.name}:{axis.size}" for axis in carried.axes)
+    entering("build")
+    begun_s = perf_counter()
+    # With the right types at once: `build` is called again if they are others.
+    real = build_on(build_by_running(entry), carried.axes, axis_types=axis_types, devices=own())
+    took_s = perf_counter() - begun_s
+    entering("lower")
+    said = _difference(real, carried, lower, capture.step.name)
+    return CarryCheck(mesh=mesh, difference=said, took_s=took_s)
+
+
+def _refused(why: str) -> Any:
+    raise CannotCarry(why)
+
+
+def _first_carried(
+    build: Any,
+    meshes: Sequence[tuple[MeshAxis, ...]],
+    axis_types: tuple[str, ...],
+    lower: Callable[[Built], Any],
+) -> _Carried | str:
+    """The stored step on the first mesh that takes it; why none does, else."""
+    refusal = ""
+    for axes in meshes:
+        try:
+            built = build_on(build, axes, axis_types=axis_types, devices=own())
+            return _Carried(axes=axes, built=built, program=lower(built))
+        except CannotCarry as error:
+            refusal = refusal or error.message
+        # Whatever jax raises where the step does not fit the mesh: 127 does not divide by 2.
+        except Exception as error:  # noqa: BLE001
+            refusal = refusal or f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    return refusal
+
+
+def _difference(real: Built, carried: _Carried, lower: Callable[[Built], Any], name: str) -> str:
+    """What a real run does in another way, in a sentence; empty if nothing."""
+    said = _of_arguments(real, carried.built)
     if said:
         return said
-    outcomes = [_lowered(lower, built) for built in (real, carried)]
-    (program, error), (other, refusal) = outcomes
-    if program is None or other is None:
-        if program is None and other is None:
-            return ""  # Refused by jax in both ways: "127 does not divide by 2".
-        says = error or refusal
-        return f"`{name}` cannot be lowered {'there' if program is None else 'as carried'} ({says})"
+    program, other = lower(real), carried.program
     if program.fingerprint(()) == other.fingerprint(()):
         return ""
     found = first_difference(program.lines(), other.lines())
@@ -44,14 +104,6 @@ def difference(
         return f"`{name}` runs on devices in another order there"
     where = f" at {found.place}" if found.place else ""
     return f"`{name}` is another program there{where}: `{found.line}`, and not `{found.other}`"
-
-
-def _lowered(lower: Callable[[Built], Any], built: Built) -> tuple[Any, str]:
-    try:
-        return lower(built), ""
-    # Whatever jax or the step raises: it counts only if it is raised in one of two ways.
-    except Exception as error:  # noqa: BLE001
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
 
 
 def _of_arguments(real: Built, carried: Built) -> str:
@@ -64,9 +116,10 @@ def _of_arguments(real: Built, carried: Built) -> str:
     for (path, one), (_, other) in zip(ones, others, strict=True):
         first: Any = getattr(one, "sharding", None)
         second: Any = getattr(other, "sharding", None)
-        if isinstance(first, NamedSharding) and isinstance(second, NamedSharding):
-            if not first.is_equivalent_to(second, len(leaf_shape(one))):
-                return f"`{path}` is split by {first.spec} there, and by {second.spec} elsewhere"
+        if not (isinstance(first, NamedSharding) and isinstance(second, NamedSharding)):
+            continue
+        if not first.is_equivalent_to(second, len(leaf_shape(one))):
+            return f"`{path}` is split by {first.spec} there, and by {second.spec} elsewhere"
     return ""
 
 

@@ -17,12 +17,12 @@ from automesh.outcomes import Compiled, Failed, Failure, OutOfMemory
 from automesh.program.capture.nouns import parse_splits
 from automesh.program.nouns import CompileAnswer, Entry, Inspection
 from automesh.report.progress import Progress
-from automesh.tuner.capture import space_for
 from automesh.tuner.compile.jobs import predicted
 from automesh.tuner.compile.replay import Player
 from automesh.tuner.explain.study import hardware_for
 from automesh.tuner.preparation import Aim, aim_of, step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
+from automesh.tuner.script.capture import space_for
 from automesh.tuner.workers import ask, one_worker, surroundings_of
 from automesh.units import format_bytes
 from automesh.worker.messages import CompileJob, InspectJob, Surroundings

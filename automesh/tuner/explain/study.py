@@ -28,11 +28,11 @@ from automesh.report.result import Candidate, SearchResult
 from automesh.report.search_command import text_of
 from automesh.skipped import Skipped
 from automesh.space.options import value_of
-from automesh.tuner.capture import space_for
 from automesh.tuner.compile.replay import Player
 from automesh.tuner.estimate.terms_cache import TERMS, Kept, TermsCache
 from automesh.tuner.explain.mesh import Ground, explained, find_plan
 from automesh.tuner.request import SearchRequest
+from automesh.tuner.script.capture import space_for
 from automesh.tuner.session import open_session
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.identity import workload_name

@@ -6,16 +6,17 @@ result is read from it in the same way whichever strategy has filled it, and how
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from automesh.errors import UsageError
+from automesh.mesh.axes import Plan
 from automesh.mesh.rules.file import RuleEdited
 from automesh.mesh.rules.rule import MeshRule
 from automesh.report.files.csv import dataframe, write_table
-from automesh.report.files.rule import has_rule, save_rule
+from automesh.report.files.rule import best_of, has_rule, save_rule
 from automesh.report.result import SearchResult
 from automesh.tuner.measure.leased_pool import LeaseLost
 from automesh.tuner.paths import as_seen
@@ -68,6 +69,8 @@ class SearchRun:
       rules: file that the rule is merged into; empty to write none.
       rules_before: what that file said when the search began.
       folder: of the study.
+      check_winner: what speaks against a rule for a plan, a sentence; empty if nothing does.
+      started: how often the script was started until now, in words.
     """
 
     study: Study
@@ -77,6 +80,8 @@ class SearchRun:
     rules: str
     rules_before: tuple[MeshRule, ...]
     folder: Path
+    check_winner: Callable[[Plan], str] = lambda _: ""
+    started: Callable[[], str] = str
 
     def run(self, strategy: Strategy) -> SearchResult:
         """Runs a strategy to its end, or to Ctrl-C; gives what the study then holds.
@@ -97,7 +102,7 @@ class SearchRun:
             interrupted = True
         except LeaseLost:
             ending = _TAKEN_OVER
-        header = strategy.header(self.header)
+        header = self._with_starts(strategy.header(self.header))
         if header is not self.header:
             self.notebook.note_header(header)
         result = assemble(self.study, header)
@@ -113,9 +118,16 @@ class SearchRun:
             write_table(dataframe(result), self.folder / "trials.csv")
         return result
 
+    def _with_starts(self, header: Header) -> Header:
+        started = self.started()
+        return replace(header, details=(*header.details, started)) if started else header
+
     def _with_rule(self, strategy: Strategy, result: SearchResult, footer: Footer) -> Footer:
         path = Path(self.rules)
         kept = strategy.keeps_rule(path)
+        best = best_of(result)
+        if not kept and best is not None and (said := self.check_winner(best.plan)):
+            kept = f"no rule is written for {best.plan.mesh}: {said}"
         if kept:
             return replace(footer, stop_reason=f"{footer.stop_reason}; {kept}")
         try:

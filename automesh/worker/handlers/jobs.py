@@ -20,10 +20,9 @@ from automesh.program import surroundings
 from automesh.program.absent import client
 from automesh.program.absent.device_queries import Answers, own
 from automesh.program.absent.layout import lay_out
-from automesh.program.capture.build import build_by_running, captured_build
 from automesh.program.capture.discover import discover_for_absent, discover_here
 from automesh.program.capture.nouns import CarryCheck, Discovery
-from automesh.program.carry.check import difference
+from automesh.program.carry.check import check_carried
 from automesh.program.carry.starts import note_start
 from automesh.program.carry.stored_step import store_in
 from automesh.program.execute.arguments import made_up_arguments
@@ -258,27 +257,13 @@ def _discover(job: DiscoverJob, stages: Stages) -> Discovery:
 
 def _check_carried(job: CarryJob, stages: Stages) -> CarryCheck:
     start_jax(stages)
-    entry = job.step.entry
-    assert entry.capture is not None
-    # Described arguments on both sides, whether or not the run has arrays.
-    described = replace(entry.capture, without_arrays=True, is_carried=True)
-    with told_of(job.step.absent, Path(entry.location).name):
-        stages.enter("build")
-        begun_s = perf_counter()
-        real = build_on(build_by_running(entry), job.plan.axes, devices=own())
-        took_s = perf_counter() - begun_s
-        stages.enter("lower")
-        carried = build_on(
-            captured_build(replace(entry, capture=described)), job.plan.axes, devices=own()
+    with told_of(job.step.absent, Path(job.step.entry.location).name):
+        return check_carried(
+            job.step.entry,
+            [plan.axes for plan in job.plans],
+            lower=lambda built: lower_any(built, platforms=_platforms(job.step.absent)),
+            entering=stages.enter,
         )
-        platforms = _platforms(job.step.absent)
-        said = difference(
-            real,
-            carried,
-            lower=lambda built: lower_any(built, platforms=platforms),
-            name=entry.capture.step.name,
-        )
-    return CarryCheck(difference=said, took_s=took_s)
 
 
 def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:

@@ -9,29 +9,25 @@ from pathlib import Path
 
 from automesh.errors import UsageError
 from automesh.hardware import Target
-from automesh.mesh.axes import MeshAxis, Plan
 from automesh.outcomes import Failure
 from automesh.program.capture.nouns import (
     AxisSplit,
     Capture,
-    CarryCheck,
     Discovery,
-    ScriptMesh,
     Sizes,
     check_splits,
     names_in_place,
 )
-from automesh.program.nouns import Entry
 from automesh.report.progress import Progress
-from automesh.space.enumerate import factorizations
 from automesh.space.space import AxisRange, SearchSpace
 from automesh.space.spec import read_space
 from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
+from automesh.tuner.script.carried import carried
 from automesh.tuner.worker_errors import inspection_error
 from automesh.tuner.workers import ask, one_worker, refuse_gang, surroundings_of
 from automesh.units import format_bytes
-from automesh.worker.messages import CarryJob, DiscoverJob
+from automesh.worker.messages import DiscoverJob
 from automesh.worker.temporary import folder_until_exit
 
 # A space of a name that no file has: the axes are the script's own.
@@ -70,7 +66,7 @@ def space_for(
     check_capture_options(request)
     if request.entry.function != UNMODIFIED:
         return request, read_space(request.space)
-    found = _carried(request, target, _discovered(request, target, progress), progress)
+    found = carried(request, target, _discovered(request, target, progress), progress)
     check_splits(request.splits, found.capture.mesh)
     found = _with_splits(found, request.splits)
     space = _space(request, found)
@@ -140,59 +136,6 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
     if isinstance(answer, Failure):
         raise inspection_error(answer, request.entry)
     return replace(answer, capture=replace(answer.capture, folder=folder))
-
-
-def _carried(
-    request: SearchRequest, target: Target, found: Discovery, progress: Progress
-) -> Discovery:
-    """Whether the step of the first run may be carried to other meshes: it must be the step of a
-    second run, in a fresh process, on another mesh.
-
-    Where it is not, the script is run again for each mesh, and a notice says why.
-    """
-    name = Path(request.entry.location).name
-    if found.not_carried:
-        return _with_notice(found, f"{name} is {_AGAIN}: {found.not_carried}")
-    plan = Plan(axes=_second_mesh(found.capture.mesh, found.num_devices))
-    mesh = plan.mesh
-    progress.now(f"running {name} a second time, on {mesh}, to see what depends on its mesh")
-    entry = replace(request.entry, function=found.capture.step.name, capture=found.capture)
-    job = CarryJob(step=step_ref(entry, target), plan=plan)
-    with one_worker(
-        surroundings_of(target), memory_limit_bytes=request.memory_limit_bytes, progress=progress
-    ) as pool:
-        answer = ask(pool, job, CarryCheck, request.timeout_s)
-    said = answer.difference if isinstance(answer, CarryCheck) else _reason(answer, request.entry)
-    if said:
-        return _with_notice(found, f"on {mesh} {said}: {name} is {_AGAIN}")
-    capture = replace(found.capture, is_carried=True, without_arrays=True)
-    return replace(found, capture=capture)
-
-
-def _second_mesh(own: ScriptMesh, num_devices: int) -> tuple[MeshAxis, ...]:
-    """Another mesh over the script's axes, with as many other sizes as can be, and of these the one
-    that divides most arrays: the one with the smallest largest axis. Its own, if there is no other.
-    """
-    sizes = [size for _, size in own.axes]
-
-    def unlike(others: Sequence[int]) -> tuple[int, int]:
-        changed = sum(size != other for size, other in zip(sizes, others, strict=True))
-        return -changed, max(others)
-
-    best = min(factorizations(num_devices, len(sizes)).tolist(), key=unlike)
-    return tuple(MeshAxis(name=name, ici=size) for name, size in zip(own.names, best, strict=True))
-
-
-_AGAIN = "run again for each mesh"
-
-
-def _with_notice(found: Discovery, notice: str) -> Discovery:
-    took = f", which takes {found.took_s:.1f} s each time" if found.took_s >= 1 else ""
-    return replace(found, notices=(*found.notices, notice + took))
-
-
-def _reason(answer: Failure, entry: Entry) -> str:
-    return f"its second run fails ({inspection_error(answer, entry).message})"
 
 
 def _space(request: SearchRequest, found: Discovery) -> SearchSpace:

@@ -1,0 +1,134 @@
+"""Whether the step of a script's first run may be carried to other meshes, and whether the winner's
+program is that of the script itself.
+
+A script is started three times at most: for its step; on another mesh, to see what depends on the
+mesh; and on the mesh of the winner, before that becomes a rule. Every process in between gets the
+stored step (`automesh.program.carry`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from automesh.hardware import Target
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.outcomes import Failure
+from automesh.program.capture.nouns import AxisSplit, CarryCheck, Discovery, ScriptMesh
+from automesh.program.carry.starts import starts
+from automesh.program.nouns import Entry
+from automesh.report.progress import Progress
+from automesh.report.words import count
+from automesh.space.enumerate import factorizations
+from automesh.tuner.preparation import step_ref
+from automesh.tuner.request import SearchRequest
+from automesh.tuner.worker_errors import inspection_error
+from automesh.tuner.workers import ask, one_worker, surroundings_of
+from automesh.worker.messages import CarryJob
+
+# Meshes that are tried for the second run, until jax takes the carried step on one of them.
+_MOST_MESHES = 6
+_AGAIN = "run again for each mesh"
+
+
+def carried(
+    request: SearchRequest, target: Target, found: Discovery, progress: Progress
+) -> Discovery:
+    """The discovery, which says then whether workers may take the stored step to other meshes.
+
+    The step must be that of a second run, in a fresh process, on another mesh. Where it is not, the
+    script is run again for each mesh, and a notice says why and how long a run takes.
+    """
+    name = Path(request.entry.location).name
+    if found.not_carried:
+        return _with_notice(found, f"{name} is {_AGAIN}: {found.not_carried}")
+    progress.now(f"running {name} a second time, to see what depends on its mesh")
+    entry = replace(request.entry, function=found.capture.step.name, capture=found.capture)
+    plans = _other_meshes(found.capture.mesh, found.num_devices)
+    answer = _check(request, target, entry, plans, progress)
+    if isinstance(answer, Failure):
+        said = f"its second run fails ({inspection_error(answer, entry).message})"
+        return _with_notice(found, f"{name} is {_AGAIN}: {said}")
+    if answer.difference:
+        where = f"on {answer.mesh}, " if answer.mesh else ""
+        return _with_notice(found, f"{where}{answer.difference}: {name} is {_AGAIN}")
+    capture = replace(found.capture, is_carried=True, without_arrays=True)
+    return replace(found, capture=capture)
+
+
+def _check(
+    request: SearchRequest,
+    target: Target,
+    entry: Entry,
+    plans: Sequence[Plan],
+    progress: Progress,
+) -> CarryCheck | Failure:
+    job = CarryJob(step=step_ref(entry, target), plans=tuple(plans))
+    with one_worker(
+        surroundings_of(target), memory_limit_bytes=request.memory_limit_bytes, progress=progress
+    ) as pool:
+        return ask(pool, job, CarryCheck, request.timeout_s)
+
+
+def _other_meshes(own: ScriptMesh, num_devices: int) -> list[Plan]:
+    """Meshes for the second run, the best first: most sizes are others than those of the script's
+    mesh, and the largest one is small, which divides most arrays."""
+    sizes = [size for _, size in own.axes]
+
+    def unlike(others: Sequence[int]) -> tuple[int, int]:
+        changed = sum(size != other for size, other in zip(sizes, others, strict=True))
+        return -changed, max(others)
+
+    ordered = sorted(factorizations(num_devices, len(sizes)).tolist(), key=unlike)
+    return [
+        Plan(axes=tuple(MeshAxis(name=n, ici=size) for n, size in zip(own.names, one, strict=True)))
+        for one in ordered[:_MOST_MESHES]
+    ]
+
+
+def _with_notice(found: Discovery, notice: str) -> Discovery:
+    took = f", which takes {found.took_s:.1f} s each time" if found.took_s >= 1 else ""
+    return replace(found, notices=(*found.notices, notice + took))
+
+
+def check_winner(request: SearchRequest, target: Target, plan: Plan, progress: Progress) -> str:
+    """Runs the script on the mesh of a plan that is to become a rule.
+
+    Returns:
+      What the script does there in another way than what was measured, a sentence; empty if there is
+      nothing, or if nothing was carried.
+    """
+    capture = request.entry.capture
+    if capture is None or not capture.is_carried:
+        return ""
+    axes = _script_axes(plan, capture.mesh, capture.splits)
+    if tuple((axis.name, axis.size) for axis in axes) == capture.mesh.axes:
+        return ""  # The first run was on this mesh.
+    name = Path(request.entry.location).name
+    progress.now(f"running {name} itself on {plan.mesh}, the mesh of the rule")
+    entry = replace(request.entry, capture=replace(capture, splits=()))
+    answer = _check(request, target, entry, [Plan(axes=axes)], progress)
+    if isinstance(answer, Failure):
+        return f"{name} itself fails there: {inspection_error(answer, entry).message}"
+    return answer.difference
+
+
+def _script_axes(plan: Plan, own: ScriptMesh, splits: Sequence[AxisSplit]) -> tuple[MeshAxis, ...]:
+    """The mesh of a plan over the axes of the script, inside and between granules alike."""
+    into = {split.axis: split.into for split in splits}
+    sizes = {axis.name: axis.size for axis in plan.axes}
+    return tuple(
+        MeshAxis(name=name, ici=math.prod(sizes.get(part, 1) for part in into.get(name, (name,))))
+        for name in own.names
+    )
+
+
+def starts_detail(entry: Entry) -> str:
+    """How often the script was started, and why; empty for what is no script of its own."""
+    capture = entry.capture
+    why = starts(capture.folder) if capture is not None else ()
+    if not why:
+        return ""
+    return f"the script was started {count(len(why), 'time')}: {', '.join(why)}"
