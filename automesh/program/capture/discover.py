@@ -37,6 +37,7 @@ from automesh.program.capture.nouns import (
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.step_call import TracedCall, trace
 from automesh.program.carry.meshes import CannotCarry
+from automesh.program.carry.stored_step import place_of
 from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import Entry
 from automesh.reading import read_bytes
@@ -53,7 +54,7 @@ _LARGEST_MADE = 2**31
 _HINT = "write a function `build(mesh)` that returns the step and its arguments"
 
 
-Keep = Callable[[TracedCall, Mesh], None]
+Keep = Callable[[TracedCall, Mesh, Sequence[Any]], None]
 
 
 def discover(
@@ -64,7 +65,8 @@ def discover(
     Args:
       step: the name of the function that is wanted; empty for the one that looks like the step.
       bare: run it without its arrays.
-      keep: is given the call of the step and the script's mesh, while its arguments are alive.
+      keep: is given the call of the step while its arguments are alive, the script's mesh, and where
+        the arguments were at the first such call.
 
     Raises:
       UsageError: it has no mesh or no step, or fails before it; with the line and what to do.
@@ -151,6 +153,7 @@ class _Seen:
     Attributes:
       form: shapes and types of the last call's leaves; `same` calls in a row had it.
       outputs: of the last call, without keeping them alive.
+      placed: where the leaves were at the first of these calls.
       last: the last call, with its trace, once it may be the step.
     """
 
@@ -163,6 +166,7 @@ class _Seen:
     bytes: int = 0
     comes_back: bool = False
     outputs: list[Any] = field(default_factory=list[Any])
+    placed: list[Any] = field(default_factory=list[Any])
     last: TracedCall | None = None
     carried: tuple[Carried, ...] = ()
     batch_axes: tuple[str, ...] = ()
@@ -211,6 +215,8 @@ class _Watch:
         form = tuple((leaf_shape(leaf), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves)
         one.same = one.same + 1 if form == one.form else 1
         one.form, one.calls = form, one.calls + 1
+        if one.same == 1:
+            one.placed = [place_of(leaf) for leaf in leaves]
         one.bytes = sum(map(_bytes, leaves))
         made = {id(output) for ref in one.outputs if (output := ref()) is not None}
         one.comes_back = any(id(leaf) in made for leaf in leaves) or any(map(is_ref, leaves))
@@ -231,7 +237,8 @@ class _Watch:
         if self.keep is None or one.last is None or not self.meshes:
             return
         try:
-            self.keep(one.last, self.made[self._mesh_of(one)])
+            placed = [one.placed[position] for position in one.last.positions]
+            self.keep(one.last, self.made[self._mesh_of(one)], placed)
         except CannotCarry as error:
             self.not_carried = error.message
 

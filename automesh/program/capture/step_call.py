@@ -25,7 +25,7 @@ from automesh.program.capture.abstract_arrays import (
 from automesh.program.capture.hooks import Call, Settings, settings_of
 from automesh.program.capture.nouns import Capture, Carried
 from automesh.program.capture.split_axes import state_shardings
-from automesh.program.lower.static_args import is_concrete, is_ref, split_of
+from automesh.program.lower.static_args import Split, is_concrete, is_ref, split_of
 from automesh.program.script.workload import Workload
 
 # Arrays without data that the step holds besides its arguments: they are made arguments. The last
@@ -40,6 +40,7 @@ class TracedCall:
     Attributes:
       args, kwargs: without the static ones.
       settings: what the function was jitted with.
+      positions: of its leaves among all leaves of the call, static arguments included.
       context: the mesh that `jax.set_mesh` had put in force; None without one.
     """
 
@@ -47,6 +48,7 @@ class TracedCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     settings: Settings
+    positions: tuple[int, ...] = ()
     context: Mesh | None = None
 
     @property
@@ -63,15 +65,32 @@ def trace(call: Call) -> TracedCall:
     stated, keywords = described((call.args, call.kwargs))
     workload = Workload(call.jitted, stated, keywords)
     traced = call.jitted.trace(*stated, **keywords)
-    args, kwargs = split_of(workload, call.jitted, traced).dynamic(call.args, call.kwargs)
+    split = split_of(workload, call.jitted, traced)
+    args, kwargs = split.dynamic(call.args, call.kwargs)
     mesh = jax.sharding.get_mesh()
     return TracedCall(
         traced=traced,
         args=args,
         kwargs=kwargs,
         settings=settings_of(traced),
+        positions=_dynamic_positions(call, split),
         context=None if mesh.empty else mesh,
     )
+
+
+def _dynamic_positions(call: Call, split: Split) -> tuple[int, ...]:
+    """Where the leaves of the dynamic arguments are among all leaves of a call, in order."""
+    found: list[int] = []
+    first = 0
+    arguments = [(place in split.positions, arg) for place, arg in enumerate(call.args)]
+    # As jax flattens a dictionary.
+    arguments += [(name in split.names, call.kwargs[name]) for name in sorted(call.kwargs)]
+    for is_static, arg in arguments:
+        count = jax.tree.structure(arg).num_leaves
+        if not is_static:
+            found += range(first, first + count)
+        first += count
+    return tuple(found)
 
 
 def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Workload:

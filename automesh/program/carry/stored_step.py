@@ -81,14 +81,15 @@ def store(
     folder: Path,
     *,
     own: Mesh,
-    placed: Sequence[Any] | None = None,
+    placed: Sequence[Any],
     with_values: bool = True,
 ) -> StoredStep:
     """Writes a call with its trace to a folder.
 
     Args:
       own: the script's mesh.
-      placed: per leaf of the arguments, where it was at the first call; None: as it is now.
+      placed: per leaf of the arguments, where it was when the step was first called so, see
+        `place_of`; what comes back from the step is where the compiler has put it.
       with_values: False for a run without arrays.
 
     Raises:
@@ -96,7 +97,6 @@ def store(
       OSError: the disk is full.
     """
     leaves = call.leaves
-    where = [_place(leaf) for leaf in leaves] if placed is None else list(placed)
     closed: Any = call.traced.jaxpr
     written = write_trace(
         {
@@ -104,7 +104,7 @@ def store(
             "constants": call.settings.constants,
             "in_shardings": call.settings.in_shardings,
             "out_shardings": call.settings.out_shardings,
-            "placed": tuple(where),
+            "placed": tuple(placed),
             "context": call.context,
         },
         own,
@@ -130,21 +130,21 @@ def store(
     return step
 
 
-def store_in(folder: str, call: TracedCall, own: Mesh) -> None:
+def store_in(folder: str, call: TracedCall, own: Mesh, placed: Sequence[Any]) -> None:
     """As `store`, with the values that there are, in a folder that holds nothing yet or an earlier
     run's step."""
     place = Path(folder)
     (place / _VALUES).unlink(missing_ok=True)
-    store(call, place, own=own)
+    store(call, place, own=own, placed=placed)
 
 
-def _place(leaf: Any) -> Any:
-    """Where a leaf is; None for what goes where it is used."""
+def place_of(leaf: Any) -> Any:
+    """Where a leaf of the arguments is; None for what goes where it is used."""
     if is_abstract(leaf):
         return leaf.placed
-    if not isinstance(leaf, jax.Array):
+    if not isinstance(leaf, (jax.Array, jax.Ref)):
         return None
-    return leaf.sharding if getattr(leaf, "committed", True) else None
+    return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
 
 
 def _config() -> tuple[tuple[str, Any], ...]:

@@ -97,8 +97,8 @@ def check_winner(request: SearchRequest, target: Target, plan: Plan, progress: P
     """Runs the script on the mesh of a plan that is to become a rule.
 
     Returns:
-      What the script does there in another way than what was measured, a sentence; empty if there is
-      nothing, or if nothing was carried.
+      What the script does there in another way than what was measured, a sentence; empty for
+      nothing, and if nothing was carried.
     """
     capture = request.entry.capture
     if capture is None or not capture.is_carried:

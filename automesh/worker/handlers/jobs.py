@@ -8,6 +8,7 @@ import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -248,7 +249,7 @@ def _discover(job: DiscoverJob, stages: Stages) -> Discovery:
     stages.enter("build")
     with told_of(job.step.absent, Path(job.step.entry.location).name):
         note_start(job.folder, "first run")
-        keep = (lambda call, own: store_in(job.folder, call, own)) if job.folder else None
+        keep = partial(store_in, job.folder) if job.folder else None
         if job.step.absent is not None:
             return discover_for_absent(job.step.entry, step=job.wanted, keep=keep)
         memory = surroundings.device_memory_bytes()
