@@ -63,16 +63,55 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptStep:
-    """A jitted function that the script calls with arguments of the same shapes again and again.
+class StepPart:
+    """One of several jitted functions that are one step, in the order in which they are called.
 
     Attributes:
-      name: of the function.
+      skipped: earlier calls from the same line, of other variants.
+      kept: positions of the outputs that the whole step gives: what comes back in its next call,
+        and what no other part takes.
+    """
+
+    name: str
+    defined_at: SourceLine
+    called_at: SourceLine
+    skipped: int
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStep:
+    """The loop in one call of a jitted function whose body is the step.
+
+    Attributes:
+      at: the line that makes the loop.
+      turns: how often it goes round; 0 where only its run tells.
+    """
+
+    at: SourceLine
+    turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptStep:
+    """The jitted function through which parameters and optimizer state of a script flow; or several
+    that do so together, or the body of a loop in one.
+
+    Attributes:
+      name: of the function; those of parts have a `+` between them.
       defined_at: where its code begins.
       called_at: the script's line that calls it.
       argument_bytes: of all arguments, unsharded.
-      skipped: earlier calls from the same line, with arguments of other shapes.
+      skipped: earlier calls from the same line, of other variants.
       carried: outputs that come back as arguments of the next call.
+      parts: the functions, where they are several.
+      loop: the loop, where its body is the step.
+      calls: of the function, when the script was stopped, in all variants.
+      flops: of one call, by its trace.
+      new_elements: of the arguments that are not carried: in another run a different number tells
+        that the batch depends on the mesh.
+      doubt: why another function may be the step; empty if it has all that a step has.
+      outside: variables of the script that change with the step and are made outside of jit.
     """
 
     name: str
@@ -81,6 +120,13 @@ class ScriptStep:
     argument_bytes: int
     skipped: int = 0
     carried: tuple[Carried, ...] = ()
+    parts: tuple[StepPart, ...] = ()
+    loop: LoopStep | None = None
+    calls: int = 0
+    flops: float = 0.0
+    new_elements: int = 0
+    doubt: str = ""
+    outside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +175,9 @@ class Discovery:
 
     Attributes:
       capture: how it is run from now on.
-      batch_axes: of the mesh, those that split the first dimension of what is new in every step.
+      batch_axes: of the mesh, those that split what is new in every step.
       num_devices: that there are; the script's mesh may be made of fewer.
-      other_steps: functions that it calls again and again, too.
+      other_steps: functions that it calls again and again, too, and that are not searched.
       other_meshes: that it makes, and that are left as they are.
       notices: how it was run, where that is not as usual.
     """
