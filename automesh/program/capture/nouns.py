@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from automesh.errors import UsageError, did_you_mean
@@ -127,6 +127,51 @@ class ScriptStep:
     new_elements: int = 0
     doubt: str = ""
     outside: tuple[str, ...] = ()
+
+    def in_words(self) -> str:
+        """`train_step` (train.py:12), called at train.py:30."""
+        return self._told(lambda part: f"`{part.name}`{_definition(part)}, called at "
+                          f"{part.called_at}")  # fmt: skip
+
+    def in_short(self) -> str:
+        """`train_step` (train.py:30), by the line that calls it."""
+        return self._told(lambda part: f"`{part.name}` ({part.called_at})")
+
+    def _told(self, tell: Callable[[ScriptStep | StepPart], str]) -> str:
+        if self.loop is not None:
+            turns = f", of {self.loop.turns:,}" if self.loop.turns else ""
+            return (
+                f"`{self.name}` (one turn of its loop at {self.loop.at}{turns}: the one call at "
+                f"{self.called_at} is the whole training)"
+            )
+        if self.parts:
+            return " and then ".join(map(tell, self.parts)) + ", searched as one step,"
+        return tell(self)
+
+    def about_outside(self) -> str:
+        """What of a training is no part of its step, and what to do; empty where nothing is known
+        of it."""
+        if not self.outside:
+            return ""
+        names = [f"`{name}`" for name in self.outside]
+        listed = ", ".join(names[:-1]) + (" and " if names[:-1] else "") + names[-1]
+        are = "are" if len(names) > 1 else "is"
+        if self.parts:
+            return (
+                f"{listed} {are} changed outside of jit between {self._listed_parts()}, which is "
+                "neither estimated nor timed; jit that, too"
+            )
+        return (
+            f"only loss and gradients are jitted (`{self.name}`): {listed} {are} made outside, "
+            "operation by operation, and neither estimated nor timed; jit the update, too"
+        )
+
+    def _listed_parts(self) -> str:
+        return " and ".join(f"`{part.name}`" for part in self.parts)
+
+
+def _definition(part: ScriptStep | StepPart) -> str:
+    return f" ({part.defined_at})" if part.defined_at.file else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

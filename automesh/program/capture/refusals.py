@@ -22,38 +22,11 @@ HINT = "write a function `build(mesh)` that returns the step and its arguments"
 
 def no_mesh(entry: Entry, step: ScriptStep) -> UsageError:
     """A script whose step is known, and that runs on one device."""
-    place = f"its step {step_in_words(step)} ({step.called_at}) runs on one device"
+    outside = step.about_outside()
     return UsageError(
-        f"{Path(entry.location).name} makes no mesh: {place}{about_outside(step, '; ')}",
+        f"{Path(entry.location).name} makes no mesh: its step {step.in_short()} runs on one device"
+        + (f"; {outside}" if outside else ""),
         hint="split its arrays over a `jax.sharding.Mesh`, or " + HINT,
-    )
-
-
-def step_in_words(step: ScriptStep) -> str:
-    """`train_step`; `grad_fn` and `apply_fn`, searched as one; a turn of the loop in `train`."""
-    if step.loop is not None:
-        turns = f", {step.loop.turns:,} turns" if step.loop.turns else ""
-        return (
-            f"(one turn of the loop at {step.loop.at}{turns}: the one call of `{step.name}` is the "
-            "whole training)"
-        )
-    if step.parts:
-        names = [f"`{part.name}`" for part in step.parts]
-        return f"{', '.join(names[:-1])} and {names[-1]}, searched as one,"
-    return f"`{step.name}`"
-
-
-def about_outside(step: ScriptStep, before: str = "") -> str:
-    """What of a training is no part of its step, and what to do; empty where nothing is known of
-    it."""
-    if not step.outside:
-        return ""
-    names = [f"`{name}`" for name in step.outside]
-    listed = ", ".join(names[:-1]) + (" and " if names[:-1] else "") + names[-1]
-    return (
-        f"{before}only loss and gradients are jitted (`{step.name}`): {listed} "
-        f"{'are' if len(names) > 1 else 'is'} made outside, operation by operation, and neither "
-        "estimated nor timed; jit the update, too"
     )
 
 

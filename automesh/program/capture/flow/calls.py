@@ -68,8 +68,8 @@ class Variant:
       origins: per leaf, what made it; None for what no jitted function made. Of that call to which
         most came from the call before.
       unchanged: per leaf, whether it was the same array in the call before.
-      outside: variables of the script that look like what a gradient is taken of, and that no
-        jitted function has made.
+      outside: variables of the script that look like what a gradient is taken of, change from call
+        to call, and are made by no jitted function.
     """
 
     number: int
@@ -83,6 +83,8 @@ class Variant:
     origins: list[Origin | None] = field(default_factory=list[Origin | None])
     unchanged: list[bool] = field(default_factory=list[bool])
     outside: tuple[str, ...] = ()
+    # By variable, weak references to its arrays.
+    like_it: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]], repr=False)
     # Weak references, of the last call; and what made them.
     last: list[Any] = field(default_factory=list[Any], repr=False)
     last_origins: list[Origin | None] = field(default_factory=list[Origin | None], repr=False)
@@ -90,6 +92,16 @@ class Variant:
     @property
     def bytes(self) -> int:
         return sum(self.leaf_bytes)
+
+    def trains(self, function: int) -> bool:
+        """Whether what comes back to it is made of a gradient of what it was."""
+        facts = self.facts
+        if facts is None:
+            return False
+        return bool(facts.trained_references) or any(
+            output < len(facts.trained_by) and facts.trained_by[output] >> argument & 1
+            for argument, output in self.own_pairs(function)
+        )
 
     def own_pairs(self, function: int) -> list[tuple[int, int]]:
         """(leaf of the arguments, output of the call before that it is)."""
@@ -171,8 +183,8 @@ class CallLog:
         if variant.calls <= 2:
             self._describe(variant, call)
         self._follow(function, variant, leaves)
-        if variant.calls == 2:
-            variant.outside = self._outside(variant)
+        if variant.calls <= 2:
+            self._look_outside(variant)
         self.order.append(function.number)
         return Noted(function=function, variant=variant)
 
@@ -202,36 +214,29 @@ class CallLog:
         if not variant.origins or len(pairs) >= len(variant.own_pairs(function.number)):
             variant.origins = origins
 
-    def _outside(self, variant: Variant) -> tuple[str, ...]:
-        """Variables of the script with the shapes of what a gradient is taken of."""
+    def _look_outside(self, variant: Variant) -> None:
+        """Notes variables of the script down that are like what a gradient is taken of, and change
+        from call to call."""
         facts, call = variant.facts, variant.described
         if facts is None or not facts.has_gradient or call is None or any(variant.origins):
-            return ()
-        forms = [form_of(call.leaves[place]) for place in self.replaced(variant)]
-        return tuple(
+            return
+        forms = [form_of(call.leaves[place]) for place in mirrored(variant)]
+        before, variant.like_it = variant.like_it, {}
+        for name, leaves in variables_like(forms):
+            if not all(self._origin(leaf) is not None for leaf in leaves):
+                variant.like_it[name] = list(map(_reference, leaves))
+        variant.outside = tuple(
             name
-            for name, leaves in variables_like(forms)
-            if not all(self._origin(leaf) is not None for leaf in leaves)
+            for name, leaves in variant.like_it.items()
+            if name in before and not all(map(_is_same_reference, before[name], leaves))
         )
 
     def replaced(self, variant: Variant) -> list[int]:
         """Leaves of the arguments that look like outputs and change from call to call, though no
         jitted function makes them: parameters whose gradients are all that is jitted."""
-        facts, call = variant.facts, variant.described
-        if (
-            facts is None
-            or not facts.has_gradient
-            or call is None
-            or len(variant.unchanged) != len(call.leaves)
-        ):
-            return []
-        mine = [form_of(leaf) for leaf in call.leaves]
-        outputs = [(tuple(out.shape), str(out.dtype)) for out in avals_out(call)]
-        matcher = difflib.SequenceMatcher(a=mine, b=outputs, autojunk=False)
-        found = matcher.find_longest_match()
         return [
             place
-            for place in range(found.a, found.a + found.size)
+            for place in mirrored(variant)
             if variant.origins[place] is None and not variant.unchanged[place]
         ]
 
@@ -282,6 +287,27 @@ def _own_pairs(
         and (origin.function, origin.variant) == (function, variant)
         and origin.output >= 0
     ]
+
+
+def mirrored(variant: Variant) -> range:
+    """Leaves of the arguments that have the shapes and types of outputs, one after the other, in a
+    function that takes gradients: most likely those of which it takes them."""
+    facts, call = variant.facts, variant.described
+    if facts is None or not facts.has_gradient or call is None:
+        return range(0)
+    mine = [form_of(leaf) for leaf in call.leaves]
+    outputs = [(tuple(out.shape), str(out.dtype)) for out in avals_out(call)]
+    matcher = difflib.SequenceMatcher(a=mine, b=outputs, autojunk=False)
+    found = matcher.find_longest_match()
+    return range(found.a, found.a + found.size)
+
+
+def parameters_in(variant: Variant, function: int) -> set[int]:
+    """Leaves of the arguments that are state and no data: they come back, are changed in place, or
+    look like those of which gradients are taken."""
+    written = variant.facts.written if variant.facts is not None else ()
+    back = {argument for argument, _ in variant.own_pairs(function)}
+    return back | set(written) | set(mirrored(variant))
 
 
 def avals_out(call: TracedCall) -> list[Any]:
@@ -348,6 +374,10 @@ def _reference(leaf: Any) -> Any:
 
 def _referred(reference: Any) -> Any:
     return reference() if isinstance(reference, weakref.ref) else reference
+
+
+def _is_same_reference(one: Any, other: Any) -> bool:
+    return _referred(one) is not None and _referred(one) is _referred(other)
 
 
 def _is_same(reference: Any, leaf: Any) -> bool:

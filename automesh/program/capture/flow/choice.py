@@ -3,8 +3,8 @@
 State flows through the step: what it makes comes back as its argument, by itself or by way of other
 functions that are called in the same iteration. All functions of such a circle are one step.
 Evaluation, sampling and averages of parameters may have a circle of their own (a total, a cache);
-they differ in having no gradient, or in leaving most of what they are given as it is. The less a
-function looks like a step, the longer the script goes on, so that a better one may come.
+they differ in having no gradient, or none of what they carry: sums of gradients are carried, too.
+The less a function looks like a step, the longer the script goes on, so that a better one may come.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Doubt(IntEnum):
     """How little a function looks like a training step."""
 
     NONE = 0
-    MOST_IS_CONSTANT = 1
+    NOTHING_TRAINED = 1
     NO_GRADIENT = 2
     LITTLE_STATE = 3
 
@@ -41,7 +41,7 @@ class _Patience:
 # Buffers are filled and models are evaluated for many calls before a training begins.
 _PATIENCE = {
     Doubt.NONE: _Patience(calls=3, seconds=0, most=3),
-    Doubt.MOST_IS_CONSTANT: _Patience(calls=12, seconds=0, most=12),
+    Doubt.NOTHING_TRAINED: _Patience(calls=12, seconds=0, most=12),
     Doubt.NO_GRADIENT: _Patience(calls=8, seconds=5, most=100),
     Doubt.LITTLE_STATE: _Patience(calls=40, seconds=20, most=400),
 }
@@ -55,6 +55,7 @@ class Candidate:
       calls: of the usual variant.
       all_calls: of all variants.
       has_gradient: whether there is a backward pass in it.
+      trains: whether what comes back to it is made of a gradient of what it was.
       bytes: of its arguments.
       from_others: by function, bytes of arguments that it has newly made, its own number included.
       constant_bytes: of arguments that are the same arrays in every call.
@@ -67,6 +68,7 @@ class Candidate:
     calls: int
     all_calls: int
     has_gradient: bool
+    trains: bool
     bytes: int
     from_others: Mapping[int, int]
     constant_bytes: int
@@ -149,12 +151,16 @@ def _doubt(members: Sequence[Candidate], carried: int) -> Doubt:
     gradient = any(member.has_gradient for member in members)
     replaced = sum(member.replaced_bytes for member in members if member.has_gradient)
     changed = carried + replaced
+    if any(member.trains for member in members):
+        return Doubt.NONE
     if not changed or (changed < _LEAST_BYTES and (constant > changed or not gradient)):
         return Doubt.LITTLE_STATE
-    is_mostly_constant = changed <= _CHANGED_SHARE * (changed + constant)
     if not gradient:
+        is_mostly_constant = changed <= _CHANGED_SHARE * (changed + constant)
         return Doubt.LITTLE_STATE if is_mostly_constant else Doubt.NO_GRADIENT
-    return Doubt.MOST_IS_CONSTANT if is_mostly_constant else Doubt.NONE
+    # What several functions pass on in a circle is trained by one of them.
+    trains = replaced > 0 or len(members) > 1
+    return Doubt.NONE if trains else Doubt.NOTHING_TRAINED
 
 
 def is_usual(candidate: Candidate) -> bool:

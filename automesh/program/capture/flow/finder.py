@@ -18,6 +18,7 @@ from automesh.program.capture.flow.calls import (
     avals_out,
     form_of,
     leaf_bytes,
+    parameters_in,
 )
 from automesh.program.capture.flow.choice import (
     Candidate,
@@ -41,7 +42,7 @@ from automesh.program.lower.static_args import leaf_shape
 _LONG_FLOPS = 1e9
 _DOUBTS = {
     Doubt.NONE: "",
-    Doubt.MOST_IS_CONSTANT: "most of what it is given is the same in every call",
+    Doubt.NOTHING_TRAINED: "what comes back to it is no parameter that it trains",
     Doubt.NO_GRADIENT: "no gradient is taken in it",
     Doubt.LITTLE_STATE: "hardly anything of what it makes comes back to it",
 }
@@ -92,7 +93,9 @@ class StepFinder:
         noted = self.log.note(call)
         if self._collector is None:
             if self.known is not None:
-                self._chosen, self._collector = self.known, StepCollector(self.known)
+                # The second iteration: the first one starts from what nothing has made yet.
+                later = _skipping(self.known, 1)
+                self._chosen, self._collector = self.known, StepCollector(later)
             elif (choice := self._decided(noted.function)) is not None:
                 self._start(choice)
         if self._collector is not None:
@@ -116,7 +119,7 @@ class StepFinder:
             step = self._single(functions[0], choice)
         else:
             step = self._several(functions, choice)
-        self._chosen, self._collector = step, StepCollector(_from_now(step))
+        self._chosen, self._collector = step, StepCollector(_skipping(step, 0))
 
     def ended(self) -> FoundStep | ScriptStep | None:
         """What is known when the script has ended without being stopped.
@@ -137,6 +140,10 @@ class StepFinder:
             return self._found_loop(*loop)
         if choice is None:
             return None
+        # A circle begins where the script does.
+        head = min(choice.numbers, key=self.log.order.index)
+        if head != choice.numbers[0]:
+            choice = self._choice_of(candidates, head)
         functions = [self.log.functions[number] for number in choice.numbers]
         if len(functions) > 1:
             return self._several(functions, choice)
@@ -210,6 +217,7 @@ class StepFinder:
                 calls=variant.calls,
                 all_calls=function.calls,
                 has_gradient=variant.facts is not None and variant.facts.has_gradient,
+                trains=variant.trains(function.number),
                 bytes=variant.bytes,
                 from_others=sizes,
                 constant_bytes=constant,
@@ -293,53 +301,66 @@ class StepFinder:
         """What a part is given that looks like outputs of an earlier one, and was changed outside
         of jit on its way."""
         found: dict[str, None] = {}
-        for place, function in enumerate(functions):
-            variant = function.usual
-            if variant.described is None:
-                continue
-            earlier = {
-                form
-                for other in functions[:place]
-                if (facts := other.usual.facts) is not None and facts.has_gradient
-                for form in _output_forms(other.usual)
-            }
-            names = variant.described.names
-            for name, leaf, origin, same in zip(
-                names, variant.described.leaves, variant.last_origins, variant.unchanged,
-                strict=False,
-            ):  # fmt: skip
-                if origin is None and not same and leaf_shape(leaf) and form_of(leaf) in earlier:
-                    found[name.partition("[")[0].partition(".")[0]] = None
+        for function in functions:
+            call = function.usual.described
+            for place in self._passed_on(functions, function) if call is not None else ():
+                name = call.names[place] if call is not None and call.names else "gradients"
+                found[name.partition("[")[0].partition(".")[0]] = None
         return tuple(found)
+
+    def _passed_on(self, functions: list[Function], function: Function) -> list[int]:
+        """Leaves of a part's arguments that look like gradients of an earlier one, and that no
+        jitted function has made as they are."""
+        variant = function.usual
+        earlier = {
+            form
+            for other in functions[: functions.index(function)]
+            if (facts := other.usual.facts) is not None and facts.has_gradient
+            for form in _output_forms(other.usual)
+        }
+        if variant.described is None or not earlier:
+            return []
+        return [
+            place
+            for place, (leaf, origin, same) in enumerate(
+                zip(variant.described.leaves, variant.last_origins, variant.unchanged, strict=True)
+            )
+            if origin is None and not same and leaf_shape(leaf) and form_of(leaf) in earlier
+        ]
 
     def _found(self, whole: TracedCall) -> FoundStep:
         collector, step = self._collector, self._chosen
         assert collector is not None
         assert step is not None
         if step.loop is not None:
-            return self._assembled(step, whole, step.carried, set())
+            return self._assembled(step, whole, step.carried, set(), set())
         numbers = self._numbers(step)
         functions = [self.log.functions[number] for number in numbers]
         if len(functions) == 1:
             choice = self._choice or self._alone(self._candidates()[numbers[0]])
             return self._found_single(functions[0], whole, choice)
-        constant: set[int] = set()
+        constant, parameters = set[int](), set[int]()
         pairs: list[tuple[int, int]] = []
         outputs = _positions(step.parts)
         for function, sources in zip(functions, collector.sources, strict=True):
             variant = function.usual
-            for origin, same, source in zip(
-                variant.last_origins, variant.unchanged, sources, strict=True
+            state = parameters_in(variant, function.number) | set(
+                self._passed_on(functions, function)
+            )
+            for place, (origin, same, source) in enumerate(
+                zip(variant.last_origins, variant.unchanged, sources, strict=True)
             ):
                 if source is None:
                     continue
                 if same:
                     constant.add(source)
+                if place in state:
+                    parameters.add(source)
                 if origin is not None and origin.function in numbers:
                     output = outputs.get((numbers.index(origin.function), origin.output))
                     if output is not None and (source, output) not in pairs:
                         pairs.append((source, output))
-        return self._assembled(step, whole, carried_runs(pairs), constant)
+        return self._assembled(step, whole, carried_runs(pairs), constant, parameters)
 
     def _numbers(self, step: ScriptStep) -> list[int]:
         places = [(part.name, part.called_at) for part in step.parts] or [
@@ -352,7 +373,8 @@ class StepFinder:
         step = self._single(function, choice)
         variant = function.usual
         constant = {place for place, same in enumerate(variant.unchanged) if same}
-        return self._assembled(step, call, step.carried, constant)
+        parameters = parameters_in(variant, function.number)
+        return self._assembled(step, call, step.carried, constant, parameters)
 
     def _found_loop(self, function: Function, variant: Variant, loop: TrainingLoop) -> FoundStep:
         assert variant.described is not None
@@ -368,11 +390,22 @@ class StepFinder:
             flops=_flops(variant) / max(loop.turns, 1),
         )
         runs = (Carried(output=0, argument=0, count=carried),)
-        return self._assembled(step, turn, runs, set())
+        return self._assembled(step, turn, runs, set(), set())
 
     def _assembled(
-        self, step: ScriptStep, call: TracedCall, carried: tuple[Carried, ...], constant: set[int]
+        self,
+        step: ScriptStep,
+        call: TracedCall,
+        carried: tuple[Carried, ...],
+        constant: set[int],
+        parameters: set[int],
     ) -> FoundStep:
+        """What is found, with the whole call of the step at hand.
+
+        Args:
+          constant, parameters: leaves of its arguments that are the same in every call, and that
+            are state even if they do not come back.
+        """
         taken = frozenset(run.argument + offset for run in carried for offset in range(run.count))
         leaves = call.leaves
         names = {part.name for part in step.parts} or {step.name}
@@ -384,7 +417,7 @@ class StepFinder:
                 argument_bytes=sum(map(leaf_bytes, leaves)),
                 new_elements=sum(size for place, size in enumerate(sizes) if place not in taken),
             ),
-            batch_axes=batch_axes(call, carried=taken, constant=frozenset(constant)),
+            batch_axes=batch_axes(call, carried=taken | parameters, constant=frozenset(constant)),
             mesh=mesh_of(call),
             others=self._others(names),
         )
@@ -398,10 +431,10 @@ class StepFinder:
         return tuple(sorted(found, key=lambda one: -one.argument_bytes * one.calls))
 
 
-def _from_now(step: ScriptStep) -> ScriptStep:
-    """A step that is taken from the next call of its first function on."""
-    parts = tuple(replace(part, skipped=0) for part in step.parts)
-    return replace(step, skipped=0, parts=parts)
+def _skipping(step: ScriptStep, calls: int) -> ScriptStep:
+    """A step that is taken once each of its functions was called so often."""
+    parts = tuple(replace(part, skipped=calls) for part in step.parts)
+    return replace(step, skipped=calls, parts=parts)
 
 
 def _positions(parts: tuple[StepPart, ...]) -> dict[tuple[int, int], int]:

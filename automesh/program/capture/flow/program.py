@@ -50,6 +50,8 @@ class ProgramFacts:
       forwarded: per output the leaf that it is, unchanged; None for what is computed.
       written: leaves that are references, and are changed.
       has_gradient: whether there is a backward pass in it.
+      trained_by: per output the leaves that it is made of through a gradient, a bit each.
+      trained_references: leaves that are references, and are changed through a gradient of them.
       loop: the outermost loop that holds many training steps.
       flops: of products and convolutions, and one per element of all other results.
     """
@@ -57,6 +59,8 @@ class ProgramFacts:
     forwarded: tuple[int | None, ...]
     written: frozenset[int]
     has_gradient: bool
+    trained_by: tuple[int, ...]
+    trained_references: frozenset[int]
     loop: TrainingLoop | None
     flops: float
 
@@ -76,12 +80,28 @@ def facts_of(jaxpr: Any, *, num_constants: int) -> ProgramFacts:
 
     origins = _origins(opened)
     written = {places[var] - num_constants for var in _written(opened) if var in places}
+    gradient = has_gradient(opened)
+    trained_by, references = _trained(opened, num_constants) if gradient else ((), frozenset[int]())
     return ProgramFacts(
         forwarded=tuple(map(leaf, opened.outvars)),
         written=frozenset(place for place in written if place >= 0),
-        has_gradient=has_gradient(opened),
+        has_gradient=gradient,
+        trained_by=trained_by,
+        trained_references=references & written,
         loop=_training_loop(opened, ()),
         flops=flops_of(opened),
+    )
+
+
+def _trained(jaxpr: Any, num_constants: int) -> tuple[tuple[int, ...], frozenset[int]]:
+    """Per output the leaves whose gradient it is made of; and the leaves that are made of their
+    own."""
+    inputs = [_Flow()] * num_constants
+    inputs += [_Flow(made_of=1 << place) for place in range(len(jaxpr.invars) - num_constants)]
+    outputs, after = _flow(jaxpr, inputs)
+    own = enumerate(after[num_constants:])
+    return tuple(flow.through for flow in outputs), frozenset(
+        place for place, flow in own if flow.through >> place & 1
     )
 
 
@@ -224,30 +244,32 @@ def _trains(body: Any, constants: int, carried: int) -> bool:
     Sums of gradients are carried as well, by loops over micro-batches; no gradient is taken of
     them.
     """
-    made_of = [frozenset[int]()] * constants
-    made_of += [frozenset({place}) for place in range(carried)]
-    made_of += [frozenset[int]()] * (len(body.invars) - constants - carried)
-    flows = _flow(body, [_Flow(made_of=one, through=frozenset()) for one in made_of])
-    return any(place in flow.through for place, flow in enumerate(flows[:carried]))
+    inputs = [_Flow()] * constants
+    inputs += [_Flow(made_of=1 << place) for place in range(carried)]
+    inputs += [_Flow()] * (len(body.invars) - constants - carried)
+    outputs, _ = _flow(body, inputs)
+    return any(flow.through >> place & 1 for place, flow in enumerate(outputs[:carried]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flow:
-    """Of which carried values a variable is made, and of which through a gradient of them."""
+    """Of which inputs a variable is made, and of which through a gradient of them: a bit each."""
 
-    made_of: frozenset[int] = frozenset()
-    through: frozenset[int] = frozenset()
+    made_of: int = 0
+    through: int = 0
 
     @staticmethod
     def of(flows: Sequence[_Flow], *, is_gradient: bool) -> _Flow:
         """What is made of all of these, by a backward pass or not."""
-        made_of = frozenset[int]().union(*(flow.made_of for flow in flows))
-        through = frozenset[int]().union(*(flow.through for flow in flows))
+        made_of = through = 0
+        for flow in flows:
+            made_of |= flow.made_of
+            through |= flow.through
         return _Flow(made_of=made_of, through=through | made_of if is_gradient else through)
 
 
-def _flow(jaxpr: Any, inputs: Sequence[_Flow]) -> list[_Flow]:
-    """What the outputs of a program are made of."""
+def _flow(jaxpr: Any, inputs: Sequence[_Flow]) -> tuple[list[_Flow], list[_Flow]]:
+    """What the outputs of a program are made of, and then its inputs: references change."""
     known: dict[Any, _Flow] = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def flow_of(variable: Any) -> _Flow:
@@ -257,11 +279,19 @@ def _flow(jaxpr: Any, inputs: Sequence[_Flow]) -> list[_Flow]:
         given = [flow_of(variable) for variable in equation.invars]
         backward = is_backward(equation)
         if equation.primitive.name in _CALLS and not backward:
-            made = _flow(next(_bodies(equation)), given)
+            made, after = _flow(next(_bodies(equation)), given)
+            known |= {
+                variable: flow
+                for variable, flow in zip(equation.invars, after, strict=True)
+                if not is_literal(variable)
+            }
         else:
             backward = backward or any(map(has_gradient, _bodies(equation)))
-            made = [_Flow.of(given, is_gradient=backward)] * len(equation.outvars)
+            together = _Flow.of(given, is_gradient=backward)
+            made = [together] * len(equation.outvars)
+            if equation.primitive.name in _WRITES:
+                known[equation.invars[0]] = together
         known.update(zip(equation.outvars, made, strict=True))
-        if equation.primitive.name in _WRITES:
-            known[equation.invars[0]] = _Flow.of(given, is_gradient=backward)
-    return [flow_of(variable) for variable in jaxpr.outvars]
+    return [flow_of(variable) for variable in jaxpr.outvars], [
+        flow_of(variable) for variable in jaxpr.invars
+    ]
