@@ -78,6 +78,8 @@ class Evidence:
       split: axes of the script's mesh that are several in the rule's, `data=dp,fsdp`: what the
         script splits over data is split over both, and its state over fsdp, too. Empty where the
         rule's axes are the script's own.
+      not_searched: what the script does besides its jitted step, and no figure here counts; empty
+        where nothing is known of such work.
       program: what the compiled step does; unknown in rules of earlier versions.
       versions: of the packages that made the program.
       environment: XLA, LIBTPU and NCCL variables that were set.
@@ -100,6 +102,7 @@ class Evidence:
     reference: str = ""
     command: str = ""
     split: str = ""
+    not_searched: str = ""
     program: ProgramFacts = NO_FACTS
     versions: tuple[tuple[str, str], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()

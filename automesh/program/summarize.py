@@ -24,6 +24,7 @@ from automesh.program.execute.prepare import (
 from automesh.program.lower.static_args import is_concrete, is_ref, leaf_dtype, leaf_shape
 from automesh.program.pipeline.lower import StagedProgram, StepProgram
 from automesh.program.script.build import Built
+from automesh.program.script.workload import leaf_names_of
 from automesh.program.step_summary import Argument, Carried, Origin, StepSummary
 
 _STATIC_CHARS = 60
@@ -45,7 +46,8 @@ def summarize(
       is_run: whether the step is going to be run here: else nobody asks for values.
     """
     built = program.built
-    named = list(program.split.named_leaves(program.args, program.kwargs))
+    known = leaf_names_of(built.workload)
+    named = list(program.split.named_leaves(program.args, program.kwargs, known))
     names, leaves = [name for name, _ in named], [leaf for _, leaf in named]
     specs = _specs(program, leaves)
     origins = _origins(program, leaves) if is_run else [""] * len(leaves)

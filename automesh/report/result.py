@@ -158,6 +158,7 @@ class SearchResult:
       device_memory_bytes: what a program could use of one device; 0 if unknown.
       reserve_bytes: of these, what plans leave free.
       split: the axes of a script's mesh that are several in the search, in the words of `--split`.
+      not_searched: what a script does besides its jitted step, in a sentence.
       template: of the command that was run for each plan; empty where a script's step was.
       best_command: the command that runs the best plan; empty without a template or a best plan.
       details: how the estimates were made, for those who ask.
@@ -194,6 +195,7 @@ class SearchResult:
     reserve_bytes: int = 0
     template: str = ""
     split: str = ""
+    not_searched: str = ""
     best_command: str = ""
     details: tuple[str, ...] = ()
     made_up: tuple[str, ...] = ()

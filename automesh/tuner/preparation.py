@@ -113,6 +113,12 @@ class Preparation:
         return " ".join(map(str, capture.splits)) if capture is not None else ""
 
     @property
+    def not_searched(self) -> str:
+        """What a script does besides its jitted step, in a sentence."""
+        capture = self.entry.capture
+        return capture.step.about_outside() if capture is not None else ""
+
+    @property
     def plans(self) -> tuple[Plan, ...]:
         """All plans to compile: the baseline, then the legal ones."""
         return tuple(dict.fromkeys([*self.baseline, *self.enumeration.legal]))

@@ -61,6 +61,7 @@ class _EvidenceTable:
     reference: str = ""
     command: str = ""
     split: str = ""
+    not_searched: str = ""
     program: _ProgramTable | None = None
     collectives: dict[str, _Amount] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -171,6 +172,7 @@ def _tree_of_evidence(evidence: Evidence) -> dict[str, Any]:
         "reference": evidence.reference,
         "command": evidence.command,
         "split": evidence.split,
+        "not_searched": evidence.not_searched,
         "program": _tree_of_program(evidence.program),
         "collectives": {name: [runs, size] for name, runs, size in evidence.program.collectives},
         "versions": dict(evidence.versions),
@@ -277,6 +279,7 @@ def _evidence(table: _EvidenceTable) -> Evidence:
         reference=table.reference,
         command=table.command,
         split=table.split,
+        not_searched=table.not_searched,
         program=_program(table),
         versions=tuple(table.versions.items()),
         environment=tuple(table.environment.items()),

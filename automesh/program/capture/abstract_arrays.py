@@ -18,6 +18,7 @@ back, which is a `jax.Array` for all that asks.
   is `nan`. Losses are read so between two steps, in nearly all scripts, and only to be shown. The
   lines are told, as a script may decide by them as well; `nan` is neither less nor more than
   anything.
+* A counter of steps has its value all the same, see `known_numbers`.
 
 Private in jax are traces, tracers and primitives (`jax._src.core`), and that `jax.set_mesh` and
 `jax.sharding.get_mesh` refuse to work under a trace. Looked at in jax 0.10.1 to 0.12.0.1.
@@ -45,6 +46,7 @@ from automesh.errors import UsageError
 from automesh.package import is_users_file
 from automesh.program.absent.device_queries import attached
 from automesh.program.capture.frames import asking_line
+from automesh.program.capture.known_numbers import KnownNumber, is_countable, numbers_of
 from automesh.program.capture.nouns import SourceLine
 from automesh.program.lower.compiled import output_shardings
 from automesh.program.lower.compiler_options import compile_quickly
@@ -146,8 +148,9 @@ def bytes_alive() -> int:
 class AbstractArray(_CORE.Tracer):
     """An array without data, as the script sees it."""
 
-    __slots__ = ("nbytes", "placed", "state")
+    __slots__ = ("nbytes", "number", "placed", "state")
 
+    number: KnownNumber | None
     placed: Sharding | None
     nbytes: int
 
@@ -157,6 +160,7 @@ class AbstractArray(_CORE.Tracer):
         if not _TAKES_AVAL:
             self.aval = aval
         self.placed = sharding
+        self.number = None
         self.nbytes = _aval_bytes(aval)
         # Its own: modules are emptied before the last arrays go.
         self.state = _STATE
@@ -217,11 +221,35 @@ class AbstractArray(_CORE.Tracer):
         aval: Any = self.aval
         if aval.shape:
             raise _needed(self)
+        if self.number is not None:
+            return float(self._told())
         _STATE.printed.setdefault(asking_line())
         return math.nan
 
+    def _told(self) -> Any:
+        """The number that this is.
+
+        Raises:
+          ValueNeeded: it is none that can be told without data.
+        """
+        if self.number is None:
+            raise _needed(self)
+        with _CORE.set_current_trace(_CORE.eval_trace):
+            return self.number.value()
+
+    def __bool__(self) -> bool:
+        return bool(self._told())
+
+    def __int__(self) -> int:
+        return int(self._told())
+
+    def __index__(self) -> int:
+        return int(self._told())
+
     def __format__(self, spec: str) -> str:
         aval: Any = self.aval
+        if self.number is not None:
+            return format(self._told()[()], spec)
         if spec and aval.shape:
             raise TypeError("unsupported format string passed to Array.__format__")
         _STATE.printed.setdefault(asking_line())
@@ -233,18 +261,23 @@ class AbstractArray(_CORE.Tracer):
 
     def __str__(self) -> str:
         aval: Any = self.aval
+        if self.number is not None:
+            return str(self._told())
         return repr(self) if aval.shape else "nan"
 
     def item(self, *_: Any) -> Any:
         aval: Any = self.aval
         if jax.numpy.issubdtype(aval.dtype, np.floating) and not aval.shape:
             return float(self)
-        raise _needed(self)
+        return self._told().item()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(self._told(), dtype=dtype, copy=copy)
 
     def _asked(self, *_: Any, **__: Any) -> Any:
         raise _needed(self)
 
-    __bool__ = __int__ = __index__ = __complex__ = __array__ = __dlpack__ = _asked
+    __complex__ = __dlpack__ = _asked
     __round__ = __hex__ = __oct__ = __reduce__ = _asked
     tolist = tobytes = addressable_data = unsafe_buffer_pointer = _asked
 
@@ -316,6 +349,11 @@ class _AbstractTrace(_CORE.Trace):
         made = [
             AbstractArray(self, aval, sharding) for aval, sharding in zip(outs, placed, strict=True)
         ]
+        if any(map(is_countable, outs)):
+            with _CORE.set_current_trace(_CORE.eval_trace):
+                numbers = numbers_of(primitive, args, params, outs, _number_of)
+            for array, number in zip(made, numbers, strict=True):
+                array.number = number
         return made if primitive.multiple_results else made[0]
 
     # The names of these parameters are jax's.
@@ -336,6 +374,10 @@ class _AbstractTrace(_CORE.Trace):
 
     def cur_qdd(self, x: Any) -> Any:
         return x.cur_qdd()
+
+
+def _number_of(value: Any) -> KnownNumber | None:
+    return value.number if is_abstract(value) else None
 
 
 def _can_be_real(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:

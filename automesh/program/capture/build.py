@@ -15,12 +15,13 @@ from jax.sharding import Mesh
 from automesh.errors import UsageError
 from automesh.program.absent.device_queries import attached
 from automesh.program.capture.abstract_arrays import ValueNeeded, without_arrays
-from automesh.program.capture.frames import asking_line, describe_function, failing_line
+from automesh.program.capture.flow.sequence import StepCollector
+from automesh.program.capture.frames import failing_line
 from automesh.program.capture.hooks import Call, MakeMesh
 from automesh.program.capture.nouns import Capture
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.split_axes import meaning, split_names
-from automesh.program.capture.step_call import trace, workload_of
+from automesh.program.capture.step_call import weakly_typed, workload_of
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.starts import note_start
 from automesh.program.lower.static_args import is_ref
@@ -54,7 +55,7 @@ def build_by_running(entry: Entry) -> Any:
         key = (mesh, mesh.axis_types)
         if key in known:
             return known[key].workload()
-        run = _UpToStep(capture=capture, plan=mesh)
+        run = _UpToStep(capture=capture, plan=mesh, collector=StepCollector(capture.step))
         note_start(capture.folder, ",".join(f"{name}:{size}" for name, size in mesh.shape.items()))
         with meaning(capture.splits), without_arrays() if capture.without_arrays else nullcontext():
             ended = run_script(entry, run)
@@ -87,8 +88,8 @@ class _UpToStep:
 
     capture: Capture
     plan: Mesh
+    collector: StepCollector
     workload: Workload | None = None
-    _calls: int = 0
     _mesh: Mesh | None = None
 
     def mesh(self, make: MakeMesh, devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
@@ -105,14 +106,12 @@ class _UpToStep:
 
     def call(self, call: Call) -> Any:
         """Stops the script at the step's call; all others do what they do."""
-        step = self.capture.step
-        name, _ = describe_function(call.function)
-        if name != step.name or asking_line() != step.called_at:
-            return call.run()
-        self._calls += 1
-        if self._calls <= step.skipped:
-            return call.run()
-        self.workload = workload_of(trace(call), self.capture, self._mesh)
+        whole = self.collector.offer(call)
+        if whole is None:
+            outputs = call.run()
+            self.collector.ran(outputs)
+            return outputs
+        self.workload = workload_of(whole, self.capture, self._mesh)
         raise ScriptStopped
 
     def pmap(self) -> None:
@@ -160,6 +159,7 @@ class _HostLeaf:
       sharding: where the array was; None for what is none.
       key_implementation: of an array of random keys.
       is_committed: whether it stays where it is.
+      is_weak: whether its type gives way to that of what it is computed with.
     """
 
     value: Any
@@ -167,6 +167,7 @@ class _HostLeaf:
     key_implementation: str = ""
     is_ref: bool = False
     is_committed: bool = True
+    is_weak: bool = False
 
     def made(self) -> Any:
         if self.sharding is None:
@@ -178,6 +179,8 @@ class _HostLeaf:
         )
         if self.key_implementation:
             array = jax.random.wrap_key_data(array, impl=self.key_implementation)
+        if self.is_weak:
+            array = weakly_typed(array)
         return jax.new_ref(array) if self.is_ref else array
 
 
@@ -214,4 +217,5 @@ def _on_host(leaf: Any) -> _HostLeaf | None:
         key_implementation=implementation,
         is_ref=reference,
         is_committed=bool(getattr(array, "committed", True)),
+        is_weak=bool(getattr(array, "weak_type", False)),
     )

@@ -1,57 +1,46 @@
 """The first run of a script without `build`: which mesh it makes, which function is its step (jax).
 
-The step is the jitted function with the largest arguments that is called again and again with
-arguments of the same shapes, and whose outputs come back as arguments of its next call. A small
-function may do all that, too (one that splits a random key): such a one ends the run only if its
-arguments are a good part of all arrays that there are.
+How the step is told from other functions is said in `flow.choice`.
 """
 
 from __future__ import annotations
 
-import ast
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 
-from automesh.errors import UsageError, did_you_mean
-from automesh.limits import SCRIPT_BYTES
-from automesh.program.capture.abstract_arrays import ValueNeeded, bytes_alive, seen, without_arrays
+from automesh.errors import UsageError
+from automesh.program.capture.abstract_arrays import (
+    ValueNeeded,
+    is_without_arrays,
+    seen,
+    without_arrays,
+)
 from automesh.program.capture.build import on_attached
-from automesh.program.capture.frames import asking_line, describe_function, failing_line
+from automesh.program.capture.flow.finder import FoundStep, StepFinder
+from automesh.program.capture.frames import asking_line
 from automesh.program.capture.hooks import Call, MakeMesh
 from automesh.program.capture.nouns import (
     Capture,
-    Carried,
     Discovery,
     ScriptMesh,
     ScriptStep,
     SourceLine,
 )
+from automesh.program.capture.refusals import no_mesh, no_step
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
-from automesh.program.capture.step_call import TracedCall, trace
+from automesh.program.capture.step_call import TracedCall
 from automesh.program.carry.meshes import CannotCarry
-from automesh.program.carry.stored_step import place_of
-from automesh.program.lower.static_args import is_ref, leaf_shape
 from automesh.program.nouns import Entry
-from automesh.reading import read_bytes
 
 _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
-# Calls with the same shapes that make a function a step, and that end the run in any case.
-_ENOUGH, _MOST = 3, 40
-# Of all arrays that there are, what the arguments of a step take at least.
-_SHARE = 0.25
-# Less than this is a random key or a counter, whose functions are called before there is any state.
-_LEAST_BYTES = 1024
 # Arrays up to this size are made on this machine if a script cannot do without.
 _LARGEST_MADE = 2**31
-_HINT = "write a function `build(mesh)` that returns the step and its arguments"
 
 
 Keep = Callable[[TracedCall, Mesh, Sequence[Any]], None]
@@ -64,25 +53,28 @@ def discover(
 
     Args:
       step: the name of the function that is wanted; empty for the one that looks like the step.
+        Functions that are one step have a `+` between their names.
       bare: run it without its arrays.
-      keep: is given the call of the step while its arguments are alive, the script's mesh, and where
-        the arguments were at the first such call.
+      keep: is given the call of the step while its arguments are alive, the script's mesh, and
+        where the arguments were at the first such call.
 
     Raises:
       UsageError: it has no mesh or no step, or fails before it; with the line and what to do.
     """
-    run = _Watch(wanted=step, keep=keep)
     begun_s = perf_counter()
-    with without_arrays() if bare else nullcontext():
-        ended = run_script(entry, run)
-    took_s = perf_counter() - begun_s
-    found = run.chosen or run.best(least=2)
-    if found is None or found.last is None:
-        raise _with_nan(_nothing(entry, run, ended)) if bare else _nothing(entry, run, ended)
+    run, ended = _run(entry, step, None, bare=bare, keep=keep)
+    found = run.finder.found or run.finder.ended()
+    if isinstance(found, ScriptStep):
+        # Several functions that are one step, in a script that ends after two iterations.
+        run, ended = _run(entry, step, found, bare=bare, keep=keep)
+        found = run.finder.found
+    if not isinstance(found, FoundStep):
+        error = run.refusal(entry, ended)
+        raise _with_nan(error) if bare else error
     discovery = run.discovery(found, entry)
-    if run.chosen is None:
+    if run.finder.found is None:  # The script has ended by itself.
         run.store(found)
-    discovery = replace(discovery, took_s=took_s, not_carried=run.not_carried)
+    discovery = replace(discovery, took_s=perf_counter() - begun_s, not_carried=run.not_carried)
     if not bare:
         return discovery
     lines = _lines_with_nan()
@@ -92,6 +84,22 @@ def discover(
     return replace(
         discovery, capture=replace(discovery.capture, without_arrays=True), notices=notices
     )
+
+
+def _run(
+    entry: Entry, wanted: str, known: ScriptStep | None, *, bare: bool, keep: Keep | None
+) -> tuple[_Watch, Ended | None]:
+    with ExitStack() as modes:
+
+        def go_on_bare() -> None:
+            if not is_without_arrays():
+                modes.enter_context(without_arrays())
+
+        if bare:
+            go_on_bare()
+        finder = StepFinder(wanted=wanted, on_long_loop=go_on_bare, known=known)
+        run = _Watch(finder=finder, keep=keep)
+        return run, run_script(entry, run)
 
 
 def _lines_with_nan() -> str:
@@ -147,46 +155,15 @@ def discover_here(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Seen:
-    """The calls of one function from one line.
-
-    Attributes:
-      form: shapes and types of the last call's leaves; `same` calls in a row had it.
-      outputs: of the last call, without keeping them alive.
-      placed: where the leaves were at the first of these calls.
-      last: the last call, with its trace, once it may be the step.
-    """
-
-    name: str
-    defined_at: SourceLine
-    called_at: SourceLine
-    form: tuple[Any, ...] = ()
-    same: int = 0
-    calls: int = 0
-    bytes: int = 0
-    comes_back: bool = False
-    outputs: list[Any] = field(default_factory=list[Any])
-    placed: list[Any] = field(default_factory=list[Any])
-    last: TracedCall | None = None
-    carried: tuple[Carried, ...] = ()
-    batch_axes: tuple[str, ...] = ()
-    mesh: Mesh | None = None
-
-
-@dataclass(slots=True, kw_only=True)
 class _Watch:
     """Notes down what a script makes and calls."""
 
-    wanted: str
+    finder: StepFinder
     keep: Keep | None = None
     not_carried: str = ""
-    chosen: _Seen | None = None
-    asked_pmap: bool = False
+    pmapped: SourceLine | None = None
     meshes: dict[tuple[Any, ...], ScriptMesh] = field(
         default_factory=dict[tuple[Any, ...], ScriptMesh]
-    )
-    seen: dict[tuple[str, SourceLine], _Seen] = field(
-        default_factory=dict[tuple[str, SourceLine], _Seen]
     )
     made: dict[ScriptMesh, Mesh] = field(default_factory=dict[ScriptMesh, Mesh])
 
@@ -206,99 +183,57 @@ class _Watch:
 
     def call(self, call: Call) -> Any:
         """Notes a call down; stops the script once its step is known."""
-        name, defined_at = describe_function(call.function)
-        place = asking_line()
-        one = self.seen.setdefault(
-            (name, place), _Seen(name=name, defined_at=defined_at, called_at=place)
-        )
-        leaves = jax.tree.leaves((call.args, call.kwargs))
-        form = tuple((leaf_shape(leaf), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves)
-        one.same = one.same + 1 if form == one.form else 1
-        one.form, one.calls = form, one.calls + 1
-        if one.same == 1:
-            one.placed = [place_of(leaf) for leaf in leaves]
-        one.bytes = sum(map(_bytes, leaves))
-        made = {id(output) for ref in one.outputs if (output := ref()) is not None}
-        one.comes_back = any(id(leaf) in made for leaf in leaves) or any(map(is_ref, leaves))
-        if one.same > 1:
-            self._describe(one, call)
-        if one.same >= _ENOUGH and self._is_step(one):
-            self.chosen = one
-            self.store(one)
-            raise ScriptStopped
-        outputs = call.run()
-        one.outputs = [
-            weakref.ref(leaf) for leaf in jax.tree.leaves(outputs) if isinstance(leaf, jax.Array)
-        ]
-        return outputs
+        try:
+            return self.finder.call(call)
+        except ScriptStopped:
+            self.store(self.finder.found)
+            raise
 
-    def store(self, one: _Seen) -> None:
+    def store(self, found: FoundStep | None) -> None:
         """Hands the step's call on, while its arguments are alive."""
-        if self.keep is None or one.last is None or not self.meshes:
+        if self.keep is None or found is None or not self.meshes:
             return
         try:
-            placed = [one.placed[position] for position in one.last.positions]
-            self.keep(one.last, self.made[self._mesh_of(one)], placed)
+            self.keep(found.whole, self.made[self._mesh_of(found)], found.placed)
         except CannotCarry as error:
             self.not_carried = error.message
 
     def pmap(self) -> None:
-        """Noted down: a function that `jax.pmap` made has no mesh."""
-        self.asked_pmap = True
-
-    def _describe(self, one: _Seen, call: Call) -> None:
-        if one.last is not None and not one.comes_back:
+        """Stops the script at its first call of what `jax.pmap` made, unless a step is looked for
+        by its name."""
+        if self.finder.wanted:
             return
-        traced = trace(call)
-        leaves = traced.leaves
-        one.last = traced
-        one.carried = _carried(leaves, one.outputs)
-        one.mesh = _mesh_of(leaves)
-        new = [leaf for position, leaf in enumerate(leaves) if position not in _taken(one.carried)]
-        one.batch_axes = _batch_axes(new)
+        self.pmapped = asking_line()
+        raise ScriptStopped
 
-    def _is_step(self, one: _Seen) -> bool:
-        if self.wanted:
-            return one.name == self.wanted
-        if one is not self.best(least=1):
-            return False
-        if not one.comes_back:
-            return one.same >= _MOST
-        return one.same >= _MOST or one.bytes >= max(_SHARE * bytes_alive(), _LEAST_BYTES)
+    def refusal(self, entry: Entry, ended: Ended | None) -> UsageError:
+        """Why there is no step."""
+        return no_step(
+            entry,
+            ended,
+            called=self.finder.names(),
+            wanted=self.finder.wanted,
+            pmapped=self.pmapped,
+        )
 
-    def best(self, *, least: int) -> _Seen | None:
-        """The most likely step among what was called so often with the same shapes."""
-        candidates = [
-            one
-            for one in self.seen.values()
-            if one.same >= least and (not self.wanted or one.name == self.wanted)
-        ]
-        back = [candidate for candidate in candidates if candidate.comes_back]
-        return max(back or candidates, key=lambda one: one.bytes, default=None)
-
-    def discovery(self, found: _Seen, entry: Entry) -> Discovery:
+    def discovery(self, found: FoundStep, entry: Entry) -> Discovery:
         """What is known, once a step is chosen.
 
         Raises:
           UsageError: the script makes no mesh.
         """
         if not self.meshes:
-            raise UsageError(
-                f"{Path(entry.location).name} makes no mesh: its step `{found.name}` "
-                f"({found.called_at}) runs on one device",
-                hint="split its arrays over a `jax.sharding.Mesh`, or " + _HINT,
-            )
+            raise no_mesh(entry, found.step)
         own = self._mesh_of(found)
-        others = [one for one in self.seen.values() if one is not found and one.same > 1]
         return Discovery(
-            capture=Capture(mesh=own, step=_step(found)),
+            capture=Capture(mesh=own, step=found.step),
             batch_axes=tuple(name for name in found.batch_axes if name in own.names),
             num_devices=jax.device_count(),
-            other_steps=tuple(_step(one) for one in sorted(others, key=lambda other: -other.bytes)),
+            other_steps=found.others,
             other_meshes=tuple(mesh for mesh in self.meshes.values() if mesh is not own),
         )
 
-    def _mesh_of(self, found: _Seen) -> ScriptMesh:
+    def _mesh_of(self, found: FoundStep) -> ScriptMesh:
         made = list(self.meshes.values())
         if found.mesh is not None:
             axes = tuple((str(name), size) for name, size in found.mesh.shape.items())
@@ -307,134 +242,3 @@ class _Watch:
                     return one
         # Of several that no argument tells apart, the last one made of most devices.
         return max(reversed(made), key=lambda one: one.num_devices)
-
-
-def _step(one: _Seen) -> ScriptStep:
-    return ScriptStep(
-        name=one.name,
-        defined_at=one.defined_at,
-        called_at=one.called_at,
-        argument_bytes=one.bytes,
-        skipped=max(one.calls - one.same, 0),
-        carried=one.carried,
-    )
-
-
-def _bytes(leaf: Any) -> int:
-    return int(getattr(leaf, "nbytes", 0) or 0)
-
-
-def _carried(leaves: Sequence[Any], outputs: Sequence[Any]) -> tuple[Carried, ...]:
-    """Runs of outputs of the last call among the arguments of this one."""
-    places = {
-        id(output): position
-        for position, ref in enumerate(outputs)
-        if (output := ref()) is not None
-    }
-    runs: list[Carried] = []
-    for argument, leaf in enumerate(leaves):
-        output = places.get(id(leaf))
-        if output is None:
-            continue
-        last = runs[-1] if runs else None
-        if last and (last.argument + last.count, last.output + last.count) == (argument, output):
-            runs[-1] = Carried(output=last.output, argument=last.argument, count=last.count + 1)
-        else:
-            runs.append(Carried(output=output, argument=argument, count=1))
-    return tuple(runs)
-
-
-def _taken(carried: Sequence[Carried]) -> set[int]:
-    return {run.argument + offset for run in carried for offset in range(run.count)}
-
-
-def _mesh_of(leaves: Sequence[Any]) -> Mesh | None:
-    meshes = [
-        leaf.sharding.mesh
-        for leaf in leaves
-        if isinstance(getattr(leaf, "sharding", None), NamedSharding)
-        and isinstance(leaf.sharding.mesh, Mesh)
-    ]
-    return max(meshes, key=lambda mesh: mesh.size, default=None)
-
-
-def _batch_axes(leaves: Sequence[Any]) -> tuple[str, ...]:
-    """Axes that split the first dimension of the arrays that are new in every call."""
-    found: dict[str, None] = {}
-    for leaf in leaves:
-        sharding: Any = getattr(leaf, "sharding", None)
-        if not isinstance(sharding, NamedSharding) or not leaf_shape(leaf) or not sharding.spec:
-            continue
-        first: Any = sharding.spec[0]
-        names = first if isinstance(first, tuple) else (first,)
-        found |= dict.fromkeys(str(name) for name in names if isinstance(name, str))
-    return tuple(found)
-
-
-def _nothing(entry: Entry, run: _Watch, ended: Ended | None) -> UsageError:
-    """Why a script has no step, in one sentence."""
-    name = Path(entry.location).name
-    if ended is not None and isinstance(ended.error, ValueNeeded):
-        return ended.error
-    if ended is not None and ended.error is not None:
-        return _failed(name, ended.error)
-    if ended is not None and ended.exit_code:
-        return UsageError(
-            f"{name} ended with exit code {ended.exit_code} before its step",
-            hint="give its own arguments after `--`, as in `automesh search train.py -- --steps 5`",
-        )
-    if run.asked_pmap:
-        return UsageError(
-            f"{name} uses `jax.pmap`, which has no mesh that could be another one",
-            hint="use `jax.jit` with arrays that are split over a `jax.sharding.Mesh`",
-        )
-    names = list(dict.fromkeys(one.name for one in run.seen.values()))
-    if run.wanted and run.wanted not in names:
-        called = ", ".join(f"`{one}`" for one in names) or "none"
-        return UsageError(
-            f"{name} calls no jitted function `{run.wanted}`{did_you_mean(run.wanted, names)}; "
-            f"those that it calls are: {called}",
-            hint="name one of them with `--step`",
-        )
-    if not names:
-        there = _functions(Path(entry.location))
-        named = ""
-        if there:
-            named = f"name the function that takes the mesh, as in `{name}:{there[0]}`, or "
-        return UsageError(
-            f"{name} has no function `build`, and it ended without calling a function that "
-            "`jax.jit` made",
-            hint=named + _HINT,
-        )
-    once = ", ".join(f"`{one}`" for one in names[:6])
-    return UsageError(
-        f"{name} ended without calling a jitted function twice with the same shapes "
-        f"(it called {once})",
-        hint="let it train for three steps or more, or " + _HINT,
-    )
-
-
-def _functions(path: Path) -> list[str]:
-    """The functions at the top level of a script."""
-    body = ast.parse(read_bytes(path, limit_bytes=SCRIPT_BYTES)).body
-    return [one.name for one in body if isinstance(one, ast.FunctionDef)]
-
-
-def _failed(name: str, error: Exception) -> UsageError:
-    place = failing_line(error.__traceback__)
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    if isinstance(error, EOFError):
-        return UsageError(
-            f"{name} asks for input at {place}, and there is nobody to answer",
-            hint="let it run without, as a training job does",
-        )
-    if isinstance(error, ModuleNotFoundError):
-        return UsageError(
-            f"{name} fails at {place}: {text}",
-            hint=f"install `{error.name}` in the environment that automesh runs in",
-        )
-    return UsageError(
-        f"{name} fails at {place} before its step: {text}",
-        hint=f"run `python {name}` by itself to see why; it was run on "
-        f"{len(jax.devices())} devices here",
-    )

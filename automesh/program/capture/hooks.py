@@ -9,7 +9,9 @@ in jax 0.10.1 to 0.12.0.1.
 from __future__ import annotations
 
 import functools
+import importlib
 import types
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +39,7 @@ class Watcher(Protocol):
         ...
 
     def pmap(self) -> None:
-        """The script asks for `jax.pmap`."""
+        """The script is about to call what `jax.pmap` made."""
         ...
 
 
@@ -182,12 +184,54 @@ def _hook_jit() -> None:
 
     @functools.wraps(mapped)
     def pmap(*args: Any, **kwargs: Any) -> Any:
-        if _STATE.watcher is not None:
-            _STATE.watcher.pmap()
-        return mapped(*args, **kwargs)
+        return _Mapped(mapped(*args, **kwargs))
 
     owner: Any = jax
     owner.jit, owner.pmap = jit, pmap
+    _hook_pjit()
+
+
+def _hook_pjit() -> None:
+    """The former name of `jax.jit`, for as long as jax has it."""
+    for name in ("jax.experimental.pjit", "jax._src.pjit"):
+        try:
+            module: Any = importlib.import_module(name)
+        except ImportError:
+            continue
+        original = vars(module).get("pjit") or _deprecated(module, "pjit")
+        if original is None:
+            continue
+
+        def pjit(fun: Any, *args: Any, original: Any = original, **settings: Any) -> Any:
+            return Jitted(original(fun, *args, **settings), fun)
+
+        module.pjit = functools.wraps(original)(pjit)
+
+
+def _deprecated(module: Any, name: str) -> Any:
+    """What jax gives under a name with a warning, without the warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return getattr(module, name, None)
+
+
+class _Mapped:
+    """What `jax.pmap` gives a script: its calls are seen."""
+
+    def __init__(self, inner: Any) -> None:
+        self._automesh_inner = inner
+        functools.update_wrapper(self, inner, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _STATE.watcher is not None and not is_tracing():
+            _STATE.watcher.pmap()
+        return self._automesh_inner(*args, **kwargs)
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._automesh_inner, name)
 
 
 def _hook_compiled() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from automesh.errors import UsageError, did_you_mean
@@ -63,16 +63,55 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptStep:
-    """A jitted function that the script calls with arguments of the same shapes again and again.
+class StepPart:
+    """One of several jitted functions that are one step, in the order in which they are called.
 
     Attributes:
-      name: of the function.
+      skipped: earlier calls from the same line, of other variants.
+      kept: positions of the outputs that the whole step gives: what comes back in its next call,
+        and what no other part takes.
+    """
+
+    name: str
+    defined_at: SourceLine
+    called_at: SourceLine
+    skipped: int
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStep:
+    """The loop in one call of a jitted function whose body is the step.
+
+    Attributes:
+      at: the line that makes the loop.
+      turns: how often it goes round; 0 where only its run tells.
+    """
+
+    at: SourceLine
+    turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptStep:
+    """The jitted function through which parameters and optimizer state of a script flow; or several
+    that do so together, or the body of a loop in one.
+
+    Attributes:
+      name: of the function; those of parts have a `+` between them.
       defined_at: where its code begins.
       called_at: the script's line that calls it.
       argument_bytes: of all arguments, unsharded.
-      skipped: earlier calls from the same line, with arguments of other shapes.
+      skipped: earlier calls from the same line, of other variants.
       carried: outputs that come back as arguments of the next call.
+      parts: the functions, where they are several.
+      loop: the loop, where its body is the step.
+      calls: of the function, when the script was stopped, in all variants.
+      flops: of one call, by its trace.
+      new_elements: of the arguments that are not carried: in another run a different number tells
+        that the batch depends on the mesh.
+      doubt: why another function may be the step; empty if it has all that a step has.
+      outside: variables of the script that change with the step and are made outside of jit.
     """
 
     name: str
@@ -81,6 +120,58 @@ class ScriptStep:
     argument_bytes: int
     skipped: int = 0
     carried: tuple[Carried, ...] = ()
+    parts: tuple[StepPart, ...] = ()
+    loop: LoopStep | None = None
+    calls: int = 0
+    flops: float = 0.0
+    new_elements: int = 0
+    doubt: str = ""
+    outside: tuple[str, ...] = ()
+
+    def in_words(self) -> str:
+        """`train_step` (train.py:12), called at train.py:30."""
+        return self._told(lambda part: f"`{part.name}`{_definition(part)}, called at "
+                          f"{part.called_at}")  # fmt: skip
+
+    def in_short(self) -> str:
+        """`train_step` (train.py:30), by the line that calls it."""
+        return self._told(lambda part: f"`{part.name}` ({part.called_at})")
+
+    def _told(self, tell: Callable[[ScriptStep | StepPart], str]) -> str:
+        if self.loop is not None:
+            turns = f", of {self.loop.turns:,}" if self.loop.turns else ""
+            return (
+                f"`{self.name}` (one turn of its loop at {self.loop.at}{turns}: the one call at "
+                f"{self.called_at} is the whole training)"
+            )
+        if self.parts:
+            return " and then ".join(map(tell, self.parts)) + ", searched as one step,"
+        return tell(self)
+
+    def about_outside(self) -> str:
+        """What of a training is no part of its step, and what to do; empty where nothing is known
+        of it."""
+        if not self.outside:
+            return ""
+        names = [f"`{name}`" for name in self.outside]
+        listed = ", ".join(names[:-1]) + (" and " if names[:-1] else "") + names[-1]
+        are = "are" if len(names) > 1 else "is"
+        if self.parts:
+            return (
+                f"{listed} {are} changed outside of jit between {self._listed_parts()}, which is "
+                "neither estimated nor timed; jit that, too"
+            )
+        return (
+            f"only loss and gradients are jitted (`{self.name}`): {listed} {are} made outside, "
+            "operation by operation, and neither estimated nor timed; jit the update, too"
+        )
+
+    def _listed_parts(self) -> str:
+        return " and ".join(f"`{part.name}`" for part in self.parts)
+
+
+def _definition(part: ScriptStep | StepPart) -> str:
+    return f" ({part.defined_at})" if part.defined_at.file else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +225,9 @@ class Discovery:
 
     Attributes:
       capture: how it is run from now on.
-      batch_axes: of the mesh, those that split the first dimension of what is new in every step.
+      batch_axes: of the mesh, those that split what is new in every step.
       num_devices: that there are; the script's mesh may be made of fewer.
-      other_steps: functions that it calls again and again, too.
+      other_steps: functions that it calls again and again, too, and that are not searched.
       other_meshes: that it makes, and that are left as they are.
       notices: how it was run, where that is not as usual.
       took_s: from the script's first line to its step.

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun, primitives
 from jax.sharding import AxisType, Mesh, Sharding
 
 from automesh.program.capture.abstract_arrays import (
@@ -22,11 +22,12 @@ from automesh.program.capture.abstract_arrays import (
     is_without_arrays,
     without_data,
 )
+from automesh.program.capture.flow.names import leaf_names
 from automesh.program.capture.hooks import Call, Settings, settings_of
 from automesh.program.capture.nouns import Capture, Carried
 from automesh.program.capture.split_axes import state_shardings
-from automesh.program.lower.static_args import Split, is_concrete, is_ref, split_of
-from automesh.program.script.workload import Workload
+from automesh.program.lower.static_args import is_concrete, is_ref, split_of
+from automesh.program.script.workload import NamedWorkload, Workload
 
 # Arrays without data that the step holds besides its arguments: they are made arguments. The last
 # name of all, so that the other arguments keep their places.
@@ -38,26 +39,31 @@ class TracedCall:
     """A call with its trace.
 
     Attributes:
-      args, kwargs: without the static ones.
+      args: without the static ones; those that are given by keyword come last, in the order of
+        their names, which is the order in which jax takes their leaves.
       settings: what the function was jitted with.
-      positions: of its leaves among all leaves of the call, static arguments included.
       context: the mesh that `jax.set_mesh` had put in force; None without one.
+      names: what the user calls the leaves of the arguments; empty where nobody has asked.
+      source: the call itself; None for what is made of several.
     """
 
     traced: jax.stages.Traced
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     settings: Settings
-    positions: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
     context: Mesh | None = None
+    source: Call | None = None
 
     @property
     def leaves(self) -> list[Any]:
-        return jax.tree.leaves((self.args, self.kwargs))
+        return jax.tree.leaves(self.args)
 
 
-def trace(call: Call) -> TracedCall:
+def trace(call: Call, *, with_names: bool = False) -> TracedCall:
     """Traces a call where it stands.
+
+    Args:
+      with_names: whether the user's names of its arrays are looked for.
 
     Raises:
       UsageError: which arguments are static cannot be told.
@@ -67,30 +73,27 @@ def trace(call: Call) -> TracedCall:
     traced = call.jitted.trace(*stated, **keywords)
     split = split_of(workload, call.jitted, traced)
     args, kwargs = split.dynamic(call.args, call.kwargs)
-    mesh = jax.sharding.get_mesh()
     return TracedCall(
         traced=traced,
-        args=args,
-        kwargs=kwargs,
+        args=(*args, *(kwargs[name] for name in sorted(kwargs))),
         settings=settings_of(traced),
-        positions=_dynamic_positions(call, split),
-        context=None if mesh.empty else mesh,
+        names=leaf_names(call, split) if with_names else (),
+        context=mesh_in_force(),
+        source=call,
     )
 
 
-def _dynamic_positions(call: Call, split: Split) -> tuple[int, ...]:
-    """Where the leaves of the dynamic arguments are among all leaves of a call, in order."""
-    found: list[int] = []
-    first = 0
-    arguments = [(place in split.positions, arg) for place, arg in enumerate(call.args)]
-    # As jax flattens a dictionary.
-    arguments += [(name in split.names, call.kwargs[name]) for name in sorted(call.kwargs)]
-    for is_static, arg in arguments:
-        count = jax.tree.structure(arg).num_leaves
-        if not is_static:
-            found += range(first, first + count)
-        first += count
-    return tuple(found)
+def mesh_in_force() -> Mesh | None:
+    """The mesh that `jax.set_mesh` has put in force; None without one."""
+    mesh = jax.sharding.get_mesh()
+    return None if mesh.empty else mesh
+
+
+def place_of(leaf: Any) -> Any:
+    """Where a leaf of the arguments is; None for what goes where it is used."""
+    if is_abstract(leaf):
+        return leaf.placed
+    return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
 
 
 def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Workload:
@@ -100,22 +103,21 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
       made: the mesh that the script was given for its own.
     """
     mesh = call.context
-    args, kwargs = _placed(call)
+    args = _placed(call)
     if capture.splits and made is not None and AxisType.Explicit not in made.axis_types:
-        call, args, kwargs = _with_split_state(call, args, kwargs, capture, made)
+        call, args = _with_split_state(call, args, capture, made)
     arranged = _arranged(call, capture.step.carried)
     held = [without_data(constant) for constant in call.settings.constants if _is_held(constant)]
-    if held:
-        kwargs = {**kwargs, _HELD: tuple(held)}
-    return Workload(
+    return NamedWorkload(
         _jitted(call, capture.step.name, arranged),
         args,
-        kwargs,
+        {_HELD: tuple(held)} if held else {},
         advance=None if arranged.leads else _advance(capture.step.carried),
         context=None if mesh is None else lambda: jax.set_mesh(mesh),
         axis_types=capture.searched.axis_types,
         # What is made of fewer devices than there are is none to compare with.
         baseline=str(capture.searched) if capture.mesh.num_devices == jax.device_count() else None,
+        leaf_names=call.names,
     )
 
 
@@ -125,11 +127,11 @@ def _is_held(constant: Any) -> bool:
 
 
 def _with_split_state(
-    call: TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any], capture: Capture, mesh: Mesh
-) -> tuple[TracedCall, tuple[Any, ...], dict[str, Any]]:
+    call: TracedCall, args: tuple[Any, ...], capture: Capture, mesh: Mesh
+) -> tuple[TracedCall, tuple[Any, ...]]:
     """With the state split by the parts of axes that leave it whole: as arguments, and as the
     outputs that replace them."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
+    leaves, tree = jax.tree.flatten(args)
     pairs = _pairs(capture.step.carried)
     found = state_shardings(leaves, [argument for argument, _ in pairs], mesh, capture.splits)
     placed = [
@@ -140,20 +142,42 @@ def _with_split_state(
     for argument, output in pairs:
         after[output] = found.get(argument, after[output])
     settings = replace(call.settings, out_shardings=tuple(after))
-    args, kwargs = tree.unflatten(placed)
-    return replace(call, settings=settings), args, kwargs
+    return replace(call, settings=settings), tree.unflatten(placed)
 
 
-def _placed(call: TracedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _placed(call: TracedCall) -> tuple[Any, ...]:
     """The arguments where `in_shardings` wants them."""
-    leaves, tree = jax.tree.flatten((call.args, call.kwargs))
-    if is_without_arrays():
-        leaves = list(map(without_data, leaves))
+    leaves, tree = jax.tree.flatten(call.args)
+    leaves = [_as_taken(without_data(leaf) if is_without_arrays() else leaf) for leaf in leaves]
     placed = [
         leaf if to is None or is_ref(leaf) else _put(leaf, to)
         for leaf, to in zip(leaves, call.settings.in_shardings, strict=True)
     ]
     return tree.unflatten(placed)
+
+
+def _as_taken(leaf: Any) -> Any:
+    """An array of numpy's as jax takes it: with 32 bits where it has 64, unless they are wanted."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        dtype = taken_as(leaf.dtype)
+        return leaf if dtype == leaf.dtype else leaf.update(dtype=dtype)
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return np.asarray(leaf, taken_as(leaf.dtype))
+    return leaf
+
+
+def taken_as(dtype: Any) -> Any:
+    """The type that jax gives to arrays of a type."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def weakly_typed(array: jax.Array) -> jax.Array:
+    """An array whose type gives way to that of what it is computed with, as that of
+    `jnp.full(shape, 0.1)` does."""
+    convert = primitives.convert_element_type_p
+    return convert.bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
 
 
 def _put(leaf: Any, to: Sharding) -> Any:

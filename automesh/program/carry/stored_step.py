@@ -15,7 +15,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from automesh.program.capture.abstract_arrays import is_abstract
 from automesh.program.capture.hooks import Settings
 from automesh.program.capture.nouns import AxisSplit
 from automesh.program.capture.step_call import TracedCall
@@ -52,8 +51,8 @@ class StoredStep:
       trace: see `trace_file`.
       arrays: that the trace holds, by number.
       leaves: of the arguments, in order.
-      paths: per positional argument, the way to each of its leaves.
-      keywords: the same per keyword argument.
+      paths: per argument, the way to each of its leaves.
+      names: what the user calls the leaves.
       donated: per leaf of the arguments.
       compiler_options: as given to `jax.jit`.
       config: settings of jax that were in force.
@@ -65,7 +64,7 @@ class StoredStep:
     arrays: tuple[StoredLeaf, ...]
     leaves: tuple[StoredLeaf, ...]
     paths: tuple[tuple[LeafPath, ...], ...]
-    keywords: tuple[tuple[str, tuple[LeafPath, ...]], ...]
+    names: tuple[str, ...]
     donated: tuple[bool, ...]
     compiler_options: tuple[tuple[str, Any], ...]
     config: tuple[tuple[str, Any], ...]
@@ -89,7 +88,7 @@ def store(
     Args:
       own: the script's mesh.
       placed: per leaf of the arguments, where it was when the step was first called so, see
-        `place_of`; what comes back from the step is where the compiler has put it.
+        `step_call.place_of`; what comes back from the step is where the compiler has put it.
       with_values: False for a run without arrays.
 
     Raises:
@@ -119,7 +118,7 @@ def store(
         arrays=described[len(leaves) :],
         leaves=described[: len(leaves)],
         paths=tuple(paths_of(arg) for arg in call.args),
-        keywords=tuple((name, paths_of(value)) for name, value in sorted(call.kwargs.items())),
+        names=call.names,
         donated=tuple(call.settings.donated),
         compiler_options=tuple(sorted(call.settings.compiler_options.items())),
         config=_config(),
@@ -136,15 +135,6 @@ def store_in(folder: str, call: TracedCall, own: Mesh, placed: Sequence[Any]) ->
     place = Path(folder)
     (place / _VALUES).unlink(missing_ok=True)
     store(call, place, own=own, placed=placed)
-
-
-def place_of(leaf: Any) -> Any:
-    """Where a leaf of the arguments is; None for what goes where it is used."""
-    if is_abstract(leaf):
-        return leaf.placed
-    if not isinstance(leaf, (jax.Array, jax.Ref)):
-        return None
-    return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
 
 
 def _config() -> tuple[tuple[str, Any], ...]:
@@ -222,10 +212,6 @@ def carried_call(
     for paths in step.paths:
         args.append(tree_of(paths, leaves[first : first + len(paths)]))
         first += len(paths)
-    kwargs: dict[str, Any] = {}
-    for name, paths in step.keywords:
-        kwargs[name] = tree_of(paths, leaves[first : first + len(paths)])
-        first += len(paths)
     settings = Settings(
         constants=tuple(read["constants"]),
         in_shardings=tuple(read["in_shardings"]),
@@ -237,8 +223,8 @@ def carried_call(
     call = TracedCall(
         traced=traced,
         args=tuple(args),
-        kwargs=kwargs,
         settings=settings,
+        names=step.names,
         context=read["context"],
     )
     return CarriedCall(call=call, made=binding.own_mesh())

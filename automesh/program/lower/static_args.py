@@ -46,9 +46,19 @@ class Split:
         return [place for place in whole if place not in self.positions]
 
     def named_leaves(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[str] = ()
+    ) -> Iterator[tuple[str, Any]]:
+        """Each leaf of the dynamic arguments with what it is called: `args[1]['x']`.
+
+        Args:
+          known: names of the first leaves, where the user has given them some.
+        """
+        for position, (place, leaf) in enumerate(self._named_by_place(args, kwargs)):
+            yield known[position] if position < len(known) else place, leaf
+
+    def _named_by_place(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Iterator[tuple[str, Any]]:
-        """Each leaf of the dynamic arguments with what it is called: `args[1]['x']`."""
         for place, arg in zip(self.places(len(args)), args, strict=True):
             for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
                 yield f"args[{place}]{jax.tree_util.keystr(path)}", leaf

@@ -14,6 +14,7 @@ from automesh.program.nouns import BuildAnswer
 from automesh.program.pipeline.lower import lower_pipeline, pipeline_of
 from automesh.program.script.build import Built
 from automesh.program.script.contexts import entered
+from automesh.program.script.workload import leaf_names_of
 from automesh.space.mapping import SplitArray, SplitDimension
 
 
@@ -52,7 +53,8 @@ def _split_arguments(step: TracedStep) -> Iterator[SplitArray]:
     seen: set[tuple[SplitDimension, ...]] = set()
     known = step.built.mesh.axis_names
     # If the user traced it, its arguments are not known here.
-    named = () if step.function is None else step.split.named_leaves(step.args, step.kwargs)
+    names = leaf_names_of(step.built.workload)
+    named = () if step.function is None else step.split.named_leaves(step.args, step.kwargs, names)
     for name, leaf in named:
         sharding = getattr(leaf, "sharding", None)
         if not isinstance(sharding, NamedSharding) or not hasattr(leaf, "dtype"):

@@ -51,3 +51,20 @@ class Workload:
     baseline: str | None = None
     facts: Mapping[str, int] = field(default_factory=dict[str, int])
     tokens_per_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NamedWorkload(Workload):
+    """A workload whose arguments have names in the user's script.
+
+    Attributes:
+      leaf_names: what the user calls each leaf of the arguments, in their order; leaves after
+        these are called by their places.
+    """
+
+    leaf_names: tuple[str, ...] = ()
+
+
+def leaf_names_of(workload: Workload) -> tuple[str, ...]:
+    """What the user calls the leaves of the arguments; empty where only their places are known."""
+    return workload.leaf_names if isinstance(workload, NamedWorkload) else ()

@@ -22,6 +22,8 @@ known is null. Keys are only ever added within a schema number.
     device_memory_bytes, reserve_bytes
                 what a program could use of one device, and what of it plans leave free, or null
     split       of a script without `build`, axes of its mesh that are several, or null
+    not_searched
+                of such a script, what it does besides its jitted step, or null
     template, best_command
                 of a search by a command: the template, and the command of the best plan, or null
 """
@@ -78,6 +80,7 @@ def to_json(result: SearchResult) -> dict[str, Any]:
         "device_memory_bytes": result.device_memory_bytes or None,
         "reserve_bytes": result.reserve_bytes or None,
         "split": result.split or None,
+        "not_searched": result.not_searched or None,
         "template": result.template or None,
         "best_command": result.best_command or None,
     }

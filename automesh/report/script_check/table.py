@@ -22,6 +22,8 @@ _MOST_ROWS = 20
 _NUMBER = re.compile(r"\d+")
 # Before each key of a name; `norm_0..1` is one.
 _BOUNDARY = re.compile(r"(?=\[)|(?<!\.)(?=\.(?!\.))")
+# The argument itself: the user's name for it, or its place.
+_ARGUMENT = re.compile(r"(?:kw)?args\[[^\]]*\]|[^.\[]*")
 # What jax calls a leaf of a node whose class does not name its parts.
 _UNNAMED = re.compile(r"\[<flat index (\d+)>\]")
 _SHORT_TYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c"))
@@ -169,7 +171,7 @@ def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
         return [_Row(name=argument.name, members=(argument,)) for argument in arguments]
     groups: dict[object, list[Argument]] = {}
     for one in arguments:
-        start = one.name.index("]") + 1  # The number of the argument itself is no layer's.
+        start = _argument_end(one.name)  # The number of the argument itself is no layer's.
         key = (one.name[:start], _NUMBER.sub("#", one.name[start:]), one.shape, one.dtype, one.spec,
                one.is_donated, one.is_ref, one.origin, one.values)  # fmt: skip
         groups.setdefault(key, []).append(one)
@@ -178,6 +180,17 @@ def _rows(arguments: Sequence[Argument], *, show_all: bool) -> list[_Row]:
         for members in groups.values()
     ]
     return _mirrors_folded(rows)
+
+
+def _argument_end(name: str) -> int:
+    found = _ARGUMENT.match(name)
+    return found.end() if found is not None else 0
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """A name as that of the argument and the keys in it."""
+    end = _argument_end(name)
+    return (name[:end], *filter(None, _BOUNDARY.split(name[end:])))
 
 
 def _name_of(names: Sequence[str]) -> str:
@@ -194,10 +207,10 @@ def _name_of(names: Sequence[str]) -> str:
 def _mirrors_folded(rows: Sequence[_Row]) -> list[_Row]:
     """Puts into one row what has the same arrays as something before it, by other names: the
     moments of an optimizer have those of the parameters."""
-    keys = [tuple(_BOUNDARY.split(row.name)) for row in rows]
+    keys = [_parts(row.name) for row in rows]
     under: dict[tuple[str, ...], list[int]] = {}
     for place, path in enumerate(keys):
-        for length in range(2, len(path)):
+        for length in range(1, len(path)):
             under.setdefault(path[:length], []).append(place)
 
     def arrays(prefix: tuple[str, ...]) -> object:
@@ -210,7 +223,7 @@ def _mirrors_folded(rows: Sequence[_Row]) -> list[_Row]:
     folded: list[_Row] = []
     done: set[int] = set()
     for place, path in enumerate(keys):
-        prefixes = [path[:length] for length in range(2, len(path))]
+        prefixes = [path[:length] for length in range(1, len(path))]
         for prefix in prefixes if place not in done else []:
             known = first.setdefault(arrays(prefix), prefix)
             if known != prefix and len(under[prefix]) > 1:

@@ -14,11 +14,13 @@ from automesh.program.capture.nouns import (
     AxisSplit,
     Capture,
     Discovery,
+    ScriptStep,
     Sizes,
     check_splits,
     names_in_place,
 )
 from automesh.report.progress import Progress
+from automesh.report.words import count
 from automesh.space.space import AxisRange, SearchSpace
 from automesh.space.spec import read_space
 from automesh.tuner.preparation import step_ref
@@ -168,28 +170,36 @@ def _space(request: SearchRequest, found: Discovery) -> SearchSpace:
 def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
     capture = found.capture
     step, mesh = capture.step, capture.mesh
-    where = f" ({step.defined_at})" if step.defined_at.file else ""
     said = [
-        f"the script was run up to its step `{step.name}`{where}, called at {step.called_at} with "
+        f"the script was run up to its step {step.in_words()} with "
         f"{format_bytes(step.argument_bytes)} of arguments; its mesh {mesh} is made at "
         f"{mesh.made_at}: make that one from the rule to use what is found"
     ]
+    if step.doubt:
+        others = ", ".join(f"`{other.name}`" for other in found.other_steps[:3])
+        named = f", among {others}" if others else ""
+        said.append(
+            f"`{step.name}` may not be the step: {step.doubt}; `--step NAME` chooses another "
+            f"function{named}"
+        )
+    if outside := step.about_outside():
+        said.append(outside)
     if mesh.num_devices != found.num_devices:
         said.append(
             f"the script's mesh is made of {mesh.num_devices} of {found.num_devices} devices, so "
             "others are not compared with it; name one that has them all with `--baseline`"
         )
     said += [_about_split(split, capture) for split in capture.splits]
-    if not step.carried:
+    if not step.carried and not step.outside:
         said.append(
             f"no output of `{step.name}` comes back as its argument: every step is measured from "
             "the same state"
         )
     if found.other_steps:
-        others = ", ".join(
-            f"`{other_step.name}` ({other_step.called_at})" for other_step in found.other_steps[:3]
-        )
-        said.append(f"called again and again, too: {others}; `--step NAME` chooses another")
+        listed = ", ".join(_share(other, found) for other in found.other_steps[:3])
+        more = len(found.other_steps) - 3
+        listed += f" and {more} more" if more > 0 else ""
+        said.append(f"called besides, and not searched: {listed}; `--step NAME` searches another")
     if found.other_meshes:
         others = ", ".join(
             f"{other_mesh} ({other_mesh.made_at})" for other_mesh in found.other_meshes[:3]
@@ -200,6 +210,17 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
         listed = ", ".join(f"`{name}`" for name in slow)
         said.append(f"only {listed}, over which the batch is split, may span slices or nodes")
     return (*said, *found.notices)
+
+
+def _share(other: ScriptStep, found: Discovery) -> str:
+    """A function that is not searched, and how much of the script's work was its own."""
+    every = [found.capture.step, *found.other_steps]
+    total = sum(step.flops * step.calls for step in every)
+    share = other.flops * other.calls / total if total else 0.0
+    return (
+        f"`{other.name}` ({other.called_at}; {count(other.calls, 'call')}, "
+        f"{format_bytes(other.argument_bytes)}, {share:.0%} of the work up to here)"
+    )
 
 
 def _about_split(split: AxisSplit, capture: Capture) -> str:

@@ -82,6 +82,7 @@ class Header:
     outside: tuple[str, ...] = ()
     template: str = ""
     split: str = ""
+    not_searched: str = ""
     axis_types: tuple[str, ...] = ()
     batch_axes: tuple[str, ...] | None = None
     details: tuple[str, ...] = ()
@@ -288,6 +289,7 @@ def header_of(
         axis_types=preparation.axis_types,
         batch_axes=preparation.batch_axes,
         split=preparation.split,
+        not_searched=preparation.not_searched,
         outside=_outside(preparation, study, is_ahead=is_ahead),
     )
 

@@ -43,6 +43,7 @@ def result_of(header: Header, candidates: Sequence[Candidate], funnel: Funnel) -
         speeds=header.speeds,
         is_ahead=header.is_ahead,
         split=header.split,
+        not_searched=header.not_searched,
         device_memory_bytes=header.device_memory.limit_bytes,
         reserve_bytes=header.device_memory.reserve_bytes,
         template=header.template,

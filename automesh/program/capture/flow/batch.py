@@ -1,0 +1,128 @@
+"""Over which axes of its mesh a script splits its batch (jax).
+
+The batch is what is new in every step, and what is computed from it without parameters. It may
+have its rows in any dimension: after micro-batches, or after time. It may also be split in the step
+alone, by a constraint or by `shard_map`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+from jax.sharding import NamedSharding
+
+from automesh.program.capture.flow.program import is_literal, opened_jaxpr
+from automesh.program.capture.step_call import TracedCall
+from automesh.program.lower.static_args import leaf_dtype, leaf_shape
+
+_CONSTRAINTS = frozenset({"sharding_constraint", "reshard"})
+
+
+def batch_axes(
+    call: TracedCall, *, carried: frozenset[int], constant: frozenset[int]
+) -> tuple[str, ...]:
+    """Axes that split the batch of a step, in the order in which they are found.
+
+    Args:
+      carried, constant: leaves of the arguments that the step replaces, and that are the same
+        arrays in every call. Constants may be data as well as frozen parameters: they count if
+        nothing that is new is split.
+    """
+    leaves = call.leaves
+    new = [place for place in range(len(leaves)) if place not in carried | constant]
+    found = _split_by(call, new)
+    if not found:
+        found = _split_by(call, sorted(constant - carried))
+    parameters = {
+        place for place in carried if np.issubdtype(_plain(leaf_dtype(leaves[place])), np.inexact)
+    }
+    count = len(call.settings.constants)
+    kinds = [_Made()] * count + [
+        _Made(is_parameter=place in parameters, is_new=place not in parameters | constant)
+        for place in range(len(leaves))
+    ]
+    inside: dict[str, None] = {}
+    _walk(opened_jaxpr(call.traced.jaxpr), kinds, inside)
+    return tuple(dict.fromkeys((*found, *inside)))
+
+
+def _plain(dtype: Any) -> Any:
+    return np.uint32 if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else _numpy(dtype)
+
+
+def _numpy(dtype: Any) -> Any:
+    """bfloat16 and its kin are none of numpy's floating types."""
+    return np.float32 if jax.numpy.issubdtype(dtype, np.floating) else dtype
+
+
+def _split_by(call: TracedCall, places: Sequence[int]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    stated = call.settings.in_shardings
+    for place in places:
+        leaf = call.leaves[place]
+        own = getattr(leaf, "sharding", None)
+        for sharding in (own, stated[place] if place < len(stated) else None):
+            if isinstance(sharding, NamedSharding) and leaf_shape(leaf):
+                found |= dict.fromkeys(_names(sharding.spec))
+    return tuple(found)
+
+
+def _names(spec: Any) -> Iterator[str]:
+    for entry in spec or ():
+        for name in entry if isinstance(entry, tuple) else (entry,):
+            if isinstance(name, str):
+                yield name
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a value is made of: parameters, or things that are new in every step."""
+
+    is_parameter: bool = False
+    is_new: bool = False
+
+    @property
+    def is_batch(self) -> bool:
+        return self.is_new and not self.is_parameter
+
+
+def _walk(jaxpr: Any, inputs: Sequence[_Made], found: dict[str, None]) -> list[_Made]:
+    """What the outputs of a program are made of; notes axes down by which it splits the batch."""
+    known: dict[Any, _Made] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def made_of(variable: Any) -> _Made:
+        return _Made() if is_literal(variable) else known.get(variable, _Made())
+
+    for equation in jaxpr.eqns:
+        given = [made_of(variable) for variable in equation.invars]
+        name = equation.primitive.name
+        if name in _CONSTRAINTS and given[0].is_batch:
+            found |= dict.fromkeys(_names(_constraint(equation)))
+        if name == "shard_map":
+            for one, spec in zip(given, equation.params.get("in_specs", ())):
+                if one.is_batch:
+                    found |= dict.fromkeys(_names(spec))
+        together = _Made(
+            is_parameter=any(one.is_parameter for one in given),
+            is_new=any(one.is_new for one in given),
+        )
+        made = [together] * len(equation.outvars)
+        for body in map(opened_jaxpr, core.jaxprs_in_params(equation.params)):
+            count = len(body.invars)
+            # Operands that a body does not see come first: the predicate of a branch.
+            fitting = given[-count:] if 0 < count <= len(given) else [together] * count
+            outputs = _walk(body, fitting, found)
+            if name in ("jit", "pjit", "closed_call", "core_call"):
+                made = outputs
+        known.update(zip(equation.outvars, made, strict=True))
+    return [made_of(variable) for variable in jaxpr.outvars]
+
+
+def _constraint(equation: Any) -> Any:
+    sharding = equation.params.get("sharding") or equation.params.get("dst_sharding")
+    return sharding.spec if isinstance(sharding, NamedSharding) else ()

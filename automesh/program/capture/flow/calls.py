@@ -1,0 +1,392 @@
+"""Which jitted functions a script calls, in which variants, and where their arguments come from
+(jax).
+
+An array is followed by identity: what a function has made and another one is given. Where an
+output is an argument unchanged, whatever made the argument made it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+from automesh.errors import UsageError
+from automesh.program.capture.abstract_arrays import without_data
+from automesh.program.capture.flow.names import describe_call, variables_like
+from automesh.program.capture.flow.program import ProgramFacts, facts_of, opened_jaxpr
+from automesh.program.capture.frames import asking_line
+from automesh.program.capture.hooks import Call
+from automesh.program.capture.nouns import SourceLine
+from automesh.program.capture.step_call import TracedCall, place_of, taken_as, trace
+from automesh.program.lower.static_args import (
+    Split,
+    is_array_like,
+    is_ref,
+    leaf_dtype,
+    leaf_shape,
+    static_of_jit,
+)
+from automesh.program.script.workload import Workload
+
+# Arrays that are followed before those that are gone are forgotten.
+_MOST_FOLLOWED = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What made an array: an output of a function of the log, in one of its variants.
+
+    Attributes:
+      output: its position; -1 for a reference that the function has changed.
+    """
+
+    function: int
+    variant: int
+    output: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Variant:
+    """Calls of a function with arguments of the same shapes, types and static values: one program.
+
+    Attributes:
+      number: its place among the variants of its function.
+      key: what they have in common.
+      first: of the function's calls, counted from 0, the first of this variant.
+      facts: of its program; None if it cannot be traced apart from its call.
+      refusal: why it cannot be.
+      described: its first call, and once there is one, its second call, without data, with the
+        user's names.
+      placed: where the arguments of its first call were, see `step_call.place_of`.
+      leaf_bytes: of the arguments of one call, unsharded, at the types that jax gives them.
+      origins: per leaf, what made it; None for what no jitted function made. Of that call to which
+        most came from the call before.
+      unchanged: per leaf, whether it was the same array in the call before.
+      outside: variables of the script that look like what a gradient is taken of, change from call
+        to call, and are made by no jitted function.
+    """
+
+    number: int
+    key: Any
+    first: int
+    facts: ProgramFacts | None = None
+    refusal: UsageError | None = None
+    described: TracedCall | None = None
+    calls: int = 0
+    placed: tuple[Any, ...] = ()
+    leaf_bytes: tuple[int, ...] = ()
+    origins: list[Origin | None] = field(default_factory=list[Origin | None])
+    unchanged: list[bool] = field(default_factory=list[bool])
+    outside: tuple[str, ...] = ()
+    # By variable, weak references to its arrays.
+    like_it: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]], repr=False)
+    # Weak references, of the last call; and what made them.
+    last: list[Any] = field(default_factory=list[Any], repr=False)
+    last_origins: list[Origin | None] = field(default_factory=list[Origin | None], repr=False)
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.leaf_bytes)
+
+    def trains(self, function: int) -> bool:
+        """Whether what comes back to it is made of a gradient of what it was."""
+        facts = self.facts
+        if facts is None:
+            return False
+        return bool(facts.trained_references) or any(
+            output < len(facts.trained_by) and facts.trained_by[output] >> argument & 1
+            for argument, output in self.own_pairs(function)
+        )
+
+    def own_pairs(self, function: int) -> list[tuple[int, int]]:
+        """(leaf of the arguments, output of the call before that it is)."""
+        return _own_pairs(self.origins, function, self.number)
+
+
+@dataclass(slots=True, kw_only=True)
+class Function:
+    """A jitted function that is called from one line.
+
+    Attributes:
+      number: its place in the log.
+      first_s: when it was called first, on a clock of this process.
+    """
+
+    number: int
+    name: str
+    defined_at: SourceLine
+    called_at: SourceLine
+    first_s: float
+    calls: int = 0
+    variants: list[Variant] = field(default_factory=list[Variant])
+
+    @property
+    def usual(self) -> Variant:
+        """The variant that is called most, of several the earliest."""
+        return max(self.variants, key=lambda variant: variant.calls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """A call that is about to be run."""
+
+    function: Function
+    variant: Variant
+
+
+@dataclass(slots=True)
+class CallLog:
+    """All calls of jitted functions by the lines of a script.
+
+    Attributes:
+      order: numbers of the functions, as they were called.
+    """
+
+    functions: list[Function] = field(default_factory=list[Function])
+    order: list[int] = field(default_factory=list[int])
+    _by_place: dict[tuple[str, SourceLine], Function] = field(
+        default_factory=dict[tuple[str, SourceLine], Function]
+    )
+    # By id: a weak reference, so that nothing is kept alive, and what made the array.
+    _made: dict[int, tuple[Any, Origin]] = field(default_factory=dict[int, tuple[Any, Origin]])
+
+    def note(self, call: Call) -> Noted:
+        """Notes a call down before it is run; a new variant is traced, which the run needs
+        anyway."""
+        name, defined_at = describe_call(call)
+        place = asking_line()
+        function = self._by_place.get((name, place))
+        if function is None:
+            function = Function(
+                number=len(self.functions),
+                name=name,
+                defined_at=defined_at,
+                called_at=place,
+                first_s=time.monotonic(),
+            )
+            self._by_place[name, place] = function
+            self.functions.append(function)
+        split = static_of_jit(call.jitted, Workload(call.jitted, call.args, call.kwargs)) or Split()
+        key, leaves = _key(call, split)
+        variant = next((one for one in function.variants if _equal(one.key, key)), None)
+        if variant is None:
+            variant = Variant(number=len(function.variants), key=key, first=function.calls)
+            variant.leaf_bytes = tuple(map(leaf_bytes, leaves))
+            variant.placed = tuple(map(place_of, leaves))
+            function.variants.append(variant)
+        function.calls += 1
+        variant.calls += 1
+        if variant.calls <= 2:
+            self._describe(variant, call)
+        self._follow(function, variant, leaves)
+        if variant.calls <= 2:
+            self._look_outside(variant)
+        self.order.append(function.number)
+        return Noted(function=function, variant=variant)
+
+    def _describe(self, variant: Variant, call: Call) -> None:
+        try:
+            traced = trace(call, with_names=True)
+        except UsageError as error:
+            variant.refusal = error
+            return
+        if variant.facts is None:
+            constants = len(traced.settings.constants)
+            variant.facts = facts_of(traced.traced.jaxpr, num_constants=constants)
+        args = jax.tree.map(lambda leaf: leaf if is_ref(leaf) else without_data(leaf), traced.args)
+        variant.described = replace(traced, args=args)
+
+    def _follow(self, function: Function, variant: Variant, leaves: Sequence[Any]) -> None:
+        """Notes down what has made each argument, and which are the same as before."""
+        origins = [self._origin(leaf) for leaf in leaves]
+        before = variant.last or [None] * len(leaves)
+        variant.unchanged = [
+            _is_same(old, leaf) and not (is_ref(leaf) and origin is not None)
+            for old, leaf, origin in zip(before, leaves, origins, strict=True)
+        ]
+        variant.last = [_reference(leaf) for leaf in leaves]
+        variant.last_origins = origins
+        pairs = _own_pairs(origins, function.number, variant.number)
+        if not variant.origins or len(pairs) >= len(variant.own_pairs(function.number)):
+            variant.origins = origins
+
+    def _look_outside(self, variant: Variant) -> None:
+        """Notes variables of the script down that are like what a gradient is taken of, and change
+        from call to call."""
+        facts, call = variant.facts, variant.described
+        if facts is None or not facts.has_gradient or call is None or any(variant.origins):
+            return
+        forms = [form_of(call.leaves[place]) for place in mirrored(variant)]
+        before, variant.like_it = variant.like_it, {}
+        for name, leaves in variables_like(forms):
+            if not all(self._origin(leaf) is not None for leaf in leaves):
+                variant.like_it[name] = list(map(_reference, leaves))
+        variant.outside = tuple(
+            name
+            for name, leaves in variant.like_it.items()
+            if name in before and not all(map(_is_same_reference, before[name], leaves))
+        )
+
+    def replaced(self, variant: Variant) -> list[int]:
+        """Leaves of the arguments that look like outputs and change from call to call, though no
+        jitted function makes them: parameters whose gradients are all that is jitted."""
+        return [
+            place
+            for place in mirrored(variant)
+            if variant.origins[place] is None and not variant.unchanged[place]
+        ]
+
+    def ran(self, noted: Noted, outputs: Any) -> None:
+        """Notes down what a call has made."""
+        made = jax.tree.leaves(outputs)
+        variant, function = noted.variant, noted.function.number
+        facts = variant.facts
+        forwarded = facts.forwarded if facts is not None else ()
+        if len(forwarded) != len(made):
+            forwarded = (None,) * len(made)
+        for position, (leaf, source) in enumerate(zip(made, forwarded, strict=True)):
+            origin = Origin(function=function, variant=variant.number, output=position)
+            if source is not None and source < len(variant.last_origins):
+                origin = variant.last_origins[source]
+            if origin is not None:
+                self._remember(leaf, origin)
+        for position in facts.written if facts is not None else ():
+            if position < len(variant.last):
+                origin = Origin(function=function, variant=variant.number, output=-1)
+                self._remember(_referred(variant.last[position]), origin)
+        if len(self._made) > _MOST_FOLLOWED:
+            alive = {key: one for key, one in self._made.items() if _referred(one[0]) is not None}
+            self._made = alive
+
+    def _remember(self, leaf: Any, origin: Origin) -> None:
+        if isinstance(leaf, jax.Array) or is_ref(leaf):
+            self._made[id(leaf)] = (_reference(leaf), origin)
+
+    def _origin(self, leaf: Any) -> Origin | None:
+        found = self._made.get(id(leaf))
+        return found[1] if found is not None and _referred(found[0]) is leaf else None
+
+    def last_iteration(self, number: int) -> list[int]:
+        """The functions that were called since the last but one call of a function, which is the
+        first of them; only this function if there was none."""
+        places = [place for place, called in enumerate(self.order) if called == number]
+        return self.order[places[-2] : places[-1]] if len(places) > 1 else [number]
+
+
+def _own_pairs(
+    origins: Sequence[Origin | None], function: int, variant: int
+) -> list[tuple[int, int]]:
+    return [
+        (place, origin.output)
+        for place, origin in enumerate(origins)
+        if origin is not None
+        and (origin.function, origin.variant) == (function, variant)
+        and origin.output >= 0
+    ]
+
+
+def mirrored(variant: Variant) -> range:
+    """Leaves of the arguments that have the shapes and types of outputs, one after the other, in a
+    function that takes gradients: most likely those of which it takes them."""
+    facts, call = variant.facts, variant.described
+    if facts is None or not facts.has_gradient or call is None:
+        return range(0)
+    mine = [form_of(leaf) for leaf in call.leaves]
+    outputs = [(tuple(out.shape), str(out.dtype)) for out in avals_out(call)]
+    matcher = difflib.SequenceMatcher(a=mine, b=outputs, autojunk=False)
+    found = matcher.find_longest_match()
+    return range(found.a, found.a + found.size)
+
+
+def parameters_in(variant: Variant, function: int) -> set[int]:
+    """Leaves of the arguments that are state and no data: they come back, are changed in place, or
+    look like those of which gradients are taken."""
+    written = variant.facts.written if variant.facts is not None else ()
+    back = {argument for argument, _ in variant.own_pairs(function)}
+    return back | set(written) | set(mirrored(variant))
+
+
+def avals_out(call: TracedCall) -> list[Any]:
+    """Shapes and types of what a call gives."""
+    return [variable.aval for variable in opened_jaxpr(call.traced.jaxpr).outvars]
+
+
+def form_of(leaf: Any) -> tuple[tuple[int, ...], str]:
+    """Shape and type of an argument, as jax takes it."""
+    return leaf_shape(leaf), str(taken_as(leaf_dtype(leaf)))
+
+
+def leaf_bytes(leaf: Any) -> int:
+    """Bytes of an argument, at the type that jax gives it: 64 bits are 32 unless they are asked
+    for."""
+    if not is_array_like(leaf):
+        return 0
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        dtype = jax.dtypes.result_type(leaf)
+    return math.prod(leaf_shape(leaf)) * taken_as(dtype).itemsize
+
+
+def _key(call: Call, split: Split) -> tuple[Any, list[Any]]:
+    """What makes a call another program than others; and the leaves of its arguments."""
+    dynamic = split.dynamic(call.args, call.kwargs)
+    leaves, tree = jax.tree.flatten(dynamic)
+    static = [call.args[place] for place in split.positions if place < len(call.args)]
+    static += [(name, call.kwargs[name]) for name in split.names]
+    forms = [_form(leaf) for leaf in leaves]
+    return (tree, tuple(static), tuple(forms)), [leaf for leaf in leaves if is_array_like(leaf)]
+
+
+def _form(leaf: Any) -> Any:
+    if not is_array_like(leaf):
+        return leaf
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return type(leaf)
+    is_weak = bool(getattr(leaf, "weak_type", False))
+    return leaf_shape(leaf), str(taken_as(dtype)), is_weak, is_ref(leaf)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two keys are the same program, as far as they can be compared."""
+    same_forms = len(one[2]) == len(other[2]) and all(map(_alike, one[2], other[2]))
+    same_static = len(one[1]) == len(other[1]) and all(map(_alike, one[1], other[1]))
+    return same_forms and same_static and _alike(one[0], other[0])
+
+
+def _alike(one: Any, other: Any) -> bool:
+    try:
+        return bool(one is other or one == other)
+    except Exception:  # noqa: BLE001 - equality is the user's, or jax refuses to compare trees
+        return type(one) is type(other)
+
+
+def _reference(leaf: Any) -> Any:
+    try:
+        return weakref.ref(leaf)
+    except TypeError:
+        return leaf
+
+
+def _referred(reference: Any) -> Any:
+    return reference() if isinstance(reference, weakref.ref) else reference
+
+
+def _is_same_reference(one: Any, other: Any) -> bool:
+    return _referred(one) is not None and _referred(one) is _referred(other)
+
+
+def _is_same(reference: Any, leaf: Any) -> bool:
+    before = _referred(reference)
+    if before is None:
+        return False
+    if hasattr(leaf, "shape"):
+        return before is leaf
+    return _alike(before, leaf)

@@ -1,0 +1,186 @@
+"""Which of the functions that a script calls are its training step (no jax).
+
+State flows through the step: what it makes comes back as its argument, by itself or by way of other
+functions that are called in the same iteration. All functions of such a circle are one step.
+Evaluation, sampling and averages of parameters may have a circle of their own (a total, a cache);
+they differ in having no gradient, or none of what they carry: sums of gradients are carried, too.
+The less a function looks like a step, the longer the script goes on, so that a better one may come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+# Less state than this is a counter, a total or a random key.
+_LEAST_BYTES = 1024
+# A function that changes less than this of what it does not get anew is in doubt.
+_CHANGED_SHARE = 0.5
+
+
+class Doubt(IntEnum):
+    """How little a function looks like a training step."""
+
+    NONE = 0
+    NOTHING_TRAINED = 1
+    NO_GRADIENT = 2
+    LITTLE_STATE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Patience:
+    """How long the script goes on: for so many calls of the usual variant and so many seconds, or
+    for `most` calls."""
+
+    calls: int
+    seconds: float
+    most: int
+
+
+# Buffers are filled and models are evaluated for many calls before a training begins.
+_PATIENCE = {
+    Doubt.NONE: _Patience(calls=3, seconds=0, most=3),
+    Doubt.NOTHING_TRAINED: _Patience(calls=12, seconds=0, most=12),
+    Doubt.NO_GRADIENT: _Patience(calls=8, seconds=5, most=100),
+    Doubt.LITTLE_STATE: _Patience(calls=40, seconds=20, most=400),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A function by its usual variant.
+
+    Attributes:
+      calls: of the usual variant.
+      all_calls: of all variants.
+      has_gradient: whether there is a backward pass in it.
+      trains: whether what comes back to it is made of a gradient of what it was.
+      bytes: of its arguments.
+      from_others: by function, bytes of arguments that it has newly made, its own number included.
+      constant_bytes: of arguments that are the same arrays in every call.
+      replaced_bytes: of arguments that look like outputs of its and change from call to call,
+        though no jitted function makes them.
+      seconds: since its first call.
+    """
+
+    number: int
+    calls: int
+    all_calls: int
+    has_gradient: bool
+    trains: bool
+    bytes: int
+    from_others: Mapping[int, int]
+    constant_bytes: int
+    replaced_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Functions that are one step together.
+
+    Attributes:
+      numbers: in the order in which an iteration calls them.
+      is_carried: whether what they make comes back to them.
+    """
+
+    numbers: tuple[int, ...]
+    doubt: Doubt
+    is_carried: bool
+
+
+def circle_of(candidates: Mapping[int, Candidate], number: int) -> set[int]:
+    """The functions that state flows through together with one of them; only this one if there are
+    no others."""
+    forward = _reached(candidates, number, backward=False)
+    return (forward & _reached(candidates, number, backward=True)) | {number}
+
+
+def _reached(candidates: Mapping[int, Candidate], number: int, *, backward: bool) -> set[int]:
+    found: set[int] = set()
+    left = [number]
+    while left:
+        at = left.pop()
+        if backward:
+            following = set(candidates[at].from_others)
+        else:
+            following = {
+                other for other, candidate in candidates.items() if at in candidate.from_others
+            }
+        left += [other for other in following - found if other in candidates]
+        found |= following
+    return found
+
+
+def choice_of(candidates: Mapping[int, Candidate], number: int, iteration: Sequence[int]) -> Choice:
+    """What is one step with a function, and how much it looks like it.
+
+    Args:
+      iteration: the functions that were called in the last iteration, this one first.
+    """
+    mine = candidates[number]
+    circle = circle_of(candidates, number)
+    # Where gradients are changed outside of jit before they are applied, the circle is open: who
+    # makes the parameters from the state that it carries itself belongs to it all the same.
+    if mine.has_gradient:
+        circle |= {
+            other
+            for other in mine.from_others
+            if other in candidates and candidates[other].from_others.get(other, 0) >= _LEAST_BYTES
+        }
+    numbers = tuple(
+        other
+        for other in iteration
+        if other in circle and iteration.count(other) == 1 and _as_often(candidates[other], mine)
+    ) or (number,)
+    members = [candidates[other] for other in numbers]
+    carried = sum(
+        size for member in members for other, size in member.from_others.items() if other in numbers
+    )
+    return Choice(numbers=numbers, doubt=_doubt(members, carried), is_carried=carried > 0)
+
+
+def _as_often(other: Candidate, mine: Candidate) -> bool:
+    """Whether both are called once in an iteration; the last one may be unfinished."""
+    return abs(other.all_calls - mine.all_calls) <= 1 + mine.all_calls // 4
+
+
+def _doubt(members: Sequence[Candidate], carried: int) -> Doubt:
+    constant = sum(member.constant_bytes for member in members)
+    gradient = any(member.has_gradient for member in members)
+    replaced = sum(member.replaced_bytes for member in members if member.has_gradient)
+    changed = carried + replaced
+    if any(member.trains for member in members):
+        return Doubt.NONE
+    if not changed or (changed < _LEAST_BYTES and (constant > changed or not gradient)):
+        return Doubt.LITTLE_STATE
+    if not gradient:
+        is_mostly_constant = changed <= _CHANGED_SHARE * (changed + constant)
+        return Doubt.LITTLE_STATE if is_mostly_constant else Doubt.NO_GRADIENT
+    # What several functions pass on in a circle is trained by one of them.
+    trains = replaced > 0 or len(members) > 1
+    return Doubt.NONE if trains else Doubt.NOTHING_TRAINED
+
+
+def is_usual(candidate: Candidate) -> bool:
+    """Whether the variant is called in most of a function's calls."""
+    return 2 * candidate.calls > candidate.all_calls
+
+
+def is_enough(choice: Choice, candidate: Candidate) -> bool:
+    """Whether there were enough calls to stop the script at this one."""
+    patience = _PATIENCE[choice.doubt]
+    if not is_usual(candidate) or candidate.calls < patience.calls:
+        return False
+    return candidate.seconds >= patience.seconds or candidate.calls >= patience.most
+
+
+def best(choices: Sequence[tuple[Choice, Candidate]]) -> Choice | None:
+    """What most looks like the step when the script has ended: of those in as little doubt, the one
+    that is called with most bytes."""
+    ranked = sorted(
+        choices,
+        key=lambda one: (one[0].doubt, not one[0].is_carried, -one[1].bytes * one[1].calls),
+    )
+    return ranked[0][0] if ranked else None

@@ -1,0 +1,500 @@
+"""Finds the training step of a running script (jax)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+
+from automesh.program.capture.flow.batch import batch_axes
+from automesh.program.capture.flow.calls import (
+    CallLog,
+    Function,
+    Variant,
+    avals_out,
+    form_of,
+    leaf_bytes,
+    parameters_in,
+)
+from automesh.program.capture.flow.choice import (
+    Candidate,
+    Choice,
+    Doubt,
+    best,
+    choice_of,
+    is_enough,
+    is_usual,
+)
+from automesh.program.capture.flow.loops import described_turn
+from automesh.program.capture.flow.program import TrainingLoop
+from automesh.program.capture.flow.sequence import StepCollector, carried_runs
+from automesh.program.capture.hooks import Call
+from automesh.program.capture.nouns import Carried, LoopStep, ScriptStep, StepPart
+from automesh.program.capture.run_script import ScriptStopped
+from automesh.program.capture.step_call import TracedCall, place_of
+from automesh.program.lower.static_args import leaf_shape
+
+# A call with more work than this is not run before it is known to be no whole training.
+_LONG_FLOPS = 1e9
+_DOUBTS = {
+    Doubt.NONE: "",
+    Doubt.NOTHING_TRAINED: "what comes back to it is no parameter that it trains",
+    Doubt.NO_GRADIENT: "no gradient is taken in it",
+    Doubt.LITTLE_STATE: "hardly anything of what it makes comes back to it",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundStep:
+    """The step, and what is split by the batch.
+
+    Attributes:
+      others: functions that are called again and again, too.
+      mesh: over which its arguments are split; None if they do not say.
+      whole: the call of the step.
+      placed: per leaf of its arguments, where it was when the step was first called so, see
+        `step_call.place_of`.
+    """
+
+    step: ScriptStep
+    batch_axes: tuple[str, ...]
+    mesh: Mesh | None
+    others: tuple[ScriptStep, ...]
+    whole: TracedCall
+    placed: tuple[Any, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepFinder:
+    """Sees every call of a script.
+
+    Attributes:
+      wanted: the name that the user gave; empty for the step that state flows through.
+      on_long_loop: called before a call that may be the whole training, so that it is not run with
+        its data.
+      known: the step, where an earlier run of the script has told it.
+      found: the step, once the script was stopped.
+    """
+
+    wanted: str
+    on_long_loop: Callable[[], None]
+    known: ScriptStep | None = None
+    found: FoundStep | None = None
+    log: CallLog = field(default_factory=CallLog)
+    _choice: Choice | None = None
+    _chosen: ScriptStep | None = None
+    _collector: StepCollector | None = None
+
+    def call(self, call: Call) -> Any:
+        """Runs a call, or stops the script at it.
+
+        Raises:
+          ScriptStopped: the step is known.
+        """
+        noted = self.log.note(call)
+        if self._collector is None:
+            if self.known is not None:
+                # The second iteration: the first one starts from what nothing has made yet.
+                later = _skipping(self.known, 1)
+                self._chosen, self._collector = self.known, StepCollector(later)
+            elif (choice := self._decided(noted.function)) is not None:
+                self._start(choice)
+        if self._collector is not None:
+            whole = self._collector.offer(call)
+            if whole is not None:
+                self.found = self._found(whole)
+                raise ScriptStopped
+        loop = noted.variant.facts.loop if noted.variant.facts is not None else None
+        if loop is not None and noted.function.calls == 1 and _is_long(noted.variant):
+            self.on_long_loop()
+        outputs = call.run()
+        self.log.ran(noted, outputs)
+        if self._collector is not None:
+            self._collector.ran(outputs)
+        return outputs
+
+    def _start(self, choice: Choice) -> None:
+        self._choice = choice
+        functions = [self.log.functions[number] for number in choice.numbers]
+        if len(functions) == 1:
+            step = self._single(functions[0], choice)
+        else:
+            step = self._several(functions, choice)
+        self._chosen, self._collector = step, StepCollector(_skipping(step, 0))
+
+    def ended(self) -> FoundStep | ScriptStep | None:
+        """What is known when the script has ended without being stopped.
+
+        Returns:
+          The step; or only how to take it out of another run of the script; or None.
+        """
+        candidates = self._candidates()
+        choices = [
+            (self._alone(candidate) if self.wanted else self._choice_of(candidates, number),
+             candidate)
+            for number, candidate in candidates.items()
+            if candidate.calls > 1 and self._is_wanted(number)
+        ]  # fmt: skip
+        choice = best(choices)
+        loop = self._longest_loop()
+        if loop is not None and (choice is None or choice.doubt >= Doubt.NO_GRADIENT):
+            return self._found_loop(*loop)
+        if choice is None:
+            return None
+        # A circle begins where the script does.
+        head = min(choice.numbers, key=self.log.order.index)
+        if head != choice.numbers[0]:
+            choice = self._choice_of(candidates, head)
+        functions = [self.log.functions[number] for number in choice.numbers]
+        if len(functions) > 1:
+            return self._several(functions, choice)
+        variant = functions[0].usual
+        if variant.described is None:
+            if variant.refusal is not None:
+                raise variant.refusal
+            return None
+        self._choice = choice
+        return self._found_single(functions[0], variant.described, choice)
+
+    def names(self) -> list[str]:
+        """Of the jitted functions that were called."""
+        return list(dict.fromkeys(function.name for function in self.log.functions))
+
+    # Choosing.
+
+    def _decided(self, function: Function) -> Choice | None:
+        candidates = self._candidates()
+        mine = candidates.get(function.number)
+        if mine is None:
+            return None
+        if self.wanted and "+" not in self.wanted:
+            is_it = function.name == self.wanted and mine.calls >= 3 and is_usual(mine)
+            return self._alone(mine) if is_it else None
+        choice = self._choice_of(candidates, function.number)
+        if self.wanted and self._name_of(choice) != self.wanted:
+            return None
+        return choice if is_enough(choice, mine) else None
+
+    def _choice_of(self, candidates: dict[int, Candidate], number: int) -> Choice:
+        return choice_of(candidates, number, self.log.last_iteration(number))
+
+    def _alone(self, candidate: Candidate) -> Choice:
+        number = candidate.number
+        carried = candidate.from_others.get(number, 0) > 0
+        return Choice(numbers=(number,), doubt=Doubt.NONE, is_carried=carried)
+
+    def _name_of(self, choice: Choice) -> str:
+        return "+".join(self.log.functions[number].name for number in choice.numbers)
+
+    def _is_wanted(self, number: int) -> bool:
+        names = self.wanted.split("+") if self.wanted else []
+        return not names or self.log.functions[number].name in names
+
+    def _candidates(self) -> dict[int, Candidate]:
+        now = time.monotonic()
+        found: dict[int, Candidate] = {}
+        for function in self.log.functions:
+            variant = function.usual
+            if variant.facts is None and variant.refusal is None:
+                continue
+            sizes: dict[int, int] = {}
+            for size, origin, same in zip(
+                variant.leaf_bytes, variant.origins, variant.unchanged, strict=True
+            ):
+                if origin is not None and not same:
+                    sizes[origin.function] = sizes.get(origin.function, 0) + size
+            constant = sum(
+                size
+                for size, same in zip(variant.leaf_bytes, variant.unchanged, strict=True)
+                if same
+            )
+            replaced = (
+                0
+                if sizes
+                else sum(variant.leaf_bytes[place] for place in self.log.replaced(variant))
+            )
+            found[function.number] = Candidate(
+                number=function.number,
+                calls=variant.calls,
+                all_calls=function.calls,
+                has_gradient=variant.facts is not None and variant.facts.has_gradient,
+                trains=variant.trains(function.number),
+                bytes=variant.bytes,
+                from_others=sizes,
+                constant_bytes=constant,
+                replaced_bytes=replaced,
+                seconds=now - function.first_s,
+            )
+        return found
+
+    def _longest_loop(self) -> tuple[Function, Variant, TrainingLoop] | None:
+        """Of the functions that were called once, the one whose loop does most."""
+        found = [
+            (function, variant, variant.facts.loop)
+            for function in self.log.functions
+            for variant in function.variants
+            if function.calls == 1
+            and self._is_wanted(function.number)
+            and variant.facts is not None
+            and variant.facts.loop is not None
+            and variant.described is not None
+        ]
+        return max(found, key=lambda one: _flops(one[1]), default=None)
+
+    # What is found.
+
+    def _single(self, function: Function, choice: Choice) -> ScriptStep:
+        variant = function.usual
+        return ScriptStep(
+            name=function.name,
+            defined_at=function.defined_at,
+            called_at=function.called_at,
+            argument_bytes=variant.bytes,
+            skipped=variant.first,
+            carried=carried_runs(_fitting(variant, function.number)),
+            calls=function.calls,
+            flops=_flops(variant),
+            doubt="" if self.wanted else _DOUBTS[choice.doubt],
+            outside=() if choice.is_carried else variant.outside,
+        )
+
+    def _several(self, functions: list[Function], choice: Choice) -> ScriptStep:
+        parts = tuple(
+            StepPart(
+                name=function.name,
+                defined_at=function.defined_at,
+                called_at=function.called_at,
+                skipped=function.usual.first,
+                kept=self._kept(functions, place),
+            )
+            for place, function in enumerate(functions)
+        )
+        first = functions[0]
+        return ScriptStep(
+            name="+".join(part.name for part in parts),
+            defined_at=first.defined_at,
+            called_at=first.called_at,
+            argument_bytes=0,
+            parts=parts,
+            calls=first.calls,
+            flops=sum(_flops(function.usual) for function in functions),
+            doubt="" if self.wanted else _DOUBTS[choice.doubt],
+            outside=self._between(functions),
+        )
+
+    def _kept(self, functions: list[Function], place: int) -> tuple[int, ...]:
+        """Outputs of a part that come back in the next iteration, or that no other part takes."""
+        mine = functions[place]
+        variant = mine.usual
+        if variant.facts is None:
+            return ()
+        taken: dict[int, bool] = {}
+        for other, function in enumerate(functions):
+            for origin in function.usual.last_origins:
+                if origin is not None and origin.function == mine.number and origin.output >= 0:
+                    again = other <= place
+                    taken[origin.output] = taken.get(origin.output, False) or again
+        return tuple(
+            output for output in range(len(variant.facts.forwarded)) if taken.get(output, True)
+        )
+
+    def _between(self, functions: list[Function]) -> tuple[str, ...]:
+        """What a part is given that looks like outputs of an earlier one, and was changed outside
+        of jit on its way."""
+        found: dict[str, None] = {}
+        for function in functions:
+            call = function.usual.described
+            for place in self._passed_on(functions, function) if call is not None else ():
+                name = call.names[place] if call is not None and call.names else "gradients"
+                found[name.partition("[")[0].partition(".")[0]] = None
+        return tuple(found)
+
+    def _passed_on(self, functions: list[Function], function: Function) -> list[int]:
+        """Leaves of a part's arguments that look like gradients of an earlier one, and that no
+        jitted function has made as they are."""
+        variant = function.usual
+        earlier = {
+            form
+            for other in functions[: functions.index(function)]
+            if (facts := other.usual.facts) is not None and facts.has_gradient
+            for form in _output_forms(other.usual)
+        }
+        if variant.described is None or not earlier:
+            return []
+        return [
+            place
+            for place, (leaf, origin, same) in enumerate(
+                zip(variant.described.leaves, variant.last_origins, variant.unchanged, strict=True)
+            )
+            if origin is None and not same and leaf_shape(leaf) and form_of(leaf) in earlier
+        ]
+
+    def _found(self, whole: TracedCall) -> FoundStep:
+        collector, step = self._collector, self._chosen
+        assert collector is not None
+        assert step is not None
+        if step.loop is not None:
+            return self._assembled(step, whole, step.carried, set(), set())
+        numbers = self._numbers(step)
+        functions = [self.log.functions[number] for number in numbers]
+        if len(functions) == 1:
+            choice = self._choice or self._alone(self._candidates()[numbers[0]])
+            return self._found_single(functions[0], whole, choice)
+        constant, parameters = set[int](), set[int]()
+        pairs: list[tuple[int, int]] = []
+        outputs = _positions(step.parts)
+        placed = [place_of(leaf) for leaf in whole.leaves]
+        for function, sources in zip(functions, collector.sources, strict=True):
+            variant = function.usual
+            state = parameters_in(variant, function.number) | set(
+                self._passed_on(functions, function)
+            )
+            for place, (origin, same, source) in enumerate(
+                zip(variant.last_origins, variant.unchanged, sources, strict=True)
+            ):
+                if source is None:
+                    continue
+                placed[source] = variant.placed[place]
+                if same:
+                    constant.add(source)
+                if place in state:
+                    parameters.add(source)
+                if origin is not None and origin.function in numbers:
+                    output = outputs.get((numbers.index(origin.function), origin.output))
+                    if output is not None and (source, output) not in pairs:
+                        pairs.append((source, output))
+        return self._assembled(
+            step, whole, carried_runs(pairs), constant, parameters, placed=placed
+        )
+
+    def _numbers(self, step: ScriptStep) -> list[int]:
+        places = [(part.name, part.called_at) for part in step.parts] or [
+            (step.name, step.called_at)
+        ]
+        by_place = {(one.name, one.called_at): one.number for one in self.log.functions}
+        return [by_place[place] for place in places]
+
+    def _found_single(self, function: Function, call: TracedCall, choice: Choice) -> FoundStep:
+        step = self._single(function, choice)
+        variant = function.usual
+        constant = {place for place, same in enumerate(variant.unchanged) if same}
+        parameters = parameters_in(variant, function.number)
+        return self._assembled(
+            step, call, step.carried, constant, parameters, placed=variant.placed
+        )
+
+    def _found_loop(self, function: Function, variant: Variant, loop: TrainingLoop) -> FoundStep:
+        assert variant.described is not None
+        turn, carried = described_turn(variant.described, loop)
+        step = ScriptStep(
+            name=function.name,
+            defined_at=function.defined_at,
+            called_at=function.called_at,
+            argument_bytes=0,
+            skipped=variant.first,
+            loop=LoopStep(at=loop.at, turns=loop.turns),
+            calls=function.calls,
+            flops=_flops(variant) / max(loop.turns, 1),
+        )
+        runs = (Carried(output=0, argument=0, count=carried),)
+        return self._assembled(step, turn, runs, set(), set())
+
+    def _assembled(
+        self,
+        step: ScriptStep,
+        call: TracedCall,
+        carried: tuple[Carried, ...],
+        constant: set[int],
+        parameters: set[int],
+        placed: Sequence[Any] = (),
+    ) -> FoundStep:
+        """What is found, with the whole call of the step at hand.
+
+        Args:
+          constant, parameters: leaves of its arguments that are the same in every call, and that
+            are state even if they do not come back.
+          placed: of its leaves, at the first call; empty: as they are now.
+        """
+        taken = frozenset(run.argument + offset for run in carried for offset in range(run.count))
+        leaves = call.leaves
+        names = {part.name for part in step.parts} or {step.name}
+        sizes = [math.prod(leaf_shape(leaf)) for leaf in leaves]
+        return FoundStep(
+            step=replace(
+                step,
+                carried=carried,
+                argument_bytes=sum(map(leaf_bytes, leaves)),
+                new_elements=sum(size for place, size in enumerate(sizes) if place not in taken),
+            ),
+            batch_axes=batch_axes(call, carried=taken | parameters, constant=frozenset(constant)),
+            mesh=mesh_of(call),
+            others=self._others(names),
+            whole=call,
+            placed=tuple(placed) or tuple(map(place_of, leaves)),
+        )
+
+    def _others(self, names: set[str]) -> tuple[ScriptStep, ...]:
+        found = [
+            self._single(function, Choice(numbers=(), doubt=Doubt.NONE, is_carried=True))
+            for function in self.log.functions
+            if function.name not in names and function.calls > 1
+        ]
+        return tuple(sorted(found, key=lambda one: -one.argument_bytes * one.calls))
+
+
+def _skipping(step: ScriptStep, calls: int) -> ScriptStep:
+    """A step that is taken once each of its functions was called so often."""
+    parts = tuple(replace(part, skipped=calls) for part in step.parts)
+    return replace(step, skipped=calls, parts=parts)
+
+
+def _positions(parts: tuple[StepPart, ...]) -> dict[tuple[int, int], int]:
+    """By part and its output, the output of the whole step."""
+    kept = [(number, output) for number, part in enumerate(parts) for output in part.kept]
+    return {one: place for place, one in enumerate(kept)}
+
+
+def _flops(variant: Variant) -> float:
+    return variant.facts.flops if variant.facts is not None else 0.0
+
+
+def _is_long(variant: Variant) -> bool:
+    facts = variant.facts
+    if facts is None or facts.loop is None:
+        return False
+    return facts.flops > _LONG_FLOPS or not facts.loop.turns
+
+
+def _output_forms(variant: Variant) -> list[tuple[tuple[int, ...], str]]:
+    if variant.described is None:
+        return []
+    return [(tuple(one.shape), str(one.dtype)) for one in avals_out(variant.described)]
+
+
+def _fitting(variant: Variant, number: int) -> list[tuple[int, int]]:
+    """What comes back in the same shape and type, each output once."""
+    outputs = _output_forms(variant)
+    leaves = variant.described.leaves if variant.described is not None else []
+    return [
+        (argument, output)
+        for argument, output in variant.own_pairs(number)
+        if argument < len(leaves)
+        and output < len(outputs)
+        and form_of(leaves[argument]) == outputs[output]
+    ]
+
+
+def mesh_of(call: TracedCall) -> Mesh | None:
+    """The largest mesh over which arguments of a call are split, or are to be."""
+    shardings = [getattr(leaf, "sharding", None) for leaf in call.leaves]
+    shardings += call.settings.in_shardings
+    meshes = [
+        sharding.mesh
+        for sharding in shardings
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
+    ]
+    return max(meshes, key=lambda mesh: mesh.size, default=None)

@@ -1,0 +1,143 @@
+"""What the user calls the arrays that a jitted function is given (jax).
+
+`jax.jit` names them by their places. Wrappers such as `eqx.filter_jit` and `nnx.jit` hand it flat
+lists, or parts of the user's objects, so arrays are followed by identity: to the arguments of the
+function that the user's own line calls, with the names of its parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from automesh.package import is_users_file
+from automesh.program.capture.frames import describe_function
+from automesh.program.capture.hooks import Call
+from automesh.program.capture.nouns import SourceLine
+from automesh.program.lower.static_args import Split, is_ref
+
+# Parts of a path that a library adds between the user's objects and their arrays.
+_ADDED = re.compile(r"\.(raw_value|value|get_raw_value\(\))$|\['?<flat index \d+>'?\]$")
+_VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
+
+
+def describe_call(call: Call) -> tuple[str, SourceLine]:
+    """The name of the function that the user has jitted, and the line where its code begins."""
+    name, place = describe_function(call.function)
+    if place.file:
+        return name, place
+    for function, _, _ in _library_calls():
+        inner, found = describe_function(function)
+        if found.file:
+            return inner, found
+    return name, place
+
+
+def leaf_names(call: Call, split: Split) -> tuple[str, ...]:
+    """By leaf of the dynamic arguments of a call, what the user calls it: `model.layers[0].weight`,
+    `params['up']`, `x`."""
+    by_place = [name for name, _ in _named(call.function, call.args, call.kwargs, split)]
+    leaves = jax.tree.leaves(split.dynamic(call.args, call.kwargs))
+    if len(by_place) != len(leaves):
+        by_place = [name for name, _ in split.named_leaves(*split.dynamic(call.args, call.kwargs))]
+    by_identity: dict[int, str] = {}
+    for function, args, kwargs in _library_calls():
+        for name, leaf in _named(function, args, kwargs, Split()):
+            if isinstance(leaf, (jax.Array, np.ndarray)) or is_ref(leaf):
+                by_identity.setdefault(id(leaf), _ADDED.sub("", name))
+    return tuple(
+        by_identity.get(id(leaf), name) for name, leaf in zip(by_place, leaves, strict=True)
+    )
+
+
+def _named(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], split: Split
+) -> Iterator[tuple[str, Any]]:
+    """Each leaf of the arguments with the name of its parameter and its path in it."""
+    for name, value in _by_parameter(function, args, kwargs, split):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            yield name + jax.tree_util.keystr(path), leaf
+
+
+def _by_parameter(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], split: Split
+) -> Iterator[tuple[str, Any]]:
+    """The dynamic arguments in the order in which jax flattens them, by name."""
+    names = _parameters(function, len(args))
+    for place, arg in enumerate(args):
+        if place not in split.positions:
+            yield names[place], arg
+    # jax sorts keywords, as it does all dicts.
+    for name in sorted(set(kwargs) - set(split.names)):
+        yield name, kwargs[name]
+
+
+def _parameters(function: Any, count: int) -> list[str]:
+    """What a function calls its positional arguments."""
+    names: list[str] = []
+    rest = ""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()
+    for parameter in parameters:
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        elif parameter.kind == parameter.VAR_POSITIONAL:
+            rest = parameter.name
+    more = range(max(count - len(names), 0))
+    return [*names, *(f"{rest or 'args'}[{k if rest else k + len(names)}]" for k in more)][:count]
+
+
+def _library_calls() -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """Calls of wrappers between the user's line and `jax.jit`, the user's own call first: the
+    function that is wrapped, and what the wrapper is given for it."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
+        frames.append(frame)
+        frame = frame.f_back
+    for frame in reversed(frames):
+        code = frame.f_code
+        if not code.co_flags & _VARARGS or not code.co_argcount:
+            continue
+        count = code.co_argcount + code.co_kwonlyargcount
+        wrapper = frame.f_locals.get(code.co_varnames[0])
+        args = frame.f_locals.get(code.co_varnames[count])
+        kwargs: Any = {}
+        if code.co_flags & _VARKEYWORDS:
+            kwargs = frame.f_locals.get(code.co_varnames[count + 1])
+        if callable(wrapper) and isinstance(args, tuple) and isinstance(kwargs, dict):
+            yield (
+                wrapper,
+                cast("tuple[Any, ...]", args),
+                cast("dict[str, Any]", kwargs),
+            )
+
+
+def variables_like(forms: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[tuple[str, list[Any]]]:
+    """Variables where the user's line stands that hold arrays of all these shapes and types, with
+    their arrays."""
+    wanted = Counter(forms)
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or not wanted:
+        return
+    for name, value in list(frame.f_locals.items()):
+        if callable(value) or inspect.ismodule(value) or name.startswith("_"):
+            continue
+        leaves = [
+            leaf
+            for leaf in jax.tree.leaves(value)
+            if isinstance(leaf, (jax.Array, np.ndarray)) and hasattr(leaf, "dtype")
+        ]
+        if wanted <= Counter((tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves):
+            yield name, leaves

@@ -1,0 +1,297 @@
+"""What the traced program of a jitted function tells of its role in a training (jax).
+
+* A function that trains has a gradient in it: jax names each operation of a backward pass
+  `transpose(...)`.
+* An output that is an argument unchanged is no new state: `nnx.jit` gives its model back from
+  functions that only read it.
+* A function whose outer loop carries what it takes gradients of holds many steps in one call, and
+  perhaps the whole training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend import core
+
+from automesh.package import is_users_file
+from automesh.program.capture.nouns import SourceLine
+from automesh.program.execute.value_domains import scan_operands
+
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
+# Operations whose result is their operand.
+_SAME = frozenset({"sharding_constraint", "optimization_barrier", "copy", "copy_p", "reshard"})
+_WRITES = frozenset({"swap", "addupdate"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLoop:
+    """A loop of a program that carries parameters from step to step.
+
+    Attributes:
+      path: positions of the equations that lead to it; all but the last are calls.
+      at: the user's line that makes it.
+      turns: how many steps it does; 0 where only its run tells.
+    """
+
+    path: tuple[int, ...]
+    at: SourceLine
+    turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFacts:
+    """Of one traced function; leaves are those of its arguments.
+
+    Attributes:
+      forwarded: per output the leaf that it is, unchanged; None for what is computed.
+      written: leaves that are references, and are changed.
+      has_gradient: whether there is a backward pass in it.
+      trained_by: per output the leaves that it is made of through a gradient, a bit each.
+      trained_references: leaves that are references, and are changed through a gradient of them.
+      loop: the outermost loop that holds many training steps.
+      flops: of products and convolutions, and one per element of all other results.
+    """
+
+    forwarded: tuple[int | None, ...]
+    written: frozenset[int]
+    has_gradient: bool
+    trained_by: tuple[int, ...]
+    trained_references: frozenset[int]
+    loop: TrainingLoop | None
+    flops: float
+
+
+def facts_of(jaxpr: Any, *, num_constants: int) -> ProgramFacts:
+    """Reads a program.
+
+    Args:
+      num_constants: leading inputs that are none of the function's arguments.
+    """
+    opened = opened_jaxpr(jaxpr)
+    places = {var: place for place, var in enumerate(opened.invars)}
+
+    def leaf(variable: Any) -> int | None:
+        place = None if is_literal(variable) else places.get(origins.get(variable, variable))
+        return None if place is None or place < num_constants else place - num_constants
+
+    origins = _origins(opened)
+    written = {places[var] - num_constants for var in _written(opened) if var in places}
+    gradient = has_gradient(opened)
+    trained_by, references = _trained(opened, num_constants) if gradient else ((), frozenset[int]())
+    return ProgramFacts(
+        forwarded=tuple(map(leaf, opened.outvars)),
+        written=frozenset(place for place in written if place >= 0),
+        has_gradient=gradient,
+        trained_by=trained_by,
+        trained_references=references & written,
+        loop=_training_loop(opened, ()),
+        flops=flops_of(opened),
+    )
+
+
+def _trained(jaxpr: Any, num_constants: int) -> tuple[tuple[int, ...], frozenset[int]]:
+    """Per output the leaves whose gradient it is made of; and the leaves that are made of their
+    own."""
+    inputs = [_Flow()] * num_constants
+    inputs += [_Flow(made_of=1 << place) for place in range(len(jaxpr.invars) - num_constants)]
+    outputs, after = _flow(jaxpr, inputs)
+    own = enumerate(after[num_constants:])
+    return tuple(flow.through for flow in outputs), frozenset(
+        place for place, flow in own if flow.through >> place & 1
+    )
+
+
+def opened_jaxpr(jaxpr: Any) -> Any:
+    """A jaxpr without its constants."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def is_literal(variable: Any) -> bool:
+    """True for a number in the place of a variable."""
+    return hasattr(variable, "val")
+
+
+def _bodies(equation: Any) -> Iterator[Any]:
+    for body in core.jaxprs_in_params(equation.params):
+        yield opened_jaxpr(body)
+
+
+def is_backward(equation: Any) -> bool:
+    """Whether an operation is one of a backward pass."""
+    return "transpose(" in str(equation.source_info.name_stack)
+
+
+def has_gradient(jaxpr: Any) -> bool:
+    """Whether there is a backward pass in a program."""
+    return any(
+        is_backward(equation) or any(map(has_gradient, _bodies(equation)))
+        for equation in jaxpr.eqns
+    )
+
+
+def _origins(jaxpr: Any) -> dict[Any, Any]:
+    """By variable, the earlier one whose value it has."""
+    found: dict[Any, Any] = {}
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in _SAME:
+            pairs = zip(equation.outvars, equation.invars)
+        elif name in _CALLS:
+            body = next(_bodies(equation))
+            inside = _origins(body)
+            given = dict(zip(body.invars, equation.invars, strict=True))
+            pairs = [
+                (out, given[origin])
+                for out, inner in zip(equation.outvars, body.outvars, strict=True)
+                if not is_literal(inner) and (origin := inside.get(inner, inner)) in given
+            ]
+        else:
+            continue
+        for out, operand in pairs:
+            if not is_literal(operand):
+                found[out] = found.get(operand, operand)
+    return found
+
+
+def _written(jaxpr: Any) -> set[Any]:
+    """References among the variables of a program that it changes."""
+    found: set[Any] = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in _WRITES:
+            found.add(equation.invars[0])
+        for body in _bodies(equation):
+            inside = _written(body)
+            # Operands that a body does not see come first: the predicate of a branch.
+            count = min(len(body.invars), len(equation.invars))
+            pairs = zip(body.invars[-count:], equation.invars[-count:]) if count else ()
+            found |= {outer for inner, outer in pairs if inner in inside}
+    return found
+
+
+def flops_of(jaxpr: Any) -> float:
+    """Multiplications and additions of a program, loops of unknown length counted once."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        bodies = list(_bodies(equation))
+        if bodies:
+            times = equation.params.get("length", 1)
+            total += times * sum(map(flops_of, bodies))
+            continue
+        made = sum(math.prod(getattr(out.aval, "shape", ())) for out in equation.outvars)
+        total += made * _work_per_element(equation)
+    return total
+
+
+def _work_per_element(equation: Any) -> float:
+    name = equation.primitive.name
+    if name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        return 2.0 * math.prod(equation.invars[0].aval.shape[place] for place in contracted)
+    if name == "conv_general_dilated":
+        kernel = equation.invars[1].aval.shape
+        features = equation.params["dimension_numbers"].rhs_spec[0]
+        return 2.0 * math.prod(kernel) / max(kernel[features], 1)
+    return 1.0
+
+
+def loop_body(equation: Any) -> tuple[Any, int, int]:
+    """The body of a `scan` or `while`, how many operands are its constants, how many it carries.
+
+    Raises:
+      UnknownLoop: this jax says it in another way.
+    """
+    if equation.primitive.name == "scan":
+        constants, carried = scan_operands(equation)
+        return opened_jaxpr(equation.params["jaxpr"]), constants, carried
+    body = opened_jaxpr(equation.params["body_jaxpr"])
+    constants = equation.params["body_nconsts"]
+    return body, constants, len(body.invars) - constants
+
+
+def _training_loop(jaxpr: Any, path: tuple[int, ...]) -> TrainingLoop | None:
+    for place, equation in enumerate(jaxpr.eqns):
+        stack = str(equation.source_info.name_stack)
+        if "transpose(" in stack or "jvp(" in stack:
+            continue  # A part of a step: its gradient goes through the loop.
+        here = (*path, place)
+        if equation.primitive.name in _CALLS:
+            found = _training_loop(next(_bodies(equation)), here)
+            if found is not None:
+                return found
+        elif equation.primitive.name in ("scan", "while") and _trains(*loop_body(equation)):
+            turns = equation.params.get("length") or 0
+            return TrainingLoop(path=here, at=line_of(equation), turns=int(turns))
+    return None
+
+
+def line_of(equation: Any) -> SourceLine:
+    """The innermost line of the user's that makes an operation."""
+    traceback: Any = getattr(equation.source_info, "traceback", None)
+    frames: Any = getattr(traceback, "frames", None) or ()
+    for frame in frames:
+        if is_users_file(frame.file_name):
+            return SourceLine(file=frame.file_name, line=int(frame.line_num))
+    return SourceLine()
+
+
+def _trains(body: Any, constants: int, carried: int) -> bool:
+    """Whether something that a loop carries is replaced by what a gradient of it makes.
+
+    Sums of gradients are carried as well, by loops over micro-batches; no gradient is taken of
+    them.
+    """
+    inputs = [_Flow()] * constants
+    inputs += [_Flow(made_of=1 << place) for place in range(carried)]
+    inputs += [_Flow()] * (len(body.invars) - constants - carried)
+    outputs, _ = _flow(body, inputs)
+    return any(flow.through >> place & 1 for place, flow in enumerate(outputs[:carried]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flow:
+    """Of which inputs a variable is made, and of which through a gradient of them: a bit each."""
+
+    made_of: int = 0
+    through: int = 0
+
+    @staticmethod
+    def of(flows: Sequence[_Flow], *, is_gradient: bool) -> _Flow:
+        """What is made of all of these, by a backward pass or not."""
+        made_of = through = 0
+        for flow in flows:
+            made_of |= flow.made_of
+            through |= flow.through
+        return _Flow(made_of=made_of, through=through | made_of if is_gradient else through)
+
+
+def _flow(jaxpr: Any, inputs: Sequence[_Flow]) -> tuple[list[_Flow], list[_Flow]]:
+    """What the outputs of a program are made of, and then its inputs: references change."""
+    known: dict[Any, _Flow] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def flow_of(variable: Any) -> _Flow:
+        return _Flow() if is_literal(variable) else known.get(variable, _Flow())
+
+    for equation in jaxpr.eqns:
+        given = [flow_of(variable) for variable in equation.invars]
+        backward = is_backward(equation)
+        if equation.primitive.name in _CALLS and not backward:
+            made, after = _flow(next(_bodies(equation)), given)
+            known |= {
+                variable: flow
+                for variable, flow in zip(equation.invars, after, strict=True)
+                if not is_literal(variable)
+            }
+        else:
+            backward = backward or any(map(has_gradient, _bodies(equation)))
+            together = _Flow.of(given, is_gradient=backward)
+            made = [together] * len(equation.outvars)
+            if equation.primitive.name in _WRITES:
+                known[equation.invars[0]] = together
+        known.update(zip(equation.outvars, made, strict=True))
+    return [flow_of(variable) for variable in jaxpr.outvars], [
+        flow_of(variable) for variable in jaxpr.invars
+    ]

@@ -1,0 +1,249 @@
+"""Takes a step out of a running script: one call, several calls of an iteration, or a turn of a
+loop (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
+
+from automesh.errors import UsageError
+from automesh.program.capture.abstract_arrays import described, is_abstract
+from automesh.program.capture.flow.loops import closed, plain_jit, turn_of
+from automesh.program.capture.flow.names import describe_call
+from automesh.program.capture.flow.program import facts_of
+from automesh.program.capture.frames import asking_line
+from automesh.program.capture.hooks import Call, settings_of
+from automesh.program.capture.nouns import Carried, ScriptStep, StepPart
+from automesh.program.capture.step_call import TracedCall, trace
+from automesh.program.lower.static_args import is_ref
+
+
+@dataclass(slots=True, kw_only=True)
+class _PartCall:
+    """A call of one function of a step, and what it gave."""
+
+    part: StepPart
+    call: TracedCall
+    outputs: list[Any] = field(default_factory=list[Any])
+
+
+@dataclass(slots=True)
+class StepCollector:
+    """Sees the calls of a script until they have made up a step.
+
+    The last call of the step is not run.
+    """
+
+    step: ScriptStep
+    _calls: list[int] = field(default_factory=list[int])
+    _collected: list[_PartCall] = field(default_factory=list[_PartCall])
+    _is_running: bool = False
+    # By identity of arrays that a part is about to destroy, what the whole step gets for them.
+    _copies: dict[int, Any] = field(default_factory=dict[int, Any])
+
+    def offer(self, call: Call) -> TracedCall | None:
+        """The step, if this call completes it. Otherwise the call is to be run, and `ran` told.
+
+        Raises:
+          UsageError: the step cannot be taken out of its script.
+        """
+        self._is_running = False
+        name, _ = describe_call(call)
+        place = asking_line()
+        parts = parts_of(self.step)
+        self._calls = self._calls or [0] * len(parts)
+        for number, part in enumerate(parts):
+            if (part.name, part.called_at) != (name, place):
+                continue
+            self._calls[number] += 1
+            if number == 0:
+                self._collected.clear()
+                self._copies.clear()
+            if self._calls[number] <= part.skipped or number != len(self._collected):
+                return None
+            self._collected.append(_PartCall(part=part, call=trace(call, with_names=True)))
+            if len(self._collected) == len(parts):
+                return self._whole()
+            self._is_running = True
+            self._keep_donated(self._collected[-1].call)
+        return None
+
+    def _keep_donated(self, call: TracedCall) -> None:
+        for leaf, donated in zip(call.leaves, call.settings.donated, strict=True):
+            if donated and isinstance(leaf, jax.Array) and not is_abstract(leaf):
+                self._copies.setdefault(id(leaf), leaf.copy())
+
+    def ran(self, outputs: Any) -> None:
+        """Tells what the call gave that was offered last."""
+        if self._is_running:
+            self._collected[-1].outputs = jax.tree.leaves(outputs)
+
+    def _whole(self) -> TracedCall:
+        if len(self._collected) > 1:
+            whole, _ = composed(self._collected)
+            return replace(
+                whole, args=tuple(self._copies.get(id(leaf), leaf) for leaf in whole.args)
+            )
+        call = self._collected[0].call
+        if self.step.loop is None:
+            return call
+        facts = facts_of(call.traced.jaxpr, num_constants=len(call.settings.constants))
+        if facts.loop is None:
+            raise UsageError(
+                f"`{self.step.name}` has no loop that trains on this mesh, though it has one on "
+                "the script's own",
+                hint="write a function `build(mesh)` that returns the step and its arguments",
+            )
+        return turn_of(call, facts.loop)
+
+    @property
+    def sources(self) -> list[list[int | None]]:
+        """Per part and leaf of its arguments, the argument of the whole step that it is; None for
+        what an earlier part gives."""
+        return composed(self._collected)[1]
+
+
+def parts_of(step: ScriptStep) -> tuple[StepPart, ...]:
+    """The functions of a step; of most there is one."""
+    return step.parts or (
+        StepPart(
+            name=step.name,
+            defined_at=step.defined_at,
+            called_at=step.called_at,
+            skipped=step.skipped,
+            kept=(),
+        ),
+    )
+
+
+@dataclass(slots=True)
+class _Arguments:
+    """The arguments of several calls together, each array once."""
+
+    leaves: list[Any] = field(default_factory=list[Any])
+    names: list[str] = field(default_factory=list[str])
+    shardings: list[Any] = field(default_factory=list[Any])
+    donated: set[int] = field(default_factory=set[int])
+    _places: dict[int, int] = field(default_factory=dict[int, int])
+
+    def place(self, leaf: Any, name: str, sharding: Any, *, donated: bool) -> int:
+        """Where an argument is; numbers are never the same."""
+        place = self._places.get(id(leaf)) if hasattr(leaf, "shape") else None
+        if place is None:
+            place = len(self.leaves)
+            self._places[id(leaf)] = place
+            self.leaves.append(leaf)
+            self.names.append(name)
+            self.shardings.append(None)
+        self.shardings[place] = self.shardings[place] or sharding
+        if donated:
+            self.donated.add(place)
+        return place
+
+
+def composed(collected: Sequence[_PartCall]) -> tuple[TracedCall, list[list[int | None]]]:
+    """One call that does what several do, one after the other.
+
+    What one of them makes is given to the others by identity. What happens to arrays between them
+    outside of jit is no part of it: what it gives is an argument of the whole.
+
+    Returns:
+      The call; and per part and leaf of its arguments, the place of the argument of the whole that
+      it is, None for what another part makes.
+    """
+    arguments = _Arguments()
+    made: dict[int, tuple[int, int]] = {}
+    wiring: list[list[int | tuple[int, int]]] = []
+    for number, one in enumerate(collected):
+        stated, wires = one.call.settings, list[int | tuple[int, int]]()
+        for constant in stated.constants:
+            if is_abstract(constant):
+                wires.append(arguments.place(constant, "held", None, donated=False))
+        names = one.call.names or [""] * len(one.call.leaves)
+        for leaf, name, sharding, donated in zip(
+            one.call.leaves, names, stated.in_shardings, stated.donated, strict=True
+        ):
+            inner = made.get(id(leaf))
+            wires.append(
+                inner
+                if inner is not None
+                else arguments.place(leaf, name, sharding, donated=donated)
+            )
+        wiring.append(wires)
+        # An output that is an argument unchanged has the same identity as that.
+        made |= {id(output): (number, place) for place, output in enumerate(one.outputs)
+                 if hasattr(output, "shape") and not is_ref(output)}  # fmt: skip
+
+    def step(*leaves: Any) -> tuple[Any, ...]:
+        results: list[list[Any]] = []
+        for one, wires in zip(collected, wiring, strict=True):
+            given = iter(
+                [leaves[wire] if isinstance(wire, int) else results[wire[0]][wire[1]]
+                 for wire in wires]
+            )  # fmt: skip
+            constants = [
+                next(given) if is_abstract(constant) else constant
+                for constant in one.call.settings.constants
+            ]
+            outputs = jaxpr_as_fun(closed(one.call.traced.jaxpr))(*constants, *given)
+            results.append(_constrained(outputs, one.call.settings.out_shardings))
+        return tuple(
+            results[number][place]
+            for number, one in enumerate(collected)
+            for place in one.part.kept
+        )
+
+    settings: dict[str, Any] = {}
+    if any(sharding is not None for sharding in arguments.shardings):
+        settings["in_shardings"] = tuple(arguments.shardings)
+    out = tuple(
+        one.call.settings.out_shardings[place] for one in collected for place in one.part.kept
+    )
+    if any(sharding is not None for sharding in out):
+        settings["out_shardings"] = out
+    options = {
+        key: value for one in collected for key, value in one.call.settings.compiler_options.items()
+    }
+    if options:
+        settings["compiler_options"] = options
+    jitted = plain_jit(step, donate_argnums=tuple(sorted(arguments.donated)), **settings)
+    traced = jitted.trace(*described(tuple(arguments.leaves)))
+    whole = TracedCall(
+        traced=traced,
+        args=tuple(arguments.leaves),
+        settings=settings_of(traced),
+        names=tuple(arguments.names),
+        context=collected[-1].call.context,
+    )
+    sources: list[list[int | None]] = []
+    for one, wires in zip(collected, wiring, strict=True):
+        own = wires[len(wires) - len(one.call.leaves) :]
+        sources.append([wire if isinstance(wire, int) else None for wire in own])
+    return whole, sources
+
+
+def _constrained(outputs: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """Outputs where their function puts them."""
+    return [
+        jax.lax.with_sharding_constraint(output, sharding)
+        if isinstance(sharding, NamedSharding) and not is_ref(output)
+        else output
+        for output, sharding in zip(outputs, shardings, strict=True)
+    ]
+
+
+def carried_runs(pairs: Sequence[tuple[int, int]]) -> tuple[Carried, ...]:
+    """(leaf of the arguments, output that replaces it), as runs."""
+    runs: list[Carried] = []
+    for argument, output in sorted(pairs):
+        last = runs[-1] if runs else None
+        if last and (last.argument + last.count, last.output + last.count) == (argument, output):
+            runs[-1] = Carried(output=last.output, argument=last.argument, count=last.count + 1)
+        else:
+            runs.append(Carried(output=output, argument=argument, count=1))
+    return tuple(runs)

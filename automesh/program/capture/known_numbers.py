@@ -1,0 +1,197 @@
+"""Whole numbers that are known though arrays have no data: counters of steps (jax).
+
+A jitted `init` makes the counter of an optimizer of nothing, and each step adds one to it. The few
+operations that make such a number are kept, and done for real where the script asks for it.
+
+Private in jax is how a program is cut down to what one of its outputs needs
+(`partial_eval.dce_jaxpr`); looked at in jax 0.10.1 to 0.12.0.1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+_TRACER: Any = importlib.import_module("jax._src.core").Tracer
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
+# No value on the way is larger than this.
+_MOST_ELEMENTS = 2**10
+_DEEPEST = 50
+# What says where a value is, which is nowhere when it is computed alone.
+_PLACES = ("sharding", "out_sharding")
+
+
+@dataclass(slots=True)
+class KnownNumber:
+    """A whole number or truth value, and what it is made of; made when it is asked for first.
+
+    Attributes:
+      depth: how many others it is made of, one after the other.
+    """
+
+    make: Callable[[], Any] | None
+    depth: int = 0
+    _value: Any = field(default=None)
+
+    def value(self) -> Any:
+        """The number, as an array of numpy's without dimensions."""
+        if self.make is not None:
+            self._value = np.asarray(self.make())
+            self.make = None
+        return self._value
+
+
+def is_countable(aval: Any) -> bool:
+    """Whether a value is a single whole number or truth value."""
+    dtype = getattr(aval, "dtype", None)
+    return (
+        dtype is not None
+        and getattr(aval, "shape", None) == ()
+        and (jax.numpy.issubdtype(dtype, np.integer) or dtype == np.bool_)
+    )
+
+
+def numbers_of(
+    primitive: Any,
+    args: Sequence[Any],
+    params: dict[str, Any],
+    outs: Sequence[Any],
+    known: Callable[[Any], KnownNumber | None],
+) -> list[KnownNumber | None]:
+    """Per result of an operation the number that it is, where it can be told.
+
+    Args:
+      outs: shapes and types of the results.
+      known: what is known of an argument without data.
+    """
+    found: list[KnownNumber | None] = [None] * len(outs)
+    for place, aval in enumerate(outs):
+        if not is_countable(aval):
+            continue
+        if primitive.name in _CALLS:
+            found[place] = _of_program(params["jaxpr"], place, args, known)
+        elif not any(True for _ in core.jaxprs_in_params(params)):
+            values = [_given(arg, known) for arg in args]
+            if all(value is not None for value in values):
+                found[place] = _number(_Operation(primitive, params, values, place), values)
+    return found
+
+
+def _number(make: Callable[[], Any], values: Sequence[Any]) -> KnownNumber:
+    depths = [one.depth for one in values if isinstance(one, KnownNumber) and one.make is not None]
+    number = KnownNumber(make, 1 + max(depths, default=0))
+    # A counter that nobody asks for is made of that of the step before, and so on.
+    if number.depth > _DEEPEST:
+        number.value()
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    primitive: Any
+    params: dict[str, Any]
+    values: Sequence[Any]
+    place: int
+
+    def __call__(self) -> Any:
+        return _done(self.primitive, self.params, list(map(_value, self.values)))[self.place]
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    jaxpr: Any
+    values: Sequence[Any]
+
+    def __call__(self) -> Any:
+        return _evaluated(self.jaxpr, list(map(_value, self.values)))[0]
+
+
+def _of_program(
+    jaxpr: Any, place: int, args: Sequence[Any], known: Callable[[Any], KnownNumber | None]
+) -> KnownNumber | None:
+    part, used = _cut(jaxpr, place)
+    if not _is_small(part):
+        return None
+    constants = list(getattr(jaxpr, "consts", ()))
+    if constants:
+        return None
+    values = [_given(arg, known) for arg, is_used in zip(args, used, strict=True) if is_used]
+    if any(value is None for value in values):
+        return None
+    return _number(_Program(part, values), values)
+
+
+def _cut(jaxpr: Any, place: int) -> tuple[Any, list[bool]]:
+    """The part of a program that one output needs, and which inputs it uses."""
+    opened = getattr(jaxpr, "jaxpr", jaxpr)
+    key = (id(opened), place)
+    if key not in _CUT:
+        cut: Any = importlib.import_module("jax._src.interpreters.partial_eval").dce_jaxpr
+        wanted = [number == place for number in range(len(opened.outvars))]
+        part, used = cut(opened, wanted)
+        # Kept with the program itself, so that its `id` is not used twice.
+        _CUT[key] = (opened, part, list(used))
+    _, part, used = _CUT[key]
+    return part, used
+
+
+_CUT: dict[tuple[int, int], tuple[Any, Any, list[bool]]] = {}
+
+
+def _is_small(jaxpr: Any) -> bool:
+    for equation in jaxpr.eqns:
+        sizes = [math.prod(getattr(out.aval, "shape", ())) for out in equation.outvars]
+        if max(sizes, default=0) > _MOST_ELEMENTS or equation.effects:
+            return False
+        bodies = list(core.jaxprs_in_params(equation.params))
+        if bodies and equation.primitive.name not in _CALLS:
+            return False
+        if not all(_is_small(getattr(body, "jaxpr", body)) for body in bodies):
+            return False
+    return True
+
+
+def _given(arg: Any, known: Callable[[Any], KnownNumber | None]) -> Any:
+    """An argument that has its value, or will have one; None for others."""
+    number = known(arg)
+    if number is not None:
+        return number
+    if not isinstance(arg, (jax.Array, np.ndarray, np.generic, int, float)):
+        return None
+    is_there = not isinstance(arg, _TRACER) and np.size(arg) <= _MOST_ELEMENTS
+    return arg if is_there else None
+
+
+def _value(given: Any) -> Any:
+    return given.value() if isinstance(given, KnownNumber) else given
+
+
+def _evaluated(jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+    known: dict[Any, Any] = dict(zip(jaxpr.invars, values, strict=True))
+
+    def of(variable: Any) -> Any:
+        return variable.val if hasattr(variable, "val") else known[variable]
+
+    for equation in jaxpr.eqns:
+        given = [of(variable) for variable in equation.invars]
+        made = _done(equation.primitive, equation.params, given)
+        known.update(zip(equation.outvars, made, strict=True))
+    return [of(variable) for variable in jaxpr.outvars]
+
+
+def _done(primitive: Any, params: dict[str, Any], values: Sequence[Any]) -> list[Any]:
+    if primitive.name in _CALLS:
+        body = params["jaxpr"]
+        return _evaluated(getattr(body, "jaxpr", body), values)
+    if primitive.name in ("sharding_constraint", "reshard", "mesh_cast", "device_put", "copy"):
+        return list(values)
+    plain = {key: None if key in _PLACES else value for key, value in params.items()}
+    made = primitive.bind(*values, **plain)
+    return list(made) if primitive.multiple_results else [made]

@@ -1,0 +1,112 @@
+"""Why nothing of a script can be searched, in one sentence (jax)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from automesh.errors import UsageError, did_you_mean
+from automesh.limits import SCRIPT_BYTES
+from automesh.program.capture.abstract_arrays import ValueNeeded
+from automesh.program.capture.frames import failing_line
+from automesh.program.capture.nouns import ScriptStep, SourceLine
+from automesh.program.capture.run_script import Ended
+from automesh.program.nouns import Entry
+from automesh.reading import read_bytes
+
+HINT = "write a function `build(mesh)` that returns the step and its arguments"
+
+
+def no_mesh(entry: Entry, step: ScriptStep) -> UsageError:
+    """A script whose step is known, and that runs on one device."""
+    outside = step.about_outside()
+    return UsageError(
+        f"{Path(entry.location).name} makes no mesh: its step {step.in_short()} runs on one device"
+        + (f"; {outside}" if outside else ""),
+        hint="split its arrays over a `jax.sharding.Mesh`, or " + HINT,
+    )
+
+
+def no_step(
+    entry: Entry,
+    ended: Ended | None,
+    *,
+    called: Sequence[str],
+    wanted: str,
+    pmapped: SourceLine | None,
+) -> UsageError:
+    """Why a script has no step.
+
+    Args:
+      called: names of the jitted functions that it has called.
+      wanted: the name that the user gave.
+      pmapped: where it calls what `jax.pmap` made; None if nowhere.
+    """
+    name = Path(entry.location).name
+    if pmapped is not None:
+        place = f" ({pmapped})" if pmapped.file else ""
+        return UsageError(
+            f"{name} uses `jax.pmap`{place}, which has no mesh that could be another one",
+            hint="use `jax.jit` with arrays that are split over a `jax.sharding.Mesh`",
+        )
+    if ended is not None and isinstance(ended.error, ValueNeeded):
+        return ended.error
+    if ended is not None and ended.error is not None:
+        return _failed(name, ended.error)
+    if ended is not None and ended.exit_code:
+        return UsageError(
+            f"{name} ended with exit code {ended.exit_code} before its step",
+            hint="give its own arguments after `--`, as in `automesh search train.py -- --steps 5`",
+        )
+    if wanted and wanted not in called:
+        listed = ", ".join(f"`{one}`" for one in called) or "none"
+        return UsageError(
+            f"{name} calls no jitted function `{wanted}`{did_you_mean(wanted, called)}; "
+            f"those that it calls are: {listed}",
+            hint="name one of them with `--step`",
+        )
+    if not called:
+        there = _functions(Path(entry.location))
+        named = ""
+        if there:
+            named = f"name the function that takes the mesh, as in `{name}:{there[0]}`, or "
+        return UsageError(
+            f"{name} has no function `build`, and it ended without calling a function that "
+            "`jax.jit` made",
+            hint=named + HINT,
+        )
+    once = ", ".join(f"`{one}`" for one in called[:6])
+    return UsageError(
+        f"{name} ended without calling a jitted function twice with the same shapes "
+        f"(it called {once})",
+        hint="let it train for three steps or more, or " + HINT,
+    )
+
+
+def _functions(path: Path) -> list[str]:
+    """The functions at the top level of a script."""
+    body = ast.parse(read_bytes(path, limit_bytes=SCRIPT_BYTES)).body
+    return [one.name for one in body if isinstance(one, ast.FunctionDef)]
+
+
+def _failed(name: str, error: Exception) -> UsageError:
+    place = failing_line(error.__traceback__)
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, EOFError):
+        return UsageError(
+            f"{name} asks for input at {place}, and there is nobody to answer",
+            hint="let it run without, as a training job does",
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return UsageError(
+            f"{name} fails at {place}: {text}",
+            hint=f"install `{error.name}` in the environment that automesh runs in",
+        )
+    return UsageError(
+        f"{name} fails at {place} before its step: {text}",
+        hint=f"run `python {name}` by itself to see why; it was run on "
+        f"{len(jax.devices())} devices here",
+    )

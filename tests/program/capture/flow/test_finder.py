@@ -1,0 +1,439 @@
+"""Which function of a script is its training step: by the flow of state."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.program.capture.test_run_script import environment
+from tests.support.paths import ROOT
+
+PREAMBLE = """
+import functools
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((jax.device_count() // 2, 2), ("data", "model"), (AxisType.Auto,) * 2)
+def at(*spec):
+    return NamedSharding(mesh, P(*spec))
+def batch(step, rows=16):
+    data = np.random.default_rng(step).normal(size=(rows, 32)).astype(np.float32)
+    return jax.device_put(data, at("data"))
+def loss_fn(w, x):
+    return jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"] - x) ** 2)
+params = {
+    "up": jax.device_put(jnp.full((32, 64), 0.01, jnp.float32), at(None, "model")),
+    "down": jax.device_put(jnp.full((64, 32), 0.01, jnp.float32), at("model")),
+}
+zeros = jax.tree.map(jnp.zeros_like, params)
+def momentum(w, m, g):
+    m = jax.tree.map(lambda a, b: 0.9 * a + b, m, g)
+    return jax.tree.map(lambda a, b: a - 0.1 * b, w, m), m
+def train(w, m, x):
+    loss, g = jax.value_and_grad(loss_fn)(w, x)
+    return *momentum(w, m, g), loss
+"""
+# Each is a script of its own, after the lines above.
+SCRIPTS = {
+    "grad_then_apply": """
+        grad_fn = jax.jit(jax.value_and_grad(loss_fn))
+        apply_fn = jax.jit(momentum)
+        moments = zeros
+        for step in range(10**6):
+            loss, grads = grad_fn(params, batch(step))
+            params, moments = apply_fn(params, moments, grads)
+    """,
+    "two_iterations": """
+        grad_fn = jax.jit(jax.value_and_grad(loss_fn))
+        apply_fn = jax.jit(momentum, donate_argnums=(0, 1))
+        moments = zeros
+        for step in range(2):
+            loss, grads = grad_fn(params, batch(step))
+            params, moments = apply_fn(params, moments, grads)
+    """,
+    "clipped_between": """
+        grad_fn = jax.jit(jax.value_and_grad(loss_fn))
+        apply_fn = jax.jit(momentum)
+        moments = zeros
+        for step in range(10**6):
+            loss, grads = grad_fn(params, batch(step))
+            grads = jax.tree.map(lambda g: jnp.clip(g, -1, 1), grads)
+            params, moments = apply_fn(params, moments, grads)
+    """,
+    "two_players": """
+        @functools.partial(jax.jit, donate_argnums=0)
+        def first_step(mine, other, x):
+            loss, g = jax.value_and_grad(lambda w: loss_fn(w, x) + loss_fn(other, x))(mine)
+            return jax.tree.map(lambda w, d: w - 0.1 * d, mine, g), loss
+        @functools.partial(jax.jit, donate_argnums=0)
+        def second_step(mine, other, x):
+            loss, g = jax.value_and_grad(lambda w: loss_fn(w, x) - loss_fn(other, x))(mine)
+            return jax.tree.map(lambda w, d: w - 0.1 * d, mine, g), loss
+        theirs = jax.tree.map(lambda w: w + 1, params)
+        for step in range(10**6):
+            params, loss = first_step(params, theirs, batch(step))
+            theirs, other = second_step(theirs, params, batch(step))
+    """,
+    "evaluated_first": """
+        @jax.jit
+        def eval_step(w, total, x):
+            return total + loss_fn(w, x)
+        total = jnp.zeros(())
+        for k in range(60):
+            total = eval_step(params, total, batch(k, rows=512))
+        train_step, moments = jax.jit(train), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step))
+    """,
+    "gives_its_model_back": """
+        @jax.jit
+        def sample(w, x):
+            return w, jnp.argmax(x @ w["up"], -1)
+        for k in range(60):
+            params, tokens = sample(params, batch(k))
+        train_step, moments = jax.jit(train), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step))
+            if step % 2:
+                params, tokens = sample(params, batch(step))
+    """,
+    "averages": """
+        @jax.jit
+        def ema(average, w):
+            return jax.tree.map(lambda a, b: 0.99 * a + 0.01 * b, average, w)
+        train_step, moments, average = jax.jit(train), zeros, params
+        for step in range(10**6):
+            average = ema(average, params)
+            params, moments, loss = train_step(params, moments, batch(step))
+    """,
+    "fills_a_buffer_first": """
+        @functools.partial(jax.jit, donate_argnums=0)
+        def remember(buffer, place, x):
+            return jax.lax.dynamic_update_slice(buffer, x, (place * 16, 0))
+        buffer = jnp.zeros((1600, 32))
+        for k in range(60):
+            buffer = remember(buffer, k, batch(k))
+        train_step, moments = jax.jit(train), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step))
+    """,
+    "logs_at_first": """
+        @functools.partial(jax.jit, static_argnames="log")
+        def train_step(w, m, x, log=False):
+            w, m, loss = train(w, m, x)
+            return w, m, loss, [jnp.sum(row) for row in w["up"]] if log else []
+        moments = zeros
+        for step in range(10**6):
+            params, moments, loss, sums = train_step(params, moments, batch(step), log=step == 0)
+    """,
+    "logs_every_third": """
+        @functools.partial(jax.jit, static_argnames="log")
+        def train_step(w, m, x, log=False):
+            w, m, loss = train(w, m, x)
+            return w, m, loss, [jnp.sum(row) for row in w["up"]] if log else []
+        moments = zeros
+        for step in range(10**6):
+            log = step % 3 == 0
+            params, moments, loss, sums = train_step(params, moments, batch(step), log=log)
+    """,
+    "ragged_and_data_on_device": """
+        rows = jax.device_put(np.ones((80_002, 32), np.float32), at())
+        train_step, moments = jax.jit(train), zeros
+        for epoch in range(10**6):
+            for start in (0, 8, 80_000):
+                params, moments, loss = train_step(params, moments, rows[start : start + 8])
+    """,
+    "state_in_references": """
+        state = jax.tree.map(jax.new_ref, params)
+        @jax.jit
+        def train_step(state, x):
+            w = jax.tree.map(lambda ref: ref[...], state)
+            loss, g = jax.value_and_grad(loss_fn)(w, x)
+            for ref, d in zip(jax.tree.leaves(state), jax.tree.leaves(g)):
+                ref[...] = ref[...] - 0.1 * d
+            return loss
+        for step in range(10**6):
+            loss = train_step(state, batch(step))
+    """,
+    "old_name_of_jit": """
+        import warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from jax.experimental.pjit import pjit
+        train_step, moments = pjit(train, donate_argnums=(0, 1)), zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step))
+    """,
+    "pmapped": """
+        step_fn = jax.pmap(lambda w, x: w - 0.1 * x)
+        w = jnp.ones((4, 8))
+        for step in range(10**6):
+            w = step_fn(w, w)
+    """,
+    "update_outside": """
+        grad_fn = jax.jit(jax.value_and_grad(loss_fn))
+        moments = zeros
+        for step in range(10**6):
+            loss, grads = grad_fn(params, batch(step))
+            moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
+            params = jax.tree.map(lambda w, m: w - 0.1 * m, params, moments)
+    """,
+    "one_call": """
+        @jax.jit
+        def run(w, xs):
+            def turn(carry, x):
+                w, m = carry
+                w, m, loss = train(w, m, x)
+                return (w, m), loss
+            return jax.lax.scan(turn, (w, jax.tree.map(jnp.zeros_like, w)), xs)
+        xs = np.ones((20_000, 16, 32), np.float32)
+        _, losses = run(params, jax.device_put(xs, at(None, "data")))
+        print(f"{losses[-1]}")
+    """,
+    "while_there_is_time": """
+        @jax.jit
+        def run(w, m, x, most):
+            def turn(carry):
+                step, w, m = carry
+                w, m, loss = train(w, m, x)
+                return step + 1, w, m
+            return jax.lax.while_loop(lambda carry: carry[0] < most, turn, (0, w, m))
+        run(params, zeros, batch(0), 10**9)
+    """,
+    "many_steps_in_each_call": """
+        @jax.jit
+        def epoch(w, m, xs):
+            def turn(carry, x):
+                w, m, loss = train(*carry, x)
+                return (w, m), loss
+            return jax.lax.scan(turn, (w, m), xs)
+        xs = np.ones((20_000, 16, 32), np.float32)
+        xs = jax.device_put(xs, at(None, "data"))
+        moments = zeros
+        for step in range(10**6):
+            (params, moments), losses = epoch(params, moments, xs)
+            print(losses.mean())
+    """,
+    "frozen": """
+        frozen = jax.device_put(jnp.ones((32, 4096)), at(None, "model"))
+        @jax.jit
+        def train_step(w, m, x, frozen):
+            return train(w, m, x + jnp.mean(frozen))
+        moments = zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(params, moments, batch(step), frozen)
+    """,
+    "sums_of_gradients": """
+        @jax.jit
+        def accumulate(w, total, x):
+            g = jax.grad(loss_fn)(w, x)
+            return jax.tree.map(jnp.add, total, g)
+        apply_fn, moments = jax.jit(momentum), zeros
+        for step in range(10**6):
+            total = zeros
+            for k in range(8):
+                total = accumulate(params, total, batch(step))
+            params, moments = apply_fn(params, moments, total)
+    """,
+    "by_keyword": """
+        @functools.partial(jax.jit, donate_argnames=("w", "m"))
+        def train_step(*, x, w, m):
+            return train(w, m, x)
+        moments = zeros
+        for step in range(10**6):
+            params, moments, loss = train_step(w=params, m=moments, x=batch(step))
+    """,
+    "named": """# step=grad_fn
+        def grad_fn(w, x):
+            return jax.value_and_grad(loss_fn)(w, x)
+        grad_fn, apply_fn = jax.jit(grad_fn), jax.jit(momentum)
+        moments = zeros
+        for step in range(10**6):
+            loss, grads = grad_fn(params, batch(step))
+            params, moments = apply_fn(params, moments, grads)
+    """,
+    "wide_numbers": """
+        @jax.jit
+        def train_step(w, x, rows):
+            loss, g = jax.value_and_grad(loss_fn)(w, x[rows])
+            return jax.tree.map(lambda a, b: a - 0.1 * b, w, g), loss
+        for step in range(10**6):
+            x = np.random.default_rng(step).normal(size=(16, 32))
+            params, loss = train_step(params, x, np.arange(16))
+    """,
+    "time_first": """
+        @jax.jit
+        def train_step(w, xs):
+            loss, g = jax.value_and_grad(lambda w: sum(loss_fn(w, x) for x in xs))(w)
+            return jax.tree.map(lambda a, b: a - 0.1 * b, w, g), loss
+        for step in range(10**6):
+            xs = np.random.default_rng(step).normal(size=(3, 16, 32)).astype(np.float32)
+            params, loss = train_step(params, jax.device_put(xs, at(None, "data")))
+    """,
+    "split_inside": """
+        @jax.jit
+        def train_step(w, x):
+            x = jax.lax.with_sharding_constraint(x, at("data"))
+            def loss(w):
+                h = jax.lax.with_sharding_constraint(jnp.tanh(x @ w["up"]), at(None, "model"))
+                return jnp.mean((h @ w["down"] - x) ** 2)
+            value, g = jax.value_and_grad(loss)(w)
+            return jax.tree.map(lambda a, b: a - 0.1 * b, w, g), value
+        for step in range(10**6):
+            params, loss = train_step(params, np.ones((16, 32), np.float32))
+    """,
+    "counts_for_real": """# bare
+        def init(key):
+            return {"w": jax.random.normal(key, (32, 64)), "step": jnp.zeros((), jnp.int32)}
+        @jax.jit
+        def train_step(state, x):
+            loss, g = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(state["w"])
+            return {"w": state["w"] - 0.1 * g, "step": state["step"] + 1}, loss
+        state = jax.jit(init, out_shardings=at())(jax.random.key(0))
+        for step in range(int(state["step"]), 10**6):
+            state, loss = train_step(state, batch(step))
+            if state["step"] % 2 == 0:
+                print(f"step {state['step']} {int(state['step']) + 1}")
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All scripts, run in one process."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for name, text in SCRIPTS.items():
+        options, _, body = text.partition("\n")
+        script = f"{options}\n{PREAMBLE}{textwrap.dedent(body)}"
+        (folder / f"{name}.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.jobs.discovered_scripts", str(folder)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# Script -> step, carried leaves, calls when it was stopped.
+STEPS = {
+    "grad_then_apply": ("loss_fn+momentum", 4, 3),
+    "two_iterations": ("loss_fn+momentum", 4, 2),
+    "clipped_between": ("loss_fn+momentum", 4, 3),
+    "two_players": ("first_step+second_step", 4, 3),
+    "evaluated_first": ("train_step", 4, 3),
+    "gives_its_model_back": ("train_step", 4, 3),
+    "averages": ("train_step", 4, 3),
+    "fills_a_buffer_first": ("train_step", 4, 3),
+    "logs_at_first": ("train_step", 4, 4),
+    "logs_every_third": ("train_step", 4, 5),
+    "ragged_and_data_on_device": ("train_step", 4, 4),
+    "state_in_references": ("train_step", 0, 3),
+    "old_name_of_jit": ("train_step", 4, 3),
+    "update_outside": ("loss_fn", 0, 3),
+    "one_call": ("run", 4, 1),
+    "while_there_is_time": ("run", 5, 1),
+    "many_steps_in_each_call": ("epoch", 4, 3),
+    "frozen": ("train_step", 4, 3),
+    "sums_of_gradients": ("accumulate", 2, 12),
+    "by_keyword": ("train_step", 4, 3),
+    "named": ("grad_fn", 0, 3),
+    "time_first": ("train_step", 2, 3),
+    "counts_for_real": ("train_step", 2, 3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", STEPS)
+def test_the_step_is_what_state_flows_through(
+    script: str, found: dict[str, dict[str, Any]]
+) -> None:
+    name, carried, calls = STEPS[script]
+    seen = found[script]
+    assert "error" not in seen, seen
+    names = {"train": "train_step"}.get(seen["name"], seen["name"])
+    assert (names, seen["num_carried"], seen["calls"]) == (name, carried, calls)
+    assert bool(seen["doubt"]) == (script == "sums_of_gradients")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [name for name in STEPS if name != "wide_numbers"])
+def test_the_batch_is_split_over_data(script: str, found: dict[str, dict[str, Any]]) -> None:
+    assert found[script]["batch_axes"] == (
+        [] if script == "ragged_and_data_on_device" else ["data"]
+    )
+
+
+@pytest.mark.slow
+def test_what_is_not_searched_is_told_with_its_calls(found: dict[str, dict[str, Any]]) -> None:
+    assert found["evaluated_first"]["others"]["eval_step"] == 60
+    assert "sample" in found["gives_its_model_back"]["others"]
+    assert "ema" in found["averages"]["others"]
+    assert found["named"]["others"] == {"momentum": 2}
+
+
+@pytest.mark.slow
+def test_parts_of_a_step_give_what_comes_back_and_not_what_they_pass_on(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    first, second = found["grad_then_apply"]["parts"]
+    assert first["kept"] == [0], "the loss, and no gradients"
+    assert second["kept"] == [0, 1, 2, 3]
+    assert "searched as one step" in found["grad_then_apply"]["words"]
+
+
+@pytest.mark.slow
+def test_rare_variants_are_passed_over(found: dict[str, dict[str, Any]]) -> None:
+    assert found["logs_at_first"]["skipped"] == 1
+    assert found["logs_every_third"]["skipped"] == 1
+    assert found["logs_every_third"]["argument_bytes"] == 2 * 2 * 32 * 64 * 4 + 16 * 32 * 4
+    assert found["ragged_and_data_on_device"]["argument_bytes"] == 4 * 32 * 64 * 4 + 8 * 32 * 4
+
+
+@pytest.mark.slow
+def test_references_count_their_bytes(found: dict[str, dict[str, Any]]) -> None:
+    assert found["state_in_references"]["argument_bytes"] == 2 * 32 * 64 * 4 + 16 * 32 * 4
+
+
+@pytest.mark.slow
+def test_what_is_made_outside_of_jit_is_named(found: dict[str, dict[str, Any]]) -> None:
+    said = found["update_outside"]["about_outside"]
+    assert "only loss and gradients are jitted" in said
+    assert set(found["update_outside"]["outside"]) == {"params", "moments"}
+    assert "`g` is changed outside of jit between" in found["clipped_between"]["about_outside"]
+    assert not found["grad_then_apply"]["outside"]
+
+
+@pytest.mark.slow
+def test_a_training_in_one_call_is_not_run_to_its_end(found: dict[str, dict[str, Any]]) -> None:
+    assert "one turn of its loop at one_call.py" in found["one_call"]["words"]
+    assert ", of 20,000: the one call" in found["one_call"]["words"]
+    assert found["while_there_is_time"]["loop"]["turns"] == 0
+    assert found["many_steps_in_each_call"]["loop"] is None
+
+
+@pytest.mark.slow
+def test_pmap_is_refused_at_its_first_call(found: dict[str, dict[str, Any]]) -> None:
+    assert "uses `jax.pmap` (pmapped.py:" in found["pmapped"]["error"]
+
+
+@pytest.mark.slow
+def test_64_bits_count_as_jax_takes_them(found: dict[str, dict[str, Any]]) -> None:
+    assert found["wide_numbers"]["argument_bytes"] == 2 * 32 * 64 * 4 + 16 * 32 * 4 + 16 * 4
+
+
+@pytest.mark.slow
+def test_what_is_no_state_is_counted_in_elements(found: dict[str, dict[str, Any]]) -> None:
+    assert found["grad_then_apply"]["new_elements"] == 16 * 32
+
+
+@pytest.mark.slow
+def test_a_counter_has_its_value_without_arrays(found: dict[str, dict[str, Any]]) -> None:
+    assert "step 2 3" in found["counts_for_real"]["printed"]
