@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from automesh.errors import UsageError
-from automesh.hardware import Target
+from automesh.hardware import Target, parse_target
 from automesh.outcomes import Failure
 from automesh.program.capture.nouns import (
     AxisSplit,
     Capture,
     Discovery,
+    OtherDevices,
     check_splits,
     names_in_place,
 )
@@ -21,9 +23,9 @@ from automesh.space.spec import read_space
 from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
 from automesh.tuner.worker_errors import inspection_error
-from automesh.tuner.workers import ask, one_worker, refuse_gang, surroundings_of
+from automesh.tuner.workers import one_worker, refuse_gang, surroundings_of
 from automesh.units import format_bytes
-from automesh.worker.messages import DiscoverJob
+from automesh.worker.messages import DiscoverJob, Surroundings
 
 # A space of a name that no file has: the axes are the script's own.
 _OWN_AXES = "auto"
@@ -48,26 +50,35 @@ def check_capture_options(request: SearchRequest) -> None:
 
 def space_for(
     request: SearchRequest, target: Target, progress: Progress
-) -> tuple[SearchRequest, SearchSpace]:
+) -> tuple[SearchRequest, Target, SearchSpace]:
     """The search space of a request; for a script without `build`, after its first run.
 
     Returns:
       The request, which knows then how the script is run up to its step, with its own mesh as the
-      baseline; and the space: the script's own axes, unless another one is named.
+      baseline; the target, with as many virtual CPU devices as the script asks for, where the
+      target leaves that open; and the space: the script's own axes, unless another one is named.
 
     Raises:
       UsageError: bad input; or the script has no mesh or no step that is seen, or fails.
     """
     check_capture_options(request)
     if request.entry.function != UNMODIFIED:
-        return request, read_space(request.space)
+        return request, target, read_space(request.space)
     found = _discovered(request, target, progress)
+    asked = ""
+    if found.asked_devices:
+        target = parse_target(f"cpu:{found.asked_devices}", os.environ)
+        request = replace(request, target=target.name)
+        asked = (
+            f"the script asks for {found.asked_devices} virtual CPU devices: it is searched for "
+            f"them, as with `--target {target.name}`"
+        )
     check_splits(request.splits, found.capture.mesh)
     found = _with_splits(found, request.splits)
     space = _space(request, found)
     capture = found.capture
     entry = replace(request.entry, function=capture.step.name, capture=capture)
-    notices = _notices(found, space)
+    notices = (*_notices(found, space), *([asked] if asked else []))
     for notice in notices:
         progress.notice(notice)
     return (
@@ -77,6 +88,7 @@ def space_for(
             baseline=request.baseline or _baseline(found),
             notices=(*request.notices, *notices),
         ),
+        target,
         space,
     )
 
@@ -84,7 +96,7 @@ def space_for(
 def _baseline(found: Discovery) -> str:
     """The script's own mesh; nothing if it is made of fewer devices than there are."""
     searched = found.capture.searched
-    if searched.num_devices != found.num_devices:
+    if searched.num_devices != found.num_devices or found.capture.num_devices:
         return ""
     own = [(name, size) for name, size in searched.axes if size > 1]
     return ",".join(f"{name}:{size}" for name, size in own) or f"{searched.names[0]}:1"
@@ -102,12 +114,27 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
     name = Path(request.entry.location).name
     progress.now(f"{name} has no function `build`: running it up to its training step")
     job = DiscoverJob(step=step_ref(request.entry, target), wanted=request.step)
+    answer = _first_run(request, job, surroundings_of(target), progress)
+    if isinstance(answer, OtherDevices):
+        count = answer.num_devices
+        progress.now(f"{name} names {count} devices: running it again with as many")
+        surroundings = replace(surroundings_of(target), platforms="cpu", cpu_devices=count)
+        answer = _first_run(request, replace(job, num_devices=count), surroundings, progress)
+    assert isinstance(answer, Discovery), "a run with as many devices as it names wants no others"
+    return answer
+
+
+def _first_run(
+    request: SearchRequest, job: DiscoverJob, surroundings: Surroundings, progress: Progress
+) -> Discovery | OtherDevices:
     with one_worker(
-        surroundings_of(target), memory_limit_bytes=request.memory_limit_bytes, progress=progress
+        surroundings, memory_limit_bytes=request.memory_limit_bytes, progress=progress
     ) as pool:
-        answer = ask(pool, job, Discovery, request.timeout_s)
+        answer = pool.run(job, request.timeout_s)
     if isinstance(answer, Failure):
         raise inspection_error(answer, request.entry)
+    if not isinstance(answer, Discovery | OtherDevices):
+        raise TypeError(f"a job of kind {job.kind} was answered with {type(answer).__name__}")
     return answer
 
 
@@ -147,7 +174,13 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
         f"{format_bytes(step.argument_bytes)} of arguments; its mesh {mesh} is made at "
         f"{mesh.made_at}: make that one from the rule to use what is found"
     ]
-    if mesh.num_devices != found.num_devices:
+    if capture.num_devices:
+        said.append(
+            f"the script names {capture.num_devices} devices, and was run on as many virtual ones: "
+            "it has no mesh of the target's devices that others could be compared with; name one "
+            "with `--baseline`"
+        )
+    elif mesh.num_devices != found.num_devices:
         said.append(
             f"the script's mesh is made of {mesh.num_devices} of {found.num_devices} devices, so "
             "others are not compared with it; name one that has them all with `--baseline`"

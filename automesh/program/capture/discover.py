@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,18 +112,22 @@ def discover_for_absent(entry: Entry, *, step: str = "") -> Discovery:
     )
 
 
-def discover_here(entry: Entry, *, step: str = "", device_memory_bytes: int) -> Discovery:
+def discover_here(
+    entry: Entry, *, step: str = "", device_memory_bytes: Callable[[], int]
+) -> Discovery:
     """Runs a script on the devices that are here; if its step is too large for one of them, it is
     run without its arrays wherever it is not measured.
 
     Args:
-      device_memory_bytes: what one device can hold; 0 where nobody says.
+      device_memory_bytes: what one device can hold; 0 where nobody says. Asked after the run: the
+        script may say how many devices there shall be.
 
     Raises:
       UsageError: as `discover`.
     """
     found = discover(entry, step=step)
-    if not device_memory_bytes or found.capture.step.argument_bytes <= device_memory_bytes:
+    limit_bytes = device_memory_bytes()
+    if not limit_bytes or found.capture.step.argument_bytes <= limit_bytes:
         return found
     bare = discover(entry, step=found.capture.step.name, bare=True)
     return replace(found, capture=replace(found.capture, without_arrays=True), notices=bare.notices)

@@ -109,12 +109,14 @@ class Capture:
       step: where the script is stopped.
       splits: axes of its mesh that are several axes of ours.
       without_arrays: True if what it computes has no data, see `capture.abstract_arrays`.
+      num_devices: how many devices the script is shown, because it names that number; 0 for all.
     """
 
     mesh: ScriptMesh
     step: ScriptStep
     splits: tuple[AxisSplit, ...] = ()
     without_arrays: bool = False
+    num_devices: int = 0
 
     @property
     def searched(self) -> ScriptMesh:
@@ -130,7 +132,9 @@ class Discovery:
     Attributes:
       capture: how it is run from now on.
       batch_axes: of the mesh, those that split the first dimension of what is new in every step.
-      num_devices: that there are; the script's mesh may be made of fewer.
+      num_devices: that the script saw; its mesh may be made of fewer.
+      asked_devices: virtual CPU devices that the script asked for and got, where the target leaves
+        their number open; 0 if it asked for none.
       other_steps: functions that it calls again and again, too.
       other_meshes: that it makes, and that are left as they are.
       notices: how it was run, where that is not as usual.
@@ -142,6 +146,20 @@ class Discovery:
     other_steps: tuple[ScriptStep, ...] = ()
     other_meshes: tuple[ScriptMesh, ...] = ()
     notices: tuple[str, ...] = ()
+    asked_devices: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherDevices:
+    """The first run of a script failed, because it names another number of devices.
+
+    Attributes:
+      num_devices: that it wants.
+      reason: why it failed.
+    """
+
+    num_devices: int
+    reason: str
 
 
 def parse_splits(texts: Sequence[str]) -> tuple[AxisSplit, ...]:

@@ -87,8 +87,12 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         context=None if mesh.empty else lambda: jax.set_mesh(mesh),
         axis_types=capture.searched.axis_types,
         # What is made of fewer devices than there are is none to compare with.
-        baseline=str(capture.searched) if capture.mesh.num_devices == jax.device_count() else None,
+        baseline=str(capture.searched) if _has_all_devices(capture) else None,
     )
+
+
+def _has_all_devices(capture: Capture) -> bool:
+    return not capture.num_devices and capture.mesh.num_devices == jax.device_count()
 
 
 def _with_split_state(

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from automesh.errors import UsageError
 from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program import surroundings
@@ -21,7 +22,9 @@ from automesh.program.absent import client
 from automesh.program.absent.device_queries import Answers, own
 from automesh.program.absent.layout import lay_out
 from automesh.program.capture.discover import discover_for_absent, discover_here
-from automesh.program.capture.nouns import Discovery
+from automesh.program.capture.nouns import Discovery, OtherDevices
+from automesh.program.capture.world import told
+from automesh.program.capture.world.wishes import devices_asked_for
 from automesh.program.execute.arguments import made_up_arguments
 from automesh.program.execute.calibrate import calibrate
 from automesh.program.execute.prepare import Ready, prepare
@@ -30,6 +33,7 @@ from automesh.program.execute.timed_loop import Kept, visit
 from automesh.program.execute.value_domains import Domain, domains
 from automesh.program.lower import compilation_cache
 from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
+from automesh.program.lower.host_callbacks import said_of_callbacks
 from automesh.program.lower.lowered import loss_dtype
 from automesh.program.lower.lowering import compile_program, lower
 from automesh.program.lower.program_text import write_text
@@ -60,6 +64,7 @@ from automesh.space.mapping import StepMapping
 from automesh.worker.blame import OutcomeError
 from automesh.worker.handlers.compile_absent import compile_ahead
 from automesh.worker.handlers.compile_attached import compile_attached
+from automesh.worker.handlers.device_count import wanted_devices
 from automesh.worker.handlers.garbage import fewer_collections
 from automesh.worker.handlers.inspect_step import Trials, default_mapping, seen_mapping, used_axes
 from automesh.worker.handlers.propagate import Propagations
@@ -90,6 +95,7 @@ from automesh.worker.messages import (
 )
 from automesh.worker.protocol import Answer
 
+_NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 _Step = tuple[Entry, Plan, tuple[str, ...]]
 # Plans that a worker keeps ready to be visited again. A loaded program of the CPU compiler holds
 # several hundred memory maps, of which Linux lets a process have 65,530 (`vm.max_map_count`): at
@@ -223,7 +229,7 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         seen=tuple(sorted(trials.seen.items())),
         mapping=logical,
         made_up=made_up_arguments(workload),
-        notices=script.notices,
+        notices=(*script.notices, *said_of_callbacks()),
     )
 
 
@@ -232,18 +238,40 @@ def _loaded(
     job: InspectJob | ArraysJob | PropagateJob | SummarizeJob | TraceJob | BuildJob, stages: Stages
 ) -> Generator[tuple[Script, Answers | None]]:
     """The script of a job; while the body runs it believes in the devices that the job is for."""
-    with told_of(job.step.absent, job.step.entry.function) as answers:
+    is_captured = job.step.entry.capture is not None
+    with told_of(job.step.absent, job.step.entry.function, as_one=is_captured) as answers:
         yield _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers), answers
 
 
-def _discover(job: DiscoverJob, stages: Stages) -> Discovery:
-    start_jax(stages)
+def _discover(job: DiscoverJob, stages: Stages) -> Discovery | OtherDevices:
+    if job.step.absent is not None or wanted_devices():
+        start_jax(stages)  # Not else: the script may say how many devices there shall be.
     stages.enter("build")
-    with told_of(job.step.absent, Path(job.step.entry.location).name):
-        if job.step.absent is not None:
-            return discover_for_absent(job.step.entry, step=job.wanted)
-        memory = surroundings.device_memory_bytes()
-        return discover_here(job.step.entry, step=job.wanted, device_memory_bytes=memory)
+    try:
+        with told_of(job.step.absent, Path(job.step.entry.location).name, as_one=True):
+            found = _discovered(job)
+    except UsageError as error:
+        if _NO_BACKEND in error.message:  # The script was only the first to ask for devices.
+            start_jax(stages)
+        if (count := told.wanted_devices()) and not job.num_devices:
+            return OtherDevices(num_devices=count, reason=error.message)
+        raise
+    return replace(
+        found,
+        capture=replace(found.capture, num_devices=job.num_devices),
+        notices=tuple(dict.fromkeys((*found.notices, *told.told()))),
+        asked_devices=devices_asked_for(),
+    )
+
+
+def _discovered(job: DiscoverJob) -> Discovery:
+    if job.step.absent is not None:
+        return discover_for_absent(job.step.entry, step=job.wanted)
+    return discover_here(
+        job.step.entry,
+        step=job.wanted,
+        device_memory_bytes=surroundings.device_memory_bytes,
+    )
 
 
 def _arrays(job: ArraysJob, stages: Stages) -> StepMapping:
