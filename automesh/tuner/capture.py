@@ -196,16 +196,29 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
             f"`{other_step.name}` ({other_step.called_at})" for other_step in found.other_steps[:3]
         )
         said.append(f"called again and again, too: {others}; `--step NAME` chooses another")
-    if found.other_meshes:
-        others = ", ".join(
-            f"{other_mesh} ({other_mesh.made_at})" for other_mesh in found.other_meshes[:3]
-        )
-        said.append(f"the script makes other meshes, which stay as they are: {others}")
+    said += _about_other_meshes(found)
     slow = [axis.name for axis in space.axes if axis.dcn]
     if space.name == _OWN_AXES and len(slow) < len(space.axes):
         listed = ", ".join(f"`{name}`" for name in slow)
         said.append(f"only {listed}, over which the batch is split, may span slices or nodes")
     return (*said, *found.notices)
+
+
+def _about_other_meshes(found: Discovery) -> list[str]:
+    own = found.capture.mesh
+    said: list[str] = []
+    for is_whole, what in (
+        (True, "another mesh of all devices, which goes along with the first"),
+        (False, "a mesh of some of the devices, which stays as it is"),
+    ):
+        meshes = [
+            f"{one} ({one.made_at})"
+            for one in found.other_meshes
+            if (one.num_devices == own.num_devices) == is_whole
+        ]
+        if meshes:
+            said.append(f"the script makes {what}: {', '.join(meshes[:3])}")
+    return said
 
 
 def _about_split(split: AxisSplit, capture: Capture) -> str:

@@ -83,7 +83,7 @@ class _UpToStep:
         """The plan's where the script makes its own; others on the devices that are here."""
         own, splits = self.capture.mesh, self.capture.splits
         is_own = names == own.names and np.size(devices) == own.num_devices
-        chosen = self.plan.devices if is_own else on_attached(devices)
+        chosen = self.plan.devices if is_own else _other(devices, own.num_devices, self.plan)
         if splits and len(names) == np.ndim(devices):
             names, shape, axis_types = split_names(names, np.shape(devices), axis_types, splits)
             chosen = chosen if is_own else chosen.reshape(shape)
@@ -105,6 +105,24 @@ class _UpToStep:
 
     def pmap(self) -> None:
         """Goes on: the step is another function."""
+
+
+def _other(devices: Any, count: int, plan: Mesh) -> Any:
+    """The devices of a mesh beside the script's own: those of the plan, if it has all of them in
+    jax's order, as jit lets arrays of both meet; else those that are here.
+
+    Args:
+      count: devices of the script's own mesh.
+    """
+    array = np.asarray(devices, dtype=object)
+    ids = [device.id for device in array.flat]
+    if array.size != count or ids != sorted(ids):
+        return on_attached(devices)
+    if array.size == plan.size:
+        return plan.devices.reshape(array.shape)
+    if max(array.shape, default=1) != array.size:
+        return on_attached(devices)
+    return plan.devices.reshape([plan.size if size == count else 1 for size in array.shape])
 
 
 def on_attached(devices: Any) -> Any:

@@ -222,8 +222,11 @@ class _Watch:
         leaves = traced.leaves
         one.last = traced
         one.carried = _carried(leaves, one.outputs)
-        one.mesh = _mesh_of(leaves)
-        new = [leaf for position, leaf in enumerate(leaves) if position not in _taken(one.carried)]
+        # The mesh of the state, where the batch has another one.
+        taken = _taken(one.carried)
+        state = [leaf for position, leaf in enumerate(leaves) if position in taken]
+        one.mesh = _mesh_of(state) or _mesh_of(leaves)
+        new = [leaf for position, leaf in enumerate(leaves) if position not in taken]
         one.batch_axes = _batch_axes(new)
 
     def _is_step(self, one: _Seen) -> bool:

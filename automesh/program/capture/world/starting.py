@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from automesh.errors import UsageError
+from automesh.package import INSTALLED, count_as_users
 from automesh.program.capture.world.told import tell
 from automesh.program.nouns import Entry
+from automesh.program.script.started import ENTRY, MODULE
 
 # What a notebook says to IPython: a magic or a shell command, help, or the result of one of these.
 _LINE_MAGIC = re.compile(r"\s*(%|!|\?)|.*[^#\s]\?{1,2}\s*$")
@@ -35,14 +37,16 @@ def start(entry: Entry) -> None:
       BaseException: whatever the program raises.
     """
     path = Path(entry.location)
-    if entry.start.startswith("-m "):
+    if entry.start and any(f"/{folder}/" in entry.location for folder in INSTALLED):
+        count_as_users(_package_of(path))
+    if entry.start.startswith(MODULE):
         _set_path(os.getcwd())
         sys.argv = [str(path), *entry.argv]
         runpy.run_module(
             entry.start.removeprefix("-m ").strip(), run_name="__main__", alter_sys=True
         )
-    elif entry.start.startswith("--entry "):
-        _console_script(entry.start.removeprefix("--entry ").strip(), entry.argv)
+    elif entry.start.startswith(ENTRY):
+        _console_script(entry.start.removeprefix(ENTRY), entry.argv)
     elif path.suffix == ".ipynb":
         _set_path(str(path.parent))
         sys.argv = [str(path), *entry.argv]
@@ -51,6 +55,12 @@ def start(entry: Entry) -> None:
         _set_path(str(path.parent))
         sys.argv = [str(path), *entry.argv]
         runpy.run_path(str(path), run_name="__main__")
+
+
+def _package_of(path: Path) -> str:
+    """The folder of the installed package that a file belongs to."""
+    inside = next(parent for parent in path.parents if parent.name in INSTALLED)
+    return str(inside / path.relative_to(inside).parts[0])
 
 
 def _set_path(first: str) -> None:
