@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError
 from automesh.program.absent.device_queries import attached
@@ -21,6 +21,7 @@ from automesh.program.capture.nouns import Capture
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.split_axes import meaning, split_names
 from automesh.program.capture.step_call import trace, workload_of
+from automesh.program.capture.world.meshes import same_on
 from automesh.program.lower.static_args import is_ref
 from automesh.program.nouns import Entry
 from automesh.program.script.workload import Workload
@@ -100,6 +101,7 @@ class _UpToStep:
         self._calls += 1
         if self._calls <= step.skipped:
             return call.run()
+        call = _on_one_mesh(call, self._mesh)
         self.workload = workload_of(trace(call), self.capture, self._mesh)
         raise ScriptStopped
 
@@ -123,6 +125,20 @@ def _other(devices: Any, count: int, plan: Mesh) -> Any:
     if max(array.shape, default=1) != array.size:
         return on_attached(devices)
     return plan.devices.reshape([plan.size if size == count else 1 for size in array.shape])
+
+
+def _on_one_mesh(call: Call, own: Mesh | None) -> Call:
+    """A call whose arguments on another mesh of the same devices, of one axis, are on the script's
+    own: that axis is all axes of the own one together."""
+    if own is None or AxisType.Explicit in own.axis_types:
+        return call
+
+    def moved(leaf: Any) -> Any:
+        to = same_on(getattr(leaf, "sharding", None), own)
+        return leaf if to is None else jax.device_put(leaf, to)
+
+    args, kwargs = jax.tree.map(moved, (call.args, call.kwargs))
+    return replace(call, args=args, kwargs=kwargs)
 
 
 def on_attached(devices: Any) -> Any:

@@ -31,6 +31,7 @@ from automesh.program.capture.nouns import (
     Discovery,
     ScriptMesh,
     ScriptStep,
+    Sizes,
     SourceLine,
 )
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
@@ -155,7 +156,7 @@ class _Seen:
     last: TracedCall | None = None
     carried: tuple[Carried, ...] = ()
     batch_axes: tuple[str, ...] = ()
-    mesh: Mesh | None = None
+    meshes: tuple[Mesh, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -222,10 +223,8 @@ class _Watch:
         leaves = traced.leaves
         one.last = traced
         one.carried = _carried(leaves, one.outputs)
-        # The mesh of the state, where the batch has another one.
         taken = _taken(one.carried)
-        state = [leaf for position, leaf in enumerate(leaves) if position in taken]
-        one.mesh = _mesh_of(state) or _mesh_of(leaves)
+        one.meshes = _meshes_of(leaves)
         new = [leaf for position, leaf in enumerate(leaves) if position not in taken]
         one.batch_axes = _batch_axes(new)
 
@@ -272,11 +271,12 @@ class _Watch:
 
     def _mesh_of(self, found: _Seen) -> ScriptMesh:
         made = list(self.meshes.values())
-        if found.mesh is not None:
-            axes = tuple((str(name), size) for name, size in found.mesh.shape.items())
-            for one in made:
-                if one.axes == axes:
-                    return one
+        # Of several over as many devices, as an input pipeline makes one beside that of the model,
+        # the one with more axes; else the first.
+        on_arguments = [_sizes(mesh) for mesh in found.meshes]
+        candidates = [one for one in made if one.axes in on_arguments]
+        if candidates:
+            return max(candidates, key=lambda one: (one.num_devices, len(one.axes)))
         # Of several that no argument tells apart, the last one made of most devices.
         return max(reversed(made), key=lambda one: one.num_devices)
 
@@ -320,14 +320,19 @@ def _taken(carried: Sequence[Carried]) -> set[int]:
     return {run.argument + offset for run in carried for offset in range(run.count)}
 
 
-def _mesh_of(leaves: Sequence[Any]) -> Mesh | None:
-    meshes = [
-        leaf.sharding.mesh
-        for leaf in leaves
-        if isinstance(getattr(leaf, "sharding", None), NamedSharding)
-        and isinstance(leaf.sharding.mesh, Mesh)
-    ]
-    return max(meshes, key=lambda mesh: mesh.size, default=None)
+def _meshes_of(leaves: Sequence[Any]) -> tuple[Mesh, ...]:
+    return tuple(
+        dict.fromkeys(
+            leaf.sharding.mesh
+            for leaf in leaves
+            if isinstance(getattr(leaf, "sharding", None), NamedSharding)
+            and isinstance(leaf.sharding.mesh, Mesh)
+        )
+    )
+
+
+def _sizes(mesh: Mesh) -> Sizes:
+    return tuple((str(name), size) for name, size in mesh.shape.items())
 
 
 def _batch_axes(leaves: Sequence[Any]) -> tuple[str, ...]:
