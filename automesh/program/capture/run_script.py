@@ -8,7 +8,9 @@ from typing import Any
 
 from automesh.package import is_users_file
 from automesh.program.absent.device_queries import attached
+from automesh.program.capture.frames import failing_line
 from automesh.program.capture.hooks import Watcher, watching
+from automesh.program.capture.world import told
 from automesh.program.capture.world.entered import world
 from automesh.program.capture.world.numbers import note_wanted_devices
 from automesh.program.capture.world.starting import start
@@ -59,6 +61,9 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
         # Whatever the user's code raises is told with its line.
         except Exception as error:  # noqa: BLE001
             note_wanted_devices(error)
+            place = failing_line(error.__traceback__)
+            if place.file:
+                told.fail_at(place.file, place.line)
             return Ended(error=error)
         finally:
             sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,7 @@ from automesh.program.summarize import summarize
 from automesh.sharding.programs import lowered_for
 from automesh.space.mapping import StepMapping
 from automesh.worker.blame import OutcomeError
+from automesh.worker.handlers.by_itself import blamed
 from automesh.worker.handlers.compile_absent import compile_ahead
 from automesh.worker.handlers.compile_attached import compile_attached
 from automesh.worker.handlers.device_count import wanted_devices
@@ -95,6 +97,7 @@ from automesh.worker.messages import (
 )
 from automesh.worker.protocol import Answer
 
+_FAILS = re.compile(r" fails at \S+ before its step: ")
 _NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 _Step = tuple[Entry, Plan, tuple[str, ...]]
 # Plans that a worker keeps ready to be visited again. A loaded program of the CPU compiler holds
@@ -247,6 +250,7 @@ def _discover(job: DiscoverJob, stages: Stages) -> Discovery | OtherDevices:
     if job.step.absent is not None or wanted_devices():
         start_jax(stages)  # Not else: the script may say how many devices there shall be.
     stages.enter("build")
+    began_s = perf_counter()
     try:
         with told_of(job.step.absent, Path(job.step.entry.location).name, as_one=True):
             found = _discovered(job)
@@ -255,7 +259,9 @@ def _discover(job: DiscoverJob, stages: Stages) -> Discovery | OtherDevices:
             start_jax(stages)
         if (count := told.wanted_devices()) and not job.num_devices:
             return OtherDevices(num_devices=count, reason=error.message)
-        raise
+        if not _FAILS.search(error.message) or own()[0].platform != "cpu":
+            raise
+        raise blamed(error, job.step.entry, perf_counter() - began_s) from error
     return replace(
         found,
         capture=replace(found.capture, num_devices=job.num_devices),

@@ -80,6 +80,13 @@ def kept_apart() -> Generator[None]:
             tell(_in_words(layer.changed))
 
 
+def forget_layer() -> None:
+    """Removes what was written, where the process is about to end."""
+    layer, _STATE.layer = _STATE.layer, None
+    for folder in (*_STATE.made, *([layer.root] if layer is not None else [])):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def path_for(path: Any, mode: str) -> Any:
     """What stands for a path that code in C or C++ is to open in a mode of `open`."""
     layer = _layer()

@@ -13,10 +13,12 @@ class _State:
       sentences: of the last run, each once, in the order in which they came up.
       devices: how many devices the script wanted instead of those that it was shown; 0 if it took
         what there was.
+      failed_at: file and line of the script's code that raised; none if it did not fail.
     """
 
     sentences: dict[str, None] = field(default_factory=dict[str, None])
     devices: int = 0
+    failed_at: tuple[str, int] | None = None
 
 
 _STATE = _State()
@@ -25,7 +27,7 @@ _STATE = _State()
 def forget() -> None:
     """A new run begins."""
     _STATE.sentences.clear()
-    _STATE.devices = 0
+    _STATE.devices, _STATE.failed_at = 0, None
 
 
 def tell(sentence: str) -> None:
@@ -46,3 +48,13 @@ def want_devices(count: int) -> None:
 def wanted_devices() -> int:
     """How many devices the last run wanted; 0 if it took those that it was shown."""
     return _STATE.devices
+
+
+def fail_at(file: str, line: int) -> None:
+    """The script raised something in a line of its own."""
+    _STATE.failed_at = (file, line)
+
+
+def failed_at() -> tuple[str, int] | None:
+    """File and line at which the last run failed; None if it did not."""
+    return _STATE.failed_at
