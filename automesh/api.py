@@ -27,6 +27,7 @@ from automesh.mesh.rules.file import read_rules
 from automesh.mesh.rules.shipped import is_preset, rules_path
 from automesh.platforms import COMPILED_ABSENT
 from automesh.program.nouns import Entry
+from automesh.program.script.started import words_of
 from automesh.reading import read_text
 from automesh.texts.storage_url import has_secret
 from automesh.texts.user_text import check_text, user_path
@@ -106,7 +107,9 @@ def search(
     """Searches for a training step's fastest mesh; the same call resumes an unfinished search.
 
     Args:
-      build: `train.py`, `train.py:make_step`, `package.module:function`, or the function itself.
+      build: `train.py`, `train.py:make_step`, `package.module:function`, `train.ipynb`,
+        `-m package.train` for what is run by `python -m`, `--entry NAME` for a console script, or
+        the function itself.
       command: instead of `build`: what to run for each mesh, `python train.py --fsdp {fsdp}`; see
         `automesh search --help`.
       step_time: of a command: `capture` (by default), `jsonl:FILE`, `jsonl:FILE:KEY` or
@@ -343,7 +346,7 @@ def check_script(
         if is_script:
             flags = [part for key, value in given for part in (f"--{key}", value)]
             rest = ["--", *args] if args else []
-            return shlex.join(["automesh", "search", name, *flags, *rest])
+            return shlex.join(["automesh", "search", *words_of(name), *flags, *rest])
         return f"automesh.search({', '.join([name, *(f'{k}={v!r}' for k, v in given)])})"
 
     with interrupts_at_rest(), progress or Silent() as shown:

@@ -14,12 +14,22 @@ LIBRARIES = tuple(sorted({*_FOLDERS, *(str(Path(folder).resolve()) for folder in
 """Folders of the standard library and of what is installed beside it."""
 
 
+_COUNTED: list[str] = []
+
+
+def count_as_users(folder: str) -> None:
+    """An installed package whose program is searched is the user's own code here."""
+    _COUNTED.append(f"{folder.rstrip('/')}/")
+
+
 def is_users_file(file: str) -> bool:
     """Whether a file is the user's own code: not installed, none of ours, no text that was run.
 
     Args:
       file: as frames and tracebacks name it.
     """
+    if file.startswith(tuple(_COUNTED)):
+        return True
     if any(folder in file for folder in INSTALLED):
         return False
     return not file.startswith(("<", str(PACKAGE), *LIBRARIES))

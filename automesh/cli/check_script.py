@@ -7,11 +7,21 @@ from typing import Annotated
 
 import typer
 
-from automesh.cli.options import Hardware, ScriptArgs, json_text, read_option
+from automesh.cli.options import (
+    Entry,
+    Hardware,
+    Module,
+    ScriptArgs,
+    json_text,
+    named,
+    read_option,
+)
+from automesh.errors import UsageError
 
 HELP = """Look at SCRIPT as a search would, in seconds and without searching.
 
-SCRIPT is train.py, train.py:make_step or package.module:function, as in search. Its `build` is
+SCRIPT is train.py, train.py:make_step or package.module:function, or it is named by -m or
+--entry, as in search. Its `build` is
 called on a few small meshes, twice on the first, and its step is traced in two processes.
 
 Printed are the arrays that the step takes, how they are split, and which are made up; the mesh
@@ -33,10 +43,12 @@ Exit codes:
 
 def check_script(
     script: Annotated[
-        str,
+        str | None,
         typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
-    ],
+    ] = None,
     script_args: ScriptArgs = None,
+    module: Module = "",
+    entry: Entry = "",
     target: Annotated[str, typer.Option(metavar="NAME", help="Devices, as in search.")] = "local",
     hardware: Hardware = "",
     space: Annotated[
@@ -64,6 +76,9 @@ def check_script(
     from automesh.units import parse_duration
 
     read_option("--timeout", parse_duration, timeout)
+    script, script_args = named(script, module, entry, script_args)
+    if script is None:
+        raise UsageError("it was not said what to look at", hint="`automesh check-script train.py`")
     check = api.check_script(
         script,
         target=target,

@@ -24,6 +24,46 @@ ScriptArgs = Annotated[
 ]
 
 
+Module = Annotated[
+    str,
+    typer.Option(
+        "--module",
+        "-m",
+        metavar="NAME",
+        help="Instead of SCRIPT: a module that is run as by `python -m`.",
+        show_default=False,
+    ),
+]
+Entry = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Instead of SCRIPT: a console script of an installed package.",
+        show_default=False,
+    ),
+]
+
+
+def named(
+    script: str | None, module: str, entry: str, args: list[str] | None
+) -> tuple[str | None, list[str] | None]:
+    """What is to be run, in the words of `automesh.search`, and its own arguments.
+
+    Raises:
+      UsageError: it was named twice.
+    """
+    if not module and not entry:
+        return script, args
+    # Behind `--` stand arguments alone, of which the first looks like a script.
+    if (module and entry) or (script is not None and "--" not in sys.argv):
+        raise UsageError(
+            "it was said twice what to run",
+            hint="name a SCRIPT, or --module, or --entry; the program's own arguments follow --",
+        )
+    own = [*([] if script is None else [script]), *(args or [])]
+    return (f"-m {module}" if module else f"--entry {entry}"), own
+
+
 def with_notice(storage: str) -> str:
     """A storage as it was given; says so on stderr if everybody on this machine can read its
     password."""

@@ -13,13 +13,16 @@ from automesh.cli.guard import interrupted, typed
 from automesh.cli.options import (
     Ca,
     Certificate,
+    Entry,
     Hosts,
     Key,
     Listen,
+    Module,
     ProcessesPerHost,
     ScriptArgs,
     Verbose,
     Wait,
+    named,
     print_result,
     spelled,
     with_notice,
@@ -36,6 +39,9 @@ mesh_rules.toml.
 
 SCRIPT is train.py, train.py:make_step or package.module:function. The function is `build`
 unless you name another; it takes the mesh and returns (step, args).
+
+What has no file of its own to name: -m package.train as for python, --entry NAME for a console
+script, train.ipynb for a notebook, whose code cells are run in their order.
 
 A script without `build` is run as it is, up to the call of its training step, with the mesh
 of each plan in the place of its own: the axes of its mesh are searched, and that mesh is what
@@ -67,6 +73,7 @@ Examples:
   automesh search train.py --baseline "fsdp:8 remat=full"
   automesh search train.py --space my_space.toml --top 4
   automesh search pkg.steps:make_step -- --size small
+  automesh search -m pkg.train -- --steps 100
   automesh search maxtext --target tpu-v5p-64 -- model_name=llama3.1-8b
   automesh search levanter -- --config_path config.yaml
   automesh search train.py --split data=dp,fsdp -- --steps 100
@@ -180,6 +187,8 @@ def search(
         typer.Argument(metavar="SCRIPT", help="What builds the step.", show_default=False),
     ] = None,
     script_args: ScriptArgs = None,
+    module: Module = "",
+    entry: Entry = "",
     command: Annotated[
         str,
         typer.Option(metavar="TEMPLATE", help=COMMAND_OPTION, show_default=False),
@@ -337,6 +346,7 @@ def search(
     from automesh import api
 
     targets = target or ["local"]
+    script, script_args = named(script, module, entry, script_args)
     if server:
         asked = Asked(
             script=script or "",

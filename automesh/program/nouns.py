@@ -27,6 +27,8 @@ class Entry:
       argv: the script's own arguments, without its name.
       capture: of a script that is run unmodified up to its step, how; `function` is the step's name
         then.
+      start: how such a script is started where Python is not given its file: `-m pkg.train`, or
+        `--entry NAME` for a console script; `location` is the file of that module.
     """
 
     kind: Literal["script", "module", "pickle"]
@@ -34,6 +36,23 @@ class Entry:
     function: str = "build"
     argv: tuple[str, ...] = ()
     capture: Capture | None = None
+    start: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What the user calls it, in short."""
+        if self.start:
+            return self.start.partition(" ")[2]
+        return self.location.rpartition("/")[2] if self.kind == "script" else self.location
+
+    @property
+    def by_itself(self) -> str:
+        """The command that runs it without automesh."""
+        if self.start.startswith("--entry "):
+            return self.start.partition(" ")[2]
+        if self.location.endswith(".ipynb"):
+            return f"jupyter execute {self.shown}"
+        return f"python {self.start or self.shown}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,11 @@ def order_for(
       UsageError: there is no such file, or it is not in the folder.
     """
     found = parse_entry(script)
+    if found.start:
+        raise UsageError(
+            f"`{script}` is not started by its file, and a service starts nothing else",
+            hint="name a Python file, such as train.py, and what is sent with --folder",
+        )
     if found.kind != "script" or Path(found.location).suffix != ".py":
         raise UsageError(
             f"`{script}` is no script that can be sent", hint="name a Python file, such as train.py"

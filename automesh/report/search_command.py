@@ -18,7 +18,19 @@ from automesh.texts.storage_url import typeable
 VALUED = frozenset(
     (
         *("command", "step-time", "skip-steps", "timed-steps", "target", "hardware", "space"),
-        *("step", "split", "budget", "top", "baseline", "rules", "results", "storage", "workers"),
+        *(
+            "module",
+            "entry",
+            "step",
+            "split",
+            "budget",
+            "top",
+            "baseline",
+            "rules",
+            "results",
+            "storage",
+            "workers",
+        ),
         *("timeout", "worker-memory", "reserve-hbm", "xla", "launch", "hosts", "listen", "wait"),
         *("image", "volume", "write", "server", "processes-per-host"),
         *("certificate", "key", "ca"),
@@ -27,7 +39,7 @@ VALUED = frozenset(
 """The options of `automesh search` that take a value."""
 FLAGS = frozenset(("dry-run", "verbose", "json", "report", "new", "apply"))
 """Those that take none."""
-_SHORT = {"-v": "verbose"}
+_SHORT = {"-v": "verbose", "-m": "module"}
 _PROGRAM = ("automesh", "search")
 
 

@@ -21,6 +21,7 @@ from automesh.mesh.axes import Scalar
 from automesh.program.capture.nouns import AxisSplit, parse_splits
 from automesh.program.nouns import Entry
 from automesh.program.script.payload import pickle_entry
+from automesh.program.script.started import file_of, is_started
 from automesh.reading import Unreadable, kind_of_file, read_bytes
 from automesh.report.export.baseline import read_baseline
 from automesh.report.search_command import SearchCommand
@@ -339,7 +340,7 @@ def _rules(subject: Entry | TimedCommand, given: str | Path | None) -> str:
     """The file that the rule goes to: by default beside a script, for a function none."""
     if given is not None:
         return str(user_path(given).absolute())
-    if isinstance(subject, Entry) and subject.kind == "script":
+    if isinstance(subject, Entry) and subject.kind == "script" and not subject.start:
         return str((Path(subject.location).parent / _RULES).absolute())
     is_function = isinstance(subject, Entry) and subject.kind != "module"
     return "" if is_function else str(Path(_RULES).absolute())
@@ -356,7 +357,8 @@ UNMODIFIED = ""
 
 
 def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
-    """Reads `train.py`, `train.py:make_step`, `pkg.module:fn`, or the name of a framework.
+    """Reads `train.py`, `train.py:make_step`, `pkg.module:fn`, `train.ipynb`, `-m pkg.train`,
+    `--entry NAME` of a console script, or the name of a framework.
 
     A script that is named alone and has no function `build` is to be run as it is: its function is
     `UNMODIFIED`.
@@ -364,6 +366,12 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
     Raises:
       UsageError: no such script, a folder, or neither a script nor a module.
     """
+    if is_started(text):
+        file = str(file_of(text))
+        check_text(file)
+        return Entry(
+            kind="script", location=file, function=UNMODIFIED, argv=tuple(argv), start=text
+        )
     location, colon, function = text.rpartition(":")
     if not colon:
         location, function = text, "build"
@@ -391,15 +399,15 @@ def parse_entry(text: str, argv: Sequence[str] = ()) -> Entry:
         )
     if kind:
         raise UsageError(f"`{location}` is {kind}, not a script", hint=_NAME_A_SCRIPT)
-    if path.suffix == ".ipynb" and path.exists():
+    if path.suffix == ".ipynb" and path.is_file() and colon:
         raise UsageError(
-            f"`{location}` is a notebook, not a Python file",
-            hint="call `automesh.search(build)` inside the notebook, or export it as a script",
+            f"`{text}` names a function of a notebook, and a notebook is run as it is",
+            hint=f"leave `:{function}` out, or call `automesh.search({function})` inside of it",
         )
     if path.is_file():
         check_text(str(path.resolve()))
         _check_source(path, location)
-        if not colon and not defines(path, function):
+        if not colon and (path.suffix == ".ipynb" or not defines(path, function)):
             function = UNMODIFIED
         return Entry(
             kind="script", location=str(path.resolve()), function=function, argv=tuple(argv)

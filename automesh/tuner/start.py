@@ -88,7 +88,7 @@ def read_aim(
     if check is not None:
         check(request, target)
     request = _with_workers(request, target, progress)
-    request, space = space_for(request, target, progress)
+    request, target, space = space_for(request, target, progress)
     return request, target, with_options(space, options)
 
 

@@ -46,16 +46,20 @@ class InspectJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoverJob:
-    """Answer: `Discovery`: the mesh and the step of a script that has no `build`.
+    """Answer: `Discovery`: the mesh and the step of a script that has no `build`; `OtherDevices` if
+    it fails because it names another number of devices.
 
     Attributes:
       wanted: the name of the function that is wanted; empty for the one that looks like the step.
       folder: where the step is stored; empty: nowhere.
+      num_devices: how many devices this worker was given, because the script names that number; 0
+        if they are those of the target.
     """
 
     step: StepRef
     wanted: str = ""
     folder: str = ""
+    num_devices: int = 0
     kind: Literal["discover"] = "discover"
 
 

@@ -15,7 +15,7 @@ from automesh.errors import AutomeshError
 from automesh.hardware.fabric.fabric import Layouts
 from automesh.jsonio import from_json, to_checked_json, to_json
 from automesh.outcomes import Failure
-from automesh.program.capture.nouns import CarryCheck, Discovery
+from automesh.program.capture.nouns import CarryCheck, Discovery, OtherDevices
 from automesh.program.nouns import (
     Attachment,
     BuildAnswer,
@@ -43,6 +43,7 @@ Answer = (
     Layouts
     | Inspection
     | Discovery
+    | OtherDevices
     | CarryCheck
     | StepMapping
     | Attachment
@@ -62,7 +63,7 @@ NO_CHANNEL = "the script closed the worker's control channel"
 
 _ANSWERS: dict[str, Any] = {
     "inspect": Inspection,
-    "discover": Discovery,
+    "discover": Discovery | OtherDevices,
     "carry": CarryCheck,
     "arrays": StepMapping,
     "devices": Attachment,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.extend import backend as extended
 
@@ -29,7 +30,7 @@ from automesh.hardware.absent import AbsentDevices
 from automesh.hardware.chips import chip_for
 from automesh.platforms import platform_named
 from automesh.program.absent import mesh_devices
-from automesh.program.absent.mesh_devices import answering_meshes
+from automesh.program.absent.mesh_devices import PROCESS_ATTRIBUTES, answering_meshes, as_said
 from automesh.program.absent.pallas import answering_kernels
 from automesh.program.notes import note
 
@@ -63,6 +64,11 @@ _MAKERS = (
     (mesh_utils, "create_device_mesh"),
     (mesh_utils, "create_hybrid_device_mesh"),
 )
+_HYBRID = "create_hybrid_device_mesh"
+# Questions whose answers depend on the process that asks.
+_OF_PROCESSES = frozenset({
+    "local_devices", "local_device_count", "process_count", "process_index", "process_indices",
+})  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,12 +79,17 @@ class Answers:
       one: the devices to answer for.
       make: gives them, in jax's order; called when they are asked for.
       in_meshes: True if meshes that user code makes shall consist of them.
+      as_one: True if user code shall believe that it is the only process, with all devices. The
+        virtual devices of this process then stand in for them, and say what they say.
+      hides_processes: user code has asked for processes, and was told of one where there are more.
       questions: in words, each once.
     """
 
     one: AbsentDevices
     make: Callable[[], Sequence[Any]]
     in_meshes: bool
+    as_one: bool = False
+    hides_processes: bool = False
     questions: dict[str, None] = field(default_factory=dict[str, None])
 
     @property
@@ -117,13 +128,24 @@ class Answers:
     def process_indices(self) -> list[int]:
         return list(range(self.one.num_hosts))
 
+    @property
+    def are_virtual(self) -> bool:
+        """Whether virtual devices of this process stand in for them."""
+        return self.as_one or self.one.is_attached
+
     def note(self, query: str, answer: Any) -> None:
         """Writes down a question of user code, in the worker's log too."""
         self._note(f"jax.{query}()", answer)
 
     def note_of_device(self, attribute: str, answer: Any) -> None:
         """Likewise, for what it reads off a device of its mesh."""
+        if attribute in PROCESS_ATTRIBUTES:
+            self.note_of_processes()
         self._note(f"device.{attribute}", answer)
+
+    def note_of_processes(self) -> None:
+        """User code has asked which process it is, or which devices are those of a process."""
+        self.hides_processes |= self.as_one and self.one.num_hosts > 1
 
     def _note(self, question: str, answer: Any) -> None:
         text = f"{question} in {_asking()}: {_in_words(answer)}"
@@ -134,9 +156,14 @@ class Answers:
 
 @dataclass(slots=True)
 class _State:
-    """Of this process: user code may ask from threads of its own."""
+    """Of this process: user code may ask from threads of its own.
+
+    Attributes:
+      shown: how many of the devices user code is shown; 0 for all.
+    """
 
     answers: Answers | None = None
+    shown: int = 0
     real: dict[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
 
 
@@ -160,7 +187,11 @@ def install() -> None:
 
 @contextmanager
 def answering(
-    one: AbsentDevices, devices: Callable[[], Sequence[Any]], *, in_meshes: bool
+    one: AbsentDevices,
+    devices: Callable[[], Sequence[Any]],
+    *,
+    in_meshes: bool,
+    as_one: bool = False,
 ) -> Generator[Answers]:
     """Answers for `one` while the body runs.
 
@@ -168,15 +199,21 @@ def answering(
       devices: gives the devices to answer with, in jax's order.
       in_meshes: True if meshes that user code makes shall consist of them. Otherwise the virtual
         devices of its meshes answer for them.
+      as_one: see `Answers`; meshes that user code makes then consist of virtual devices.
     """
     install()
     before = _STATE.answers
-    _STATE.answers = answers = Answers(one=one, make=devices, in_meshes=in_meshes)
+    in_meshes = in_meshes and not as_one
+    answers = Answers(one=one, make=devices, in_meshes=in_meshes, as_one=as_one)
+    _STATE.answers = answers
     in_their_name = (
         nullcontext()
         if in_meshes
         else answering_meshes(
-            answers.devices, hbm_bytes=_hbm_bytes(one), asked=answers.note_of_device
+            answers.devices,
+            hbm_bytes=_hbm_bytes(one),
+            asked=answers.note_of_device,
+            as_one=as_one,
         )
     )
     try:
@@ -186,13 +223,31 @@ def answering(
         _STATE.answers = before
 
 
+@contextmanager
+def showing(count: int) -> Generator[None]:
+    """User code sees the first `count` of the devices while the body runs; 0 for all."""
+    install()
+    before = _STATE.shown
+    _STATE.shown = count
+    try:
+        yield
+    finally:
+        _STATE.shown = before
+
+
+def hidden_processes() -> int:
+    """How many processes the target has, where user code asked and was told of one; else 0."""
+    answers = _STATE.answers
+    return answers.one.num_hosts if answers is not None and answers.hides_processes else 0
+
+
 def _hbm_bytes(one: AbsentDevices) -> int:
     return one.memory_bytes or chip_for(one.device_kind, one.platform).hbm_bytes
 
 
 def attached() -> list[Any]:
     """The devices that are here, whatever user code is told."""
-    return jax.devices() if _STATE.answers is None else _STATE.real["devices"]()
+    return _STATE.real.get("devices", jax.devices)()
 
 
 def own() -> list[Any]:
@@ -209,16 +264,21 @@ def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def query(*args: Any, **kwargs: Any) -> Any:
         answers = _STATE.answers
         if answers is None:
-            return original(*args, **kwargs)
+            return _shown(name, original(*args, **kwargs))
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
             return original(*args, **kwargs)  # which says what is wrong with them
         if not answers.concern(given.get("backend")):
-            return original(*args, **kwargs)
-        if answers.one.is_attached and name != "default_backend":
+            found = original(*args, **kwargs)
+            # Beside accelerators jax has one CPU device.
+            return found[:1] if answers.as_one and isinstance(found, list) else found
+        if name in _OF_PROCESSES:
+            answers.note_of_processes()
+        if answers.are_virtual and name != "default_backend":
             # As many virtual devices stand in for them, and say what they say.
-            found = original(**{key: value for key, value in given.items() if key != "backend"})
+            rest = {key: value for key, value in given.items() if key != "backend"}
+            found = _shown(name, original(**rest))
             kind = answers.one.device_kind
             answers.note(asked, f"{len(found)} x {kind}" if "devices" in name else found)
             return found
@@ -233,12 +293,23 @@ def _query(asked: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return query
 
 
+def _shown(name: str, found: Any) -> Any:
+    """As much of an answer as user code is to see."""
+    if not _STATE.shown:
+        return found
+    if name in ("devices", "local_devices"):
+        return found[: _STATE.shown]
+    if name in ("device_count", "local_device_count"):
+        return min(found, _STATE.shown)
+    return found
+
+
 def _default_device(original: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(original)
     def query() -> Any:
         answers = _STATE.answers
         # Who has chosen a device gets it. A virtual one says what an attached one says.
-        if answers is None or answers.one.is_attached or jax.config.jax_default_device is not None:
+        if answers is None or answers.are_virtual or jax.config.jax_default_device is not None:
             return original()
         device = answers.devices()[0]
         answers.note(f"extend.backend.{_DEFAULT_DEVICE}", device.device_kind)
@@ -253,17 +324,37 @@ def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         answers = _STATE.answers
-        if answers is None or not answers.in_meshes:
+        as_one = answers is not None and answers.as_one
+        if not (as_one or _STATE.shown or (answers is not None and answers.in_meshes)):
             return original(*args, **kwargs)
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError:
             return original(*args, **kwargs)
         if given.arguments.get("devices") is None:
-            given.arguments["devices"] = answers.devices()
+            in_meshes = answers is not None and answers.in_meshes
+            here = answers.devices() if answers is not None and in_meshes else attached()
+            given.arguments["devices"] = here if in_meshes else _shown("devices", here)
+        if answers is not None and as_one and original.__name__ == _HYBRID:
+            return _hybrid(original, given, answers)
         return original(*given.args, **given.kwargs)
 
     return make
+
+
+def _hybrid(original: Callable[..., Any], given: inspect.BoundArguments, answers: Answers) -> Any:
+    """A mesh over slices, of virtual devices in their name: jax itself would read what they are."""
+    devices = list(given.arguments["devices"])
+    shown = answers.devices()
+    said = [as_said(device, shown, as_one=True) for device in devices]
+    if given.arguments.get("process_is_granule"):
+        answers.note_of_processes()
+    given.arguments["devices"] = said
+    laid_out = original(*given.args, **given.kwargs)
+    here = {id(one): device for one, device in zip(said, devices, strict=True)}
+    found = np.empty(laid_out.shape, dtype=object)
+    found.flat = [here[id(one)] for one in laid_out.flat]
+    return found
 
 
 def _asking() -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -39,6 +39,8 @@ _MORE = (
 )
 # Where the question comes from, by the first part of the module's name: these read what is here.
 _TRUTH = frozenset({"jax", "jaxlib", "automesh"})
+PROCESS_ATTRIBUTES = frozenset({"process_index", "host_id", "task_id"})
+"""Which process a device belongs to, as it says itself, under new and old names."""
 _ADAPTERS = "automesh.frameworks"
 _HERE = "cpu"
 
@@ -49,6 +51,7 @@ def answering_meshes(
     *,
     hbm_bytes: int,
     asked: Callable[[str, Any], None],
+    as_one: bool = False,
 ) -> Generator[None]:
     """Lets the CPU devices that are here speak for those of a target while the body runs.
 
@@ -56,6 +59,7 @@ def answering_meshes(
       devices: of the target, in jax's order; one that is here speaks for the one of its id.
       hbm_bytes: memory of one of them, for `memory_stats()`; 0 if it is not known.
       asked: told of each question of user code and its answer.
+      as_one: True if all devices shall say that they are those of process 0.
     """
     device_class: Any = type(jax.devices(_HERE)[0])
     own = dict(vars(device_class))
@@ -66,7 +70,8 @@ def answering_meshes(
         yield
         return
     answers: dict[str, Any] = {
-        name: property(_reader(name, own, devices, asked)) for name in (*_SAID, *_MORE)
+        name: property(_reader(name, own, devices, asked, as_one=as_one))
+        for name in (*_SAID, *_MORE)
     }
     answers["memory_stats"] = _memory_stats(own["memory_stats"], own["platform"], hbm_bytes, asked)
     try:
@@ -89,6 +94,8 @@ def _reader(
     own: dict[str, Any],
     devices: Callable[[], Sequence[Any]],
     asked: Callable[[str, Any], None],
+    *,
+    as_one: bool,
 ) -> Callable[[Any], Any]:
     platform = own["platform"]
 
@@ -96,6 +103,9 @@ def _reader(
         return own[name].__get__(device) if name in own else own["__getattr__"](device, name)
 
     def read(device: Any) -> Any:
+        if as_one and name in PROCESS_ATTRIBUTES and _is_user(inspect.currentframe()):
+            asked(name, 0)
+            return 0
         if platform.__get__(device) != _HERE or not _is_user(inspect.currentframe()):
             return truth(device)
         shown = devices()
@@ -111,6 +121,18 @@ def _reader(
         return answer
 
     return read
+
+
+def as_said(device: Any, shown: Sequence[Any], *, as_one: bool) -> SimpleNamespace:
+    """What jax's mesh code looks at, as a device says it in the name of one of `shown`, for a plain
+    order: automesh lays meshes out itself."""
+    one = shown[device.id % len(shown)]
+    said = SimpleNamespace(id=device.id, platform=_HERE, device_kind=_HERE, process_index=0)
+    if not as_one:
+        said.process_index = one.process_index
+    if (number := getattr(one, "slice_index", None)) is not None:
+        said.slice_index = number
+    return said
 
 
 def _memory_stats(

@@ -48,6 +48,7 @@ from automesh.program.absent.device_queries import attached
 from automesh.program.capture.frames import asking_line
 from automesh.program.capture.known_numbers import KnownNumber, is_countable, numbers_of
 from automesh.program.capture.nouns import SourceLine
+from automesh.program.capture.world.meshes import same_on
 from automesh.program.lower.compiled import output_shardings
 from automesh.program.lower.compiler_options import compile_quickly
 
@@ -143,6 +144,16 @@ def bytes_alive() -> int:
     """Of the arrays that a script holds, with and without data."""
     real = sum(int(array.nbytes) for array in jax.live_arrays())
     return real + _STATE.alive_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbstractShard:
+    """The part of an array without data that one device has; as `jax.Shard`."""
+
+    device: Any
+    index: Any
+    replica_id: int
+    data: AbstractArray
 
 
 class AbstractArray(_CORE.Tracer):
@@ -282,12 +293,31 @@ class AbstractArray(_CORE.Tracer):
     tolist = tobytes = addressable_data = unsafe_buffer_pointer = _asked
 
     @property
-    def addressable_shards(self) -> Any:
-        raise _needed(self)
+    def addressable_shards(self) -> list[AbstractShard]:
+        aval: Any = self.aval
+        to, shape = self.sharding, tuple(aval.shape)
+        part = jax.ShapeDtypeStruct(to.shard_shape(shape), aval.dtype)
+        seen: dict[str, int] = {}
+        shards: list[AbstractShard] = []
+        for device, index in to.devices_indices_map(shape).items():
+            seen[str(index)] = seen.get(str(index), -1) + 1
+            shards.append(
+                AbstractShard(
+                    device=device,
+                    index=index,
+                    replica_id=seen[str(index)],
+                    data=_part_of(part, device),
+                )
+            )
+        return shards
 
     @property
-    def global_shards(self) -> Any:
-        raise _needed(self)
+    def global_shards(self) -> list[AbstractShard]:
+        return self.addressable_shards
+
+
+def _part_of(part: jax.ShapeDtypeStruct, device: Any) -> AbstractArray:
+    return AbstractArray(_STATE.trace, _CORE.typeof(part), SingleDeviceSharding(device))
 
 
 _TAKES_AVAL = "aval" in inspect.signature(_CORE.Tracer.__init__).parameters
@@ -565,7 +595,7 @@ def _named(sharding: Any, mesh: Any) -> Sharding | None:
     if not isinstance(sharding, NamedSharding) or mesh is None:
         return sharding if isinstance(sharding, Sharding) else None
     if sharding.mesh.axis_names != mesh.axis_names:
-        return sharding
+        return same_on(sharding, mesh) or sharding
     return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 

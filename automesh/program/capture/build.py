@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from automesh.errors import UsageError
 from automesh.program.absent.device_queries import attached
@@ -22,6 +22,7 @@ from automesh.program.capture.nouns import Capture
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.split_axes import meaning, split_names
 from automesh.program.capture.step_call import weakly_typed, workload_of
+from automesh.program.capture.world.meshes import same_on
 from automesh.program.carry.build import carried_build
 from automesh.program.carry.starts import note_start
 from automesh.program.lower.static_args import is_ref
@@ -96,7 +97,7 @@ class _UpToStep:
         """The plan's where the script makes its own; others on the devices that are here."""
         own, splits = self.capture.mesh, self.capture.splits
         is_own = names == own.names and np.size(devices) == own.num_devices
-        chosen = self.plan.devices if is_own else on_attached(devices)
+        chosen = self.plan.devices if is_own else _other(devices, own.num_devices, self.plan)
         if splits and len(names) == np.ndim(devices):
             names, shape, axis_types = split_names(names, np.shape(devices), axis_types, splits)
             chosen = chosen if is_own else chosen.reshape(shape)
@@ -106,7 +107,7 @@ class _UpToStep:
 
     def call(self, call: Call) -> Any:
         """Stops the script at the step's call; all others do what they do."""
-        whole = self.collector.offer(call)
+        whole = self.collector.offer(_on_one_mesh(call, self._mesh))
         if whole is None:
             outputs = call.run()
             self.collector.ran(outputs)
@@ -116,6 +117,38 @@ class _UpToStep:
 
     def pmap(self) -> None:
         """Goes on: the step is another function."""
+
+
+def _other(devices: Any, count: int, plan: Mesh) -> Any:
+    """The devices of a mesh beside the script's own: those of the plan, if it has all of them in
+    jax's order, as jit lets arrays of both meet; else those that are here.
+
+    Args:
+      count: devices of the script's own mesh.
+    """
+    array = np.asarray(devices, dtype=object)
+    ids = [device.id for device in array.flat]
+    if array.size != count or ids != sorted(ids):
+        return on_attached(devices)
+    if array.size == plan.size:
+        return plan.devices.reshape(array.shape)
+    if max(array.shape, default=1) != array.size:
+        return on_attached(devices)
+    return plan.devices.reshape([plan.size if size == count else 1 for size in array.shape])
+
+
+def _on_one_mesh(call: Call, own: Mesh | None) -> Call:
+    """A call whose arguments on another mesh of the same devices, of one axis, are on the script's
+    own: that axis is all axes of the own one together."""
+    if own is None or AxisType.Explicit in own.axis_types:
+        return call
+
+    def moved(leaf: Any) -> Any:
+        to = same_on(getattr(leaf, "sharding", None), own)
+        return leaf if to is None else jax.device_put(leaf, to)
+
+    args, kwargs = jax.tree.map(moved, (call.args, call.kwargs))
+    return replace(call, args=args, kwargs=kwargs)
 
 
 def on_attached(devices: Any) -> Any:

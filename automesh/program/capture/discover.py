@@ -30,11 +30,13 @@ from automesh.program.capture.nouns import (
     Discovery,
     ScriptMesh,
     ScriptStep,
+    Sizes,
     SourceLine,
 )
 from automesh.program.capture.refusals import no_mesh, no_step
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.step_call import TracedCall
+from automesh.program.capture.world.meshes import same_on
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.nouns import Entry
 
@@ -136,19 +138,25 @@ def discover_for_absent(entry: Entry, *, step: str = "", keep: Keep | None = Non
 
 
 def discover_here(
-    entry: Entry, *, step: str = "", device_memory_bytes: int, keep: Keep | None = None
+    entry: Entry,
+    *,
+    step: str = "",
+    device_memory_bytes: Callable[[], int],
+    keep: Keep | None = None,
 ) -> Discovery:
     """Runs a script on the devices that are here; if its step is too large for one of them, it is
     run without its arrays wherever it is not measured.
 
     Args:
-      device_memory_bytes: what one device can hold; 0 where nobody says.
+      device_memory_bytes: what one device can hold; 0 where nobody says. Asked after the run: the
+        script may say how many devices there shall be.
 
     Raises:
       UsageError: as `discover`.
     """
     found = discover(entry, step=step, keep=keep)
-    if not device_memory_bytes or found.capture.step.argument_bytes <= device_memory_bytes:
+    limit_bytes = device_memory_bytes()
+    if not limit_bytes or found.capture.step.argument_bytes <= limit_bytes:
         return found
     bare = discover(entry, step=found.capture.step.name, bare=True)
     return replace(found, capture=replace(found.capture, without_arrays=True), notices=bare.notices)
@@ -193,8 +201,11 @@ class _Watch:
         """Hands the step's call on, while its arguments are alive."""
         if self.keep is None or found is None or not self.meshes:
             return
+        own = self.made[self._mesh_of(found)]
+        # What lies on another mesh of the same devices lies on the script's own as well.
+        placed = [same_on(place, own) or place for place in found.placed]
         try:
-            self.keep(found.whole, self.made[self._mesh_of(found)], found.placed)
+            self.keep(found.whole, own, placed)
         except CannotCarry as error:
             self.not_carried = error.message
 
@@ -235,10 +246,15 @@ class _Watch:
 
     def _mesh_of(self, found: FoundStep) -> ScriptMesh:
         made = list(self.meshes.values())
-        if found.mesh is not None:
-            axes = tuple((str(name), size) for name, size in found.mesh.shape.items())
-            for one in made:
-                if one.axes == axes:
-                    return one
+        # Of several over as many devices, as an input pipeline makes one beside that of the model,
+        # the one with more axes; else the first.
+        on_arguments = [_sizes(mesh) for mesh in found.meshes]
+        candidates = [one for one in made if one.axes in on_arguments]
+        if candidates:
+            return max(candidates, key=lambda one: (one.num_devices, len(one.axes)))
         # Of several that no argument tells apart, the last one made of most devices.
         return max(reversed(made), key=lambda one: one.num_devices)
+
+
+def _sizes(mesh: Mesh) -> Sizes:
+    return tuple((str(name), size) for name, size in mesh.shape.items())

@@ -14,7 +14,7 @@ import types
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
@@ -23,6 +23,14 @@ from jax.sharding import Mesh, Sharding
 from automesh.errors import UsageError
 from automesh.mesh.layout.context import is_tracing
 from automesh.program.capture.abstract_arrays import described, is_without_arrays
+from automesh.program.capture.world.modes import (
+    Modes,
+    inside,
+    modes_in_force,
+    outside_of_modes,
+)
+from automesh.program.capture.world.side_effects import look_again
+from automesh.program.capture.world.threads import end_foreign_thread
 
 MakeMesh = Callable[[Any, tuple[str, ...], Any], Mesh]
 
@@ -102,16 +110,19 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         watcher = _STATE.watcher
+        if watcher is None:
+            end_foreign_thread()
         if watcher is None or is_tracing():
             return self.automesh_inner(*args, **kwargs)
-        return watcher.call(
+        return _seen(
+            watcher,
             Call(
                 jitted=self.automesh_inner,
                 args=args,
                 kwargs=kwargs,
                 run=lambda: self.automesh_inner(*args, **kwargs),
                 function=self.automesh_function,
-            )
+            ),
         )
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
@@ -136,6 +147,41 @@ class Jitted:
         return made
 
 
+class _InItsModes:
+    """A jitted function that is traced in the modes that were in force where it was called."""
+
+    def __init__(self, inner: Any, modes: Modes) -> None:
+        self._inner = inner
+        self._modes = modes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with inside(self._modes):
+            return self._inner(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As jax's."""
+        with inside(self._modes):
+            return self._inner.trace(*args, **kwargs)
+
+
+def _seen(watcher: Watcher, call: Call) -> Any:
+    """Tells of a call; what is done about it is no work of the script's, but running it is."""
+    look_again()
+    modes = modes_in_force()
+    if not modes:
+        return watcher.call(call)
+
+    def run() -> Any:
+        with inside(modes):
+            return call.run()
+
+    with outside_of_modes():
+        return watcher.call(replace(call, jitted=_InItsModes(call.jitted, modes), run=run))
+
+
 def _install() -> None:
     if _STATE.is_installed:
         return
@@ -149,7 +195,6 @@ def _install() -> None:
     _hook_meshes()
     _hook_jit()
     _hook_compiled()
-    _hook_distributed()
 
 
 def _hook_meshes() -> None:
@@ -160,6 +205,7 @@ def _hook_meshes() -> None:
         watcher = _STATE.watcher
         if watcher is None:
             return original(cls, devices, axis_names, axis_types)
+        look_again()
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
 
         def really(devices: Any, names: tuple[str, ...], axis_types: Any) -> Mesh:
@@ -258,14 +304,15 @@ def _hook_compiled() -> None:
             # What is compiled runs on real arrays alone.
             return inner(*whole, **given) if is_without_arrays() else call(self, *args, **kwargs)
 
-        return watcher.call(
+        return _seen(
+            watcher,
             Call(
                 jitted=inner,
                 args=whole,
                 kwargs=given,
                 run=run,
                 function=jitted.automesh_function,
-            )
+            ),
         )
 
     owners: list[tuple[Any, str, Any]] = [
@@ -294,18 +341,6 @@ def _with_static(inner: Any, args: Sequence[Any], lowered_with: Sequence[Any]) -
     return tuple(
         arg if position in static else next(rest) for position, arg in enumerate(lowered_with)
     )
-
-
-def _hook_distributed() -> None:
-    """A search runs in one process whose devices are there before the script asks for more."""
-    original = jax.distributed.initialize
-
-    @functools.wraps(original)
-    def initialize(*args: Any, **kwargs: Any) -> None:
-        if _STATE.watcher is None:
-            original(*args, **kwargs)
-
-    jax.distributed.initialize = initialize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,12 +202,14 @@ class Capture:
       without_arrays: True if what it computes has no data, see `capture.abstract_arrays`.
       folder: where its step is stored (`program.carry`) and its starts are counted, or empty.
       is_carried: True if workers take the step from there; else they run the script for each mesh.
+      num_devices: how many devices the script is shown, because it names that number; 0 for all.
     """
 
     mesh: ScriptMesh
     step: ScriptStep
     splits: tuple[AxisSplit, ...] = ()
     without_arrays: bool = False
+    num_devices: int = 0
     # No part of what is searched.
     folder: str = field(default="", compare=False)
     is_carried: bool = field(default=False, compare=False)
@@ -226,7 +228,9 @@ class Discovery:
     Attributes:
       capture: how it is run from now on.
       batch_axes: of the mesh, those that split what is new in every step.
-      num_devices: that there are; the script's mesh may be made of fewer.
+      num_devices: that the script saw; its mesh may be made of fewer.
+      asked_devices: virtual CPU devices that the script asked for and got, where the target leaves
+        their number open; 0 if it asked for none.
       other_steps: functions that it calls again and again, too, and that are not searched.
       other_meshes: that it makes, and that are left as they are.
       notices: how it was run, where that is not as usual.
@@ -242,6 +246,7 @@ class Discovery:
     notices: tuple[str, ...] = ()
     took_s: float = 0.0
     not_carried: str = ""
+    asked_devices: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +262,19 @@ class CarryCheck:
     mesh: str = ""
     difference: str = ""
     took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherDevices:
+    """The first run of a script failed, because it names another number of devices.
+
+    Attributes:
+      num_devices: that it wants.
+      reason: why it failed.
+    """
+
+    num_devices: int
+    reason: str
 
 
 def parse_splits(texts: Sequence[str]) -> tuple[AxisSplit, ...]:

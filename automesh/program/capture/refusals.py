@@ -15,6 +15,7 @@ from automesh.program.capture.frames import failing_line
 from automesh.program.capture.nouns import ScriptStep, SourceLine
 from automesh.program.capture.run_script import Ended
 from automesh.program.nouns import Entry
+from automesh.program.script.started import module_name_of
 from automesh.reading import read_bytes
 
 HINT = "write a function `build(mesh)` that returns the step and its arguments"
@@ -101,12 +102,18 @@ def _failed(name: str, error: Exception) -> UsageError:
             hint="let it run without, as a training job does",
         )
     if isinstance(error, ModuleNotFoundError):
+        missing = (error.name or "").partition(".")[0]
+        if module := module_name_of(Path(place.file), missing):
+            return UsageError(
+                f"{name} fails at {place}: {text}",
+                hint=f"`{missing}` is its own package: run it as a module, in the folder that has "
+                f"`{missing}`: `automesh search -m {module}`",
+            )
         return UsageError(
             f"{name} fails at {place}: {text}",
             hint=f"install `{error.name}` in the environment that automesh runs in",
         )
     return UsageError(
         f"{name} fails at {place} before its step: {text}",
-        hint=f"run `python {name}` by itself to see why; it was run on "
-        f"{len(jax.devices())} devices here",
+        hint=f"it was run on {len(jax.devices())} devices here",
     )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from automesh.package import is_users_file
+from automesh.program.absent.device_queries import attached
+from automesh.program.capture.frames import failing_line
 from automesh.program.capture.hooks import Watcher, watching
+from automesh.program.capture.world import told
+from automesh.program.capture.world.entered import world
+from automesh.program.capture.world.numbers import note_wanted_devices
+from automesh.program.capture.world.starting import start
+from automesh.program.capture.world.wishes import has_started
 from automesh.program.nouns import Entry
 
 # Modules of the user's that runs have imported in this process.
@@ -36,7 +39,8 @@ class Ended:
 
 
 def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
-    """Runs the script from its first line, as `__main__`, with its own arguments.
+    """Runs the script from its first line, as `__main__`, with its own arguments, in a world of its
+    own (see `capture.world`).
 
     Modules of the user's that an earlier run has imported are imported anew: what they hold was
     made for another mesh.
@@ -44,29 +48,33 @@ def run_script(entry: Entry, watcher: Watcher) -> Ended | None:
     Returns:
       How it ended; None if the watcher stopped it.
     """
-    path = Path(entry.location)
     for name in _IMPORTED:
         sys.modules.pop(name, None)
     before = set(sys.modules)
-    sys.argv = [str(path), *entry.argv]
-    folder = str(path.parent)
-    if folder in sys.path:
-        sys.path.remove(folder)
-    sys.path.insert(0, folder)
-    with watching(watcher), _flags_of_its_own():
+    with world(is_late=has_started(), shown=_shown(entry)), watching(watcher):
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            start(entry)
         except ScriptStopped:
             return None
         except SystemExit as ended:
             return Ended(exit_code=_exit_code(ended.code))
         # Whatever the user's code raises is told with its line.
         except Exception as error:  # noqa: BLE001
+            note_wanted_devices(error)
+            place = failing_line(error.__traceback__)
+            if place.file:
+                told.fail_at(place.file, place.line)
             return Ended(error=error)
         finally:
             sys.stdout.flush()
             _IMPORTED.update(name for name in sys.modules.keys() - before if _is_users_module(name))
     return Ended()
+
+
+def _shown(entry: Entry) -> int:
+    """How many devices the script sees: as many as in its first run, if there are so many."""
+    wanted = entry.capture.num_devices if entry.capture is not None else 0
+    return wanted if 0 < wanted <= len(attached()) else 0
 
 
 def _exit_code(code: Any) -> int:
@@ -79,26 +87,6 @@ def _exit_code(code: Any) -> int:
     return 1
 
 
-@contextmanager
-def _flags_of_its_own() -> Generator[None]:
-    """absl keeps flags for the whole process and refuses to define one twice: those of the user's
-    modules go with the run."""
-    try:
-        yield
-    finally:
-        module: Any = sys.modules.get("absl.flags")
-        flags: Any = getattr(module, "FLAGS", None)
-        if flags is not None:
-            for owner, defined in list(flags.flags_by_module_dict().items()):
-                if _is_users_module(owner):
-                    for flag in list(defined):
-                        if flag.name in flags:
-                            delattr(flags, flag.name)
-            flags.unparse_flags()
-
-
 def _is_users_module(name: str) -> bool:
-    # absl calls the main module by the path of the script.
-    module = sys.modules.get(name)
-    file: Any = name if module is None else getattr(module, "__file__", None)
-    return name == "__main__" or (isinstance(file, str) and is_users_file(file))
+    file: Any = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and is_users_file(file)

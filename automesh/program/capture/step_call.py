@@ -116,9 +116,13 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         context=None if mesh is None else lambda: jax.set_mesh(mesh),
         axis_types=capture.searched.axis_types,
         # What is made of fewer devices than there are is none to compare with.
-        baseline=str(capture.searched) if capture.mesh.num_devices == jax.device_count() else None,
+        baseline=str(capture.searched) if _has_all_devices(capture) else None,
         leaf_names=call.names,
     )
+
+
+def _has_all_devices(capture: Capture) -> bool:
+    return not capture.num_devices and capture.mesh.num_devices == jax.device_count()
 
 
 def _is_held(constant: Any) -> bool:

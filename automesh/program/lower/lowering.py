@@ -13,6 +13,7 @@ from automesh.program.execute.arguments import with_init_shardings
 from automesh.program.execute.value_domains import Domain, domains
 from automesh.program.lower import carry_state
 from automesh.program.lower.compiled import compile_lowered
+from automesh.program.lower.host_callbacks import without_host
 from automesh.program.lower.lowered import (
     axes_talked_over,
     canonical_lines,
@@ -227,7 +228,10 @@ def lower_here(traced: jax.stages.Traced, platforms: tuple[str, ...] | None) -> 
     if platforms is None:
         return traced.lower()
     anywhere: Any = traced
-    return anywhere.lower(lowering_platforms=platforms)
+    if platforms == ("cpu",):  # Which are here, or stand in for those that are not.
+        return anywhere.lower(lowering_platforms=platforms)
+    with without_host(is_compiled=False):
+        return anywhere.lower(lowering_platforms=platforms)
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:

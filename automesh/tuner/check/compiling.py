@@ -123,7 +123,7 @@ def compile_today(
     if request.entry.function == UNMODIFIED and aimed.rule.evidence.split:
         splits = parse_splits(aimed.rule.evidence.split.split())
         request = replace(request, splits=splits)
-    request, space = space_for(request, target, progress)
+    request, target, space = space_for(request, target, progress)
     names = tuple(axis.name for axis in plan.axes)
     if request.entry.capture is not None and space.names != names:
         return Broken(

@@ -110,7 +110,7 @@ def explain_script(
       NoFeasibleMesh: no plan is legal.
     """
     target = parse_target(request.target, os.environ, clusters_in(request.hardware))
-    request, space = space_for(request, target, progress)
+    request, target, space = space_for(request, target, progress)
     chosen: Sequence[Plan] = ()
     notices: Sequence[str] = ()
 

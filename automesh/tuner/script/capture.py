@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from automesh.errors import UsageError
-from automesh.hardware import Target
+from automesh.hardware import Target, parse_target
 from automesh.outcomes import Failure
 from automesh.program.capture.nouns import (
     AxisSplit,
     Capture,
     Discovery,
+    OtherDevices,
     ScriptStep,
     Sizes,
     check_splits,
@@ -25,11 +27,11 @@ from automesh.space.space import AxisRange, SearchSpace
 from automesh.space.spec import read_space
 from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import UNMODIFIED, SearchRequest
-from automesh.tuner.script.carried import carried
+from automesh.tuner.script.carried import carried, surroundings_naming
 from automesh.tuner.worker_errors import inspection_error
-from automesh.tuner.workers import ask, one_worker, refuse_gang, surroundings_of
+from automesh.tuner.workers import one_worker, refuse_gang, surroundings_of
 from automesh.units import format_bytes
-from automesh.worker.messages import DiscoverJob
+from automesh.worker.messages import DiscoverJob, Surroundings
 from automesh.worker.temporary import folder_until_exit
 
 # A space of a name that no file has: the axes are the script's own.
@@ -55,26 +57,36 @@ def check_capture_options(request: SearchRequest) -> None:
 
 def space_for(
     request: SearchRequest, target: Target, progress: Progress
-) -> tuple[SearchRequest, SearchSpace]:
+) -> tuple[SearchRequest, Target, SearchSpace]:
     """The search space of a request; for a script without `build`, after its first run.
 
     Returns:
       The request, which knows then how the script is run up to its step, with its own mesh as the
-      baseline; and the space: the script's own axes, unless another one is named.
+      baseline; the target, with as many virtual CPU devices as the script asks for, where the
+      target leaves that open; and the space: the script's own axes, unless another one is named.
 
     Raises:
       UsageError: bad input; or the script has no mesh or no step that is seen, or fails.
     """
     check_capture_options(request)
     if request.entry.function != UNMODIFIED:
-        return request, read_space(request.space)
-    found = carried(request, target, _discovered(request, target, progress), progress)
+        return request, target, read_space(request.space)
+    found = _discovered(request, target, progress)
+    asked = ""
+    if found.asked_devices:
+        target = parse_target(f"cpu:{found.asked_devices}", os.environ)
+        request = replace(request, target=target.name)
+        asked = (
+            f"the script asks for {found.asked_devices} virtual CPU devices: it is searched for "
+            f"them, as with `--target {target.name}`"
+        )
+    found = carried(request, target, found, progress)
     check_splits(request.splits, found.capture.mesh)
     found = _with_splits(found, request.splits)
     space = _space(request, found)
     capture = found.capture
     entry = replace(request.entry, function=capture.step.name, capture=capture)
-    notices = _notices(found, space)
+    notices = (*_notices(found, space), *([asked] if asked else []))
     for notice in notices:
         progress.notice(notice)
     return (
@@ -84,6 +96,7 @@ def space_for(
             baseline=request.baseline or _baseline(found, target),
             notices=(*request.notices, *notices),
         ),
+        target,
         space,
     )
 
@@ -92,7 +105,7 @@ def _baseline(found: Discovery, target: Target) -> str:
     """The script's own mesh, with the slices or nodes on the axes that may span them; nothing if it
     is made of another number of devices than there are, or cannot be laid out so."""
     searched = found.capture.searched
-    if searched.num_devices != found.num_devices:
+    if searched.num_devices != found.num_devices or found.capture.num_devices:
         return ""
     granules = target.absent.fabric.num_granules if target.absent is not None else 1
     first = [name for name in searched.names if name in found.batch_axes]
@@ -131,13 +144,28 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
     progress.now(f"{name} has no function `build`: running it up to its training step")
     folder = str(folder_until_exit("step"))
     job = DiscoverJob(step=step_ref(request.entry, target), wanted=request.step, folder=folder)
+    answer = _first_run(request, job, surroundings_of(target), progress)
+    if isinstance(answer, OtherDevices):
+        count = answer.num_devices
+        progress.now(f"{name} names {count} devices: running it again with as many")
+        job = replace(job, num_devices=count)
+        answer = _first_run(request, job, surroundings_naming(count, target), progress)
+    assert isinstance(answer, Discovery), "a run with as many devices as it names wants no others"
+    return replace(answer, capture=replace(answer.capture, folder=folder))
+
+
+def _first_run(
+    request: SearchRequest, job: DiscoverJob, surroundings: Surroundings, progress: Progress
+) -> Discovery | OtherDevices:
     with one_worker(
-        surroundings_of(target), memory_limit_bytes=request.memory_limit_bytes, progress=progress
+        surroundings, memory_limit_bytes=request.memory_limit_bytes, progress=progress
     ) as pool:
-        answer = ask(pool, job, Discovery, request.timeout_s)
+        answer = pool.run(job, request.timeout_s)
     if isinstance(answer, Failure):
         raise inspection_error(answer, request.entry)
-    return replace(answer, capture=replace(answer.capture, folder=folder))
+    if not isinstance(answer, Discovery | OtherDevices):
+        raise TypeError(f"a job of kind {job.kind} was answered with {type(answer).__name__}")
+    return answer
 
 
 def _space(request: SearchRequest, found: Discovery) -> SearchSpace:
@@ -184,7 +212,13 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
         )
     if outside := step.about_outside():
         said.append(outside)
-    if mesh.num_devices != found.num_devices:
+    if capture.num_devices:
+        said.append(
+            f"the script names {capture.num_devices} devices, and was run on as many virtual ones: "
+            "it has no mesh of the target's devices that others could be compared with; name one "
+            "with `--baseline`"
+        )
+    elif mesh.num_devices != found.num_devices:
         said.append(
             f"the script's mesh is made of {mesh.num_devices} of {found.num_devices} devices, so "
             "others are not compared with it; name one that has them all with `--baseline`"
@@ -200,11 +234,7 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
         more = len(found.other_steps) - 3
         listed += f" and {more} more" if more > 0 else ""
         said.append(f"called besides, and not searched: {listed}; `--step NAME` searches another")
-    if found.other_meshes:
-        others = ", ".join(
-            f"{other_mesh} ({other_mesh.made_at})" for other_mesh in found.other_meshes[:3]
-        )
-        said.append(f"the script makes other meshes, which stay as they are: {others}")
+    said += _about_other_meshes(found)
     slow = [axis.name for axis in space.axes if axis.dcn]
     if space.name == _OWN_AXES and len(slow) < len(space.axes):
         listed = ", ".join(f"`{name}`" for name in slow)
@@ -221,6 +251,23 @@ def _share(other: ScriptStep, found: Discovery) -> str:
         f"`{other.name}` ({other.called_at}; {count(other.calls, 'call')}, "
         f"{format_bytes(other.argument_bytes)}, {share:.0%} of the work up to here)"
     )
+
+
+def _about_other_meshes(found: Discovery) -> list[str]:
+    own = found.capture.mesh
+    said: list[str] = []
+    for is_whole, what in (
+        (True, "another mesh of all devices, which goes along with the first"),
+        (False, "a mesh of some of the devices, which stays as it is"),
+    ):
+        meshes = [
+            f"{one} ({one.made_at})"
+            for one in found.other_meshes
+            if (one.num_devices == own.num_devices) == is_whole
+        ]
+        if meshes:
+            said.append(f"the script makes {what}: {', '.join(meshes[:3])}")
+    return said
 
 
 def _about_split(split: AxisSplit, capture: Capture) -> str:

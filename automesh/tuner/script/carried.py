@@ -26,7 +26,7 @@ from automesh.tuner.preparation import step_ref
 from automesh.tuner.request import SearchRequest
 from automesh.tuner.worker_errors import inspection_error
 from automesh.tuner.workers import ask, one_worker, surroundings_of
-from automesh.worker.messages import CarryJob
+from automesh.worker.messages import CarryJob, Surroundings
 
 # Meshes that are tried for the second run, until jax takes the carried step on one of them.
 _MOST_MESHES = 6
@@ -58,6 +58,11 @@ def carried(
     return replace(found, capture=capture)
 
 
+def surroundings_naming(count: int, target: Target) -> Surroundings:
+    """The environment of a worker in which a script runs that names a number of devices."""
+    return replace(surroundings_of(target), platforms="cpu", cpu_devices=count)
+
+
 def _check(
     request: SearchRequest,
     target: Target,
@@ -66,8 +71,10 @@ def _check(
     progress: Progress,
 ) -> CarryCheck | Failure:
     job = CarryJob(step=step_ref(entry, target), plans=tuple(plans))
+    named = entry.capture.num_devices if entry.capture is not None else 0
+    surroundings = surroundings_naming(named, target) if named else surroundings_of(target)
     with one_worker(
-        surroundings_of(target), memory_limit_bytes=request.memory_limit_bytes, progress=progress
+        surroundings, memory_limit_bytes=request.memory_limit_bytes, progress=progress
     ) as pool:
         return ask(pool, job, CarryCheck, request.timeout_s)
 
@@ -106,6 +113,8 @@ def check_winner(request: SearchRequest, target: Target, plan: Plan, progress: P
     axes = _script_axes(plan, capture.mesh, capture.splits)
     if tuple((axis.name, axis.size) for axis in axes) == capture.mesh.axes:
         return ""  # The first run was on this mesh.
+    if capture.num_devices:
+        return ""  # The script runs on as many devices as it names, and on no others.
     name = Path(request.entry.location).name
     progress.now(f"running {name} itself on {plan.mesh}, the mesh of the rule")
     entry = replace(request.entry, capture=replace(capture, splits=()))

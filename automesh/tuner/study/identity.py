@@ -55,6 +55,7 @@ def study_name(
     def ending_at(location: str) -> str:
         identity = [entry.kind, location, entry.function, list(entry.argv), selector, list(axes)]
         identity += [figures] if figures else []
+        identity += [entry.start] if entry.start else []
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
         return f"-{selector}-{digest}"
 

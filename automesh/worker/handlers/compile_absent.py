@@ -14,6 +14,7 @@ from automesh.program.absent.client import devices_of
 from automesh.program.absent.compile import Order, obtain
 from automesh.program.absent.device_queries import answering, explaining_real_arrays
 from automesh.program.lower import compilation_cache
+from automesh.program.lower.host_callbacks import without_host
 from automesh.program.lower.lowering import lower
 from automesh.program.nouns import CompileAnswer, Lowered
 from automesh.program.pipeline.absent import lower_for_absent, obtain_pipeline
@@ -37,8 +38,14 @@ def compile_ahead(
     stages.enter("start")
     devices = devices_of(one)
     with (
+        without_host(is_compiled=True),
         explaining_real_arrays(job.step.entry.function),
-        answering(one, lambda: devices, in_meshes=True) as answers,
+        answering(
+            one,
+            lambda: devices,
+            in_meshes=True,
+            as_one=job.step.entry.capture is not None,
+        ) as answers,
     ):
         script = scripts.load(job.step.entry, stages, one, answers)
         # jax cannot read what it would keep of these executables.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any
 
 import jax
 
+from automesh.errors import UsageError
 from automesh.hardware.absent import AbsentDevices
 from automesh.mesh.axes import MeshAxis, Plan
 from automesh.program import surroundings
@@ -22,7 +24,9 @@ from automesh.program.absent import client
 from automesh.program.absent.device_queries import Answers, own
 from automesh.program.absent.layout import lay_out
 from automesh.program.capture.discover import discover_for_absent, discover_here
-from automesh.program.capture.nouns import CarryCheck, Discovery
+from automesh.program.capture.nouns import CarryCheck, Discovery, OtherDevices
+from automesh.program.capture.world import told
+from automesh.program.capture.world.wishes import devices_asked_for
 from automesh.program.carry.check import check_carried
 from automesh.program.carry.starts import note_start
 from automesh.program.carry.stored_step import store_in
@@ -34,6 +38,7 @@ from automesh.program.execute.timed_loop import Kept, visit
 from automesh.program.execute.value_domains import Domain, domains
 from automesh.program.lower import compilation_cache
 from automesh.program.lower.compiled import is_out_of_memory, out_of_memory
+from automesh.program.lower.host_callbacks import said_of_callbacks
 from automesh.program.lower.lowered import loss_dtype
 from automesh.program.lower.lowering import compile_program, lower
 from automesh.program.lower.program_text import write_text
@@ -62,8 +67,10 @@ from automesh.program.summarize import summarize
 from automesh.sharding.programs import lowered_for
 from automesh.space.mapping import StepMapping
 from automesh.worker.blame import OutcomeError
+from automesh.worker.handlers.by_itself import blamed
 from automesh.worker.handlers.compile_absent import compile_ahead
 from automesh.worker.handlers.compile_attached import compile_attached
+from automesh.worker.handlers.device_count import wanted_devices
 from automesh.worker.handlers.garbage import fewer_collections
 from automesh.worker.handlers.inspect_step import Trials, default_mapping, seen_mapping, used_axes
 from automesh.worker.handlers.propagate import Propagations
@@ -95,6 +102,8 @@ from automesh.worker.messages import (
 )
 from automesh.worker.protocol import Answer
 
+_FAILS = re.compile(r" fails at \S+ before its step: ")
+_NO_BACKEND = "Unable to initialize backend"  # jax's words, in jax/_src/xla_bridge.py
 _Step = tuple[Entry, Plan, tuple[str, ...]]
 # Plans that a worker keeps ready to be visited again. A loaded program of the CPU compiler holds
 # several hundred memory maps, of which Linux lets a process have 65,530 (`vm.max_map_count`): at
@@ -231,7 +240,7 @@ def _inspect(job: InspectJob, stages: Stages) -> Inspection:
         mapping=logical,
         # What a script measures with are its own values, though only described here.
         made_up=made_up_arguments(workload) if job.step.entry.capture is None else (),
-        notices=script.notices,
+        notices=(*script.notices, *said_of_callbacks()),
     )
 
 
@@ -240,25 +249,51 @@ def _loaded(
     job: InspectJob | ArraysJob | PropagateJob | SummarizeJob | TraceJob | BuildJob, stages: Stages
 ) -> Generator[tuple[Script, Answers | None]]:
     """The script of a job; while the body runs it believes in the devices that the job is for."""
-    with told_of(job.step.absent, job.step.entry.function) as answers:
+    is_captured = job.step.entry.capture is not None
+    with told_of(job.step.absent, job.step.entry.function, as_one=is_captured) as answers:
         yield _MEMORY.scripts.load(job.step.entry, stages, job.step.absent, answers), answers
 
 
-def _discover(job: DiscoverJob, stages: Stages) -> Discovery:
-    start_jax(stages)
+def _discover(job: DiscoverJob, stages: Stages) -> Discovery | OtherDevices:
+    if job.step.absent is not None or wanted_devices():
+        start_jax(stages)  # Not else: the script may say how many devices there shall be.
     stages.enter("build")
-    with told_of(job.step.absent, Path(job.step.entry.location).name):
-        note_start(job.folder, "first run")
-        keep = partial(store_in, job.folder) if job.folder else None
-        if job.step.absent is not None:
-            return discover_for_absent(job.step.entry, step=job.wanted, keep=keep)
-        memory = surroundings.device_memory_bytes()
-        return discover_here(job.step.entry, step=job.wanted, device_memory_bytes=memory, keep=keep)
+    began_s = perf_counter()
+    note_start(job.folder, "first run")
+    try:
+        with told_of(job.step.absent, Path(job.step.entry.location).name, as_one=True):
+            found = _discovered(job)
+    except UsageError as error:
+        if _NO_BACKEND in error.message:  # The script was only the first to ask for devices.
+            start_jax(stages)
+        if (count := told.wanted_devices()) and not job.num_devices:
+            return OtherDevices(num_devices=count, reason=error.message)
+        if not _FAILS.search(error.message) or own()[0].platform != "cpu":
+            raise
+        raise blamed(error, job.step.entry, perf_counter() - began_s) from error
+    return replace(
+        found,
+        capture=replace(found.capture, num_devices=job.num_devices),
+        notices=tuple(dict.fromkeys((*found.notices, *told.told()))),
+        asked_devices=devices_asked_for(),
+    )
+
+
+def _discovered(job: DiscoverJob) -> Discovery:
+    keep = partial(store_in, job.folder) if job.folder else None
+    if job.step.absent is not None:
+        return discover_for_absent(job.step.entry, step=job.wanted, keep=keep)
+    return discover_here(
+        job.step.entry,
+        step=job.wanted,
+        device_memory_bytes=surroundings.device_memory_bytes,
+        keep=keep,
+    )
 
 
 def _check_carried(job: CarryJob, stages: Stages) -> CarryCheck:
     start_jax(stages)
-    with told_of(job.step.absent, Path(job.step.entry.location).name):
+    with told_of(job.step.absent, Path(job.step.entry.location).name, as_one=True):
         return check_carried(
             job.step.entry,
             [plan.axes for plan in job.plans],

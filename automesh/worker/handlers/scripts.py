@@ -212,20 +212,23 @@ def build_plan(
 
 
 @contextmanager
-def told_of(one: AbsentDevices | None, function: str) -> Generator[Answers | None]:
+def told_of(
+    one: AbsentDevices | None, function: str, *, as_one: bool = False
+) -> Generator[Answers | None]:
     """While the body runs on the devices that are here, lets user code believe in others.
 
     Meshes that it makes itself consist of those that are here, as the mesh that it is given does.
 
     Args:
       function: the user's, for errors.
+      as_one: True for a script that is captured: it is shown one process with all devices.
     """
     if one is None:
         yield None
         return
     with (
         explaining_real_arrays(function),
-        answering(one, lambda: _shown(one), in_meshes=False) as answers,
+        answering(one, lambda: _shown(one), in_meshes=False, as_one=as_one) as answers,
     ):
         yield answers
 

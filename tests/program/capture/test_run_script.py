@@ -116,10 +116,6 @@ HOPELESS = {
         for length in range(1, 5):
             f(jnp.ones(length))
     """,
-    "too-many-devices": """
-        import jax, numpy as np
-        mesh = jax.make_mesh((8,), ("data",))
-    """,
     "donated-output-is-read": """
         import functools, jax, jax.numpy as jnp
         mesh = jax.make_mesh((4,), ("data",))

@@ -230,6 +230,8 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "--target": TARGETS,
         "--hardware": (*READ, "/"),
         "--space": SPACES,
+        "--module": ("x.y", "a b", NUL),
+        "--entry": ("nobody-has-this", "a b", NUL),
         "--step": STEPS,
         "--split": SPLITS,
         "--budget": DURATIONS,

@@ -54,7 +54,7 @@ class FoundStep:
 
     Attributes:
       others: functions that are called again and again, too.
-      mesh: over which its arguments are split; None if they do not say.
+      meshes: over which its arguments are split, or are to be.
       whole: the call of the step.
       placed: per leaf of its arguments, where it was when the step was first called so, see
         `step_call.place_of`.
@@ -62,7 +62,7 @@ class FoundStep:
 
     step: ScriptStep
     batch_axes: tuple[str, ...]
-    mesh: Mesh | None
+    meshes: tuple[Mesh, ...]
     others: tuple[ScriptStep, ...]
     whole: TracedCall
     placed: tuple[Any, ...]
@@ -431,7 +431,7 @@ class StepFinder:
                 new_elements=sum(size for place, size in enumerate(sizes) if place not in taken),
             ),
             batch_axes=batch_axes(call, carried=taken | parameters, constant=frozenset(constant)),
-            mesh=mesh_of(call),
+            meshes=meshes_of(call),
             others=self._others(names),
             whole=call,
             placed=tuple(placed) or tuple(map(place_of, leaves)),
@@ -488,8 +488,8 @@ def _fitting(variant: Variant, number: int) -> list[tuple[int, int]]:
     ]
 
 
-def mesh_of(call: TracedCall) -> Mesh | None:
-    """The largest mesh over which arguments of a call are split, or are to be."""
+def meshes_of(call: TracedCall) -> tuple[Mesh, ...]:
+    """The meshes over which arguments of a call are split, or are to be."""
     shardings = [getattr(leaf, "sharding", None) for leaf in call.leaves]
     shardings += call.settings.in_shardings
     meshes = [
@@ -497,4 +497,4 @@ def mesh_of(call: TracedCall) -> Mesh | None:
         for sharding in shardings
         if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
     ]
-    return max(meshes, key=lambda mesh: mesh.size, default=None)
+    return tuple(dict.fromkeys(meshes))

@@ -1,0 +1,1 @@
+"""The world that a script sees while it is run up to its step, put back after each run (jax)."""

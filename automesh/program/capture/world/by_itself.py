@@ -1,0 +1,123 @@
+"""Where a run under automesh fails: does the script fail by itself, too? (no jax)
+
+It is run once more, in a process of its own and without automesh's hooks, until it has gone past
+the line at which it failed. Its files are kept apart as in every run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal
+
+from automesh.jsonio import from_json, to_json
+from automesh.program.nouns import Entry
+
+_MARK = "automesh-by-itself:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of a script that was run by itself.
+
+    Attributes:
+      what: it failed, it went past the line, or neither was seen in time.
+      error: the last line of its traceback.
+    """
+
+    what: Literal["fails", "passes", "unknown"]
+    error: str = ""
+
+
+def run_by_itself(entry: Entry, file: str, line: int, *, limit_s: float) -> Verdict:
+    """Runs a script by itself, with the environment of this process, until it has gone past a line.
+
+    Args:
+      limit_s: seconds after which it is ended.
+    """
+    order = json.dumps({"entry": to_json(entry, Entry), "file": file, "line": line})
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import run_order; run_order()", order],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return Verdict(what="unknown")
+    for text in reversed(out.splitlines()):
+        if text.startswith(_MARK):
+            return from_json(json.loads(text.removeprefix(_MARK)), Verdict)
+    return Verdict(what="unknown")
+
+
+def run_order() -> None:
+    """What the process does that runs the script; its order is the argument."""
+    from automesh.program.capture.world.kept_apart import kept_apart
+    from automesh.program.capture.world.starting import start
+
+    said: Any = json.loads(sys.argv[1])
+    entry = from_json(said["entry"], Entry)
+    with kept_apart():
+        _watch(said["file"], said["line"])
+        try:
+            start(entry)
+        except SystemExit as ended:
+            _say(Verdict(what="fails" if ended.code else "passes", error=f"exit code {ended.code}"))
+        except BaseException as error:  # noqa: BLE001 - whatever the script raises
+            _say(Verdict(what="fails", error=traceback.format_exception_only(error)[-1].strip()))
+        else:
+            _say(Verdict(what="passes"))
+    _leave()
+
+
+def _watch(file: str, line: int) -> None:
+    """Ends the process once code of the same function, or of the module, is run below the line, or
+    after it."""
+    executed: set[int] = set()
+
+    def inside(frame: FrameType, event: str, arg: object) -> Any:
+        del arg
+        if event == "exception":
+            executed.discard(id(frame))
+        elif event == "line" and frame.f_lineno == line:
+            executed.add(id(frame))
+        elif event in ("line", "return") and (id(frame) in executed or frame.f_lineno > line):
+            _say(Verdict(what="passes"))
+            _leave()
+        return inside
+
+    def outside(frame: FrameType, event: str, arg: object) -> Any:
+        del event, arg
+        code = frame.f_code
+        is_there = code.co_filename == file and any(one == line for _, _, one in code.co_lines())
+        return inside if is_there else None
+
+    threading.settrace(outside)
+    sys.settrace(outside)
+
+
+def _say(verdict: Verdict) -> None:
+    sys.settrace(None)
+    with suppress(OSError):
+        os.write(1, f"\n{_MARK}{json.dumps(to_json(verdict, Verdict))}\n".encode())
+
+
+def _leave() -> None:
+    from automesh.program.capture.world.kept_apart import forget_layer
+
+    forget_layer()
+    # Threads and exit hooks of the script could hold the process up.
+    os._exit(0)

@@ -1,0 +1,38 @@
+"""A script is run in a world of its own, which is the same in every run (jax)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+
+from automesh.program.absent.device_queries import showing
+from automesh.program.capture.world import told
+from automesh.program.capture.world.kept_apart import kept_apart
+from automesh.program.capture.world.one_process import alone
+from automesh.program.capture.world.put_back import taken_back
+from automesh.program.capture.world.seeds import repeatable
+from automesh.program.capture.world.side_effects import left_out
+from automesh.program.capture.world.threads import ended_with_the_run
+from automesh.program.capture.world.wishes import wishes_heard
+
+
+@contextmanager
+def world(*, is_late: bool, shown: int = 0) -> Generator[None]:
+    """The body is a run of the script: one process, the target's devices, files of its own, the
+    same random numbers as in every run; what it leaves in force is taken back.
+
+    Args:
+      is_late: True if jax has its devices already.
+      shown: how many of them the script sees; 0 for all.
+    """
+    told.forget()
+    with ExitStack() as stack:
+        stack.enter_context(taken_back())
+        stack.enter_context(ended_with_the_run())
+        stack.enter_context(repeatable())
+        stack.enter_context(showing(shown))
+        stack.enter_context(alone())
+        stack.enter_context(wishes_heard(is_late=is_late))
+        stack.enter_context(kept_apart())
+        stack.enter_context(left_out())
+        yield

@@ -1,0 +1,33 @@
+"""Two meshes over the same devices in the same order (jax)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+def same_on(sharding: Any, own: Mesh) -> NamedSharding | None:
+    """What a sharding on another mesh is on `own`.
+
+    Only for a mesh of one axis (besides those of size 1) over the same devices in the same order:
+    that axis is all axes of the own mesh together.
+
+    Returns:
+      None if it is on `own` already, or cannot be said there.
+    """
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return None
+    other = sharding.mesh
+    if other.axis_names == own.axis_names or other.size != own.size:
+        return None
+    wide = {name for name, size in other.shape.items() if size > 1}
+    same = [one.id for one in other.devices.flat] == [one.id for one in own.devices.flat]
+    if len(wide) > 1 or not same:
+        return None
+    spec = [own.axis_names if _names(part) & wide else None for part in sharding.spec]
+    return NamedSharding(own, PartitionSpec(*spec), memory_kind=sharding.memory_kind)
+
+
+def _names(part: Any) -> set[Any]:
+    return set(part) if isinstance(part, tuple) else {part}

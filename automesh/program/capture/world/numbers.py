@@ -1,0 +1,57 @@
+"""A script fails because it names a number of devices that it was not shown (jax)."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import re
+import traceback
+
+import jax
+
+from automesh.package import is_users_file
+from automesh.program.capture.world.told import want_devices
+
+# Sizes of a mesh in a message: `(2, 4)`, `(8,)`.
+_SIZES = re.compile(r"[(\[](\d+(?:, ?\d+)*),?[)\]]")
+_ABOUT = re.compile(r"device|reshape", re.I)
+# A check of the script's own: `assert jax.device_count() == 8`, `if len(jax.devices()) < 8: raise`.
+_CHECKED = re.compile(
+    r"(?:device_count\(\)|len\((?:jax\.)?(?:local_)?devices(?:\(\))?\)|num_devices|n_devices)"
+    r"\s*(?:==|!=|>=|<)\s*(\d+)"
+)
+_MOST = 4096
+
+
+def note_wanted_devices(error: Exception) -> None:
+    """Notes down how many devices a script wants, if that is why it failed."""
+    shown = jax.device_count()
+    wanted = _from_message(str(error), shown) or _from_line(error, shown)
+    if 0 < wanted <= _MOST and wanted != shown:
+        want_devices(wanted)
+
+
+def _from_message(text: str, shown: int) -> int:
+    """The product of the sizes that a message names beside the number of devices; 0 if it does not
+    speak of that."""
+    if not _ABOUT.search(text) or not re.search(rf"\b{shown}\b", text):
+        return 0
+    for sizes in _SIZES.findall(text):
+        product = math.prod(int(size) for size in sizes.split(","))
+        if product != shown:
+            return product
+    return 0
+
+
+def _from_line(error: Exception, shown: int) -> int:
+    """The number that the failing line, or the one above it, checks the devices by; 0 if none."""
+    frames = [
+        one for one in traceback.extract_tb(error.__traceback__) if is_users_file(one.filename)
+    ]
+    if not frames or not isinstance(error, AssertionError | ValueError | RuntimeError):
+        return 0
+    last = frames[-1]
+    for number in (last.lineno or 0, (last.lineno or 0) - 1):
+        if found := _CHECKED.search(linecache.getline(last.filename, number)):
+            return int(found[1]) if int(found[1]) != shown else 0
+    return 0

@@ -1,0 +1,126 @@
+"""Every run of a script draws the same random numbers (jax).
+
+What the script seeds itself is as it says; what it leaves to chance, or seeds by the clock, is the
+same in every run and in every process, so that the steps of two meshes can be compared.
+
+Private are `random._urandom` and numpy's `bit_generator.randbits`, from which generators without a
+seed take theirs; where one of them is missing, those generators differ from run to run.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from automesh.program.capture.world.told import tell
+
+_SEED = 20240229
+# A seed that lies so near to the present time, in seconds, is made of it.
+_NEAR_S = 3600.0
+_SCALES = (1, 10**3, 10**6, 10**9)  # seconds, milliseconds, microseconds, nanoseconds
+
+
+class _Entropy:
+    """What is asked of chance, from a counter."""
+
+    def __init__(self) -> None:
+        self._drawn = itertools.count()
+
+    def bytes(self, size: int) -> bytes:
+        """As `os.urandom`."""
+        parts = [
+            hashlib.sha256(f"{_SEED} {next(self._drawn)}".encode()).digest()
+            for _ in range(-(-size // 32))
+        ]
+        return b"".join(parts)[:size]
+
+    def bits(self, k: int) -> int:
+        """As `secrets.randbits`."""
+        return int.from_bytes(self.bytes((k + 7) // 8), "little") >> (-k % 8)
+
+
+@contextmanager
+def repeatable() -> Generator[None]:
+    """While the body runs, what draws at random draws the same numbers every time."""
+    kept_random, kept_numpy = random.getstate(), np.random.get_state()
+    originals: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        if hasattr(owner, name):
+            originals.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
+
+    entropy = _Entropy()
+    generators: Any = np.random
+    replace(os, "urandom", entropy.bytes)
+    replace(random, "_urandom", entropy.bytes)
+    replace(generators.bit_generator, "randbits", entropy.bits)
+    replace(random.Random, "seed", _seeding(random.Random.seed, entropy))
+    replace(generators, "seed", _by_the_clock(generators.seed))
+    replace(generators, "default_rng", _by_the_clock(generators.default_rng))
+    for name in ("key", "PRNGKey"):
+        replace(jax.random, name, _by_the_clock(getattr(jax.random, name)))
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+    _seed_torch()
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(originals):
+            setattr(owner, name, value)
+        random.setstate(kept_random)
+        np.random.set_state(kept_numpy)
+
+
+def _seed_torch() -> None:
+    """In a process where torch was used before; a new one has the same seed each time."""
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "manual_seed"):
+        torch.manual_seed(_SEED)
+
+
+def _seeding(original: Callable[..., None], entropy: _Entropy) -> Callable[..., None]:
+    """`random.Random.seed`, which asks the operating system itself where it is given nothing."""
+
+    @functools.wraps(original)
+    def seed(self: Any, a: Any = None, version: int = 2) -> None:
+        original(self, entropy.bits(128) if a is None else _steady(a), version)
+
+    return seed
+
+
+def _by_the_clock(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose first argument is a seed."""
+
+    @functools.wraps(original)
+    def seeded(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = (_steady(args[0]), *args[1:])
+        else:
+            kwargs = {name: _steady(value) for name, value in kwargs.items()}
+        return original(*args, **kwargs)
+
+    return seeded
+
+
+def _steady(seed: Any) -> Any:
+    """A seed; the same every time if it is the present time."""
+    if isinstance(seed, bool) or not isinstance(seed, int | float):
+        return seed
+    now_s = time.time()
+    for scale in _SCALES:
+        if abs(seed / scale - now_s) < _NEAR_S:
+            tell("the script seeds random numbers by the clock: every run is given the same seed")
+            return _SEED
+    return seed

@@ -1,0 +1,140 @@
+"""Starts a program as Python or a shell would: a file, a module, a notebook, a console script (no
+jax).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import linecache
+import os
+import re
+import runpy
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from automesh.errors import UsageError
+from automesh.package import INSTALLED, count_as_users
+from automesh.program.capture.world.told import tell
+from automesh.program.nouns import Entry
+from automesh.program.script.started import ENTRY, MODULE
+
+# What a notebook says to IPython: a magic or a shell command, help, or the result of one of these.
+_LINE_MAGIC = re.compile(r"\s*(%|!|\?)|.*[^#\s]\?{1,2}\s*$")
+_ASSIGNED = re.compile(r"(\s*)([\w, ]+?)\s*=\s*[%!]")
+# Magics of whole cells whose text is Python that runs all the same.
+_PYTHON_CELLS = frozenset({"time", "timeit", "capture", "prun", "python", "python3"})
+
+
+def start(entry: Entry) -> None:
+    """Runs a program from its beginning, as `__main__`, with its own arguments and with the import
+    path that it would have.
+
+    Raises:
+      UsageError: there is no such console script, or a notebook cannot be read.
+      BaseException: whatever the program raises.
+    """
+    path = Path(entry.location)
+    if entry.start and any(f"/{folder}/" in entry.location for folder in INSTALLED):
+        count_as_users(_package_of(path))
+    if entry.start.startswith(MODULE):
+        _set_path(os.getcwd())
+        sys.argv = [str(path), *entry.argv]
+        runpy.run_module(
+            entry.start.removeprefix("-m ").strip(), run_name="__main__", alter_sys=True
+        )
+    elif entry.start.startswith(ENTRY):
+        _console_script(entry.start.removeprefix(ENTRY), entry.argv)
+    elif path.suffix == ".ipynb":
+        _set_path(str(path.parent))
+        sys.argv = [str(path), *entry.argv]
+        _notebook(path)
+    else:
+        _set_path(str(path.parent))
+        sys.argv = [str(path), *entry.argv]
+        runpy.run_path(str(path), run_name="__main__")
+
+
+def _package_of(path: Path) -> str:
+    """The folder of the installed package that a file belongs to."""
+    inside = next(parent for parent in path.parents if parent.name in INSTALLED)
+    return str(inside / path.relative_to(inside).parts[0])
+
+
+def _set_path(first: str) -> None:
+    if first in sys.path:
+        sys.path.remove(first)
+    sys.path.insert(0, first)
+
+
+def _console_script(name: str, argv: tuple[str, ...]) -> None:
+    found = list(importlib.metadata.entry_points(group="console_scripts", name=name))
+    if not found:
+        raise UsageError(
+            f"no installed package has a console script `{name}`",
+            hint="install it in the environment that automesh runs in, or use `-m package.module`",
+        )
+    sys.argv = [str(Path(sys.executable).parent / name), *argv]
+    main: Any = found[0].load()
+    sys.exit(main())
+
+
+def _notebook(path: Path) -> None:
+    """Runs the code cells of a notebook in their order, without what is for IPython alone."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=str(path), display=print, get_ipython=lambda: None)
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    try:
+        for number, source in enumerate(code_cells(path), start=1):
+            name = f"{path} [cell {number}]"
+            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+            exec(compile(source, name, "exec"), main.__dict__)
+    finally:
+        sys.modules["__main__"] = before
+
+
+def code_cells(path: Path) -> list[str]:
+    """The code cells of a notebook as Python, line by line as they stand in it.
+
+    Raises:
+      UsageError: the file is no notebook.
+    """
+    try:
+        cells: Any = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"`{path.name}` is no notebook that can be read ({type(error).__name__})",
+            hint="save it as a notebook of version 4, as Jupyter does",
+        ) from error
+    return [_python(text) for text in texts]
+
+
+def _python(cell: str) -> str:
+    lines = cell.splitlines()
+    first = next((line for line in lines if line.strip()), "")
+    if first.lstrip().startswith("%%"):
+        magic = first.lstrip().removeprefix("%%").split()[:1]
+        if not magic or magic[0] not in _PYTHON_CELLS:
+            tell(f"a cell of the notebook was left out: `{first.strip()}`")
+            return "\n" * len(lines)
+        lines[lines.index(first)] = ""
+    kept: list[str] = []
+    for line in lines:
+        if assigned := _ASSIGNED.match(line):
+            tell(f"a line of the notebook has no result: `{line.strip()}`")
+            kept.append(f"{assigned[1]}{assigned[2]} = []")
+        elif _LINE_MAGIC.match(line) and not _is_python(line):
+            tell(f"a line of the notebook was left out: `{line.strip()}`")
+            kept.append(f"{line[: len(line) - len(line.lstrip())]}pass")
+        else:
+            kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def _is_python(line: str) -> bool:
+    """Whether a line that looks like a magic may be the rest of an expression."""
+    return line.lstrip().startswith("%") and line.lstrip()[1:2] in (" ", "(", "=")

@@ -1,0 +1,40 @@
+"""Who is to blame where a script fails under automesh: it is run once without (jax)."""
+
+from __future__ import annotations
+
+from automesh.errors import UsageError
+from automesh.program.absent.device_queries import own
+from automesh.program.capture.world import told
+from automesh.program.capture.world.by_itself import run_by_itself
+from automesh.program.nouns import Entry
+
+# Seconds that a run by itself may take: a process has to start, and Python is watched in it.
+_LEAST_S, _MOST_S, _TIMES = 20.0, 120.0, 4.0
+
+
+def blamed(error: UsageError, entry: Entry, took_s: float) -> UsageError:
+    """The same error, with who failed.
+
+    Args:
+      took_s: seconds that the run took which failed.
+    """
+    place = told.failed_at()
+    if place is None:
+        return error
+    limit_s = min(max(_TIMES * took_s, _LEAST_S), _MOST_S)
+    verdict = run_by_itself(entry, *place, limit_s=limit_s)
+    command, count = entry.by_itself, len(own())
+    if verdict.what == "fails":
+        hint = f"`{command}` fails by itself, too, on {count} virtual CPU devices: {verdict.error}"
+    elif verdict.what == "passes":
+        hint = (
+            f"`{command}` goes past that line by itself, on {count} virtual CPU devices: it fails "
+            "only as automesh runs it; write a function `build(mesh)` that returns the step and "
+            "its arguments"
+        )
+    else:
+        hint = (
+            f"`{command}` was run by itself for {limit_s:.0f} s on {count} virtual CPU devices, "
+            "and had not come to that line"
+        )
+    return UsageError(error.message, hint=hint)
