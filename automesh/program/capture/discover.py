@@ -36,7 +36,9 @@ from automesh.program.capture.nouns import (
 from automesh.program.capture.refusals import no_mesh, no_step
 from automesh.program.capture.run_script import Ended, ScriptStopped, run_script
 from automesh.program.capture.step_call import TracedCall
+from automesh.program.capture.world.kept_apart import among_real_files
 from automesh.program.capture.world.meshes import same_on
+from automesh.program.capture.world.modes import outside_of_modes
 from automesh.program.carry.meshes import CannotCarry
 from automesh.program.nouns import Entry
 
@@ -205,7 +207,8 @@ class _Watch:
         # What lies on another mesh of the same devices lies on the script's own as well.
         placed = [same_on(place, own) or place for place in found.placed]
         try:
-            self.keep(found.whole, own, placed)
+            with among_real_files(), outside_of_modes():
+                self.keep(found.whole, own, placed)
         except CannotCarry as error:
             self.not_carried = error.message
 

@@ -35,7 +35,6 @@ _CONFIG = (
     "jax_use_shardy_partitioner",
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
-    "jax_numpy_dtype_promotion",
     "jax_softmax_custom_jvp",
     "jax_remove_size_one_mesh_axis_from_type",
 )

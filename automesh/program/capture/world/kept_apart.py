@@ -92,7 +92,7 @@ def path_for(path: Any, mode: str) -> Any:
     layer = _layer()
     if layer is None:
         return path
-    with _working():
+    with among_real_files():
         return _place_to_open(layer, path, mode)
 
 
@@ -123,7 +123,8 @@ def _own_folders() -> list[str]:
 
 
 @contextmanager
-def _working() -> Generator[None]:
+def among_real_files() -> Generator[None]:
+    """The body is automesh's own work: it sees and changes the files themselves."""
     before = getattr(_STATE.at_work, "yes", False)
     _STATE.at_work.yes = True
     try:
@@ -189,7 +190,7 @@ def _replace(owner: Any, name: str, instead: Callable[..., Any]) -> None:
         layer = _layer()
         if layer is None:
             return original(*args, **kwargs)
-        with _working():
+        with among_real_files():
             return instead(layer, original, *args, **kwargs)
 
     setattr(owner, name, call)
@@ -434,7 +435,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     else:
         path = args[1] if event == "os.rename" else args[0]
     layer = _STATE.layer
-    with _working():
+    with among_real_files():
         key = layer.key(path) if isinstance(path, str | bytes | os.PathLike) else ""
         if not key or "__pycache__" in key or not os.path.isfile(key):
             return
