@@ -38,7 +38,7 @@ def test_a_module_is_found_without_being_imported(package: Path) -> None:
 
 
 def test_a_console_script_is_found_by_its_name() -> None:
-    assert file_of("--entry pytest") == Path(pytest.__file__).resolve()
+    assert file_of("--entry pytest").parts[-3:-1] == ("_pytest", "config")
     with pytest.raises(UsageError, match="no installed package has a console script `pytes`"):
         file_of("--entry pytes")
 
