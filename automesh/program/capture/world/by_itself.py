@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import threading
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -77,10 +76,14 @@ def run_order() -> None:
         except SystemExit as ended:
             _say(Verdict(what="fails" if ended.code else "passes", error=f"exit code {ended.code}"))
         except BaseException as error:  # noqa: BLE001 - whatever the script raises
-            _say(Verdict(what="fails", error=traceback.format_exception_only(error)[-1].strip()))
+            _say(Verdict(what="fails", error=_in_words(error)))
         else:
             _say(Verdict(what="passes"))
     _leave()
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _watch(file: str, line: int) -> None:

@@ -1,0 +1,79 @@
+"""Programs are found as `python -m` and a console script find them, and notebooks are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from automesh.errors import UsageError
+from automesh.program.capture.world.starting import code_cells
+from automesh.program.script.started import file_of, module_name_of, words_of
+from automesh.report.search_command import read_words
+from automesh.tuner.request import UNMODIFIED, parse_entry
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "pkg" / "deep"
+    folder.mkdir(parents=True)
+    # It would start jax, and is not imported.
+    (tmp_path / "pkg" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (folder / "train.py").write_text("")
+    (folder / "__main__.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "pkg"
+
+
+def test_a_module_is_found_without_being_imported(package: Path) -> None:
+    assert file_of("-m pkg.deep.train") == package / "deep/train.py"
+    assert file_of("-m pkg.deep") == package / "deep/__main__.py"
+    with pytest.raises(UsageError, match=r"--module: there is no module `pkg\.nothing`"):
+        file_of("-m pkg.nothing")
+    with pytest.raises(UsageError, match="is not the name of a module"):
+        file_of("-m pkg/train.py")
+    assert module_name_of(package / "deep/train.py", "pkg") == "pkg.deep.train"
+    assert module_name_of(package / "deep/train.py", "other") == ""
+
+
+def test_a_console_script_is_found_by_its_name() -> None:
+    assert file_of("--entry pytest").parts[-3:-1] == ("_pytest", "config")
+    with pytest.raises(UsageError, match="no installed package has a console script `pytes`"):
+        file_of("--entry pytes")
+
+
+def test_such_a_program_is_an_entry_of_its_own(package: Path) -> None:
+    entry = parse_entry("-m pkg.deep.train", ["--steps", "5"])
+    assert (entry.function, entry.start) == (UNMODIFIED, "-m pkg.deep.train")
+    assert entry.by_itself == "python -m pkg.deep.train"
+    assert words_of("-m pkg.deep.train") == ["-m", "pkg.deep.train"]
+    again = read_words(["-m", "pkg.deep.train", "--target", "cpu:4", "--", "--steps", "5"])
+    assert again is not None
+    assert again.words == [
+        *("--module", "pkg.deep.train", "--target", "cpu:4", "--", "--steps", "5")
+    ]
+
+
+def test_a_notebook_is_its_code_cells_without_what_is_for_ipython(tmp_path: Path) -> None:
+    cells = [
+        ("markdown", "# text"),
+        ("code", "%matplotlib inline\n!pip install x\nfiles = !ls\nx = 7 \\\n  % 4\nx?\nprint(x)"),
+        ("code", "%%bash\nls"),
+        ("code", "%%time\ny = 1"),
+    ]
+    path = tmp_path / "train.ipynb"
+    held = [{"cell_type": kind, "source": text.splitlines(True)} for kind, text in cells]
+    path.write_text(json.dumps({"cells": held}))
+    first, second, third = code_cells(path)
+    assert first.splitlines() == [
+        *("pass", "pass", "files = []", "x = 7 \\", "  % 4", "pass", "print(x)"),
+    ]
+    assert second.strip() == ""
+    assert third.splitlines() == ["", "y = 1"]
+    assert parse_entry(str(path)).function == UNMODIFIED
+    with pytest.raises(UsageError, match="names a function of a notebook"):
+        parse_entry(f"{path}:build")
+    path.write_text("{}")
+    with pytest.raises(UsageError, match="is no notebook that can be read"):
+        code_cells(path)
