@@ -61,7 +61,7 @@ def no_step(
             f"{name} ended with exit code {ended.exit_code} before its step",
             hint="give its own arguments after `--`, as in `automesh search train.py -- --steps 5`",
         )
-    if wanted and wanted not in called:
+    if wanted and not set(wanted.split("+")) <= set(called):
         listed = ", ".join(f"`{one}`" for one in called) or "none"
         return UsageError(
             f"{name} calls no jitted function `{wanted}`{did_you_mean(wanted, called)}; "
