@@ -23,10 +23,11 @@ HINT = "write a function `build(mesh)` that returns the step and its arguments"
 def no_mesh(entry: Entry, step: ScriptStep) -> UsageError:
     """A script whose step is known, and that runs on one device."""
     outside = step.about_outside()
+    another = f"; `--step NAME` chooses another function: {step.doubt}" if step.doubt else ""
     return UsageError(
         f"{Path(entry.location).name} makes no mesh: its step {step.in_short()} runs on one device"
         + (f"; {outside}" if outside else ""),
-        hint="split its arrays over a `jax.sharding.Mesh`, or " + HINT,
+        hint="split its arrays over a `jax.sharding.Mesh`, or " + HINT + another,
     )
 
 
