@@ -24,7 +24,7 @@ from automesh.program.execute.prepare import (
 from automesh.program.lower.static_args import is_concrete, is_ref, leaf_dtype, leaf_shape
 from automesh.program.pipeline.lower import StagedProgram, StepProgram
 from automesh.program.script.build import Built
-from automesh.program.script.workload import leaf_names_of
+from automesh.program.script.workload import NamedWorkload, leaf_names_of
 from automesh.program.step_summary import Argument, Carried, Origin, StepSummary
 
 _STATIC_CHARS = 60
@@ -81,7 +81,8 @@ def summarize(
         lost=tuple(names[position] for position in lost),
         losses=_losses(program),
         has_init=built.workload.init is not None,
-        has_advance=built.workload.advance is not None,
+        has_advance=built.workload.advance is not None
+        and not isinstance(built.workload, NamedWorkload),
         is_pipeline=isinstance(program, StagedProgram),
         change=change_of(_forms(again), _forms(built)),
         fingerprint=program.fingerprint(()),
@@ -115,7 +116,10 @@ def _carried(
     program: StepProgram,
 ) -> tuple[tuple[Carried, ...], tuple[int, ...]]:
     """What is carried to the next step, and the positions of the arrays that are lost."""
-    if program.built.workload.advance is not None:
+    workload = program.built.workload
+    if isinstance(workload, NamedWorkload) and workload.leaf_names:
+        return _by_name(workload), program.carry.lost if workload.advance is None else ()
+    if workload.advance is not None:
         return (), ()
     carry, in_place = program.carry, program.changed_in_place
     is_whole = type(program.told) not in (tuple, list)
@@ -133,6 +137,24 @@ def _carried(
         for position, output in carry.pairs
     )
     return carried, carry.lost
+
+
+def _by_name(workload: NamedWorkload) -> tuple[Carried, ...]:
+    """What a script gives back to its step, by the user's names of the arguments."""
+    outputs: dict[str, list[int]] = {}
+    for argument, output in workload.carried:
+        if argument < len(workload.leaf_names):
+            name = workload.leaf_names[argument]
+            head = name[: min(place for mark in ".[" if (place := f"{name}{mark}".find(mark)) > 0)]
+            outputs.setdefault(head, []).append(output)
+    return tuple(
+        Carried(
+            argument=name,
+            output=f"outputs[{min(places)}]" + (f"..[{max(places)}]" if len(places) > 1 else ""),
+            arrays=len(places),
+        )
+        for name, places in outputs.items()
+    )
 
 
 def _losses(program: StepProgram) -> tuple[str, ...]:

@@ -386,7 +386,9 @@ class _Check:
         if not step.losses:
             what = "the step returns no scalar float, such as its loss"
             if self.target.absent is None:
-                self.problems.append(Problem(what=what, hint=_NO_LOSS))
+                other = "; `--step NAME` looks at another function of the script"
+                hint = _NO_LOSS + (other if self.request.entry.capture is not None else "")
+                self.problems.append(Problem(what=what, hint=hint))
             else:
                 self.notes.append(f"{what}: it could not be measured on devices that are here")
         unsaid = [
@@ -400,17 +402,19 @@ class _Check:
                 else f"nothing says how `{unsaid[0]}` is split: the compiler chooses; give it a "
                 "NamedSharding"
             )
+        is_captured = self.request.entry.capture is not None
         if step.lost:
             self.notes.append(
                 f"`{step.lost[0]}`"
                 + (f" and {len(step.lost) - 1} more" if len(step.lost) > 1 else "")
-                + ": donated, and no output replaces it, so that it is made anew for every step; "
-                "`Workload(advance=...)` can say what does"
+                + ": donated, and no output replaces it, so that it is made anew for every step"
+                + ("" if is_captured else "; `Workload(advance=...)` can say what does")
             )
         carries = (
             step.carried or step.has_advance or any(argument.is_ref for argument in step.arguments)
         )
-        if not carries:
+        # Of scripts that are run as they are the first run has said so.
+        if not carries and not is_captured:
             self.notes.append(
                 "no output looks like an argument, so that every step starts from the same "
                 "arguments; `Workload(advance=...)` can say how they go on"

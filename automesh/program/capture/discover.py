@@ -45,6 +45,8 @@ from automesh.program.nouns import Entry
 _WORDS = {AxisType.Auto: "auto", AxisType.Explicit: "explicit", AxisType.Manual: "manual"}
 # Arrays up to this size are made on this machine if a script cannot do without.
 _LARGEST_MADE = 2**31
+# A loop with at most so much work is run where nothing else tells whether it is all of a training.
+_LONGEST_RUN_FLOPS = 1e12
 
 
 Keep = Callable[[TracedCall, Mesh, Sequence[Any]], None]
@@ -68,6 +70,10 @@ def discover(
     begun_s = perf_counter()
     run, ended = _run(entry, step, None, bare=bare, keep=keep)
     found = run.finder.found or run.finder.ended()
+    if not bare and _may_go_on(found, ended):
+        # The loop is not the whole training: the script looked at what it gave.
+        run, ended = _run(entry, step, None, bare=False, keep=keep, runs_loops=True)
+        found = run.finder.found or run.finder.ended()
     if isinstance(found, ScriptStep):
         # Several functions that are one step, in a script that ends after two iterations.
         run, ended = _run(entry, step, found, bare=bare, keep=keep)
@@ -90,13 +96,28 @@ def discover(
     )
 
 
+def _may_go_on(found: FoundStep | ScriptStep | None, ended: Ended | None) -> bool:
+    """Whether a script that was not run to its end may call the function with the loop again, and
+    the loop is short enough to be run."""
+    if not isinstance(found, FoundStep) or found.step.loop is None or ended is None:
+        return False
+    work = found.step.flops * found.step.loop.turns
+    return isinstance(ended.error, ValueNeeded) and 0 < work <= _LONGEST_RUN_FLOPS
+
+
 def _run(
-    entry: Entry, wanted: str, known: ScriptStep | None, *, bare: bool, keep: Keep | None
+    entry: Entry,
+    wanted: str,
+    known: ScriptStep | None,
+    *,
+    bare: bool,
+    keep: Keep | None,
+    runs_loops: bool = False,
 ) -> tuple[_Watch, Ended | None]:
     with ExitStack() as modes:
 
         def go_on_bare() -> None:
-            if not is_without_arrays():
+            if not is_without_arrays() and not runs_loops:
                 modes.enter_context(without_arrays())
 
         if bare:

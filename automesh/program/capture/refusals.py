@@ -24,10 +24,11 @@ HINT = "write a function `build(mesh)` that returns the step and its arguments"
 def no_mesh(entry: Entry, step: ScriptStep) -> UsageError:
     """A script whose step is known, and that runs on one device."""
     outside = step.about_outside()
+    another = f"; `--step NAME` chooses another function: {step.doubt}" if step.doubt else ""
     return UsageError(
         f"{Path(entry.location).name} makes no mesh: its step {step.in_short()} runs on one device"
         + (f"; {outside}" if outside else ""),
-        hint="split its arrays over a `jax.sharding.Mesh`, or " + HINT,
+        hint="split its arrays over a `jax.sharding.Mesh`, or " + HINT + another,
     )
 
 
@@ -62,7 +63,7 @@ def no_step(
             f"{name} ended with exit code {ended.exit_code} before its step",
             hint="give its own arguments after `--`, as in `automesh search train.py -- --steps 5`",
         )
-    if wanted and wanted not in called:
+    if wanted and not set(wanted.split("+")) <= set(called):
         listed = ", ".join(f"`{one}`" for one in called) or "none"
         return UsageError(
             f"{name} calls no jitted function `{wanted}`{did_you_mean(wanted, called)}; "

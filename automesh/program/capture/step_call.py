@@ -118,6 +118,7 @@ def workload_of(call: TracedCall, capture: Capture, made: Mesh | None) -> Worklo
         # What is made of fewer devices than there are is none to compare with.
         baseline=str(capture.searched) if _has_all_devices(capture) else None,
         leaf_names=call.names,
+        carried=tuple(_pairs(capture.step.carried)),
     )
 
 

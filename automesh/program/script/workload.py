@@ -60,9 +60,11 @@ class NamedWorkload(Workload):
     Attributes:
       leaf_names: what the user calls each leaf of the arguments, in their order; leaves after
         these are called by their places.
+      carried: (leaf of the arguments, leaf of the outputs) that the script gives back as it.
     """
 
     leaf_names: tuple[str, ...] = ()
+    carried: tuple[tuple[int, int], ...] = ()
 
 
 def leaf_names_of(workload: Workload) -> tuple[str, ...]:

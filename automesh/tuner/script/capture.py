@@ -227,7 +227,7 @@ def _notices(found: Discovery, space: SearchSpace) -> tuple[str, ...]:
     if not step.carried and not step.outside:
         said.append(
             f"no output of `{step.name}` comes back as its argument: every step is measured from "
-            "the same state"
+            "the same state; `--step NAME` chooses another function"
         )
     if found.other_steps:
         listed = ", ".join(_share(other, found) for other in found.other_steps[:3])

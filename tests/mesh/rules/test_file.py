@@ -56,6 +56,7 @@ evidence = st.builds(
     made=words,
     values=st.sampled_from(["", "synthetic", "user"]),
     reference=words,
+    not_searched=words,
     versions=pairs(words),
     environment=pairs(words),
 )

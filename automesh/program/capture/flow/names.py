@@ -25,6 +25,7 @@ from automesh.program.lower.static_args import Split, is_ref
 
 # Parts of a path that a library adds between the user's objects and their arrays.
 _ADDED = re.compile(r"\.(raw_value|value|get_raw_value\(\))$|\['?<flat index \d+>'?\]$")
+_MANY = 10_000
 _VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 
 
@@ -132,7 +133,10 @@ def variables_like(forms: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[tup
     if frame is None or not wanted:
         return
     for name, value in list(frame.f_locals.items()):
-        if callable(value) or inspect.ismodule(value) or name.startswith("_"):
+        if inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value):
+            continue
+        # A data set as a list of rows is no state, and takes long to look through.
+        if name.startswith("_") or (isinstance(value, (list, tuple, dict)) and len(value) > _MANY):
             continue
         leaves = [
             leaf

@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.program.capture.test_run_script import environment
+from tests.program.capture.test_run_script import captured, environment
 from tests.support.paths import ROOT
 
 PREAMBLE = """
@@ -218,6 +219,20 @@ SCRIPTS = {
             (params, moments), losses = epoch(params, moments, xs)
             print(losses.mean())
     """,
+    "steps_in_each_call_and_a_decision": """
+        @jax.jit
+        def epoch(w, m, xs):
+            def turn(carry, x):
+                w, m, loss = train(*carry, x)
+                return (w, m), loss
+            return jax.lax.scan(turn, (w, m), xs)
+        xs = jax.device_put(np.ones((3000, 16, 32), np.float32), at(None, "data"))
+        moments = zeros
+        for step in range(10**6):
+            (params, moments), losses = epoch(params, moments, xs)
+            if losses[-1] < 0:
+                break
+    """,
     "frozen": """
         frozen = jax.device_put(jnp.ones((32, 4096)), at(None, "model"))
         @jax.jit
@@ -302,14 +317,21 @@ SCRIPTS = {
 }
 
 
+SAME_LOSSES = ("two_players", "one_call", "by_keyword", "state_in_references", "two_iterations")
+
+
+def text_of(name: str) -> str:
+    """A script as a whole."""
+    options, _, body = SCRIPTS[name].partition("\n")
+    return f"{options}\n{PREAMBLE}{textwrap.dedent(body)}"
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """All scripts, run in one process."""
     folder = tmp_path_factory.mktemp("scripts")
-    for name, text in SCRIPTS.items():
-        options, _, body = text.partition("\n")
-        script = f"{options}\n{PREAMBLE}{textwrap.dedent(body)}"
-        (folder / f"{name}.py").write_text(script)
+    for name in SCRIPTS:
+        (folder / f"{name}.py").write_text(text_of(name))
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.jobs.discovered_scripts", str(folder)],
         cwd=ROOT,
@@ -437,3 +459,31 @@ def test_what_is_no_state_is_counted_in_elements(found: dict[str, dict[str, Any]
 @pytest.mark.slow
 def test_a_counter_has_its_value_without_arrays(found: dict[str, dict[str, Any]]) -> None:
     assert "step 2 3" in found["counts_for_real"]["printed"]
+
+
+@pytest.mark.slow
+def test_a_loop_whose_result_is_looked_at_is_run_to_see_what_follows(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    assert found["steps_in_each_call_and_a_decision"]["loop"] is None
+    assert found["steps_in_each_call_and_a_decision"]["calls"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script",
+    ["grad_then_apply", *(pytest.param(name, marks=pytest.mark.long) for name in SAME_LOSSES)],
+)
+def test_steps_of_parts_and_turns_have_the_same_losses_on_every_mesh(
+    script: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{script}.py"
+    path.write_text(text_of(script))
+    losses = captured(path, meshes="data:4/data:2,model:2")["losses"]
+    first, *_ = visits = [one for mesh in losses.values() for one in mesh]
+    assert len(set(first)) > 1, "state is carried on"
+    for visit in visits:
+        assert visit == pytest.approx(first, rel=2e-4)
+    if script in ("grad_then_apply", "by_keyword"):
+        # Of the script itself, which is run by hand here.
+        assert first == pytest.approx([1.0088318, 1.0085075, 1.0078732], rel=1e-5)
