@@ -240,7 +240,9 @@ class Compiled:
     kind: Literal["compiled"] = "compiled"
 
 
-Numerics = Literal["agree", "differ", "unverified", "reference", "not_compared"]
+Numerics = Literal["agree", "differ", "unverified", "other_arguments", "reference", "not_compared"]
+# What a plan that ran may not become a rule with.
+EXCLUDED: tuple[Numerics, ...] = ("differ", "unverified", "other_arguments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +254,10 @@ class Measured:
       interval_s: 95 % interval of `step_s` over rounds.
       rounds_s: one time per round, seconds per step, in order.
       losses: scalar outputs of the first steps, in order.
-      numerics: how `losses` compare with the reference's; `differ` and `unverified` may not become
-        a rule. `not_compared` is what a command ran that tells no losses, or others in each run.
+      numerics: how `losses` and the first updates compare with the reference's; `differ`,
+        `unverified` and `other_arguments` (the step began with other values, so that nothing can be
+        compared) may not become a rule. `not_compared` is what a command ran that tells no losses,
+        or others in each run.
       numerics_detail: which step and figures disagree; empty if they agree.
       values: `synthetic` if the arguments were made up, `user` if they came from `init` or real
         arrays.

@@ -383,9 +383,17 @@ class _Check:
                     hint="let what it returns depend on its parameters alone",
                 )
             )
+        carries = (
+            step.carried or step.has_advance or any(argument.is_ref for argument in step.arguments)
+        )
         if not step.losses:
             what = "the step returns no scalar float, such as its loss"
-            if self.target.absent is None:
+            if carries:
+                self.notes.append(
+                    f"{what}: meshes are compared by the first updates of what it carries on, and "
+                    "by arrays of losses if it returns some"
+                )
+            elif self.target.absent is None:
                 self.problems.append(Problem(what=what, hint=_NO_LOSS))
             else:
                 self.notes.append(f"{what}: it could not be measured on devices that are here")
@@ -407,9 +415,6 @@ class _Check:
                 + ": donated, and no output replaces it, so that it is made anew for every step; "
                 "`Workload(advance=...)` can say what does"
             )
-        carries = (
-            step.carried or step.has_advance or any(argument.is_ref for argument in step.arguments)
-        )
         if not carries:
             self.notes.append(
                 "no output looks like an argument, so that every step starts from the same "
