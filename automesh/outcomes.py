@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -280,6 +280,34 @@ class Measured:
     peak_bytes: int
     loss_dtype: str = ""
     kind: Literal["measured"] = "measured"
+
+
+WIDE_INTERVAL = 1.5  # upper over lower end: a time that is known no better says little
+_UNSTEADY = 2.0
+
+
+def is_wide(measured: Measured) -> bool:
+    """Whether the step time is known to no better than a factor of 1.5."""
+    low, high = measured.interval_s
+    return high > WIDE_INTERVAL * low
+
+
+def processes_disagree(rounds_s: Sequence[float], interval_s: tuple[float, float]) -> bool:
+    """Whether step times differ too much from process to process for a rule.
+
+    A wide interval alone may come of few processes that agree well enough: then the time is marked.
+
+    Args:
+      rounds_s: seconds per step, one per process.
+      interval_s: of their middle.
+    """
+    is_wide = interval_s[1] > WIDE_INTERVAL * interval_s[0]
+    return len(rounds_s) > 1 and is_wide and max(rounds_s) > _UNSTEADY * min(rounds_s)
+
+
+def is_unsteady(measured: Measured) -> bool:
+    """Whether a confirmed time may not become a rule: see `processes_disagree`."""
+    return processes_disagree(measured.rounds_s, measured.interval_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
