@@ -267,7 +267,8 @@ def numerics_sentence(result: SearchResult) -> str:
     if not ran:
         return ""
     if all(outcome.numerics == "not_compared" for outcome in ran):
-        return f"no losses were compared: {clean(result.reference)}"
+        why = clean(result.reference) or "there was no time for a reference"
+        return f"no losses were compared: {why}"
     differ = sum(outcome.numerics == "differ" for outcome in ran)
     unverified = sum(outcome.numerics == "unverified" for outcome in ran)
     # A command shows its losses alone.

@@ -20,8 +20,8 @@ from automesh.report.files.rule import has_rule, save_rule
 from automesh.report.result import SearchResult
 from automesh.report.words import best_of, count
 from automesh.tuner.measure.leased_pool import LeaseLost
-from automesh.tuner.measure.machine_load import said_of_load
 from automesh.tuner.paths import as_seen
+from automesh.tuner.strategies.machine_load import said_of_load
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.metadata import Footer, Header, Notebook
 from automesh.tuner.study.rung import Rung

@@ -10,10 +10,9 @@ from automesh.errors import NoFeasibleMesh
 from automesh.outcomes import is_unsteady, is_wide
 from automesh.report.files.rule import has_rule, rule_of
 from automesh.report.result import SearchResult
-from automesh.tuner.measure import machine_load
 from automesh.tuner.measure.final import LOOKS, Final, FinalRules
 from automesh.tuner.measure.statistics import median_interval
-from automesh.tuner.strategies import search_run
+from automesh.tuner.strategies import machine_load, search_run
 from automesh.tuner.strategies.search_run import said_of_doubt
 from tests.support.samples import results_samples
 from tests.support.samples.results_samples import measured, plan
