@@ -82,6 +82,7 @@ class FirstVisits:
             )
             late = BoundedPool(pool=self.pool, until_s=search.clock() + more_s, clock=search.clock)
             self._visit(plan, late)
+            self.ensure_reference(plans)  # Of the baseline that ran just now, without time.
             known.note_visits()
             return
 

@@ -551,7 +551,10 @@ def test_where_all_time_is_used_up_one_plan_is_run_once_all_the_same(
     found, comparisons = seen_once(visits, {BASE: compiled(1.0, "f")}, {})
     (outcome,) = found.values()
     assert isinstance(outcome, Measured) and not outcome.confirmed
-    assert outcome.numerics == "not_compared" and comparisons == ()
+    assert outcome.numerics == "reference" and comparisons == ()
+    alone = replace(visits, references=())
+    (outcome,) = seen_once(alone, {BASE: compiled(1.0, "f")}, {})[0].values()
+    assert isinstance(outcome, Measured) and outcome.numerics == "not_compared"
 
 
 def test_first_visits_are_ranked_with_what_would_decide(scene: Callable[..., Scene]) -> None:
