@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -240,7 +240,9 @@ class Compiled:
     kind: Literal["compiled"] = "compiled"
 
 
-Numerics = Literal["agree", "differ", "unverified", "reference", "not_compared"]
+Numerics = Literal["agree", "differ", "unverified", "other_arguments", "reference", "not_compared"]
+# What a plan that ran may not become a rule with.
+EXCLUDED: tuple[Numerics, ...] = ("differ", "unverified", "other_arguments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +254,10 @@ class Measured:
       interval_s: 95 % interval of `step_s` over rounds.
       rounds_s: one time per round, seconds per step, in order.
       losses: scalar outputs of the first steps, in order.
-      numerics: how `losses` compare with the reference's; `differ` and `unverified` may not become
-        a rule. `not_compared` is what a command ran that tells no losses, or others in each run.
+      numerics: how `losses` and the first updates compare with the reference's; `differ`,
+        `unverified` and `other_arguments` (the step began with other values, so that nothing can be
+        compared) may not become a rule. `not_compared` is what a command ran that tells no losses,
+        or others in each run.
       numerics_detail: which step and figures disagree; empty if they agree.
       values: `synthetic` if the arguments were made up, `user` if they came from `init` or real
         arrays.
@@ -276,6 +280,34 @@ class Measured:
     peak_bytes: int
     loss_dtype: str = ""
     kind: Literal["measured"] = "measured"
+
+
+WIDE_INTERVAL = 1.5  # upper over lower end: a time that is known no better says little
+_UNSTEADY = 2.0
+
+
+def is_wide(measured: Measured) -> bool:
+    """Whether the step time is known to no better than a factor of 1.5."""
+    low, high = measured.interval_s
+    return high > WIDE_INTERVAL * low
+
+
+def processes_disagree(rounds_s: Sequence[float], interval_s: tuple[float, float]) -> bool:
+    """Whether step times differ too much from process to process for a rule.
+
+    A wide interval alone may come of few processes that agree well enough: then the time is marked.
+
+    Args:
+      rounds_s: seconds per step, one per process.
+      interval_s: of their middle.
+    """
+    is_wide = interval_s[1] > WIDE_INTERVAL * interval_s[0]
+    return len(rounds_s) > 1 and is_wide and max(rounds_s) > _UNSTEADY * min(rounds_s)
+
+
+def is_unsteady(measured: Measured) -> bool:
+    """Whether a confirmed time may not become a rule: see `processes_disagree`."""
+    return processes_disagree(measured.rounds_s, measured.interval_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,7 +215,7 @@ class CompileAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafUpdate:
     """What the first step changed in one array that it carries on, by elements read before and
-    after it; see `automesh.program.execute.timed_loop`.
+    after it; see `automesh.program.execute.updates`.
 
     Attributes:
       path: where the array is among the arguments.
@@ -246,13 +246,48 @@ class LeafUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentDigest:
+    """What tells the values of one array among the arguments of a step from other values, by
+    elements at the same places of the whole array on every mesh.
+
+    Attributes:
+      path: `args[1]['tokens']`.
+      dtype: in which it is kept.
+      count: elements that were read.
+      norm: their Euclidean norm.
+      projections: their sums under random signs, the same on every mesh.
+    """
+
+    path: str
+    dtype: str
+    count: int
+    norm: float
+    projections: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossVector:
+    """An array of losses that the first step returns, as of each example of the batch.
+
+    Attributes:
+      path: where it is among what the step returns: `[1]['losses']`.
+      size: elements that it has.
+      values: of those that were read, in their order in the whole array.
+    """
+
+    path: str
+    size: int
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VisitAnswer:
     """What one visit to a finalist tells.
 
     Attributes:
       samples_s: seconds per step, one per sample of `steps` chained steps with one synchronization.
       losses: scalar float outputs of the first steps from the initial state, in order (all scalars
-        of step 1, then of step 2, ...).
+        of step 1, then of step 2, ...); of a step that returns none, the means of `vectors`.
       loss_dtype: the coarsest float type that takes part in the step: float64, float32, bfloat16,
         float16 ...
       values: where the arguments came from.
@@ -265,6 +300,8 @@ class VisitAnswer:
       updates: of the arrays that the step carries on, where `losses` were asked for.
       start_s: what this process has spent once, for its first visit: until jax had its devices, the
         script was loaded and had built a step for the first time, with all that it imports.
+      vectors: arrays of losses of the first step, if it returns no scalar float.
+      arguments: of the first step; recorded with `losses`, as are `updates` and `vectors`.
     """
 
     samples_s: tuple[float, ...]
@@ -277,6 +314,8 @@ class VisitAnswer:
     updates: tuple[LeafUpdate, ...] = ()
     state_s: float = 0.0
     start_s: float = 0.0
+    vectors: tuple[LossVector, ...] = ()
+    arguments: tuple[ArgumentDigest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

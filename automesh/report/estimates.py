@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from automesh.hardware.fabric.fabric import Fabric, Layouts
-from automesh.mesh.axes import Plan
+from automesh.mesh.axes import Plan, format_setting
 from automesh.outcomes import Estimated, RuledOut
 from automesh.report.words import count
 
@@ -15,6 +15,8 @@ ESTIMATES = "estimates.csv"  # in the folder of a study
 # How the reason begins where user code raised while the step was built or traced.
 STEP_REFUSES = "the step refuses it"
 NO_TIME = "the time for estimates was used up"
+INTERRUPTED = "the estimates were interrupted before"
+NOT_YET = (NO_TIME, INTERRUPTED)  # what the same command makes up for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class Estimates:
       propagations: how many propagations the terms come from, those kept from earlier included.
       fabric: how the devices are wired; None if that could not be told.
       layouts: where the meshes of all plans lie on them; None without a fabric, or without a plan.
+      is_interrupted: True if somebody has stopped them: they are those that were made until then.
     """
 
     found: Mapping[Plan, Estimated] = field(default_factory=dict[Plan, Estimated])
@@ -43,6 +46,7 @@ class Estimates:
     propagations: int = 0
     fabric: Fabric | None = None
     layouts: Layouts | None = None
+    is_interrupted: bool = False
 
     @property
     def refusals(self) -> int:
@@ -61,7 +65,11 @@ class Estimates:
         """Plans that an estimate would be made of in another search, as of those that have one."""
         if not self.found:
             return frozenset()
-        return frozenset(plan for plan, reason in self.missing.items() if reason == NO_TIME)
+        return self._waiting
+
+    @property
+    def _waiting(self) -> frozenset[Plan]:
+        return frozenset(plan for plan, reason in self.missing.items() if reason in NOT_YET)
 
     @property
     def missing_notice(self) -> str:
@@ -69,5 +77,35 @@ class Estimates:
         if not self.missing:
             return ""
         reason, number = Counter(self.missing.values()).most_common(1)[0]
+        if reason in NOT_YET and self.found:
+            return self._waiting_notice
         which = f"{number} of them because" if number < len(self.missing) else "because"
         return f"{count(len(self.missing), 'plan')} not estimated, {which}: {reason}"
+
+    @property
+    def _waiting_notice(self) -> str:
+        """What the plans that wait for an estimate have in common that no estimated one has."""
+        waiting = self._waiting
+        known = {part for plan in self.found for part in _parts(plan)}
+        new = Counter(part for plan in waiting for part in _parts(plan) if part not in known)
+        plans = count(len(waiting), "plan")
+        tail = f"{next(iter(self.missing[plan] for plan in waiting))}; the same command goes on"
+        named: list[str] = []
+        left = set(waiting)
+        for part, _ in new.most_common():
+            if any(part in _parts(plan) for plan in left):
+                named.append(part)
+                left = {plan for plan in left if part not in _parts(plan)}
+        if left or len(named) > _MOST_NAMED:
+            example = min(map(str, left or waiting))
+            return f"{plans} not estimated yet, such as {example}: {tail}"
+        return f"meshes with {' or '.join(named)}: not estimated yet ({plans}): {tail}"
+
+
+_MOST_NAMED = 4
+
+
+def _parts(plan: Plan) -> tuple[str, ...]:
+    """The axes that a plan uses, and its settings, in words."""
+    axes = tuple(axis.name for axis in plan.axes if axis.size > 1)
+    return (*axes, *(format_setting(*setting) for setting in plan.settings))

@@ -60,6 +60,9 @@ class Progress(Protocol):
     def best(self, text: str) -> None:
         """The best plan so far, with what its figure rests on."""
 
+    def leader(self, text: str) -> None:
+        """Which plan is first by what is known so far, after each step of a phase."""
+
     def notice(self, text: str) -> None:
         """What the user should know, one sentence."""
 
@@ -253,6 +256,9 @@ class _Display(Progress):
     def best(self, text: str) -> None:
         self._state = replace(self._state, best=clean(text))
 
+    def leader(self, text: str) -> None:
+        self.best(text)
+
     def tick(self, doing: str = "") -> None:
         if doing:
             self._state = replace(self._state, doing=clean(doing))
@@ -282,6 +288,9 @@ class PlainProgress(_Display):
         has_news = before is not None and phase.done != before.done
         if is_edge or (has_news and now_s - self._printed_s >= _LINE_EVERY_S):
             self._print(phase_text(phase, self._state, now_s))
+
+    def leader(self, text: str) -> None:
+        self._print(clean(text))
 
     def notice(self, text: str) -> None:
         self._print(f"note: {clean(text)}")

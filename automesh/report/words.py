@@ -158,6 +158,8 @@ def reason(candidate: Candidate) -> str:
             return failure_reason(failure)
         case RuledOut(rule=rule, detail=detail):
             return f"ruled out by {clean(rule)}" + (f": {clean(detail)}" if detail else "")
+        case Measured(numerics="other_arguments", numerics_detail=detail):
+            return clean(detail) or "the arguments of the step differ between two runs"
         case Measured(numerics="differ" | "unverified" as numerics, numerics_detail=detail):
             return f"numerics {numerics}" + (f": {clean(detail)}" if detail else "")
         case Measured() | Compiled() | Estimated():
@@ -265,13 +267,21 @@ def numerics_sentence(result: SearchResult) -> str:
     if not ran:
         return ""
     if all(outcome.numerics == "not_compared" for outcome in ran):
-        return f"no losses were compared: {clean(result.reference)}"
+        why = clean(result.reference) or "there was no time for a reference"
+        return f"no losses were compared: {why}"
     differ = sum(outcome.numerics == "differ" for outcome in ran)
     unverified = sum(outcome.numerics == "unverified" for outcome in ran)
     # A command shows its losses alone.
     what = "losses" if result.template else "losses and first updates"
+    if not result.template and not any(outcome.losses for outcome in ran):
+        what = "no loss: first updates"
     text = f"{what} compared with those of {clean(result.reference) or 'no other plan'}"
-    verdicts = [(differ, "differs" if differ == 1 else "differ"), (unverified, "unverified")]
+    others = sum(outcome.numerics == "other_arguments" for outcome in ran)
+    verdicts = [
+        (differ, "differs" if differ == 1 else "differ"),
+        (unverified, "unverified"),
+        (others, "had other arguments"),
+    ]
     said = ", ".join(f"{number} {what}" for number, what in verdicts if number)
     return f"{text}: {said or 'all agree'}"
 
@@ -335,12 +345,23 @@ def _is_shown_faster(result: SearchResult) -> bool:
 
 def _most_faster(result: SearchResult) -> str:
     if not any(candidate.standing.verdict in COMPARED for candidate in result.candidates):
-        return "no other mesh was measured"
+        return _why_nothing_compares(result)
     most = result.verifications[-1].most_faster if result.verifications else ()
     if not most:
         return "whether others are faster is not known"
     share = "" if most[0] < 0.0005 else f" more than {format_percent(most[0])}"
     return f"no measured mesh is{share} faster"
+
+
+def _why_nothing_compares(result: SearchResult) -> str:
+    out = [one for one in result.candidates if one.standing.verdict == "excluded"]
+    if not out:
+        return "no other mesh was measured"
+    kinds = {one.outcome.numerics for one in out if isinstance(one.outcome, Measured)}
+    if kinds == {"other_arguments"}:
+        return f"no other mesh could be compared: {reason(out[0])}"
+    which = "the other mesh that ran" if len(out) == 1 else f"none of {len(out)} other meshes"
+    return f"{which} computes {'something else' if len(out) == 1 else 'the same'}"
 
 
 def undecided_sentence(result: SearchResult) -> str:

@@ -30,6 +30,9 @@ from automesh.tuner.study.results import nothing_tried, result_of
 from automesh.tuner.study.study import load_tools, open_study, parse_storage
 from automesh.units import format_bytes
 
+_DRY_RUN = "dry run: nothing was compiled or measured"
+NOT_BUILT = "whether the step can be built on the meshes that are listed is not known yet"
+
 
 def estimate_only(
     request: SearchRequest, target: Target, space: SearchSpace, progress: Progress
@@ -59,10 +62,19 @@ def estimate_only(
                 settled(request, target, preparation, study, progress, time.monotonic, start_worker)
             )
             preparation = session.preparation
-            estimates = session.estimate(share=1.0, pulse=study.heartbeat)
-            preparation, estimates = session.rule_out(
-                estimates, share=BUILD_SHARE, pulse=study.heartbeat
-            )
+            estimates = session.estimate(share=1.0, pulse=study.heartbeat, may_stop=True)
+            try:
+                if not estimates.is_interrupted:
+                    preparation, estimates = session.rule_out(
+                        estimates, share=BUILD_SHARE, pulse=study.heartbeat
+                    )
+            except KeyboardInterrupt:
+                # The table is there: what is not known yet is whether the step builds everywhere.
+                estimates = replace(
+                    estimates,
+                    is_interrupted=True,
+                    notices=(*estimates.notices, NOT_BUILT),
+                )
             again = request.again and request.again.without("dry-run")
             whole = replace(request, again=again)
             header = header_of(
@@ -83,7 +95,8 @@ def _result(header: Header, preparation: Preparation, estimates: Estimates) -> S
     )
     return replace(
         result_of(header, candidates, nothing_tried(header)),
-        stop_reason="dry run: nothing was compiled or measured",
+        stop_reason="interrupted" if estimates.is_interrupted else _DRY_RUN,
+        interrupted=estimates.is_interrupted,
         notices=(*header.notices, *_large_notice(large, preparation)),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         is_ahead=False,

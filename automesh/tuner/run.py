@@ -20,6 +20,7 @@ from automesh.report.files.csv import write_estimates
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.space import SearchSpace
+from automesh.tuner.choose.affordable import said_of_budget
 from automesh.tuner.choose.prior_rule import promised_plans
 from automesh.tuner.context import SearchContext
 from automesh.tuner.paths import check_places, make_study_folder
@@ -69,6 +70,12 @@ def run_search(
             open_session(request, target, space, progress, clock=clock, start_worker=start_worker)
         )
         preparation = session.preparation
+        if target.absent is None and request.entry.capture is None:
+            took_s = clock() - started_s
+            left_s = request.budget_s - took_s
+            told = said_of_budget(request.entry, start_s=took_s, left_s=left_s, used_s=took_s)
+            if told:
+                progress.notice(told)
         if found is not None:
             preparation = preparation.with_memory(_limit_bytes(target, found))
         else:

@@ -383,9 +383,17 @@ class _Check:
                     hint="let what it returns depend on its parameters alone",
                 )
             )
+        carries = (
+            step.carried or step.has_advance or any(argument.is_ref for argument in step.arguments)
+        )
         if not step.losses:
             what = "the step returns no scalar float, such as its loss"
-            if self.target.absent is None:
+            if carries:
+                self.notes.append(
+                    f"{what}: meshes are compared by the first updates of what it carries on, and "
+                    "by arrays of losses if it returns some"
+                )
+            elif self.target.absent is None:
                 other = "; `--step NAME` looks at another function of the script"
                 hint = _NO_LOSS + (other if self.request.entry.capture is not None else "")
                 self.problems.append(Problem(what=what, hint=hint))
@@ -410,9 +418,6 @@ class _Check:
                 + ": donated, and no output replaces it, so that it is made anew for every step"
                 + ("" if is_captured else "; `Workload(advance=...)` can say what does")
             )
-        carries = (
-            step.carried or step.has_advance or any(argument.is_ref for argument in step.arguments)
-        )
         # Of scripts that are run as they are the first run has said so.
         if not carries and not is_captured:
             self.notes.append(

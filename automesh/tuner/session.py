@@ -30,6 +30,7 @@ from automesh.report.words import uncounted_notices
 from automesh.space.space import SearchSpace
 from automesh.tuner.choose.ranking import estimated_candidates
 from automesh.tuner.estimate.buildable import MOST_SUSPECTS, BuildCheck, refusal_notices
+from automesh.tuner.estimate.leader import Leader
 from automesh.tuner.estimate.propagations import Active
 from automesh.tuner.estimate.propagator import PropagatedStep, Propagator
 from automesh.tuner.estimate.rung import EstimateRung
@@ -83,6 +84,7 @@ class Session:
         pulse: Callable[[], object] = lambda: None,
         choose: Choose | None = None,
         terms_folder: Path | None = None,
+        may_stop: bool = False,
     ) -> Estimates:
         """Estimates the legal plans.
 
@@ -91,6 +93,10 @@ class Session:
           pulse: called every half second or so.
           choose: which of the plans; by default all.
           terms_folder: where terms are kept; by default in the study's folder, if there is one.
+          may_stop: after Ctrl-C, give the estimates that were made until then.
+
+        Raises:
+          KeyboardInterrupt: after Ctrl-C, unless it may stop.
         """
         preparation = self.preparation
         propagator = Propagator(
@@ -104,7 +110,10 @@ class Session:
             clock=self.clock,
             pulse=pulse,
         )
-        return _estimate(preparation, self.target, propagator, choose)
+        found = _estimate(preparation, self.target, propagator, choose)
+        if found.is_interrupted and not may_stop:
+            raise KeyboardInterrupt
+        return found
 
     def rule_out(
         self, estimates: Estimates, *, share: float, pulse: Callable[[], object] = lambda: None
@@ -333,6 +342,9 @@ def _estimate(
         price=price_on_fabric,
         price_pipeline=price_stages,
         origin=speeds.origin,
+        leader=Leader(
+            progress=propagator.progress, device_memory_bytes=preparation.device_memory_bytes
+        ),
     )
     found = rung.run()
     notices = (*found.notices, *propagator.cache.skipped.notices())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from automesh.report.result import SearchResult
 from automesh.space.curated import CURATED, curated_for
 from automesh.space.options import with_options
 from automesh.space.space import Knob, SearchSpace
+from automesh.tuner.choose.affordable import said_of_budget
 from automesh.tuner.choose.baseline import check_baseline
 from automesh.tuner.command.timed_command import TimedCommand
 from automesh.tuner.paths import check_places
@@ -40,7 +42,9 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
         from automesh.tuner.command.start import search_command
 
         return search_command(request, progress)
+    begun_s = time.monotonic()
     request, target, space = read_aim(request, progress, check=_check_at_once)
+    request = _told_of_budget(request, target, progress, time.monotonic() - begun_s)
     check_baseline(request.baseline.strip(), names=space.names, devices=known_devices(target))
     if not request.top:
         request = replace(request, top=usual_top(is_ahead=target.absent is not None))
@@ -52,6 +56,23 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
     from automesh.tuner.run import run_search
 
     return run_search(request, target, space, progress)
+
+
+def _told_of_budget(
+    request: SearchRequest, target: Target, progress: Progress, took_s: float
+) -> SearchRequest:
+    """Says at once what the budget cannot buy, where a script was run up to its step.
+
+    Args:
+      took_s: what that run took.
+    """
+    if request.dry_run or target.absent is not None or request.entry.capture is None:
+        return request
+    told = said_of_budget(request.entry, start_s=took_s, left_s=request.budget_s, used_s=0.0)
+    if not told:
+        return request
+    progress.notice(told)
+    return replace(request, notices=(*request.notices, told))
 
 
 def read_aim(

@@ -160,7 +160,10 @@ def _hint(answer: Failed, entry: Entry) -> str:
         return "\n".join([_with_output(what, answer.log_tail), *frames])
     if frames:
         return "\n".join(["it was raised here:", *frames, *_rest_of_message(answer.log_tail)])
-    return f"mend it in `{_name(entry)}`, and run the same command again"
+    where = _foreign_frame(answer.log_tail)
+    if where:
+        return f"it was raised in a library: {where}; nothing of it is in `{_name(entry)}`"
+    return ""
 
 
 def _name(entry: Entry) -> str:
@@ -191,6 +194,15 @@ def _user_frames(tail: str) -> list[str]:
         if text not in found:
             found.append(text)
     return found[-_MOST_LINES:]
+
+
+def _foreign_frame(tail: str) -> str:
+    """`/usr/lib/optax.py:7 in update`, the last line of a traceback; empty if there is none."""
+    found = [frame for line in tail.splitlines() if (frame := _FRAME.fullmatch(line)) is not None]
+    if not found:
+        return ""
+    function = f" in {found[-1]['function']}" if found[-1]["function"] else ""
+    return f"{found[-1]['file']}:{found[-1]['line']}{function}"
 
 
 def _rest_of_message(tail: str) -> list[str]:

@@ -37,6 +37,9 @@ _DOING = {
     "propagate": "propagating shardings",
     "calibrate": "measuring the devices",
 }
+# How the reason begins where a script was run up to its step, and did not get there.
+ON_THIS_MESH = "on this mesh "
+_OURS = "automesh."
 _REASON_CHARS = 200
 _SAID_CHARS = 100_000  # of a message; jax's longest ones, which hold a whole type, are shorter
 # jax/_src/sharding.py
@@ -79,6 +82,11 @@ def failure(error: BaseException, *, stage: str, function: str, limit_bytes: int
         case SystemExit():
             # What it printed before (argparse does) says more than a traceback: the parent adds it.
             return Failed(stage=stage, reason=f"the script called sys.exit({_argument(error)})")
+        case _ if type(error).__module__.startswith(_OURS):
+            # What automesh itself says of a script: the name of its class tells the user nothing.
+            said = _said(error).strip().splitlines()
+            reason = ON_THIS_MESH + _shortened(said[0] if said else "the script cannot be run")
+            return Failed(stage=stage, reason=reason, log_tail=user_traceback(error))
         case _:
             reason = f"{_raised(stage, function)} {_sentence(error)}"
             return Failed(stage=stage, reason=reason, log_tail=user_traceback(error))

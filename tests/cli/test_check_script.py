@@ -98,7 +98,7 @@ def test_a_ready_script_in_words(
 
 PROBLEMS = {
     "nothing_split": "the step splits nothing over the mesh axes `dp`, `fsdp`, `ep`, `tp`, `sp`",
-    "no_loss": "the step returns no scalar float, such as its loss",
+    "nothing_to_compare": "the step returns no scalar float, such as its loss",
     "other_axes": "`other_axes` uses the mesh axis `",
     "mesh_in_facts": "the fact `batch` depends on the mesh: it is 8 on one device and 32 on",
     "unfit_baseline": "the sizes of mesh `dp:3` multiply to 3, but there are 4 devices",
@@ -120,6 +120,13 @@ def test_a_problem_is_named_with_what_to_do(function: str, in_scripts: None) -> 
     # The others name what comes first, count calls, or quote what depends on the release of jax.
     if function not in ("changing", "other_axes", "timed", "raising"):
         check(function, found.table(width=80))
+
+
+@pytest.mark.slow
+def test_a_step_without_a_loss_is_ready_where_it_carries_something_on(in_scripts: None) -> None:
+    found = checked("no_loss")
+    assert found.is_ready
+    assert "meshes are compared by the first updates" in " ".join(found.table(width=80).split())
 
 
 @pytest.mark.slow

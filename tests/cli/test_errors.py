@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -170,6 +171,16 @@ class TestInspection:
     def test_a_hint_of_the_failure_itself_comes_first(self) -> None:
         failed = Failed(stage="build", reason="no `build`", log_tail="noise", hint="write one")
         assert str(inspection_error(failed, ENTRY, SPACE)) == "no `build`\nhint: write one"
+
+    def test_what_is_not_in_the_script_is_not_to_be_mended_there(self) -> None:
+        library = inspect.getfile(pytest)
+        tail = f'  File "{library}", line 9, in raises\n    raise error\nValueError: no\n'
+        failed = Failed(stage="lower", reason="lowering the step raised ValueError: no")
+        assert inspection_error(failed, ENTRY, SPACE).hint == ""
+        hint = inspection_error(replace(failed, log_tail=tail), ENTRY, SPACE).hint
+        assert hint == (
+            f"it was raised in a library: {library}:9 in raises; nothing of it is in `train.py`"
+        )
 
 
 class TestPython:

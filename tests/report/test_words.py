@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from automesh.outcomes import Failed, OutOfMemory, RuledOut, TimedOut
+from automesh.outcomes import Failed, Measured, OutOfMemory, RuledOut, TimedOut
 from automesh.report import words
 from automesh.report.result import Candidate, SearchResult, Standing
 from tests.support.samples import results_samples
@@ -49,6 +49,10 @@ def standing(outcome: object, verdict: str, ratio: float = 1.0) -> Candidate:
             "numerics differ: step 2",
         ),
         (measured(1.0, numerics="unverified"), "numerics unverified"),
+        (
+            measured(1.0, numerics="other_arguments", numerics_detail="not seeded"),
+            "not seeded",
+        ),
     ],
 )
 def test_every_way_to_fall_out_has_its_words(outcome: object, expected: str) -> None:
@@ -134,6 +138,26 @@ def test_numerics() -> None:
     agreeing = replace(RESULT, candidates=RESULT.candidates[:4])
     assert words.numerics_sentence(agreeing).endswith("the script's dp:8: all agree")
     assert words.numerics_sentence(results_samples.compiled_search()) == ""
+    silent = replace(
+        RESULT,
+        candidates=tuple(
+            replace(one, outcome=replace(one.outcome, losses=()))
+            for one in RESULT.candidates[:4]
+            if isinstance(one.outcome, Measured)
+        ),
+    )
+    assert words.numerics_sentence(silent) == (
+        "no loss: first updates compared with those of the script's dp:8: all agree"
+    )
+
+
+def test_other_data_are_not_called_a_mesh_that_was_not_measured() -> None:
+    (kept, *_) = RESULT.candidates
+    kept = replace(kept, is_baseline=True, standing=replace(kept.standing, verdict="kept"))
+    other = measured(1.0, numerics="other_arguments", numerics_detail="its data are not seeded")
+    result = replace(RESULT, candidates=(kept, standing(other, "excluded")))
+    said = words.best_sentence(result)
+    assert said.endswith("no other mesh could be compared: its data are not seeded")
 
 
 def verified(result: SearchResult, **changes: object) -> SearchResult:

@@ -4,233 +4,36 @@
 from __future__ import annotations
 
 import gc
-import zlib
 from dataclasses import dataclass, replace
-from functools import cache
 from time import perf_counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from numpy.typing import NDArray
 
 from automesh.errors import UsageError, kind_of
-from automesh.program.distributed import gathered
-from automesh.program.execute.prepare import Ready, conform, duplicate, is_elsewhere, state
+from automesh.program.execute.prepare import Ready, conform, duplicate, state
 from automesh.program.execute.team import Team
-from automesh.program.lower.static_args import is_ref, leaf_shape
-from automesh.program.nouns import LeafUpdate
+from automesh.program.execute.updates import (
+    digests_of,
+    disturbed,
+    loss_vectors,
+    sampled,
+    updates_of,
+    with_sensitivities,
+)
+from automesh.program.lower.static_args import is_ref, leaf_dtype, leaf_shape
+from automesh.program.nouns import ArgumentDigest, LeafUpdate, LossVector
 from automesh.program.script.contexts import entered
 from automesh.program.script.leaf_forms import difference, forms_of, repacked
-from automesh.texts.terminal import as_unicode
 
 # `perf_counter` and this are bound before any user code runs: what a script puts in their places
 # must not time its own step.
 _block_until_ready = jax.block_until_ready
-SAMPLED = 8192
-PROJECTIONS = 8
-_NARROW_UNIT = 0.25
-_SCRAMBLE = 98765.43
-Floats = NDArray[np.float64]
-
-
-# What one step changes: a sketch of the update of every float array that it carries on.
-#
-# Of each array the same elements are read before and after the step, on whichever devices they are:
-# all of 8,192, else one of each of 8,192 equal stretches, so that every shard has its share. Their
-# difference is taken in float64 on the host, where an update of a hundred-thousandth of the values
-# loses nothing, and nothing is copied on the devices, so that donated arguments do no harm.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """Elements of one array.
-
-    Attributes:
-      path: where it is among the arguments.
-      leaf: the array itself, which the step may have donated since.
-      values: of the chosen elements, from the first copy of each.
-      apart: largest difference between two copies of an element.
-    """
-
-    path: str
-    dtype: str
-    leaf: Any
-    values: Floats
-    apart: float
-
-
-def sampled(args: Any, *, is_shared: bool = False) -> dict[str, Sampled]:
-    """Reads the chosen elements of all float arrays among the arguments, by their paths.
-
-    Args:
-      is_shared: the arguments are those of several processes, all of which call this: some may have
-        an array that the others have nothing of, as stages of a pipeline do.
-    """
-    found: dict[str, Sampled] = {}
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
-        array: Any = leaf[...] if is_ref(leaf) else leaf
-        if not isinstance(array, jax.Array) or not _is_float(array) or array.size == 0:
-            continue
-        path = jax.tree_util.keystr(keys)
-        values, apart = _elements(array, path, is_shared=is_shared)
-        found[path] = Sampled(
-            path=path, dtype=str(array.dtype), leaf=leaf, values=values, apart=apart
-        )
-    return found
-
-
-def updates_of(before: dict[str, Sampled], after: dict[str, Sampled]) -> tuple[LeafUpdate, ...]:
-    """The sketch of what changed between two samples; arrays that stayed the same are left out."""
-    return tuple(
-        _update(old, after[path])
-        for path, old in before.items()
-        if path in after
-        # What other processes alone have is stood in for by the same array at every step.
-        and (after[path].leaf is not old.leaf or is_ref(old.leaf) or is_elsewhere(old.leaf))
-        and len(after[path].values) == len(old.values)
-    )
-
-
-def disturbed(leaf: Any, dtype: str) -> Any:
-    """An array whose values are changed by a unit in the last place of a type, up or down.
-
-    Args:
-      leaf: what is no array of floats stays as it is.
-      dtype: name of a float type.
-    """
-    if not isinstance(leaf, jax.Array) or not _is_float(leaf) or leaf.size == 0:
-        return leaf
-    unit = max(_unit(dtype), float(jnp.finfo(leaf.dtype).eps))
-    return _changer(leaf.sharding)(leaf, unit)
-
-
-@cache
-def _changer(sharding: jax.sharding.Sharding) -> Any:
-    return jax.jit(_change, out_shardings=sharding)
-
-
-def _change(values: Any, unit: Any) -> Any:
-    wide = values if values.dtype.itemsize >= 4 else values.astype(jnp.float32)
-    # As good as chance, and compiled in no time on any sharding.
-    up = jnp.sin(wide * _SCRAMBLE) > 0
-    return (wide * jnp.where(up, 1 + unit, 1 - unit)).astype(values.dtype)
-
-
-def with_sensitivities(
-    updates: tuple[LeafUpdate, ...], disturbed: tuple[LeafUpdate, ...]
-) -> tuple[LeafUpdate, ...]:
-    """Updates with how far those from disturbed arguments are from them."""
-    others = {one.path: one for one in disturbed}
-    return tuple(
-        replace(update, sensitivity=_apart(update, others[update.path]))
-        if update.path in others
-        else update
-        for update in updates
-    )
-
-
-def _apart(one: LeafUpdate, other: LeafUpdate) -> float:
-    scale = max(one.norm, other.norm)
-    gaps = np.subtract(one.projections, other.projections)
-    return float(np.sqrt(np.mean(gaps**2)) / scale) if scale else 0.0
-
-
-def _unit(dtype: str) -> float:
-    try:
-        return float(jnp.finfo(dtype).eps)
-    except (TypeError, ValueError):  # A type that this jax does not know.
-        return _NARROW_UNIT
-
-
-def _update(old: Sampled, new: Sampled) -> LeafUpdate:
-    change = new.values - old.values
-    is_finite = bool(np.all(np.isfinite(change)))
-    change = change if is_finite else np.zeros_like(change)
-    sizes = np.abs(change)
-    middle = float(sizes.mean())
-    return LeafUpdate(
-        path=new.path,
-        dtype=new.dtype,
-        norm=float(np.linalg.norm(change)),
-        old_norm=float(np.linalg.norm(np.nan_to_num(old.values))),
-        spread=float(sizes.std()) / middle if middle else 0.0,
-        apart=new.apart,
-        count=len(change),
-        is_finite=is_finite,
-        projections=tuple(float(one) for one in _signs(new.path, len(change)) @ change),
-    )
-
-
-def _signs(path: str, count: int) -> Floats:
-    """Random signs, the same for an array of this path and size in every process."""
-    luck = np.random.Generator(np.random.PCG64(zlib.crc32(as_unicode(path).encode())))
-    return luck.choice(np.array([-1.0, 1.0]), size=(PROJECTIONS, count))
-
-
-def _places(size: int, path: str) -> NDArray[np.int64]:
-    """Which elements are read, as places in the flattened array."""
-    if size <= SAMPLED:
-        return np.arange(size)
-    luck = np.random.Generator(np.random.PCG64(zlib.crc32(as_unicode(path).encode()) + 1))
-    stretch = size / SAMPLED
-    return ((np.arange(SAMPLED) + luck.random(SAMPLED)) * stretch).astype(np.int64)
-
-
-def _elements(array: Any, path: str, *, is_shared: bool) -> tuple[Floats, float]:
-    """The chosen elements, and how far copies of them are apart at most."""
-    places = np.unravel_index(_places(array.size, path), array.shape) if array.shape else ()
-    count = min(array.size, SAMPLED)
-    values = np.full(count, np.nan)
-    is_read = np.zeros(count, dtype=bool)
-    apart = 0.0
-    for shard in array.addressable_shards:
-        inside = np.ones(count, dtype=bool)
-        local: list[NDArray[np.int64]] = []
-        for dim, part in enumerate(shard.index):
-            start = part.start or 0
-            stop = array.shape[dim] if part.stop is None else part.stop
-            inside &= (places[dim] >= start) & (places[dim] < stop)
-            local.append(places[dim] - start)
-        if not inside.any():
-            continue
-        read = _read(shard.data, tuple(one[inside] for one in local))
-        known = is_read[inside]
-        if known.any():
-            gaps = np.abs(values[inside] - read)[known]
-            apart = max(apart, float(np.max(np.nan_to_num(gaps))))
-        values[inside] = np.where(known, values[inside], read)
-        is_read |= inside
-    if array.is_fully_addressable and not is_shared:
-        return values, apart
-    return _elements_of_all(values, apart)
-
-
-def _elements_of_all(values: Floats, apart: float) -> tuple[Floats, float]:
-    """The same elements as all processes have read them, each of its own devices.
-
-    Args:
-      values: NaN where this process has none.
-    """
-    rows = gathered(np.append(values, apart))
-    known, aparts = rows[:, :-1], rows[:, -1]
-    # Of each element the copy of the first process that has one: the same in all of them.
-    first = np.argmax(~np.isnan(known), axis=0)
-    chosen = np.take_along_axis(known, first[None], axis=0)[0]
-    gaps = np.abs(known - chosen)
-    return chosen, float(max(aparts.max(), np.nanmax(gaps, initial=0.0)))
-
-
-def _read(data: Any, index: tuple[NDArray[np.int64], ...]) -> Floats:
-    """Elements of one shard, from its device."""
-    if next(iter(data.devices())).platform == "cpu":
-        return np.asarray(data)[index].astype(np.float64).reshape(-1)  # No copy of the whole.
-    return np.asarray(data[index]).astype(np.float64).reshape(-1)
-
-
-def _is_float(array: Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.floating)
+# Of a step without a loss: arrays that may be one loss for each example or token. What has more of
+# them returns something else, such as gradients.
+_MOST_VECTORS = 4
+_LARGEST_VECTOR = 2**20
 
 
 # Waiting for the devices, references included (jax).
@@ -261,7 +64,7 @@ class Visit:
       setup_s: seconds before the first sample.
       state_s: those of them that made the state and warmed up.
       peak_bytes: most bytes in use on one device, 0 where that cannot be told.
-      updates: what the first step changed, where losses are recorded.
+      first: what the first step gave, where losses are recorded.
     """
 
     samples_s: tuple[float, ...]
@@ -269,7 +72,24 @@ class Visit:
     setup_s: float
     state_s: float
     peak_bytes: int
-    updates: tuple[LeafUpdate, ...]
+    first: First
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class First:
+    """What the first step of a visit says of what the step computes.
+
+    Attributes:
+      losses: its scalar floats; of a step without any the means of `vectors`.
+      updates: what it changed in the arrays that go on.
+      vectors: losses that it returns as arrays, if it returns no scalar.
+      arguments: of the values that it began with.
+    """
+
+    losses: tuple[float, ...] = ()
+    updates: tuple[LeafUpdate, ...] = ()
+    vectors: tuple[LossVector, ...] = ()
+    arguments: tuple[ArgumentDigest, ...] = ()
 
 
 class Kept:
@@ -338,7 +158,7 @@ def visit(
     try:
         with entered(ready.ambient, ready.workload.context):
             is_new = loop is None
-            disturbed = _disturbed_updates(ready) if sensitivity and loss_steps else ()
+            moved = _disturbed_updates(ready) if sensitivity and loss_steps else ()
             state_s = 0.0
             if loop is None:
                 begun_s = perf_counter()
@@ -347,12 +167,11 @@ def visit(
                 # Whoever is early would wait for the others in a collective of the step.
                 team.gather("state")
             started()
-            losses: list[float] = []
-            updates: tuple[LeafUpdate, ...] = ()
+            first = First()
             if loss_steps:
-                found, updates = loop.first_step()
-                losses += found
-                updates = with_sensitivities(updates, disturbed)
+                first = loop.first_step()
+                first = replace(first, updates=with_sensitivities(first.updates, moved))
+            losses = list(first.losses)
             losses += [value for _ in range(loss_steps - 1) for value in loop.losses_of_step()]
             taken: list[float] = []
             setup_s = perf_counter() - since_s
@@ -381,7 +200,7 @@ def visit(
         state_s=state_s,
         # The device's mark is the highest since the process began: another plan's, unless it rose.
         peak_bytes=peak if peak > before else 0,
-        updates=updates,
+        first=first,
     )
 
 
@@ -389,7 +208,7 @@ def _disturbed_updates(ready: Ready) -> tuple[LeafUpdate, ...]:
     """What the first step changes if its arguments are a little others; frees them again."""
     loop = _Loop(ready)
     loop.disturb()
-    return loop.first_step()[1]
+    return loop.first_step().updates
 
 
 class _Loop:
@@ -415,18 +234,51 @@ class _Loop:
         ]
         self._args = structure.unflatten(changed)
 
-    def first_step(self) -> tuple[list[float], tuple[LeafUpdate, ...]]:
-        """Runs one step: its scalar floats, and what it changes in the arrays that go on."""
+    def first_step(self) -> First:
+        """Runs one step: what it began with, returned, and changed in the arrays that go on."""
         devices = self._ready.mesh.devices.flat
         is_shared = len({one.process_index for one in devices}) > 1
         before = sampled(self._args, is_shared=is_shared)
-        losses = self.losses_of_step()
-        return losses, updates_of(before, sampled(self._args, is_shared=is_shared))
+        arguments = digests_of(self._args, self._kwargs, before, is_shared=is_shared)
+        outputs = self._step()
+        arrays = self._loss_arrays(outputs)
+        return First(
+            losses=tuple(self._losses(outputs)),
+            updates=updates_of(before, sampled(self._args, is_shared=is_shared)),
+            vectors=loss_vectors(arrays, is_shared=is_shared),
+            arguments=arguments,
+        )
 
     def losses_of_step(self) -> list[float]:
-        """Runs one step and reads its scalar floats."""
-        outputs = self._ready.told(self._step())
-        return [float(leaf) for leaf in jax.tree.leaves(outputs) if _is_loss(leaf)]
+        """Runs one step and reads its scalar floats, or the means of its arrays of losses."""
+        return self._losses(self._step())
+
+    def _losses(self, outputs: Any) -> list[float]:
+        scalars = [
+            float(leaf) for leaf in jax.tree.leaves(self._ready.told(outputs)) if _is_loss(leaf)
+        ]
+        return scalars or [float(_mean(one)) for one in self._loss_arrays(outputs).values()]
+
+    def _loss_arrays(self, outputs: Any) -> dict[str, jax.Array]:
+        """Of a step that returns no scalar float: what may be losses of single examples, by their
+        paths among what it returns."""
+        ready = self._ready
+        if any(map(_is_loss, jax.tree.leaves(ready.told(outputs)))):
+            return {}
+        found = ready.carry.returned_beside(outputs)
+        if ready.workload.advance is not None:
+            # What the user's function carries on is not known, but for how it looks.
+            looks = {(leaf_shape(one), leaf_dtype(one)) for one in jax.tree.leaves(ready.tree)}
+            found = {
+                path: leaf
+                for path, leaf in found.items()
+                if (leaf_shape(leaf), leaf_dtype(leaf)) not in looks
+            }
+        floats = {path: leaf for path, leaf in found.items() if _is_float_array(leaf)}
+        is_small = all(
+            leaf.ndim <= 2 and 0 < leaf.size <= _LARGEST_VECTOR for leaf in floats.values()
+        )
+        return floats if is_small and len(floats) <= _MOST_VECTORS else {}
 
     def sample(self, steps: int) -> float:
         """Seconds per step over chained steps, synchronized once, at the end."""
@@ -517,11 +369,16 @@ def _checked(returned: Any, count: int, ready: Ready) -> tuple[Any, ...]:
 
 
 def _is_loss(leaf: Any) -> bool:
-    return (
-        isinstance(leaf, jax.Array)
-        and leaf_shape(leaf) == ()
-        and jnp.issubdtype(leaf.dtype, jnp.floating)
-    )
+    return _is_float_array(leaf) and leaf_shape(leaf) == ()
+
+
+def _is_float_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+@jax.jit
+def _mean(array: Any) -> Any:
+    return jnp.mean(array, dtype=jnp.promote_types(array.dtype, jnp.float32))
 
 
 def _peak_bytes(ready: Ready) -> int:

@@ -43,6 +43,21 @@ class Carry:
             new[position] = repacked(part, args[position]) if position in self.repacked else part
         return tuple(new)
 
+    def returned_beside(self, outputs: Any) -> dict[str, Any]:
+        """The leaves that the step returns and that are no arguments of the next one, by path."""
+        carried = {output for _, output in self.pairs}
+        changed = len(outputs.changed) if isinstance(outputs, StepOutputs) else 0
+        beside = {
+            f"[{k - changed}]": part
+            for k, part in enumerate(_parts(outputs))
+            if k >= changed and k not in carried
+        }
+        return {
+            name + jax.tree_util.keystr(keys): leaf
+            for name, part in beside.items()
+            for keys, leaf in jax.tree_util.tree_flatten_with_path(part)[0]
+        }
+
     def shardings_after(
         self, args: tuple[Any, ...], compiled: jax.stages.Compiled
     ) -> tuple[Any, ...] | None:

@@ -12,13 +12,20 @@ from automesh.mesh.config import MeshConfig, Rules
 from automesh.mesh.evidence import ENVIRONMENT_PREFIXES, NO_FACTS, Evidence, ProgramFacts, RunnerUp
 from automesh.mesh.rules.file import format_rules, merge_rule, rules_of
 from automesh.mesh.rules.rule import MeshRule, rule_for
-from automesh.outcomes import Compiled, Estimated, Measured, OutOfMemory, Replayed
+from automesh.outcomes import (
+    Compiled,
+    Estimated,
+    Measured,
+    OutOfMemory,
+    Replayed,
+    is_unsteady,
+)
 from automesh.platforms import COMPILED_ABSENT
 from automesh.report.check.facts import facts_of
 from automesh.report.predicted import exposed_s, stage_bytes
 from automesh.report.result import COMPARED, Candidate, SearchResult
 from automesh.report.words import best_of, funnel_sentence, is_duplicate, reason
-from automesh.units import format_bytes
+from automesh.units import format_bytes, format_seconds
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -153,7 +160,7 @@ def _evidence(result: SearchResult, best: Candidate) -> Evidence | None:
         environment=variables,
     )
     match best.outcome:
-        case Measured(confirmed=True) as measured:
+        case Measured(confirmed=True) as measured if not is_unsteady(measured):
             tried |= ({} if result.template else compiled) | {"measured": funnel.measured}
             return replace(
                 evidence,
@@ -244,11 +251,28 @@ def _why_none(result: SearchResult) -> str:
     excluded = [one for one in measured if one.standing.verdict == "excluded"]
     if excluded and len(excluded) == len(measured):
         return f"none of the measured plans may be exported: {reason(excluded[0])}"
+    if unsteady := _unsteady(result):
+        return f"undecided: {unsteady}"
     if measured:
         return "nothing was measured to the end and confirmed"
     if result.is_ahead:
         return f"no plan was compiled that fits: {funnel_sentence(result.funnel)}{_least(result)}"
     return f"no plan could be measured: {funnel_sentence(result.funnel)}"
+
+
+def _unsteady(result: SearchResult) -> str:
+    """That the processes of the best plan disagree too much for a rule; empty if they do not."""
+    best = best_of(result)
+    outcome = best.outcome if best is not None else None
+    if best is None or not isinstance(outcome, Measured):
+        return ""
+    if not outcome.confirmed or not is_unsteady(outcome):
+        return ""
+    fastest, slowest = map(format_seconds, (min(outcome.rounds_s), max(outcome.rounds_s)))
+    return (
+        f"{best.plan} took {fastest} in one process and {slowest} in another, so that its time is "
+        "not known well enough for a rule"
+    )
 
 
 def _least(result: SearchResult) -> str:
@@ -273,6 +297,10 @@ def _what_to_do(result: SearchResult) -> str:
         )
     if result.reference.startswith("none"):
         return "name a mesh that is known to train with --baseline: its losses are the reference"
-    if result.funnel.waiting or result.interrupted:
+    if _unsteady(result):
+        return "leave the machine to the search and run the same command again: it goes on"
+    is_begun = any(isinstance(one.outcome, Measured) for one in result.candidates)
+    is_open = is_begun and best_of(result) is not None
+    if result.funnel.waiting or result.interrupted or is_open:
         return "run the same command again to go on, or give it more --budget"
     return f"`automesh show {result.results_dir}` lists the reasons; the logs are beside it"

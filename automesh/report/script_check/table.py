@@ -345,7 +345,7 @@ def _space_lines(found: CheckedScript) -> Lines:
     lines += zip(["note", *[""] * len(dropped)], dropped)
     if found.plans is not None:
         rules = ", ".join(f"{rule} ({number})" for rule, number in found.plans.ruled_out)
-        said = f"{found.plans.legal} of {count(found.plans.enumerated, 'plan')} can be searched"
+        said = f"{found.plans.legal} of {count(found.plans.enumerated, 'plan')} are legal"
         lines.append(("plans", said + (f"; ruled out: {clean(rules)}" if rules else "")))
     return lines
 

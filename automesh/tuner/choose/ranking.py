@@ -10,7 +10,7 @@ from typing import Literal
 from automesh.cost.roofline import predict
 from automesh.hardware import Chip
 from automesh.mesh.axes import Plan
-from automesh.outcomes import Compiled, Estimated, Measured, Outcome
+from automesh.outcomes import EXCLUDED, Compiled, Estimated, Measured, Outcome
 from automesh.report.result import Candidate, Standing, Verdict
 
 WIDE = 1.5  # estimates of memory are up to 40 % off: only beyond this factor does one count
@@ -38,7 +38,7 @@ class Comparison:
 
 def may_be_exported(outcome: Outcome | None) -> bool:
     """Whether nothing is known against it that a measured plan computes what the reference does."""
-    return isinstance(outcome, Measured) and outcome.numerics not in ("differ", "unverified")
+    return isinstance(outcome, Measured) and outcome.numerics not in EXCLUDED
 
 
 def best_first(

@@ -29,6 +29,7 @@ from automesh.space.mapping import SplitArray
 from automesh.texts.terminal import clean
 from automesh.tuner.estimate.propagator import POLL_S, JobPool
 from automesh.tuner.worker_errors import innermost_frame, raised_here
+from automesh.worker.blame import ON_THIS_MESH
 from automesh.worker.messages import BuildJob
 from automesh.worker.pool import Finished
 
@@ -237,7 +238,8 @@ def _verdict(finished: Finished) -> BuildAnswer | Failed | None:
         case BuildAnswer() as answer:
             return answer
         case Failed(stage=stage, reason=reason) as failed:
-            return failed if stage in _STAGES and _RAISED.fullmatch(reason) else None
+            is_refusal = _RAISED.fullmatch(reason) or reason.startswith(ON_THIS_MESH)
+            return failed if stage in _STAGES and is_refusal else None
         case _:
             return None
 
@@ -260,6 +262,10 @@ def _indivisible(plan: Plan, part: _Part, name: str) -> RuledOut:
 
 def _said(failed: Failed) -> RuledOut:
     """A rule that counts what the same line of the user's raises, whatever the numbers in it."""
+    if failed.reason.startswith(ON_THIS_MESH):
+        # `train.py fails at train.py:7: ValueError: 127 does not divide`: the numbers differ.
+        message = clean(failed.reason.removeprefix(ON_THIS_MESH), _CHARS)
+        return RuledOut(rule=message.partition(": ")[0], detail=message)
     raised = _RAISED.fullmatch(failed.reason)
     assert raised is not None
     frame = innermost_frame(failed.log_tail)

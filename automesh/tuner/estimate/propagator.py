@@ -12,7 +12,7 @@ from typing import Protocol
 from automesh.mesh.axes import Call, Plan, format_setting
 from automesh.outcomes import Failed, Failure, OutOfMemory
 from automesh.program.nouns import Propagation, StepRef
-from automesh.report.estimates import NO_TIME, STEP_REFUSES
+from automesh.report.estimates import INTERRUPTED, NO_TIME, STEP_REFUSES
 from automesh.report.progress import Progress
 from automesh.report.words import failure_reason
 from automesh.tuner.estimate.propagations import Need, Sizes
@@ -122,6 +122,8 @@ class Propagator:
       deadline_s: on `clock`; nothing is started after it, and what runs is dropped.
       timeout_s: of one propagation.
       pulse: called every half second or so.
+      heard: called with each propagation, as soon as it is there.
+      is_interrupted: True after Ctrl-C: nothing is started any more.
     """
 
     step: PropagatedStep
@@ -133,6 +135,9 @@ class Propagator:
     timeout_s: float
     clock: Callable[[], float] = time.monotonic
     pulse: Callable[[], object] = lambda: None
+    heard: Callable[[Need, Propagation], object] = lambda *_: None
+    is_interrupted: bool = False
+    _known: dict[Need, Propagation] = field(init=False, default_factory=dict[Need, Propagation])
     _total: int = field(init=False, default=0)
     _done: int = field(init=False, default=0)
     _beat_s: float = field(init=False, default=-math.inf)
@@ -142,6 +147,10 @@ class Propagator:
     def ask(self, job: Job) -> int:
         """Submits a job of another kind, to be done beside the next propagations."""
         return self.pool.submit(job, self.timeout_s)
+
+    def has_reply(self, ticket: int) -> bool:
+        """Whether the answer to a job that was asked for before is there."""
+        return ticket in self._asides
 
     def reply(self, ticket: int) -> Answer | Failure:
         """The answer to a job that was asked for before; waits for it."""
@@ -167,7 +176,7 @@ class Propagator:
         answers: dict[Need, Propagation | str] = {}
         left: list[Need] = []
         for need in needs:
-            kept = self.cache.find(self.step.job(need, need.sizes))
+            kept = self._known.get(need) or self.cache.find(self.step.job(need, need.sizes))
             if kept is None:
                 left.append(need)
             else:
@@ -177,7 +186,14 @@ class Propagator:
         self._done += len(needs) - len(answers)
         if needs:
             self._show(note)
-        return answers | {need: NO_TIME for need in needs if need not in answers}
+        self._known |= {need: one for need, one in answers.items() if isinstance(one, Propagation)}
+        why = INTERRUPTED if self.is_interrupted else NO_TIME
+        return answers | {need: why for need in needs if need not in answers}
+
+    def interrupt(self) -> None:
+        """Starts nothing any more: what is known until now is all that there will be."""
+        self.is_interrupted = True
+        self.deadline_s = -math.inf
 
     def keep(self, need: Need, found: Propagation) -> None:
         """Keeps an answer that was made from another need's, as if it had been propagated."""
@@ -185,6 +201,20 @@ class Propagator:
 
     def _run(self, queue: NeedQueue, answers: dict[Need, Propagation | str], note: str) -> None:
         running: dict[int, _Running] = {}
+        try:
+            self._run_until(queue, answers, note, running)
+        except KeyboardInterrupt:
+            self.interrupt()
+        for one in running.values():  # Dropped: nobody shall wait for what they lower.
+            one.listener.close()
+
+    def _run_until(
+        self,
+        queue: NeedQueue,
+        answers: dict[Need, Propagation | str],
+        note: str,
+        running: dict[int, _Running],
+    ) -> None:
         retried: set[Need] = set()
 
         def submit(need: Need, sizes: Sizes, *, fresh: bool = False) -> None:
@@ -208,8 +238,6 @@ class Propagator:
                 submit(need, need.sizes)
             left_s = self.deadline_s - self.clock()
             if not running or left_s <= 0:
-                for one in running.values():  # Dropped: nobody shall wait for what they lower.
-                    one.listener.close()
                 return
             for finished in self.pool.wait(min(POLL_S, left_s)):
                 done = running.pop(finished.ticket, None)
@@ -227,8 +255,11 @@ class Propagator:
                 # At once: the worker shall not wait until the answer is kept.
                 if self.clock() < self.deadline_s and (following := queue.after(done.need)):
                     submit(following, following.sizes)
-                answers[done.need] = self._taken(done.need, finished)
+                answer = answers[done.need] = self._taken(done.need, finished)
                 self._done += 1
+                if isinstance(answer, Propagation):
+                    self._known[done.need] = answer
+                    self.heard(done.need, answer)
                 self._show(note, took_s=self.clock() - done.began_s)
             self._beat()
             self.progress.tick()

@@ -28,6 +28,7 @@ from automesh.outcomes import Estimated
 from automesh.program.nouns import Propagation
 from automesh.report.estimates import NO_TIME, STEP_REFUSES, Estimates
 from automesh.report.words import count
+from automesh.tuner.estimate.leader import MOST_PRICED, Leader
 from automesh.tuner.estimate.propagations import (
     Active,
     Group,
@@ -174,6 +175,7 @@ class EstimateRung:
       price: of meshes, with the terms of their sets of active axes.
       price_pipeline: of meshes with the same active axes, with the terms of a pipeline.
       origin: where the speeds come from, in words.
+      leader: says who is first by the estimates so far.
     """
 
     plans: Sequence[Plan]
@@ -182,6 +184,9 @@ class EstimateRung:
     price: Price
     price_pipeline: PricePipeline
     origin: str
+    leader: Leader | None = None
+    _told: Layouts | None = field(init=False, default=None)
+    _ticket: int | None = field(init=False, default=None)
     _terms: dict[tuple[Call, Active], Propagation] = field(init=False, default_factory=dict)
     _reasons: dict[tuple[Call, Active], str] = field(init=False, default_factory=dict)
     _found: dict[Plan, Estimated] = field(init=False, default_factory=dict)
@@ -192,14 +197,33 @@ class EstimateRung:
     _pipelines: int = field(init=False, default=0)
 
     def run(self) -> Estimates:
-        """Estimates every plan that it can before the deadline, those with default knobs first."""
+        """Estimates every plan that it can before the deadline, those with default knobs first.
+
+        After Ctrl-C: those that it can from what is known until then. A second one ends it.
+        """
+        plans = self.plans
+        try:
+            found = self._estimated()
+        except KeyboardInterrupt:
+            # In the middle of a price: everything is priced again from the propagations.
+            self.propagator.interrupt()
+            self.plans = plans
+            for one in (self._found, self._missing, self._reasons, self._why_apart, self._apart):
+                one.clear()
+            self._pipelines = 0
+            found = self._estimated()
+        return replace(found, is_interrupted=self.propagator.is_interrupted)
+
+    def _estimated(self) -> Estimates:
         groups = groups_of(self.plans)
         if not groups:
             return Estimates(origin=self.origin)
         # Asked for first, and done beside the first propagations.
-        ticket = self.propagator.ask(self.layout(_shapes(self.plans))) if self.layout else None
+        if self.layout and self._ticket is None:
+            self._ticket = self.propagator.ask(self.layout(_shapes(self.plans)))
+        self.propagator.heard = lambda need, found: self._lead(groups, need, found)
         self._propagate(groups[0].needs)
-        layouts = self._layouts(ticket)
+        layouts = self._layouts()
         refused = dict(layouts.refused)
         if refused:
             self._drop(refused)
@@ -214,13 +238,58 @@ class EstimateRung:
             )
         return self._priced(groups, layouts)
 
-    def _layouts(self, ticket: int | None) -> Layouts:
-        if ticket is None:
-            return Layouts(shapes=_shapes(self.plans), spans=((),) * len(_shapes(self.plans)))
-        answer = self.propagator.reply(ticket)
+    def _layouts(self) -> Layouts:
+        if self._told is not None:
+            return self._told
+        if self._ticket is None:
+            shapes = _shapes(self.plans)
+            self._told = Layouts(shapes=shapes, spans=((),) * len(shapes))
+            return self._told
+        answer = self.propagator.reply(self._ticket)
         if not isinstance(answer, Layouts):
             raise TypeError(f"a layout job was answered with {type(answer).__name__}")
+        self._told = answer
         return answer
+
+    def _lead(self, groups: Sequence[Group], need: Need, made: Propagation) -> None:
+        """Prices the plans of a need at once, to say who is first so far."""
+        is_laid_out = self._told is not None or self._ticket is None
+        if self.leader is None or made.pipeline is not None:
+            return
+        if not is_laid_out and not self.propagator.has_reply(self._ticket or 0):
+            return
+        layouts = self._layouts()
+        group = next((one for one in groups if one.call == need.call), None)
+        if group is None or layouts.refused:
+            return
+        members = list(need.members[:MOST_PRICED])
+        prices = self._price_of(group, need, made, members, layouts)
+        found = [
+            (self._plan(group, member), prices.estimated(row))
+            for row, member in enumerate(members)
+            if not prices.needs_own[row]
+        ]
+        self.leader.note([one for one in found if 0 < one[1].step_s < math.inf])
+
+    def _price_of(
+        self,
+        group: Group,
+        need: Need,
+        made: Propagation,
+        members: list[int],
+        layouts: Layouts,
+    ) -> Prices:
+        """Prices meshes of a need by its own propagation; see `_by_options`."""
+        batch = Batch(
+            names=group.batch.names, ici=group.batch.ici[members], dcn=group.batch.dcn[members]
+        )
+        plans = [self._plan(group, member) for member in members]
+        if made.pipeline is None:
+            terms = {need.active: made.terms}
+            return price_with_options(self.price, terms, batch, layouts, plans)
+        return price_pipeline_with_options(
+            self.price_pipeline, (made.pipeline, made.terms), batch, layouts, plans
+        )
 
     def _drop(self, refused: Mapping[tuple[int, ...], str]) -> None:
         """Leaves out meshes that jax cannot lay out on the devices."""
@@ -405,18 +474,7 @@ class EstimateRung:
             self._missing |= {plan: answer for plan in plans if plan not in self._found}
             return
         members = list(need.members)
-        batch = Batch(
-            names=group.batch.names, ici=group.batch.ici[members], dcn=group.batch.dcn[members]
-        )
-        plans = [self._plan(group, member) for member in members]
-        terms = {need.active: answer.terms}
-        prices = (
-            price_with_options(self.price, terms, batch, layouts, plans)
-            if answer.pipeline is None
-            else price_pipeline_with_options(
-                self.price_pipeline, (answer.pipeline, answer.terms), batch, layouts, plans
-            )
-        )
+        prices = self._price_of(group, need, answer, members, layouts)
         self._take(group, need, answer, prices, range(len(members)))
 
     def _plan(self, group: Group, member: int) -> Plan:

@@ -21,7 +21,8 @@ from typing import Literal
 import numpy as np
 
 from automesh.mesh.axes import Plan
-from automesh.tuner.measure.statistics import Floats, Ratio, trimmed_mean
+from automesh.outcomes import processes_disagree
+from automesh.tuner.measure.statistics import Floats, Ratio, median_interval, trimmed_mean
 
 FEWEST = 3  # below this many processes nothing is exported
 LOOKS = (5, 7, 10, 14, 20, 28, 40)
@@ -205,7 +206,16 @@ class Final:
         if challengers:
             return (*always, *challengers[:room])
         is_known = bool(always) and self.count(*always) >= LOOKS[0]
+        if is_known and any(map(self._is_unsteady, exported)) and self.count(*always) < LOOKS[-1]:
+            return tuple(always)  # The machine was busy: its time is still to be found out.
         return () if is_known else tuple(always)
+
+    def _is_unsteady(self, plan: Plan) -> bool:
+        """Whether processes disagree so much about a plan's time that it may not become a rule."""
+        values = self.values_of(plan)
+        if len(values) < FEWEST:
+            return False
+        return processes_disagree(values, median_interval(values))
 
     def _plans(self) -> tuple[Plan, ...]:
         return tuple(dict.fromkeys(plan for row in self.rows for plan in row))

@@ -26,6 +26,9 @@ _NO_REFERENCE = (
     "the time was used up before any step could be run whose losses the others are compared with; "
     "give it more --budget, or see with --timeout whether it hangs"
 )
+# How late the only visit of a search may be: a share of the budget, or so many seconds.
+_LATE_SHARE = 0.5
+_LATE_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +49,10 @@ class FirstVisits:
         known, search = self.known, self.known.search
         self.ensure_reference(plans)
         if known.reference is None:
-            return  # time is used up, and nothing is known that says whether others are right
+            # Time is used up, and nothing is known that says whether others are right.
+            if not known.calibrations:
+                self._run_one(plans)
+            return
         for number, plan in enumerate(plans):
             is_due = sum(one in known.calibrations for one in plans) < 2
             if not is_due and self.time_left.now_s > self.time_left.race_deadline_s(plans):
@@ -63,10 +69,27 @@ class FirstVisits:
         if plan in known.calibrations and known.reference is not None:
             known.judge(plan, known.reference)
 
-    def _visit(self, plan: Plan) -> None:
+    def _run_one(self, plans: Sequence[Plan]) -> None:
+        """Runs one plan all the same, although the time is over: a search that has compiled
+        something does not end without a time that was measured."""
+        known, search = self.known, self.known.search
+        more_s = min(self.rules.timeout_s, max(_LATE_SHARE * search.request.budget_s, _LATE_S))
+        for plan in plans:
+            if plan in known.done:
+                continue
+            search.progress.notice(
+                f"the time was used up before any plan had run: {plan} is run once all the same"
+            )
+            late = BoundedPool(pool=self.pool, until_s=search.clock() + more_s, clock=search.clock)
+            self._visit(plan, late)
+            self.ensure_reference(plans)  # Of the baseline that ran just now, without time.
+            known.note_visits()
+            return
+
+    def _visit(self, plan: Plan, within: BoundedPool | None = None) -> None:
         """Visits a plan; its failure is noted, unless it is only that time was used up."""
         known, search = self.known, self.known.search
-        begun_s, bounded = search.clock(), self._bounded()
+        begun_s, bounded = search.clock(), within or self._bounded()
         if bounded.is_over:
             return
         search.progress.now(f"{plan}, first visit")

@@ -22,18 +22,10 @@ from automesh.tuner.measure.final import Final, FinalRules
 from automesh.tuner.measure.fresh_processes import ProcessRun, figures_of
 from automesh.tuner.measure.numerics import Checks, Reference, check
 from automesh.tuner.measure.schedule import Calibration
+from automesh.tuner.measure.seen_once import StoredVisits
 from automesh.tuner.measure.statistics import median_interval
 from automesh.tuner.study.retrace import OTHER_PROGRAM
 from automesh.tuner.study.study import Trial
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredVisits:
-    """First visits of one machine, so that a search that goes on need not make them again."""
-
-    machine: str
-    calibrations: tuple[Calibration, ...]
-    references: tuple[Reference, ...]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,9 @@
-"""Do two meshes compute the same function: their losses and the updates of their state compared."""
+"""Do two meshes compute the same function: their losses and the updates of their state compared.
+
+A step without a scalar loss is judged by the arrays of losses that it returns, if there are any,
+and by what its first step changes in the arrays that it carries on. Where something differs, the
+arguments of the two runs are compared, too: other data are no fault of the mesh.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from typing import Literal
 
 from automesh.mesh.axes import Plan
 from automesh.outcomes import Numerics
-from automesh.program.nouns import LeafUpdate, VisitAnswer
+from automesh.program.nouns import ArgumentDigest, LeafUpdate, LossVector, VisitAnswer
 from automesh.tuner.measure.schedule import (
     Calibration,
     Subject,
@@ -48,6 +53,13 @@ _ROUNDING_ALONE = 0.3
 _ANY_DIRECTION = 3.0
 _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 _NARROW_UNIT = 0.25
+# Roundings do not average out in the loss of a single example, which may be this many times as far
+# off as the mean of all.
+_SINGLE_LOSS = 4.0
+_NOTHING_TO_COMPARE = (
+    "the step returns no number and changes no array that it carries on, so nothing shows whether "
+    "meshes compute the same: let it return its loss"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +102,7 @@ def compare_losses(reference: Sequence[float], losses: Sequence[float], dtype: s
         counts = f"{len(losses)} scalars here, {len(reference)} on the reference"
         return Agreement(verdict="differ", detail=f"the step returns {counts}")
     if not losses:
-        return Agreement(verdict="unverified", detail="the step returns no scalar to compare")
+        return Agreement(verdict="unverified", detail=_NOTHING_TO_COMPARE)
     for whose, values in (("here", losses), ("on the reference", reference)):
         for index, value in enumerate(values):
             if not math.isfinite(value):
@@ -147,6 +159,76 @@ def compare_updates(
     return Agreement(verdict="differ", detail=worst[1])
 
 
+def compared_updates(reference: Sequence[LeafUpdate], updates: Sequence[LeafUpdate]) -> int:
+    """How many arrays that both steps change can be compared."""
+    known = {one.path: one for one in reference}
+    pairs = [(known[here.path], here) for here in updates if here.path in known]
+    return sum(
+        there.count == here.count and (there.norm > 0.0 or here.norm > 0.0) for there, here in pairs
+    )
+
+
+def compare_vectors(
+    reference: Sequence[LossVector], vectors: Sequence[LossVector], dtype: str
+) -> Agreement:
+    """Compares arrays of losses, each as one: every element must be within what rounding may do.
+
+    An element counts at the size of the whole array at least: zero has no scale.
+
+    Args:
+      reference: those of the reference; arrays with the same path and size are compared.
+      dtype: the coarsest float type that takes part in either step.
+    """
+    known = {one.path: one for one in reference}
+    tolerance = _SINGLE_LOSS * loss_tolerance(dtype)
+    worst: tuple[float, str] = (0.0, "")
+    for here in vectors:
+        there = known.get(here.path)
+        if there is None or there.size != here.size:
+            continue
+        middle = math.sqrt(sum(one * one for one in there.values) / len(there.values))
+        for place, (expected, got) in enumerate(zip(there.values, here.values, strict=True)):
+            scale = max(abs(expected), abs(got), middle)
+            apart = abs(got - expected) / scale if scale else 0.0
+            if apart > worst[0]:
+                worst = (
+                    apart,
+                    f"element {place + 1} of {len(here.values)} of the losses `{here.path}` is "
+                    f"{got:.6g} here and {expected:.6g} on the reference: {apart:.1e} apart, "
+                    f"{tolerance:.0e} allowed for {dtype}",
+                )
+    if worst[0] <= tolerance:
+        return Agreement(verdict="agree")
+    return Agreement(verdict="differ", detail=worst[1])
+
+
+def other_arguments(
+    reference: Sequence[ArgumentDigest], arguments: Sequence[ArgumentDigest]
+) -> tuple[str, ...]:
+    """Names of the arguments whose values are others than those of the reference.
+
+    Floats that were computed on another mesh may differ by rounding. Arguments of other sizes are
+    passed over: the programs differ then, not the data.
+    """
+    known = {one.path: one for one in reference}
+    return tuple(
+        here.path
+        for here in arguments
+        if (there := known.get(here.path)) is not None
+        and (there.count, there.dtype) == (here.count, here.dtype)
+        and _has_other_values(there, here)
+    )
+
+
+def _has_other_values(there: ArgumentDigest, here: ArgumentDigest) -> bool:
+    if "float" not in here.dtype:
+        return (there.norm, there.projections) != (here.norm, here.projections)
+    gaps = [a - b for a, b in zip(there.projections, here.projections, strict=True)]
+    apart = math.sqrt(sum(gap * gap for gap in gaps) / len(gaps))
+    scale = max(there.norm, here.norm)
+    return apart > _TOLERANCE.get(here.dtype, _NARROW_TOLERANCE) * scale
+
+
 def _distance(there: LeafUpdate, here: LeafUpdate, dtype: str) -> tuple[float, str]:
     """How far two updates are apart, as a share of what is allowed, and a sentence on it."""
     name = f"the first update of `{here.path}`"
@@ -196,12 +278,28 @@ class Reference:
       plan: the plan itself; nothing where none could be had.
       losses: scalar outputs of the first steps, in order.
       updates: what the first step changes in the arrays that it carries on.
+      vectors: arrays of losses that it returns; of a step that returns no scalar.
+      arguments: those of the first step.
     """
 
     name: str
     plan: tuple[Plan, ...]
     losses: tuple[float, ...]
     updates: tuple[LeafUpdate, ...] = ()
+    vectors: tuple[LossVector, ...] = ()
+    arguments: tuple[ArgumentDigest, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, plan: Plan, answer: VisitAnswer) -> Reference:
+        """What a visit to a plan gave, as the reference."""
+        return cls(
+            name=name,
+            plan=(plan,),
+            losses=answer.losses,
+            updates=answer.updates,
+            vectors=answer.vectors,
+            arguments=answer.arguments,
+        )
 
 
 @dataclass(slots=True)
@@ -237,12 +335,8 @@ def find_reference(
       plans: all legal plans; the first has the default knobs.
     """
     for calibration in baseline:
-        return Reference(
-            name=f"the baseline {calibration.plan}",
-            plan=(calibration.plan,),
-            losses=calibration.first.losses,
-            updates=calibration.first.updates,
-        )
+        name = f"the baseline {calibration.plan}"
+        return Reference.of(name, calibration.plan, calibration.first)
     single = replace(plans[0], axes=tuple(replace(axis, ici=1, dcn=1) for axis in plans[0].axes))
     candidates = [("the step on one device", single)]
     # A model that needs sharding fits neither one device nor dp alone: fsdp splits the batch, too.
@@ -255,7 +349,7 @@ def find_reference(
     for name, plan in candidates:
         answer = record_losses(pool, subject, plan, rules=rules)
         if isinstance(answer, VisitAnswer):
-            return Reference(name=name, plan=(plan,), losses=answer.losses, updates=answer.updates)
+            return Reference.of(name, plan, answer)
     return Reference(
         name="none: neither one device nor data parallelism could run the step", plan=(), losses=()
     )
@@ -263,14 +357,41 @@ def find_reference(
 
 def check(reference: Reference, plan: Plan, answer: VisitAnswer) -> tuple[Numerics, str]:
     """How losses and updates compare with the reference's, and a sentence if they do not agree."""
-    found: Agreement = compare_losses(reference.losses, answer.losses, answer.loss_dtype)
-    if found.verdict == "agree":
-        found = compare_updates(reference.updates, answer.updates, answer.loss_dtype)
+    found = _compare(reference, answer)
     if found.verdict == "agree" and plan in reference.plan:
         return "reference", ""
     if not reference.plan:
         return "unverified", f"there is no reference ({reference.name})"
+    if found.verdict != "agree":
+        others = other_arguments(reference.arguments, answer.arguments)
+        if others:
+            return "other_arguments", _said_of(others)
     return found.verdict, found.detail
+
+
+def _compare(reference: Reference, answer: VisitAnswer) -> Agreement:
+    dtype = answer.loss_dtype
+    is_silent = not (reference.losses or answer.losses)
+    if is_silent and not compared_updates(reference.updates, answer.updates):
+        return Agreement(verdict="unverified", detail=_NOTHING_TO_COMPARE)
+    found = Agreement(verdict="agree")
+    if not is_silent:
+        found = compare_losses(reference.losses, answer.losses, dtype)
+    if found.verdict == "agree":
+        found = compare_vectors(reference.vectors, answer.vectors, dtype)
+    if found.verdict == "agree":
+        found = compare_updates(reference.updates, answer.updates, dtype)
+    return found
+
+
+def _said_of(paths: Sequence[str], most: int = 2) -> str:
+    """What is said of arguments with other values in another run."""
+    shown = ", ".join(f"`{path}`" for path in paths[:most])
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return (
+        "the arguments of the step differ between two runs of the script: its data are not seeded "
+        f"({shown}{more}); seed numpy, random and the data loader"
+    )
 
 
 def _splits_only(plan: Plan, axes: Sequence[str]) -> bool:

@@ -15,15 +15,19 @@ from automesh.errors import UsageError
 from automesh.mesh.axes import Plan
 from automesh.mesh.rules.file import RuleEdited
 from automesh.mesh.rules.rule import MeshRule
+from automesh.outcomes import Measured, is_unsteady, is_wide
 from automesh.report.files.csv import dataframe, write_table
-from automesh.report.files.rule import best_of, has_rule, save_rule
+from automesh.report.files.rule import has_rule, save_rule
 from automesh.report.result import SearchResult
+from automesh.report.words import best_of, count
 from automesh.tuner.measure.leased_pool import LeaseLost
 from automesh.tuner.paths import as_seen
+from automesh.tuner.strategies.machine_load import said_of_load
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.metadata import Footer, Header, Notebook
 from automesh.tuner.study.rung import Rung
 from automesh.tuner.study.study import Study
+from automesh.units import format_seconds
 
 _TAKEN_OVER = (
     "this search was silent for so long that another one has taken over; "
@@ -58,6 +62,30 @@ class Strategy(Protocol):
         """Why the rule that a file holds already must stay; empty if it may be replaced."""
         del path
         return ""
+
+
+def said_of_doubt(result: SearchResult) -> str:
+    """What is said where the time of the best plan is known badly, with how busy the machine was;
+    empty if it is known well, or was not measured in fresh processes."""
+    best = best_of(result)
+    outcome = best.outcome if best is not None else None
+    if best is None or not isinstance(outcome, Measured) or not outcome.confirmed:
+        return ""
+    if is_unsteady(outcome):
+        fastest, slowest = map(format_seconds, (min(outcome.rounds_s), max(outcome.rounds_s)))
+        return (
+            f"undecided: {said_of_load()}, and {best.plan} took {fastest} in one process and "
+            f"{slowest} in another: no rule was written; the same command goes on, best while "
+            "nothing else runs"
+        )
+    low, high = outcome.interval_s
+    if not is_wide(outcome) or low <= 0.0:
+        return ""
+    return (
+        f"the step time of {best.plan} is known to a factor of {high / low:.1f} only, from "
+        f"{count(len(outcome.rounds_s), 'process', 'processes')}: {said_of_load()}; more --budget "
+        "narrows it"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +135,8 @@ class SearchRun:
             self.notebook.note_header(header)
         result = assemble(self.study, header)
         footer = strategy.footer(result, ending, interrupted=interrupted)
+        if not interrupted and (doubt := said_of_doubt(result)):
+            footer = replace(footer, stop_reason=f"{footer.stop_reason}; {doubt}")
         self.notebook.note_footer(footer)
         result = assemble(self.study, header)
         try:

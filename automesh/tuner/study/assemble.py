@@ -22,6 +22,7 @@ from automesh.report.result import Candidate, Funnel, SearchResult
 from automesh.report.words import count
 from automesh.tuner.choose.ranking import rank, rank_ahead
 from automesh.tuner.command.results import assemble_command
+from automesh.tuner.measure.seen_once import StoredVisits, seen_once
 from automesh.tuner.study.freshness import changed_versions
 from automesh.tuner.study.metadata import Header, Notebook, notebook_of
 from automesh.tuner.study.results import result_of, with_ending
@@ -50,10 +51,15 @@ def assemble(study: Study, header: Header) -> SearchResult:
             baseline=header.baseline,
         )
     else:
+        comparisons = () if decision is None else decision.comparisons
+        visits: StoredVisits | None = notebook.read("visits", StoredVisits)
+        if decision is None and visits is not None:
+            once, comparisons = seen_once(visits, compiled, measured)
+            measured |= once
         candidates = rank(
             compiled=compiled,
             measured=measured,
-            comparisons=() if decision is None else decision.comparisons,
+            comparisons=comparisons,
             baseline=header.baseline,
             chip=chip_for(header.device_kind, header.platform),
             winner=() if decision is None else (decision.winner,),

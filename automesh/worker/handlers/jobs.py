@@ -479,7 +479,9 @@ def _visit(job: VisitJob, stages: Stages, team: Team) -> VisitAnswer:
         state_s=seen.state_s,
         peak_bytes=seen.peak_bytes,
         fingerprint=ready.fingerprint,
-        updates=seen.updates,
+        updates=seen.first.updates,
+        vectors=seen.first.vectors,
+        arguments=seen.first.arguments,
         start_s=_MEMORY.start_s,
     )
 

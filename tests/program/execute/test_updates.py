@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from automesh.jsonio import from_json, to_json
 from automesh.mesh.axes import MeshAxis, Plan
-from automesh.program.execute.timed_loop import SAMPLED, sampled, updates_of
+from automesh.program.execute.updates import SAMPLED, sampled, updates_of
 from automesh.program.nouns import LeafUpdate, VisitAnswer
 from automesh.tuner.measure.numerics import Reference, check, compare_losses, compare_updates
 from tests.support.paths import SCRIPTS

@@ -13,10 +13,12 @@ import automesh
 from automesh.errors import NoFeasibleMesh, UsageError
 from automesh.mesh.axes import Plan, parse_mesh
 from automesh.outcomes import Failed, Failure, RuledOut, TimedOut
+from automesh.program.capture.build import EndedEarly
 from automesh.program.nouns import BuildAnswer, Entry, StepRef
 from automesh.report.progress import Silent
 from automesh.space.mapping import SplitArray, SplitDimension
 from automesh.tuner.estimate.buildable import BuildCheck, refusal_notices
+from automesh.worker.blame import failure
 from automesh.worker.messages import BuildJob, Job
 from automesh.worker.pool import Finished, OnEvent
 from tests.support.paths import SCRIPTS
@@ -226,6 +228,23 @@ def test_a_rule_counts_what_one_line_raises() -> None:
     assert refusal_notices(refused) == (
         "`tp:8` cannot be built: ValueError: 8 heads (model.py:12)",
     )
+
+
+def test_a_script_that_ends_before_its_step_is_a_rule_in_words() -> None:
+    """No class of automesh's own is named."""
+
+    def answer(plan: Plan) -> Failed:
+        error = EndedEarly(f"main.py fails at main.py:7: ValueError: {plan.sizes['dp']} is odd")
+        outcome = failure(error, stage="build", function="train_step", limit_bytes=0)
+        assert isinstance(outcome, Failed)
+        return outcome
+
+    plans = [plan("dp:8"), plan("dp:4,tp:2")]
+    one = check(FakePool(answer=answer))
+    one.build(plans, wanted=2)
+    refused = one.refused(plans)
+    assert {why.rule for why in refused.values()} == {"main.py fails at main.py:7"}
+    assert refused[plans[0]].detail == "main.py fails at main.py:7: ValueError: 8 is odd"
 
 
 def dry_run(function: str, folder: Path, *, baseline: str = "") -> automesh.Result:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from automesh.program.nouns import LeafUpdate
+from automesh.mesh.axes import MeshAxis, Plan
+from automesh.program.nouns import ArgumentDigest, LeafUpdate, LossVector, VisitAnswer
 from automesh.tuner.measure.numerics import (
     Agreement,
+    Reference,
+    check,
     compare_losses,
     compare_updates,
+    compare_vectors,
     loss_tolerance,
+    other_arguments,
 )
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float4_e2m1fn")
@@ -118,3 +124,52 @@ def test_of_an_update_that_is_rounding_alone_any_direction_will_do(sensitivity: 
     there, here = [update(1.0, sensitivity)], [update(-1.0)]
     assert compare_updates(there, here, "float32").verdict == "agree"
     assert compare_updates([update(1.0, 0.05)], here, "float32").verdict == "differ"
+
+
+def _vector(*values: float, path: str = "[1]") -> LossVector:
+    return LossVector(path=path, size=len(values), values=values)
+
+
+def test_of_an_array_of_losses_the_worst_element_is_named() -> None:
+    there = [_vector(1.0, 2.0, 0.0, 3.0)]
+    assert compare_vectors(there, [_vector(1.0001, 2.0, 1e-4, 3.0)], "float32").verdict == "agree"
+    found = compare_vectors(there, [_vector(1.001, 2.0, 0.0, 3.3)], "float32")
+    assert found.verdict == "differ"
+    assert found.detail.startswith(
+        "element 4 of 4 of the losses `[1]` is 3.3 here and 3 on the reference: 9.1e-02 apart"
+    )
+    assert compare_vectors([_vector(1.0)], [_vector(2.0, path="[2]")], "float32").verdict == "agree"
+
+
+def _digest(*projections: float, dtype: str = "float32") -> ArgumentDigest:
+    return ArgumentDigest(
+        path="args[1]", dtype=dtype, count=9, norm=1.0, projections=projections or (0.5, -0.5)
+    )
+
+
+def test_arguments_that_were_rounded_are_the_same_and_other_numbers_are_not() -> None:
+    there = [_digest()]
+    assert other_arguments(there, [_digest(0.50001, -0.5)]) == ()
+    assert other_arguments(there, [_digest(0.6, -0.4)]) == ("args[1]",)
+    assert other_arguments(there, [_digest(0.6, -0.4, dtype="int32")]) == ()  # another program
+    tokens = [_digest(7.0, 1.0, dtype="int32")]
+    assert other_arguments(tokens, [_digest(7.0, 1.0, dtype="int32")]) == ()
+    assert other_arguments(tokens, [_digest(7.0, 2.0, dtype="int32")]) == ("args[1]",)
+
+
+def test_other_arguments_are_no_fault_where_the_losses_agree() -> None:
+    plan = Plan(axes=(MeshAxis(name="dp"),))
+    first = VisitAnswer(
+        samples_s=(),
+        losses=(1.0,),
+        loss_dtype="float32",
+        values="user",
+        setup_s=0.0,
+        peak_bytes=0,
+        fingerprint="f",
+        arguments=(_digest(),),
+    )
+    reference = Reference.of("the baseline", Plan(axes=(MeshAxis(name="dp", ici=2),)), first)
+    other = replace(first, arguments=(_digest(0.6, -0.4),))
+    assert check(reference, plan, other) == ("agree", "")
+    assert check(reference, plan, replace(other, losses=(2.0,)))[0] == "other_arguments"

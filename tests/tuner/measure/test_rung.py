@@ -23,6 +23,7 @@ from automesh.tuner.compile.memory_limit import DeviceMemory
 from automesh.tuner.context import SearchContext
 from automesh.tuner.measure.decision import Decision, Records
 from automesh.tuner.measure.rung import UNRACED, MeasureRung
+from automesh.tuner.measure.seen_once import StoredVisits, seen_once
 from automesh.tuner.study.metadata import Notebook
 from automesh.tuner.study.study import Study, open_study, parse_storage
 from automesh.worker.messages import VisitJob
@@ -534,3 +535,38 @@ def test_who_fails_in_a_process_without_a_race_has_failed(scene: Callable[..., S
     here.search(80.0)
     assert not here.records().races
     assert here.outcomes()[A] == CRASH
+
+
+def test_where_all_time_is_used_up_one_plan_is_run_once_all_the_same(
+    scene: Callable[..., Scene],
+) -> None:
+    here = scene({BASE: 0.1, A: 0.08}, spread=0.0)
+    here.pool.now_s = 1000.0
+    assert here.search(-1000.0) is None
+    with here.open() as study:
+        visits = here.notebook(study).read("visits", StoredVisits)
+    (visited,) = visits.calibrations
+    assert visited.plan == BASE
+    assert any("is run once all the same" in notice for notice in here.notices)
+    found, comparisons = seen_once(visits, {BASE: compiled(1.0, "f")}, {})
+    (outcome,) = found.values()
+    assert isinstance(outcome, Measured) and not outcome.confirmed
+    assert outcome.numerics == "reference" and comparisons == ()
+    alone = replace(visits, references=())
+    (outcome,) = seen_once(alone, {BASE: compiled(1.0, "f")}, {})[0].values()
+    assert isinstance(outcome, Measured) and outcome.numerics == "not_compared"
+
+
+def test_first_visits_are_ranked_with_what_would_decide(scene: Callable[..., Scene]) -> None:
+    """Before, they were a clause of the last sentence, and the table had predictions alone."""
+    here = scene({BASE: 0.1, A: 0.08}, spread=0.0)
+    here.search(600.0)
+    with here.open() as study:
+        visits = here.notebook(study).read("visits", StoredVisits)
+    programs = {one: compiled(1.0, "f") for one in (BASE, A)}
+    found, comparisons = seen_once(visits, programs, {})
+    assert set(found) == {BASE, A}
+    (other,) = comparisons
+    assert (other.plan, other.verdict) == (BASE, "undecided")
+    assert other.ratio == pytest.approx(1.25, rel=0.1) and other.more_s > 0.0
+    assert seen_once(visits, programs, found)[0] == {}

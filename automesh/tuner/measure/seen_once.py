@@ -1,0 +1,86 @@
+"""Rows of plans that were visited and of which no race or fresh process has said more yet."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from automesh.mesh.axes import Plan
+from automesh.outcomes import Measured, Numerics, Outcome
+from automesh.tuner.choose.ranking import Comparison, may_be_exported
+from automesh.tuner.measure.decision import measured_outcome
+from automesh.tuner.measure.final import LOOKS
+from automesh.tuner.measure.fresh_processes import process_s_of
+from automesh.tuner.measure.numerics import Reference, check
+from automesh.tuner.measure.schedule import Calibration
+
+_NO_REFERENCE = "there was no time to run what it is compared with"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredVisits:
+    """First visits of one machine, so that a search that goes on need not make them again."""
+
+    machine: str
+    calibrations: tuple[Calibration, ...]
+    references: tuple[Reference, ...]
+
+
+def seen_once(
+    visits: StoredVisits, compiled: Mapping[Plan, Outcome], measured: Mapping[Plan, Outcome]
+) -> tuple[dict[Plan, Outcome], tuple[Comparison, ...]]:
+    """First visits as outcomes, the best evidence that there is of their plans.
+
+    Args:
+      compiled: plans that are searched, as they were compiled.
+      measured: plans of which more is known.
+
+    Returns:
+      The outcomes; how the others compare with the fastest, which nothing has decided yet.
+    """
+    once = {
+        one.plan: one
+        for one in visits.calibrations
+        if one.plan in compiled and one.plan not in measured
+    }
+    found: dict[Plan, Outcome] = {
+        plan: _outcome(one, compiled[plan], _numerics(visits, one)) for plan, one in once.items()
+    }
+    times = {
+        plan: one.step_s
+        for plan, one in {**measured, **found}.items()
+        if isinstance(one, Measured) and may_be_exported(one)
+    }
+    if not times:
+        return found, ()
+    best = min(times, key=lambda plan: (times[plan], str(plan)))
+    return found, tuple(
+        Comparison(
+            plan=plan,
+            verdict="undecided",
+            ratio=times[plan] / times[best],
+            interval=(0.0, times[plan] / times[best]),
+            more_s=LOOKS[0] * process_s_of([once[one] for one in (best, plan) if one in once]),
+        )
+        for plan in times
+        if plan != best and plan in once
+    )
+
+
+def _outcome(one: Calibration, compiled: Outcome, numerics: tuple[Numerics, str]) -> Measured:
+    samples_s = one.first.samples_s
+    return measured_outcome(
+        one,
+        compiled,
+        numerics,
+        samples_s,
+        step_s=statistics.median(samples_s),
+        interval_s=(min(samples_s), max(samples_s)),
+    )
+
+
+def _numerics(visits: StoredVisits, one: Calibration) -> tuple[Numerics, str]:
+    for reference in visits.references:
+        return check(reference, one.plan, one.first)
+    return "not_compared", _NO_REFERENCE

@@ -1,0 +1,20 @@
+"""What a budget cannot buy is told with the budget that can."""
+
+from __future__ import annotations
+
+from automesh.program.nouns import Entry
+from automesh.tuner.choose.affordable import rule_s, said_of_budget
+
+ENTRY = Entry(kind="script", location="/home/me/train.py")
+
+
+def test_a_slow_start_is_told_with_the_budget_that_a_rule_needs() -> None:
+    said = said_of_budget(ENTRY, start_s=18.0, left_s=42.0, used_s=18.0)
+    assert said.startswith(
+        "a fresh process takes 18 s here: a confirmed rule needs about 2 min; give --budget 3m"
+    )
+
+
+def test_nothing_is_told_where_the_budget_suffices_or_starts_are_quick() -> None:
+    assert said_of_budget(ENTRY, start_s=18.0, left_s=rule_s(18.0), used_s=0.0) == ""
+    assert said_of_budget(ENTRY, start_s=3.0, left_s=20.0, used_s=0.0) == ""

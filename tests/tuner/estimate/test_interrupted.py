@@ -1,0 +1,156 @@
+"""Ctrl-C while estimates are made: what is known is ranked, and the same command goes on."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from automesh.report.estimates import INTERRUPTED, NO_TIME, Estimates
+from automesh.report.progress import Silent
+from automesh.tuner.estimate.leader import Leader
+from automesh.tuner.estimate.rung import EstimateRung
+from automesh.tuner.estimate.terms_cache import TermsCache
+from automesh.worker.pool import Finished
+from tests.support.fakes.estimate_pool import FakePool, plan, rung
+from tests.support.paths import ROOT
+from tests.tuner.estimate.test_rung import all_plans
+
+
+@dataclass
+class Stopped(FakePool):
+    """Somebody presses Ctrl-C while the workers are waited for the nth time."""
+
+    at: int = 0
+    waits: int = 0
+
+    def wait(self, timeout_s: float | None = None) -> list[Finished]:
+        self.waits += 1
+        if self.waits == self.at:
+            raise KeyboardInterrupt
+        return super().wait(timeout_s)
+
+
+@pytest.mark.parametrize("torus", [False, True])
+@pytest.mark.parametrize("at", [1, 2, 4, 7, 9, 12])
+def test_what_is_known_is_kept_and_the_rest_is_made_later(
+    at: int, torus: bool, tmp_path: Path
+) -> None:
+    plans = [*all_plans(8, remat="none"), *all_plans(8, remat="full")]
+    whole = rung(plans, FakePool()).run()
+    cache = TermsCache(folder=tmp_path / "terms", source_hash="a", versions=())
+    pool = Stopped(at=at)
+    found = rung(plans, pool, cache=cache, torus=torus, workers=1).run()
+    assert found.is_interrupted
+    assert set(found.found) | set(found.missing) == set(plans)
+    assert set(found.missing.values()) == {INTERRUPTED}
+    assert all(found.found[one] == whole.found[one] for one in found.found)
+    done = pool.waits - 1 - torus if at > 1 + torus else 0
+    assert bool(found.found) == (done > 0)
+    assert found.waiting == (frozenset(found.missing) if found.found else frozenset())
+    kept = len(list((tmp_path / "terms").glob("*")))
+    more = FakePool()
+    rest = rung(plans, more, cache=cache, workers=1).run()
+    assert rest.found == whole.found and not rest.is_interrupted
+    assert len(more.propagated) == 14 - kept <= 14 - done
+
+
+def test_an_interrupt_in_the_middle_of_a_price_prices_what_is_known() -> None:
+    plans = all_plans(8)
+    made = rung(plans, FakePool())
+    price, calls = made.price, []
+
+    def interrupted(*given: object) -> object:
+        calls.append(given)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return price(*given)  # pyright: ignore
+
+    made.price = interrupted  # pyright: ignore
+    found = made.run()
+    assert found.is_interrupted and set(found.found) == set(plans)
+
+
+@dataclass
+class Heard(Silent):
+    said: list[str] = field(default_factory=list)
+
+    def leader(self, text: str) -> None:
+        self.said.append(text)
+
+
+def led(plans: list[object], pool: FakePool) -> tuple[EstimateRung, Heard]:
+    made, heard = rung(plans, pool, workers=1), Heard()  # pyright: ignore
+    made.leader = Leader(progress=heard, device_memory_bytes=0)
+    return made, heard
+
+
+def test_the_first_plan_is_told_after_each_set_of_axes() -> None:
+    made, heard = led(all_plans(8), FakePool())
+    found = made.run()
+    assert len(heard.said) == found.propagations == 7
+    assert heard.said[-1].endswith("first of 10 plans so far, 1.11 s estimated")
+    assert heard.said[-1].startswith("dp:8 ")
+    assert heard.said[0].endswith("estimated") and "first of" in heard.said[0]
+
+
+def test_on_a_torus_it_is_told_once_the_meshes_are_laid_out() -> None:
+    made = rung(all_plans(8), FakePool(), workers=1, torus=True)
+    heard = Heard()
+    made.leader = Leader(progress=heard)
+    made.run()
+    assert 5 <= len(heard.said) <= 7
+
+
+def test_what_is_missing_is_named() -> None:
+    known = dict.fromkeys((plan("dp:8"), plan("dp:2,sp:4")), FOUND)
+    with_tp = dict.fromkeys((plan("dp:2,tp:4"), plan("tp:8")), INTERRUPTED)
+    said = Estimates(found=known, missing=with_tp).missing_notice
+    assert said == (
+        "meshes with tp: not estimated yet (2 plans): the estimates were interrupted before; "
+        "the same command goes on"
+    )
+    mixed = {plan("dp:4,sp:2"): NO_TIME}
+    said = Estimates(found=known, missing=mixed).missing_notice
+    assert said.startswith("1 plan not estimated yet, such as dp:4,sp:2: the time for estimates")
+    knobs = {plan("dp:8", remat="full"): NO_TIME}
+    assert Estimates(found=known, missing=knobs).missing_notice.startswith("meshes with remat=full")
+
+
+FOUND = rung([plan("dp:8")], FakePool()).run().found[plan("dp:8")]
+
+
+@pytest.mark.long
+def test_twenty_interrupts_at_random_moments(tmp_path: Path) -> None:
+    """Each prints what is known, and the same command ends with the table of an undisturbed one."""
+    script = ROOT / "examples" / "dense_lm.py"
+    words = [sys.executable, "-m", "automesh", "search", str(script), "--target", "cpu:8"]
+    words += ["--dry-run", "--results", str(tmp_path / "results")]
+    luck = random.Random(0)
+    begun_s = time.monotonic()
+    subprocess.run([*words[:-1], str(tmp_path / "other")], check=True, capture_output=True)
+    whole_s = time.monotonic() - begun_s
+    for number in range(20):
+        if number % 5 == 0:
+            words[-1] = str(tmp_path / f"results-{number}")
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        ) as process:
+            time.sleep(luck.uniform(0.1, 0.9) * whole_s)
+            process.send_signal(signal.SIGINT)
+            table, said = process.communicate(timeout=60)
+        assert "Traceback" not in said, said
+        if process.returncode == 0:  # It was over before.
+            continue
+        assert process.returncode == 130, said
+        assert "the same command goes on" in said
+        is_ranked = "first of" in said or "estimate " in said
+        assert ("interrupted" in table) or not is_ranked, (table, said)
+    again = subprocess.run(words, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "estimated" in again.stdout and "interrupted" not in again.stdout
