@@ -117,6 +117,7 @@ class SearchRequest:
         like it.
       splits: of such a script, axes of its mesh that are to be several.
       notices: what the user should know of the script.
+      used_s: of the budget, by the runs of a script that told what is searched.
       cluster: on which hosts it runs.
       shared_terms: folders of other searches for the same script, whose terms may do here as well.
 
@@ -146,6 +147,7 @@ class SearchRequest:
     step: str = ""
     splits: tuple[AxisSplit, ...] = ()
     notices: tuple[str, ...] = ()
+    used_s: float = 0.0
     cluster: Cluster = ALONE
     shared_terms: tuple[Path, ...] = ()
 

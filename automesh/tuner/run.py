@@ -65,7 +65,8 @@ def run_search(
         ExitStack() as stack,
         ExitStack() as workers,
     ):
-        started_s = clock()  # Hosts that are waited for cost no budget.
+        # Hosts that are waited for cost no budget; runs of a script before this do.
+        started_s = clock() - request.used_s
         session = workers.enter_context(
             open_session(request, target, space, progress, clock=clock, start_worker=start_worker)
         )

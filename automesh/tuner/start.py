@@ -16,6 +16,7 @@ from automesh.hardware import (
 )
 from automesh.hardware.reserve import default_reserve
 from automesh.launch.cluster import ENGINES, spread
+from automesh.program.capture.nouns import Capture
 from automesh.report.progress import Progress
 from automesh.report.result import SearchResult
 from automesh.space.curated import CURATED, curated_for
@@ -44,7 +45,9 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
         return search_command(request, progress)
     begun_s = time.monotonic()
     request, target, space = read_aim(request, progress, check=_check_at_once)
-    request = _told_of_budget(request, target, progress, time.monotonic() - begun_s)
+    if (capture := request.entry.capture) is not None:
+        request = replace(request, used_s=time.monotonic() - begun_s)
+        request = _told_of_budget(request, target, progress, capture)
     check_baseline(request.baseline.strip(), names=space.names, devices=known_devices(target))
     if not request.top:
         request = replace(request, top=usual_top(is_ahead=target.absent is not None))
@@ -59,16 +62,17 @@ def start(request: SearchRequest, progress: Progress) -> SearchResult:
 
 
 def _told_of_budget(
-    request: SearchRequest, target: Target, progress: Progress, took_s: float
+    request: SearchRequest, target: Target, progress: Progress, capture: Capture
 ) -> SearchRequest:
-    """Says at once what the budget cannot buy, where a script was run up to its step.
-
-    Args:
-      took_s: what that run took.
-    """
-    if request.dry_run or target.absent is not None or request.entry.capture is None:
+    """Says at once what the budget cannot buy, where a script was run up to its step."""
+    if request.dry_run or target.absent is not None:
         return request
-    told = said_of_budget(request.entry, start_s=took_s, left_s=request.budget_s, used_s=0.0)
+    told = said_of_budget(
+        request.entry,
+        start_s=capture.start_s,
+        left_s=request.budget_s - request.used_s,
+        used_s=request.used_s,
+    )
     if not told:
         return request
     progress.notice(told)

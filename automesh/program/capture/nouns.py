@@ -202,6 +202,7 @@ class Capture:
       without_arrays: True if what it computes has no data, see `capture.abstract_arrays`.
       folder: where its step is stored (`program.carry`) and its starts are counted, or empty.
       is_carried: True if workers take the step from there; else they run the script for each mesh.
+      start_s: from the script's first line to its step, in its first run.
       num_devices: how many devices the script is shown, because it names that number; 0 for all.
     """
 
@@ -213,6 +214,7 @@ class Capture:
     # No part of what is searched.
     folder: str = field(default="", compare=False)
     is_carried: bool = field(default=False, compare=False)
+    start_s: float = field(default=0.0, compare=False)
 
     @property
     def searched(self) -> ScriptMesh:

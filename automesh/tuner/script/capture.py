@@ -151,7 +151,7 @@ def _discovered(request: SearchRequest, target: Target, progress: Progress) -> D
         job = replace(job, num_devices=count)
         answer = _first_run(request, job, surroundings_naming(count, target), progress)
     assert isinstance(answer, Discovery), "a run with as many devices as it names wants no others"
-    return replace(answer, capture=replace(answer.capture, folder=folder))
+    return replace(answer, capture=replace(answer.capture, folder=folder, start_s=answer.took_s))
 
 
 def _first_run(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from automesh.program.capture.nouns import Capture, ScriptMesh, ScriptStep, SourceLine
 from automesh.program.nouns import Entry
 from automesh.tuner.choose.affordable import rule_s, said_of_budget
 
@@ -18,3 +21,15 @@ def test_a_slow_start_is_told_with_the_budget_that_a_rule_needs() -> None:
 def test_nothing_is_told_where_the_budget_suffices_or_starts_are_quick() -> None:
     assert said_of_budget(ENTRY, start_s=18.0, left_s=rule_s(18.0), used_s=0.0) == ""
     assert said_of_budget(ENTRY, start_s=3.0, left_s=20.0, used_s=0.0) == ""
+
+
+def test_a_carried_script_needs_one_more_start() -> None:
+    step = ScriptStep(
+        name="step", defined_at=SourceLine(), called_at=SourceLine(), argument_bytes=0
+    )
+    mesh = ScriptMesh(axes=(("data", 8),), axis_types=("auto",), made_at=SourceLine())
+    capture = Capture(mesh=mesh, step=step, is_carried=True)
+    entry = replace(ENTRY, capture=capture)
+    assert said_of_budget(entry, start_s=18.0, left_s=60.0, used_s=40.0) == ""
+    again = replace(ENTRY, capture=replace(capture, is_carried=False))
+    assert "give --budget" in said_of_budget(again, start_s=18.0, left_s=60.0, used_s=40.0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from automesh.tuner.script.capture import _notices  # pyright: ignore[reportPrivateUsage]
-
 from automesh.program.capture.nouns import (
     Capture,
     Carried,
@@ -17,6 +15,7 @@ from automesh.program.capture.nouns import (
     StepPart,
 )
 from automesh.space.space import SearchSpace
+from automesh.tuner.script.capture import _notices  # pyright: ignore[reportPrivateUsage]
 
 LINE = SourceLine(file="/work/train.py", line=7)
 STEP = ScriptStep(
