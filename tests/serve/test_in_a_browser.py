@@ -158,7 +158,7 @@ def test_no_payload_runs_in_any_page(
     for number, payload in enumerate(PAYLOADS):
         # A folder's name has no slash; everything else stays.
         name = f"{number} {payload}".replace("/", "\u2215")[:200]
-        make_estimated(tmp_path / "results" / name, workload=payload, device=payload)
+        make_estimated(tmp_path / "results" / name, workload=payload, device_kind=payload)
     broken = tmp_path / "results" / "broken"
     broken.mkdir()
     (broken / "study.db").write_bytes(ALL.encode())
