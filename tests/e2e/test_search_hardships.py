@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Generator
@@ -45,7 +46,7 @@ def below(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
 @pytest.mark.parametrize("who", ["parent", "deputy", "guardian", "worker"])
 def test_a_process_that_is_stopped_and_goes_on(folder: Path, who: str) -> None:
     process = subprocess.Popen(
-        [*_WORDS, "--budget", "20s"],
+        [*_WORDS, "--budget", "3m", "--top", "2"],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -75,20 +76,25 @@ def test_a_process_that_is_stopped_and_goes_on(folder: Path, who: str) -> None:
 
 
 @pytest.fixture
-def account(folder: Path) -> Generator[str]:
+def account() -> Generator[str]:
     """An account of its own, which owns nothing; it may read what this test may."""
     if os.geteuid() or not shutil.which("setpriv") or not shutil.which("useradd"):
         pytest.skip("only root can make an account")
     name = f"amtest{os.getpid() % 100_000}"
     subprocess.run(["useradd", "--no-create-home", name], check=True, capture_output=True)
     try:
-        for path in [folder, *folder.parents]:  # The folders of pytest are for their owner alone.
-            if path.name.startswith("pytest-of"):
-                break
-            path.chmod(0o755)
         yield name
     finally:
         subprocess.run(["userdel", name], check=False, capture_output=True)
+
+
+@pytest.fixture
+def open_folder() -> Generator[Path]:
+    """A folder that others may enter, as those of pytest may not be."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "train.py").write_text(SCRIPT)
+        yield Path(name)
 
 
 def run_as(
@@ -114,13 +120,17 @@ def run_as(
 
 
 @pytest.mark.long
-def test_a_folder_that_another_account_may_only_read(folder: Path, account: str) -> None:
+def test_a_folder_that_another_account_may_only_read(open_folder: Path, account: str) -> None:
     mine = subprocess.run(
-        [*_WORDS, "--budget", "10s"], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S
+        [*_WORDS, "--budget", "3m", "--top", "2"],
+        cwd=open_folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     assert mine.returncode == 0, mine.stderr
-    before = {one: one.read_bytes() for one in folder.rglob("*") if one.is_file()}
-    ran = run_as(account, folder)
+    before = {one: one.read_bytes() for one in open_folder.rglob("*") if one.is_file()}
+    ran = run_as(account, open_folder)
     assert ran.returncode == 2 and ran.stdout == ""
     (error,) = [line for line in ran.stderr.splitlines() if line.startswith("error: ")]
     assert "permission denied" in error or "another account" in error or "others" in error, error
@@ -138,11 +148,11 @@ def test_a_folder_that_another_account_may_only_read(folder: Path, account: str)
         ("ulimit -v 300000", "`ulimit -v unlimited`"),
     ],
 )
-def test_limits_that_are_too_low(folder: Path, account: str, limit: str, said: str) -> None:
+def test_limits_that_are_too_low(open_folder: Path, account: str, limit: str, said: str) -> None:
     """Before, the script was to blame."""
-    mine = folder / "mine"
+    mine = open_folder / "mine"
     mine.mkdir()
-    shutil.copy(folder / "train.py", mine)
+    shutil.copy(open_folder / "train.py", mine)
     found = pwd.getpwnam(account)
     os.chown(mine, found.pw_uid, found.pw_gid)
     ran = run_as(account, mine, "--dry-run", limit=limit)
@@ -153,7 +163,7 @@ def test_limits_that_are_too_low(folder: Path, account: str, limit: str, said: s
 
 @pytest.mark.long
 def test_two_searches_on_one_storage_lose_nothing(folder: Path) -> None:
-    command = [*_WORDS, "--budget", "20s", "--storage", "shared.journal"]
+    command = [*_WORDS, "--budget", "3m", "--top", "2", "--storage", "shared.journal"]
     both = [
         subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
