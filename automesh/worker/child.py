@@ -123,20 +123,11 @@ class Child:
             replaced = self._interpreter.replaced
             retire = retire or bool(replaced)  # What they have spoilt may be spoilt for all.
             if replaced and isinstance(outcome, Failed):
-                outcome = replace(outcome, hint=self._hint_of(replaced, outcome))
+                outcome = replace(outcome, hint=blame.hint_where_replaced(replaced, outcome))
             return protocol.failure_message(outcome, retire=retire, doubtful=spoilt)
         except BaseException:  # noqa: BLE001
             reason = "the script raised an exception that cannot be described"
             return protocol.failure_message(Failed(stage=self._stage, reason=reason), retire=True)
-
-    @staticmethod
-    def _hint_of(replaced: tuple[str, ...], outcome: Failed) -> str:
-        hint = blame.replaced_builtins(replaced)
-        # A jax that could not start for it has a hint, which leads astray. So may a refusal: where
-        # `len` lies, a function has other parameters than it seems.
-        if not outcome.hint or outcome.stage == "start":
-            return hint
-        return f"{hint}; if it was not that: {outcome.hint}"
 
     def _handler(self, name: str) -> Handle:
         # Imported in the first job, not before: then it has somebody to report a failure to.

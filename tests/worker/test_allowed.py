@@ -12,8 +12,7 @@ from automesh.errors import UsageError, of_system
 from automesh.outcomes import Failed, OutOfMemory
 from automesh.program.nouns import Entry
 from automesh.tuner.worker_errors import inspection_error, machine_error
-from automesh.worker import allowed
-from automesh.worker.child import Child
+from automesh.worker import allowed, blame
 from automesh.worker.process import Guarded
 
 ENTRY = Entry(kind="script", location="/x/train.py", function="build")
@@ -93,6 +92,6 @@ def test_what_the_system_refuses_says_which_limit(number: int, command: str) -> 
 def test_where_builtins_are_replaced_a_refusal_says_so_first() -> None:
     """Before, `builtins.len = lambda x: 0` let a script be told that its knobs have no default."""
     refused = Failed(stage="build", reason="`build` needs `remat`", hint="give it a default")
-    hint = Child._hint_of(("len",), refused)
+    hint = blame.hint_where_replaced(("len",), refused)
     assert hint.startswith("the script replaces the builtin `len`")
     assert hint.endswith("if it was not that: give it a default")
