@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 from automesh.limits import HINT_LINE_CHARS, MESSAGE_CHARS
@@ -83,12 +84,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean `{close[0]}`?)" if close else ""
 
 
+_OF_LIMITS = {
+    errno.EMFILE: "raise the limit of open files: `ulimit -n 4096`",
+    errno.ENFILE: "end what has many files open: this machine has no more",
+    errno.EAGAIN: "raise the limit of processes: `ulimit -u 4096`",
+    errno.ENOMEM: "free memory, or raise the limit of addresses: `ulimit -v unlimited`",
+}
+
+
 def of_system(error: OSError) -> UsageError:
     """What the operating system refused, as a sentence."""
     what = f"`{error.filename}`: " if error.filename else ""
+    hint = _OF_LIMITS.get(error.errno or 0, "check the disk and the permissions")
     return UsageError(
         f"{what}{(error.strerror or type(error).__name__).lower()}",
-        hint="check the disk and the permissions; what is finished is kept",
+        hint=f"{hint}; what is finished is kept",
     )
 
 

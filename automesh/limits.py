@@ -256,3 +256,41 @@ HOUSEKEEPING_S = 600.0
 
 REMOTE_ANSWER_BYTES = 64 * 2**20
 """What a server may answer a command of ours: the JSON of a study of 5,000 plans has some MiB."""
+
+# A service as its clients see it: anybody may listen at an address.
+
+REMOTE_SMALL_BYTES = 2**20
+"""Of any other answer to a command of ours: a submission has some kilobytes. A larger one is
+refused, and so is what is beyond the next ones."""
+
+REMOTE_TABLE_BYTES = 4 * 2**20
+"""Of a table: 1,000 rows of 400 characters have a tenth of it."""
+
+REMOTE_HEAD_BYTES = 2**18
+"""Of all that comes before the body of an answer: interim answers and headers."""
+
+REMOTE_EVENT_BYTES = 4 * 2**20
+"""Of one event of a stream: a state with 200 studies has some hundred kilobytes."""
+
+REMOTE_LINE_CHARS = 20_000
+"""Of a line of a search elsewhere that is shown here; the rest of a longer one is left out."""
+
+REMOTE_CONNECT_S = 10.0
+"""For a connection to be taken. Who drops what is sent there says nothing at all."""
+
+REMOTE_WAIT_S = 60.0
+"""For an answer to begin, and all of it to arrive at `REMOTE_LEAST_BYTES_PER_S`: a busy service
+takes seconds."""
+
+REMOTE_LEAST_BYTES_PER_S = 2**15
+"""As slow as an answer may arrive after `REMOTE_WAIT_S`, and a request be taken: the largest bundle
+takes half an hour then."""
+
+REMOTE_NEWS_S = 1.5
+"""After which a command says that it waits."""
+
+REMOTE_FIRST_S = 20.0
+"""For which a command tries again if nobody has ever answered it: the address may be wrong."""
+
+REMOTE_BACK_S = 300.0
+"""For which it tries again once somebody has: the service may be started again."""

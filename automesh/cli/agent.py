@@ -126,7 +126,7 @@ def _serve_service(
     place = read_option("--folder", user_path, str(folder))
     if place.exists() and not place.is_dir():
         raise UsageError(f"--folder: `{place}` is no folder")
-    service, path = read_option("--server", open_server, url)
+    service, path = read_option("--server", lambda text: open_server(text, _say), url)
     if path:
         raise UsageError(f"--server: `{url}` has a path behind the address of the service")
     options = AgentOptions(name=name, takes=takes, has=has, folder=place)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import codecs
-import io
+import errno
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from automesh.errors import AutomeshError, Interrupted, NoFeasibleMesh, UsageError, of_system
 from automesh.texts.storage_url import masked, secrets_among, typeable
+from automesh.texts.streams import open_streams, unwritten
 from automesh.texts.terminal import clean
 from automesh.tuner.interrupts import end_on_sigterm, exit_code
 
@@ -27,14 +27,9 @@ _ArgumentError: type[Exception] = typer.BadParameter.__mro__[2]  # pyright: igno
 
 
 def prepare_streams() -> None:
-    """Lets output be written whatever the terminal can show, and if there is no stream at all."""
+    """Lets output be written whatever the terminal can show, and whether or not it arrives."""
     codecs.register_error(_ASCII_ERRORS, _ascii_for)
-    # `automesh show >&-` gives a program no stream at all.
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
-    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_ASCII_ERRORS)
+    open_streams(errors=_ASCII_ERRORS)
 
 
 def _ascii_for(error: UnicodeError) -> tuple[str, int]:
@@ -48,38 +43,48 @@ def _ascii_for(error: UnicodeError) -> tuple[str, int]:
 def guarded(call: Callable[[], Any], commands: Sequence[str]) -> int:
     """Runs the command line and gives its exit code; `commands` are the names of all commands."""
     end_on_sigterm()
+    error, code = _outcome(call, commands)
+    # The table first: both may go to one terminal.
+    lost = unwritten(sys.stdout)
+    if error is not None:
+        _complain(error)
+    # The reader of our table may go away (`automesh show | head`): not an error of anyone's.
+    if lost is not None and not isinstance(lost, BrokenPipeError):
+        _complain(_not_printed(lost))
+        code = code if error is not None and isinstance(error, Interrupted) else 2
+    return code
+
+
+def _outcome(call: Callable[[], Any], commands: Sequence[str]) -> tuple[AutomeshError | None, int]:
+    """How the command line ended: what there is to complain of, and its exit code."""
     try:
         outcome = call()
-        sys.stdout.flush()
         if outcome == _STOPPED:  # Typer has caught a KeyboardInterrupt.
-            return _complain(interrupted(), exit_code())
-        return outcome if isinstance(outcome, int) else 0
+            return interrupted(), exit_code()
+        return None, outcome if isinstance(outcome, int) else 0
     except NoFeasibleMesh as error:
-        return _complain(error, 1)
+        return error, 1
     except Interrupted as error:
-        return _complain(error, exit_code())
+        return error, exit_code()
     except AutomeshError as error:
-        return _complain(error, 2)
-    except BrokenPipeError:
-        # The reader of our table went away (`automesh show | head`): not an error of anyone's.
-        _drop_output()
-        return 0
-    except SystemExit as error:
-        # So Typer deals with a broken pipe of its own accord.
-        if not isinstance(error.__context__, BrokenPipeError):
-            raise
-        _drop_output()
-        return 0
+        return error, 2
     except OSError as error:
-        _drop_output()
-        return _complain(of_system(error), 2)
+        return of_system(error), 2
     except _ArgumentError as error:
-        return _complain(UsageError(_sentence(error), hint=_help_for(error, commands)), 2)
+        return UsageError(_sentence(error), hint=_help_for(error, commands)), 2
 
 
-def _drop_output() -> None:
-    """Lets what is still to be written vanish: Python would try again at its end, and complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _not_printed(lost: OSError) -> UsageError:
+    """What was to be printed on stdout, and was not."""
+    if lost.errno == errno.EBADF:
+        return UsageError(
+            "stdout is closed: what was to be printed there is lost",
+            hint="all files are written; `> /dev/null` prints nothing without an error",
+        )
+    return UsageError(
+        f"stdout cannot be written: {(lost.strerror or type(lost).__name__).lower()}",
+        hint="all files are written; what was to be printed is lost in part or as a whole",
+    )
 
 
 def typed() -> list[str]:
@@ -111,14 +116,11 @@ def _help_for(error: Any, commands: Sequence[str]) -> str:
     return f"`{command} --help` lists all"
 
 
-def _complain(error: AutomeshError, code: int) -> int:
-    # The table first: both may go to one terminal.
-    sys.stdout.flush()
+def _complain(error: AutomeshError) -> None:
     hint = f"hint: {_indented(error.hint)}\n" if error.hint else ""
     # Each message is masked where it is made; what is quoted of a mistyped command is not.
     secrets = secrets_among(sys.argv, os.environ)
     sys.stderr.write(masked(f"error: {clean(error.message)}\n{hint}", secrets))
-    return code
 
 
 def _indented(text: str) -> str:

@@ -49,7 +49,7 @@ def hosts(
     from automesh.launch.asking import ask
     from automesh.report.pages.hosts import hosts_to_json, render_hosts
 
-    found = ask(address, token, trusted=trusted)
+    found = ask(address, token, trusted=trusted, say=lambda line: sys.stderr.write(f"{line}\n"))
     if as_json:
         sys.stdout.write(dumps(hosts_to_json(found), indent=1) + "\n")
     else:

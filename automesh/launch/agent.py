@@ -143,7 +143,10 @@ class Agent:
             self._button.close()
 
     def _connect(self, channel: Any) -> Any:
-        if not wait_for(channel, self._search, self._trusted, wait_s=self._wait_s):
+        is_there = wait_for(
+            channel, self._search, self._trusted, wait_s=self._wait_s, say=self._say
+        )
+        if not is_there:
             raise UsageError(
                 f"nothing answers at {self._search} that this agent can speak to, for "
                 f"{self._wait_s:.0f} s",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,19 +54,26 @@ class Hosts:
     present: tuple[HostStatus, ...]
 
 
-def ask(search: str, token: str, *, trusted: bytes | None = None) -> Hosts:
+def ask(
+    search: str,
+    token: str,
+    *,
+    trusted: bytes | None = None,
+    say: Callable[[str], object] = lambda _: None,
+) -> Hosts:
     """Asks a search for its hosts.
 
     Args:
       search: `address:port` that its agents dial.
       trusted: as of an agent; see `automesh.launch.certificates`.
+      say: shows a line while it waits.
 
     Raises:
       UsageError: nothing answers there, it has another token, or there can be no channel to it.
     """
     wire.check_address(search, port_needed=True)
     with open_channel(search, trusted) as channel:
-        if not wait_for(channel, search, trusted, wait_s=_ANSWER_S):
+        if not wait_for(channel, search, trusted, wait_s=_ANSWER_S, say=say):
             raise UsageError(
                 f"nothing answers at {search} for {_ANSWER_S:.0f} s",
                 hint="is the search running, and does it listen at that address?",
@@ -101,7 +108,7 @@ def _conversation(
     said.put(dumps({"asks": proof(token, "guest", mine, theirs)}).encode())
     found = Seal(token, "search", mine, theirs).read(answers)
     present = from_json(found.get("hosts"), tuple[HostStatus, ...])
-    return Hosts(wanted=int(found.get("wanted", len(present))), present=present)
+    return Hosts(wanted=from_json(found.get("wanted", len(present)), int), present=present)
 
 
 def _until_none(said: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -228,8 +228,18 @@ def open_channel(search: str, trusted: bytes | None) -> Any:
         return grpc.secure_channel(search, credentials, options=wire.OPTIONS)
 
 
-def wait_for(channel: Any, search: str, trusted: bytes | None, *, wait_s: float) -> bool:
+def wait_for(
+    channel: Any,
+    search: str,
+    trusted: bytes | None,
+    *,
+    wait_s: float,
+    say: Callable[[str], object],
+) -> bool:
     """Waits until a channel is there.
+
+    Args:
+      say: shows a line: that, and for how long, one waits.
 
     Returns:
       False if nothing answers in time.
@@ -238,11 +248,15 @@ def wait_for(channel: Any, search: str, trusted: bytes | None, *, wait_s: float)
       UsageError: the search is there, and there can be no channel: says why. So is the search.
     """
     ready, deadline_s = grpc.channel_ready_future(channel), time.monotonic() + wait_s
+    is_told = False
     while True:
         left_s = deadline_s - time.monotonic()
         try:
             ready.result(timeout=max(min(_LOOK_S, left_s), 0.0))
         except grpc.FutureTimeoutError:
+            if not is_told:
+                say(f"nothing answers at {search} yet; waiting for {max(left_s, 0):.0f} s")
+                is_told = True
             if fault := _fault_of(search, trusted):
                 ready.cancel()
                 _tell(search, fault)

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 from filelock import Timeout
@@ -31,9 +31,19 @@ from filelock import Timeout
 from automesh import limits
 from automesh.errors import AutomeshError, UsageError
 from automesh.files import write_whole
-from automesh.jsonio import dumps, from_json
+from automesh.jsonio import dumps, read_json
 from automesh.reading import open_regular
-from automesh.remote.client import RefusedRequest, Server, Unreachable
+from automesh.remote.answers import (
+    IS_IT,
+    JSON,
+    Answer,
+    BeatHeard,
+    LogKept,
+    RunEnded,
+    WrongAnswer,
+)
+from automesh.remote.client import Server
+from automesh.remote.patience import RefusedRequest, Unreachable
 from automesh.remote.tied import tied
 from automesh.submissions.bundle import BadBundle, check, unpack
 from automesh.submissions.home import Home, open_home
@@ -42,7 +52,7 @@ from automesh.submissions.order import checked, words_of
 from automesh.submissions.process import SearchProcess, find_search, run_of, start_search
 from automesh.submissions.state import check_state, pack_state, put_in_place
 from automesh.submissions.store import ENDED
-from automesh.texts.terminal import clean
+from automesh.texts.terminal import clean, shortened
 
 POLL_S = 2.0
 """Between two times at which an agent without work asks for some."""
@@ -56,6 +66,9 @@ _KEPT_S = 7 * 86_400.0
 """For which the folders of submissions stay that somebody else goes on with."""
 _LOST = (404, 409)
 _BUSY = (429, 502, 503, 504)  # also what a proxy says while the service is started again
+_NUMBER, _LEASE_ID = re.compile(r"[0-9a-f]{16}"), re.compile(r"[0-9a-f]{32}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MOST_RUNS = 2**31
 _T = TypeVar("_T")
 
 
@@ -106,12 +119,12 @@ class Beats:
         answered_s = time.monotonic()
         while not self._stop.wait(BEAT_S):
             try:
-                found = self.server.ask("POST", f"{self.path}/beat", b"").json()
-                self.is_cancelled = bool(found["is_cancelled"])
+                answer = self.server.ask("POST", f"{self.path}/beat", b"")
+                self.is_cancelled = answer.read(BeatHeard).is_cancelled
                 answered_s = time.monotonic()
             except RefusedRequest as error:
                 self.is_lost = self.is_lost or error.status not in (*_BUSY, 500)
-            except (UsageError, KeyError, TypeError):
+            except UsageError:
                 self.is_lost = self.is_lost or time.monotonic() - answered_s > _GIVE_UP_S
 
 
@@ -194,11 +207,7 @@ class Agent:
         self._wish = secrets.token_hex(16)
         if answer.status == 204:
             return None
-        lease: Lease = from_json(answer.json(), Lease)
-        if not re.fullmatch(r"[0-9a-f]{16}", lease.number) or not lease.id.isalnum():
-            raise UsageError(f"{self.server.url} has sent what is no lease")
-        checked(lease.order)
-        return lease
+        return read_lease(answer)
 
     def _no_answer(self, said: str) -> None:
         if said != self._trouble:
@@ -256,14 +265,18 @@ class Agent:
             raise UsageError("a search of the same submission runs here already")
         return found
 
+    def _whole(self, path: str) -> bytes:
+        """A tar of the service."""
+        answer = self.patiently(
+            lambda: self.server.ask("GET", path, most_bytes=limits.BUNDLE_BYTES)
+        )
+        answer.check_type("application/x-tar")
+        return answer.body
+
     def _bundle(self, digest: str, path: str) -> Path:
         place = self.home.bundle(digest)
         if not place.exists():
-            data = self.patiently(
-                lambda: (
-                    self.server.ask("GET", f"{path}/bundle", most_bytes=limits.BUNDLE_BYTES).body
-                )
-            )
+            data = self._whole(f"{path}/bundle")
             if hashlib.sha256(data).hexdigest() != digest:
                 raise BadBundle("the service has sent another bundle than it had named")
             write_whole(place, data)
@@ -271,9 +284,7 @@ class Agent:
 
     def _take_state(self, job: Path, path: str) -> None:
         """Takes what another agent had found."""
-        data = self.patiently(
-            lambda: self.server.ask("GET", f"{path}/state", most_bytes=limits.BUNDLE_BYTES).body
-        )
+        data = self._whole(f"{path}/state")
         whole = Path(tempfile.mkdtemp(suffix=".draft", dir=job))
         try:
             (whole / "state.tar").write_bytes(data)
@@ -358,7 +369,7 @@ class _Sender:
 
     def send_log(self) -> None:
         """What the search has said since; what is not taken now is sent the next time."""
-        with suppress(UsageError, OSError, KeyError, TypeError, ValueError):
+        with suppress(UsageError, OSError):
             while not self.beats.is_lost and self._at < limits.SEARCH_LOG_BYTES:
                 with open_regular(self.job / "search.log", follow=False) as log:
                     log.seek(self._at + self._shift)
@@ -366,10 +377,10 @@ class _Sender:
                 if not data:
                     return
                 path = f"{self.path}/log?offset={self._at}"
-                answer = self.agent.server.ask("POST", path, data).json()
-                if int(answer["bytes"]) <= self._at:
+                kept = self.agent.server.ask("POST", path, data).read(LogKept)
+                if not self._at < kept.bytes <= self._at + len(data):
                     return
-                self._at = int(answer["bytes"])
+                self._at = kept.bytes
 
     def send_state(self, *, is_last: bool = False) -> None:
         """What the search has so far, if it has changed; the last one patiently."""
@@ -406,15 +417,43 @@ class _Sender:
         body = dumps({"code": code, "said": said[:2_000], "is_meant": is_meant}).encode()
         headers = {"Content-Type": "application/json"}
         try:
-            found: Any = self.agent.patiently(
+            answer = self.agent.patiently(
                 lambda: self.agent.server.ask("POST", f"{self.path}/end", body, headers=headers)
-            ).json()
-            return str(found["state"])
+            )
+            return answer.read(RunEnded).state
         except RefusedRequest as error:
             # It may have heard the first time, and its answer got lost.
             return "its lease has ended" if error.status in _LOST else ""
-        except (UsageError, KeyError, TypeError):
+        except UsageError:
             return ""
+
+
+def read_lease(answer: Answer) -> Lease:
+    """A lease that a service offers. Of this answer every key counts: what an order asks for and
+    an agent does not know would not be done.
+
+    Raises:
+      WrongAnswer: it is none, or has an order that may not be run.
+    """
+    answer.check_type(*JSON)
+    try:
+        lease: Lease = read_json(answer.body, Lease)
+        checked(lease.order)
+    except AutomeshError as error:
+        raise WrongAnswer(
+            f"the service has sent what is no lease: {shortened(clean(error.message), 300)}",
+            hint="are the service and this agent of the same version of automesh?",
+        ) from None
+    is_known = (
+        _NUMBER.fullmatch(lease.number)
+        and _LEASE_ID.fullmatch(lease.id)
+        and _DIGEST.fullmatch(lease.digest)
+        and 0 <= lease.state_run < lease.run < _MOST_RUNS
+        and 0 <= lease.log_bytes <= limits.SEARCH_LOG_BYTES
+    )
+    if not is_known:
+        raise WrongAnswer("the service has sent what is no lease", hint=IS_IT)
+    return lease
 
 
 def _size(path: Path) -> int:

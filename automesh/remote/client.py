@@ -4,59 +4,32 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
-import json
+import re
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any
+from email.message import Message
+from typing import IO
 from urllib.parse import SplitResult, urlsplit
 
+from automesh import limits
 from automesh.errors import UsageError
-from automesh.limits import REMOTE_ANSWER_BYTES
+from automesh.remote.answers import IS_IT, Answer, Said, WrongAnswer, check_type, read
+from automesh.remote.connection import Pace, TooMuch, open_answer, trouble_of
 from automesh.remote.credentials import token_for
+from automesh.remote.patience import Patience, RefusedRequest, Unreachable
 from automesh.texts.storage_url import masked
+from automesh.texts.terminal import clean
 from automesh.texts.user_text import check_text
 from automesh.units import format_bytes
 
-_WAIT_S = 60.0
 _EVENTS_WAIT_S = 45.0  # three times as long as a service is ever silent
-_EVENT_BYTES = 16 * 2**20
+_REFUSAL_BYTES = 2**16
 _PORTS = {"http": 80, "https": 443}
-
-
-class Unreachable(UsageError):
-    """Nobody answers, or the connection broke: it may be different in a moment."""
-
-
-class RefusedRequest(UsageError):
-    """The service answered that it will not.
-
-    Attributes:
-      status: of HTTP.
-    """
-
-    def __init__(self, message: str, *, hint: str = "", status: int) -> None:
-        super().__init__(message, hint=hint)
-        self.status = status
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a service has answered; names of headers in small letters."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        """Raises UsageError if it is none."""
-        try:
-            return json.loads(self.body)
-        except (ValueError, RecursionError):
-            raise UsageError("the service has not answered with JSON", hint=_IS_IT) from None
+_NUMBER = re.compile(r"[\x21-\x7e]{1,64}")  # of an event: it is sent back in a header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +41,19 @@ class Event:
     number: str
 
 
-BUSY = (429, 503)
-"""What a service answers who is to ask again later."""
-_IS_IT = "is an `automesh serve` at this address?"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """A service by its address.
 
     Attributes:
       url: without a slash at its end.
+      patience: with it, and what is said while it is waited for.
     """
 
     url: str
     token: str = field(repr=False)
     is_local: bool
+    patience: Patience = field(default_factory=Patience, repr=False, compare=False)
 
     def ask(
         self,
@@ -92,7 +62,7 @@ class Server:
         body: bytes | None = None,
         *,
         headers: Mapping[str, str] | None = None,
-        most_bytes: int = REMOTE_ANSWER_BYTES,
+        most_bytes: int = limits.REMOTE_SMALL_BYTES,
     ) -> Answer:
         """Sends a request and reads its answer.
 
@@ -100,23 +70,25 @@ class Server:
           most_bytes: that are read of it.
 
         Raises:
-          Unreachable: nobody answers.
+          Unreachable: nobody answers, or too slowly.
+          WrongAnswer: its answer is larger than `most_bytes`.
           RefusedRequest: the service refuses it; says what the service says.
-          UsageError: its answer is larger than `most_bytes`.
+          UsageError: its certificate is not trusted.
         """
-        with self._open(method, path, body, headers or {}, _WAIT_S) as reply:
+        send_s = limits.REMOTE_WAIT_S + len(body or b"") / limits.REMOTE_LEAST_BYTES_PER_S
+        pace = Pace(head_s=limits.REMOTE_WAIT_S, most_bytes=most_bytes, send_s=send_s)
+        most_s = limits.REMOTE_CONNECT_S + send_s + limits.REMOTE_WAIT_S
+        with (
+            self.patience.news(self.url, most_s),
+            self._open(method, path, body, headers or {}, pace) as reply,
+        ):
             try:
                 data = reply.read(most_bytes + 1)
-            except (OSError, http.client.HTTPException) as error:
-                raise self._lost(error) from None
-            if len(data) > most_bytes:
-                raise UsageError(
-                    f"{self.url} answers with more than {format_bytes(most_bytes)}, which is more "
-                    "than what is asked for can have",
-                    hint=_IS_IT,
-                )
-            names = {name.lower(): value for name, value in reply.headers.items()}
-            return Answer(status=reply.status, headers=names, body=data)
+                if len(data) > most_bytes:
+                    raise TooMuch
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise self._lost(error, pace) from None
+            return Answer(status=reply.status, headers=_named(reply.headers), body=data)
 
     def events(self, path: str, last: str) -> Iterator[Event]:
         """The events of a stream, until it ends.
@@ -126,59 +98,78 @@ class Server:
 
         Raises:
           Unreachable, RefusedRequest: as `ask`.
+          WrongAnswer: it is no stream of events.
         """
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last else {})}
-        with self._open("GET", path, None, headers, _EVENTS_WAIT_S) as reply:
+        pace = Pace(head_s=_EVENTS_WAIT_S, most_bytes=limits.REMOTE_EVENT_BYTES, is_stream=True)
+        most_s = limits.REMOTE_CONNECT_S + _EVENTS_WAIT_S
+        with self.patience.news(self.url, most_s):
+            reply = self._open("GET", path, None, headers, pace)
+        with reply:
+            check_type(_named(reply.headers), "text/event-stream")
             try:
                 yield from read_events(reply)
-            except (OSError, http.client.HTTPException) as error:
-                raise self._lost(error) from None
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise self._lost(error, pace) from None
 
     def _open(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], wait_s: float
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], pace: Pace
     ) -> http.client.HTTPResponse:
         request = urllib.request.Request(f"{self.url}{path}", data=body, method=method)
         for name, value in headers.items():
             request.add_header(name, value)
         # Not with a request that was sent elsewhere.
         request.add_unredirected_header("Authorization", f"Bearer {self.token}")
-        # A proxy of the environment is none for this machine.
-        proxies = [urllib.request.ProxyHandler({})] if self.is_local else []
-        opener = urllib.request.build_opener(_NoRedirects, *proxies)
         try:
-            return opener.open(request, timeout=wait_s)
+            found = open_answer(request, pace, is_local=self.is_local)
         except urllib.error.HTTPError as error:
+            self.patience.has_answered = True
             with error:
                 raise self._refusal(error) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self._lost(error) from None
+            raise self._lost(error, pace) from None
+        self.patience.has_answered = True
+        return found
 
     def _refusal(self, error: urllib.error.HTTPError) -> UsageError:
-        detail, hint = "", ""
-        with suppress(
-            OSError, ValueError, RecursionError, AttributeError, http.client.HTTPException
-        ):
-            said = json.loads(error.read(2**16))
-            detail, hint = str(said.get("detail", "")), str(said.get("hint", ""))
-        text = detail or f"the service answered {error.code}"
-        return RefusedRequest(f"{self.url}: {masked(text)}", hint=hint, status=error.code)
+        said = Said()
+        # What explains a refusal may be anybody's page: the status is told all the same.
+        with suppress(OSError, http.client.HTTPException, ValueError):
+            said = read(error.read(_REFUSAL_BYTES), Said)
+        text = said.detail or _words_of(error.code)
+        return RefusedRequest(
+            f"{self.url}: {masked(text)}", hint=masked(said.hint), status=error.code
+        )
 
-    def _lost(self, error: Exception) -> UsageError:
+    def _lost(self, error: Exception, pace: Pace) -> UsageError:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
             return UsageError(
-                f"{self.url}: its certificate is not trusted: {reason.verify_message}",
+                f"{self.url}: its certificate is not trusted: {clean(reason.verify_message)}",
                 hint="let SSL_CERT_FILE name the certificate of who signed it",
             )
-        text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        return Unreachable(f"{self.url} cannot be reached: {text}", hint=_IS_IT)
+        if isinstance(reason, TooMuch):
+            return WrongAnswer(
+                f"{self.url} answers with more than {format_bytes(pace.most_bytes)}, which is more "
+                "than what is asked for can have",
+                hint=IS_IT,
+            )
+        trouble = trouble_of(error, pace, is_tls=self.url.startswith("https"))
+        return Unreachable(
+            f"{self.url} cannot be reached: {trouble.said}",
+            hint=trouble.hint or IS_IT,
+            is_lasting=trouble.is_lasting,
+        )
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A service sends nobody elsewhere: who does is something else."""
+def _named(headers: Message) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
+
+def _words_of(status: int) -> str:
+    if 300 <= status < 400:
+        return f"it sends its clients to another address ({status}), which no service does"
+    return f"the service answered {status}"
 
 
 def read_events(lines: IO[bytes]) -> Iterator[Event]:
@@ -187,27 +178,33 @@ def read_events(lines: IO[bytes]) -> Iterator[Event]:
     Raises:
       OSError: the stream broke, or an event is larger than any that a service sends.
     """
-    kind, data, number = "message", list[str](), ""
-    while line := lines.readline(_EVENT_BYTES):
-        if len(line) >= _EVENT_BYTES:
-            raise OSError("an event without an end")
+    kind, data, number, size = "message", list[str](), "", 0
+    while line := lines.readline(limits.REMOTE_EVENT_BYTES):
+        size += len(line)
+        if size >= limits.REMOTE_EVENT_BYTES:
+            raise TooMuch
         text = line.decode(errors="replace").rstrip("\r\n")
         name, _, value = text.partition(":")
         value = value.removeprefix(" ")
         if not text:
             if data:
                 yield Event(kind=kind, data="\n".join(data), number=number)
-            kind, data = "message", []
+            kind, data, size = "message", [], 0
         elif name == "event":
             kind = value
         elif name == "data":
             data.append(value)
-        elif name == "id":
+        elif not name:  # A comment, by which a service says that it is still there.
+            size -= len(line)
+        elif name == "id" and _NUMBER.fullmatch(value):
             number = value
 
 
-def open_server(url: str) -> tuple[Server, str]:
+def open_server(url: str, say: Callable[[str], None] | None = None) -> tuple[Server, str]:
     """The service that a URL leads to, with its token, and the path behind its address.
+
+    Args:
+      say: shows a line while it is waited for; None: warnings in the log.
 
     Raises:
       UsageError: no URL, one without TLS over a network, or there is no token.
@@ -225,7 +222,8 @@ def open_server(url: str) -> tuple[Server, str]:
     if not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError("the token for the service has characters that none has")
     base = f"{parts.scheme}://{parts.netloc}"
-    return Server(url=base, token=token, is_local=is_local), path
+    patience = Patience() if say is None else Patience(say=say)
+    return Server(url=base, token=token, is_local=is_local, patience=patience), path
 
 
 def _split(url: str) -> SplitResult:

@@ -6,13 +6,15 @@ import time
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
-from automesh.errors import UsageError
 from automesh.limits import PEOPLE_FILE_BYTES
 from automesh.mesh.config import Rules
 from automesh.mesh.rules.file import parse_rules
-from automesh.remote.client import BUSY, Answer, RefusedRequest, Server, open_server
+from automesh.remote.answers import Answer
+from automesh.remote.client import Server, open_server
+from automesh.remote.patience import BUSY, RefusedRequest
 
 _BACK_S, _PAUSE_S = 30.0, 1.0  # A service that was started again has read its studies by then.
+_TYPES = ("application/toml", "text/plain", "application/octet-stream")
 
 
 def load_rules(url: str) -> Rules:
@@ -23,11 +25,7 @@ def load_rules(url: str) -> Rules:
         busy for half a minute.
     """
     server, path = open_server(url)
-    answer = _ask(server, path)
-    try:
-        text = answer.body.decode()
-    except UnicodeDecodeError:
-        raise UsageError(f"{url} is not UTF-8 text") from None
+    text = _ask(server, path).text(*_TYPES)
     name = PurePosixPath(urlsplit(url).path).name or "rules.toml"
     return parse_rules(text, name=name)
 

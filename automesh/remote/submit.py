@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -13,19 +12,29 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from automesh import limits
 from automesh.errors import NoFeasibleMesh, UsageError
+from automesh.hardware.targets import parse_target
 from automesh.jsonio import dumps
 from automesh.mesh.rules.file import merge_rule, parse_rules
-from automesh.remote.client import BUSY, RefusedRequest, Server, Unreachable
+from automesh.mesh.rules.rule import MeshRule, matches
+from automesh.remote.answers import (
+    LogLines,
+    StudyNow,
+    SubmissionNow,
+    SubmissionTaken,
+    WrongAnswer,
+    read,
+)
+from automesh.remote.client import Server
+from automesh.remote.patience import BUSY, RefusedRequest, Unreachable
 from automesh.submissions.bundle import pack
 from automesh.submissions.order import Order, checked
-from automesh.texts.terminal import clean, clean_lines
+from automesh.texts.terminal import clean, clean_lines, shortened
 from automesh.texts.user_text import user_path
 from automesh.tuner.request import parse_entry
 
-_BACK_S = 300.0
-"""How long a service that does not answer is waited for: it may be started again."""
-_PAUSE_S = 1.0
+_PAUSE_S = 1.0  # before a stream that has ended is opened again
 _FINAL = ("found", "nothing", "failed", "cancelled")
 _GO_ON = ("nothing", "failed", "cancelled")
 
@@ -115,44 +124,42 @@ def submit(
     body = dumps({"bundle": bundle.digest, "order": order.to_json()}).encode()
     key = secrets.token_hex(16) if is_new else hashlib.sha256(body).hexdigest()[:40]
     path = f"/v1/bundles/{bundle.digest}"
-    _patiently(lambda: server.ask("PUT", path, data, headers={"Content-Type": "application/x-tar"}))
+    patiently = server.patience.until_answered
+    patiently(lambda: server.ask("PUT", path, data, headers={"Content-Type": "application/x-tar"}))
     headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-    answer = _patiently(lambda: server.ask("POST", "/v1/studies", body, headers=headers))
-    found = answer.json()
+    answer = patiently(lambda: server.ask("POST", "/v1/studies", body, headers=headers))
+    found = answer.read(SubmissionTaken)
     known = answer.status == 200
-    if known and found["state"] in _GO_ON:
-        again = f"/v1/submissions/{found['number']}/resume"
-        found = _patiently(lambda: server.ask("POST", again, b"")).json()
-    return Submitted(number=str(found["number"]), state=str(found["state"]), is_known=known)
+    if known and found.state in _GO_ON:
+        again = f"/v1/submissions/{found.number}/resume"
+        found = patiently(lambda: server.ask("POST", again, b"")).read(SubmissionTaken)
+    return Submitted(number=found.number, state=found.state, is_known=known)
 
 
-def _patiently(ask: Callable[[], Any]) -> Any:
-    """Asks again while nobody answers: all that is asked here may be asked twice."""
-    end_s = time.monotonic() + _BACK_S
-    while True:
-        try:
-            return ask()
-        except Unreachable:
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(_PAUSE_S)
-        except RefusedRequest as error:
-            if error.status not in BUSY or time.monotonic() > end_s:
-                raise
-            time.sleep(_PAUSE_S)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A submission as it ended.
+
+    Attributes:
+      state: how.
+      said: one sentence on that.
+      studies: names of those that it has left.
+    """
+
+    state: str
+    said: str
+    studies: tuple[str, ...]
 
 
-def follow(server: Server, number: str, say: Callable[[str], None]) -> dict[str, Any]:
+def follow(server: Server, number: str, say: Callable[[str], None]) -> Ended:
     """Waits for the end of a submission, and shows what its search says meanwhile.
 
     Args:
       say: shows a line.
 
-    Returns:
-      The submission as it ended.
-
     Raises:
-      UsageError: nobody has answered for minutes, or the service refuses.
+      UsageError: nobody has answered for minutes, or the service refuses, or it does not answer as
+        one does.
     """
     path, last = f"/v1/submissions/{number}", ""
     while True:
@@ -160,74 +167,120 @@ def follow(server: Server, number: str, say: Callable[[str], None]) -> dict[str,
             for event in server.events(f"{path}/events", last):
                 last = event.number or last
                 if event.kind == "log":
-                    for line in str(json.loads(event.data)["text"]).splitlines():
-                        say(clean(line))
-        except Unreachable:
-            time.sleep(_PAUSE_S)
+                    for line in read(event.data, LogLines).text.splitlines():
+                        say(shortened(clean(line), limits.REMOTE_LINE_CHARS))
         except RefusedRequest as error:
             if error.status not in BUSY:
                 raise
-            time.sleep(_PAUSE_S)
-        found = _patiently(lambda: server.ask("GET", path)).json()
-        if found["submission"]["state"] in _FINAL:
-            return {**found["submission"], "studies": found["studies"]}
+        except Unreachable:
+            # Whoever answers below says how it is; if nobody does, that is said there.
+            pass
+        now = server.patience.until_answered(lambda: server.ask("GET", path)).read(SubmissionNow)
+        if now.submission.state in _FINAL:
+            return Ended(state=now.submission.state, said=now.submission.said, studies=now.studies)
+        time.sleep(_PAUSE_S)
 
 
 def tables(server: Server, studies: Sequence[str], *, width: int, top: int) -> str:
     """The tables of studies, as `automesh show` prints them."""
     parts: list[str] = []
     for name in studies:
-        path = f"/v1/studies/{quote(name, safe='')}/table.txt?width={width}&top={top}"
-        answer = _patiently(partial(server.ask, "GET", path))
-        parts.append(clean_lines(answer.body.decode(errors="replace")))
+        path = f"{_path_of(name)}/table.txt?width={width}&top={top}"
+        ask = partial(server.ask, "GET", path, most_bytes=limits.REMOTE_TABLE_BYTES)
+        parts.append(clean_lines(server.patience.until_answered(ask).text("text/plain")))
     return "\n".join(parts)
 
 
 def result_json(server: Server, studies: Sequence[str]) -> list[Any]:
     """The results of studies, as `automesh show --json` prints them."""
-    paths = [f"/v1/studies/{quote(name, safe='')}/result.json" for name in studies]
-    return [_patiently(partial(server.ask, "GET", path)).json() for path in paths]
+    found: list[Any] = []
+    for name in studies:
+        path = f"{_path_of(name)}/result.json"
+        ask = partial(server.ask, "GET", path, most_bytes=limits.REMOTE_ANSWER_BYTES)
+        found.append(server.patience.until_answered(ask).json_object("best"))
+    return found
 
 
-def _read_study(server: Server, path: str) -> Any:
+def _path_of(study: str) -> str:
+    return f"/v1/studies/{quote(study, safe='')}"
+
+
+def _read_study(server: Server, name: str) -> StudyNow:
     """What a service says of a study.
 
     Raises:
       Unreachable: it was not read yet, as after a restart: whether it has a rule is not known.
       RefusedRequest: as `Server.ask`.
+      WrongAnswer: it says what none does.
     """
-    found = server.ask("GET", path).json()
-    if not found["rule"] and found["study"]["state"] == "unread":
+    answer = server.ask("GET", _path_of(name), most_bytes=2 * limits.PEOPLE_FILE_BYTES)
+    found = answer.read(StudyNow)
+    if not found.rule and found.study.state == "unread":
         raise Unreachable(
             f"{server.url} has not read the study yet", hint="ask again in a few minutes"
         )
     return found
 
 
-def take_rules(server: Server, studies: Sequence[str], path: Path) -> list[str]:
+def take_rules(
+    server: Server, studies: Sequence[str], path: Path, *, targets: Sequence[str] = ("local",)
+) -> list[str]:
     """Merges the rules of studies into a file, as a search here would have done.
+
+    Args:
+      targets: that were asked for: rules of others in the file are left alone.
 
     Returns:
       The targets whose rules were merged.
 
     Raises:
       NoFeasibleMesh: none of the studies has a rule.
-      UsageError: the file is broken or cannot be written.
+      UsageError: the file is broken or cannot be written; or the service has sent what is no rule
+        for a target that was asked for.
     """
     merged: list[str] = []
     missing: list[str] = []
     for name in studies:
-        path_of = f"/v1/studies/{quote(name, safe='')}"
-        found = _patiently(partial(_read_study, server, path_of))
-        if not found["rule"]:
-            missing.append(f"{name}: {found['missing']}")
+        found = server.patience.until_answered(partial(_read_study, server, name))
+        if not found.rule:
+            missing.append(f"{name}: {found.missing}")
             continue
-        rules = parse_rules(str(found["rule"]), name="mesh_rules.toml")
-        (rule,) = rules.rules
-        whole = replace(rule, axes=rules.axes_of(rule), batch_axes=rules.batch_axes_of(rule))
-        target = str(found["study"]["target"])
-        merge_rule(path, whole, selector=target)
+        target = found.study.target
+        rule = _only_rule(found.rule, target)
+        _check_asked(target, targets)
+        merge_rule(path, rule, selector=target)
         merged.append(target)
     if not merged:
         raise NoFeasibleMesh("; ".join(missing) or "the search has left no study")
     return merged
+
+
+def _only_rule(text: str, target: str) -> MeshRule:
+    """The rule for a target in a rule file that has nothing else.
+
+    Raises:
+      WrongAnswer: it is none.
+    """
+    try:
+        rules = parse_rules(text, name="mesh_rules.toml")
+    except UsageError as error:
+        raise WrongAnswer(f"the service has sent what is no rule: {clean(error.message)}") from None
+    if len(rules.rules) != 1 or not matches(rules.rules[0].match, target):
+        raise WrongAnswer(f"the service has sent what is no rule for {target}")
+    (rule,) = rules.rules
+    return replace(rule, axes=rules.axes_of(rule), batch_axes=rules.batch_axes_of(rule))
+
+
+def _check_asked(target: str, asked: Sequence[str]) -> None:
+    """Refuses a rule for what nobody has asked for: it would take the place of another one.
+
+    Raises:
+      WrongAnswer: it is one.
+    """
+    if "local" in asked:  # Which target that is, the host knows.
+        return
+    selectors = [parse_target(name, {}).selector for name in asked]
+    if target not in selectors:
+        raise WrongAnswer(
+            f"the service has sent a rule for {target}; asked for was {', '.join(selectors)}"
+        )

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from automesh.texts.streams import taking_all
 from automesh.texts.terminal import clean
 from automesh.units import format_wait
 
@@ -417,6 +418,7 @@ def open_progress(stream: TextIO, *, clock: Clock = time.monotonic) -> Progress:
     Returns:
       A context manager: enter it before the first report, leave it before the result is printed.
     """
+    stream = taking_all(stream)
     console = Console(file=stream, markup=False, emoji=False, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveProgress(console, clock=clock)

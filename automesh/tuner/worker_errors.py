@@ -11,6 +11,7 @@ from automesh.package import is_users_file
 from automesh.program.nouns import Entry
 from automesh.space.space import SearchSpace
 from automesh.units import format_wait
+from automesh.worker.allowed import limits_hint
 
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+),?(?: in (?P<function>.+))?')
 _CODE = "    "  # how tracebacks indent code
@@ -22,6 +23,8 @@ _NO_SUCH_KEY = re.compile(r"raised KeyError: '(?P<axis>\w+)'")
 _FATAL = "Fatal Python error: "  # of faulthandler, whose frames have no lines of code
 _JAX_NOTE = "For simplicity, JAX has removed its internal frames"
 _MOST_LINES = 8
+# Of `worker.blame.ended`: nothing in the script need be to blame for it.
+_SUDDEN = ("the worker exited", "the worker was", "the worker could not")
 
 
 def inspection_error(answer: Failure, entry: Entry, space: SearchSpace | None = None) -> UsageError:
@@ -44,7 +47,8 @@ def inspection_error(answer: Failure, entry: Entry, space: SearchSpace | None = 
         case OutOfMemory():
             return UsageError(
                 f"the script ran out of memory: {answer.detail}",
-                hint="return `jax.ShapeDtypeStruct`s instead of arrays, or raise --worker-memory",
+                hint=limits_hint()
+                or "return `jax.ShapeDtypeStruct`s instead of arrays, or raise --worker-memory",
             )
         case Failed():
             backend = answer.reason.partition("Unable to initialize backend")
@@ -121,7 +125,7 @@ def machine_error(failure: Failure) -> UsageError:
     match failure:
         case Failed():
             where = f"{failure.where}: " if failure.where else ""
-            return UsageError(where + failure.reason, hint=failure.hint or hint)
+            return UsageError(where + failure.reason, hint=failure.hint or limits_hint() or hint)
         case TimedOut():
             waited = format_wait(failure.limit_s)
             return UsageError(f"a worker did not start within {waited}", hint=hint)
@@ -155,6 +159,9 @@ def _hint(answer: Failed, entry: Entry) -> str:
         what = "pass its arguments after --, and guard what trains with `if __name__ == ...`"
         return _with_output(what, answer.log_tail)
     frames = _user_frames(answer.log_tail)
+    low = limits_hint() if answer.reason.startswith(_SUDDEN) or answer.stage == "start" else ""
+    if low:
+        return _with_output(low, answer.log_tail)
     if answer.reason.startswith("the worker"):
         what = f"find what ends or breaks the process in `{_name(entry)}`"
         return "\n".join([_with_output(what, answer.log_tail), *frames])

@@ -99,6 +99,16 @@ def replaced_builtins(names: Sequence[str]) -> str:
     return f"the script replaces the {what} {shown}, which jax and automesh call: do not replace it"
 
 
+def hint_where_replaced(names: Sequence[str], outcome: Failed) -> str:
+    """The hint for a failure after user code has replaced builtins."""
+    hint = replaced_builtins(names)
+    # A jax that could not start for it has a hint, which leads astray. So may a refusal: where
+    # `len` lies, a function has other parameters than it seems.
+    if not outcome.hint or outcome.stage == "start":
+        return hint
+    return f"{hint}; if it was not that: {outcome.hint}"
+
+
 def ended(code: int | None, stage: str) -> str:
     """The sentence for a worker that ended without an answer; `code` is negative for a signal."""
     if code is None:

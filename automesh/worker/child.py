@@ -122,17 +122,12 @@ class Child:
             retire = not isinstance(error, Exception) or outcome.kind == "out_of_memory"
             replaced = self._interpreter.replaced
             retire = retire or bool(replaced)  # What they have spoilt may be spoilt for all.
-            # A jax that could not start for it has a hint, which leads astray.
-            if replaced and isinstance(outcome, Failed) and self._wants_hint(outcome):
-                outcome = replace(outcome, hint=blame.replaced_builtins(replaced))
+            if replaced and isinstance(outcome, Failed):
+                outcome = replace(outcome, hint=blame.hint_where_replaced(replaced, outcome))
             return protocol.failure_message(outcome, retire=retire, doubtful=spoilt)
         except BaseException:  # noqa: BLE001
             reason = "the script raised an exception that cannot be described"
             return protocol.failure_message(Failed(stage=self._stage, reason=reason), retire=True)
-
-    @staticmethod
-    def _wants_hint(outcome: Failed) -> bool:
-        return not outcome.hint or outcome.stage == "start"
 
     def _handler(self, name: str) -> Handle:
         # Imported in the first job, not before: then it has somebody to report a failure to.

@@ -23,6 +23,7 @@ from automesh.outcomes import Failed, Failure, OutOfMemory, TimedOut
 from automesh.reading import Unreadable, open_regular
 from automesh.texts.terminal import clean_lines
 from automesh.worker import blame, protocol
+from automesh.worker.allowed import check_files
 from automesh.worker.environment import environment
 from automesh.worker.messages import Surroundings
 from automesh.worker.protocol import Answer
@@ -149,6 +150,7 @@ class Guarded:
 
     Raises:
       OSError: the system does not let us start another process.
+      UsageError: it would let it have too few open files.
     """
 
     def __init__(
@@ -161,6 +163,7 @@ class Guarded:
         control: socket.socket | None = None,
         report: Path | None = None,
     ) -> None:
+        check_files()
         self.log = log
         self._report = b""
         self.leash, leash_end = socket.socketpair()

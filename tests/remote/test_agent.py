@@ -19,7 +19,9 @@ import sqlalchemy as sa
 from automesh.errors import UsageError
 from automesh.remote import agent as agent_module
 from automesh.remote.agent import Agent, AgentOptions, serve_agent
-from automesh.remote.client import Answer, Server, Unreachable, open_server
+from automesh.remote.answers import Answer
+from automesh.remote.client import Server, open_server
+from automesh.remote.patience import Unreachable
 from automesh.remote.tied import tied
 from automesh.submissions.database import LEASES
 from automesh.submissions.home import open_home

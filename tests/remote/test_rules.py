@@ -7,7 +7,9 @@ import pytest
 import automesh
 from automesh.errors import UsageError
 from automesh.remote import rules
-from automesh.remote.client import Answer, RefusedRequest, Server
+from automesh.remote.answers import Answer
+from automesh.remote.client import Server
+from automesh.remote.patience import RefusedRequest
 
 URL = "http://127.0.0.1:1/v1/studies/train-cpu-2/rules.toml"
 RULE = b'schema = 1\naxes = ["dp"]\n\n[[rule]]\nmatch = "cpu-2"\nici = { dp = 2 }\n'

@@ -11,9 +11,10 @@ from typing import Literal
 import pytest
 
 from automesh.errors import UsageError
-from automesh.remote import credentials
+from automesh.remote import credentials, patience
 from automesh.remote import submit as submits
-from automesh.remote.client import Answer, Server, open_server
+from automesh.remote.answers import Answer
+from automesh.remote.client import Server, open_server
 from automesh.remote.credentials import forget_server, leave_word, token_for
 from automesh.serve import events
 from tests.support.cases import bad_inputs_run
@@ -119,11 +120,11 @@ def test_a_study_that_the_service_has_not_read_yet_is_waited_for(
         {"study": {"state": "ended", "target": "cpu-2"}, "rule": rule, "missing": ""},
     ]
 
-    def ask(*_: object) -> Answer:
+    def ask(*_: object, **__: object) -> Answer:
         return Answer(status=200, headers={}, body=json.dumps(said.pop(0)).encode())
 
     monkeypatch.setattr(Server, "ask", ask)
-    monkeypatch.setattr(submits, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(patience, "_PAUSE_S", 0.0)
     server = Server(url="http://127.0.0.1:1", token="x", is_local=True)
     path = tmp_path / "mesh_rules.toml"
     assert submits.take_rules(server, ["train-cpu-2"], path) == ["cpu-2"]

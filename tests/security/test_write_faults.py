@@ -27,7 +27,6 @@ import pytest
 import sqlalchemy as sa
 
 from automesh import files
-from automesh.cli import guard
 from automesh.tuner.study.storage import parse_storage
 from automesh.worker import guardian
 from tests.security.writers import LOG, RUN, STORAGES, WRITERS, Refused, Writer, attempt
@@ -194,16 +193,6 @@ def test_half_a_line_of_a_journal_is_cut_off(tmp_path: Path) -> None:
 
 
 # The real thing where there is one: /dev/full says that the disk is full
-
-
-def test_a_result_that_cannot_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = io.StringIO()
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        monkeypatch.setattr(sys, "stderr", said)
-        monkeypatch.setattr(guard, "end_on_sigterm", lambda: None)
-        assert guard.guarded(lambda: print(json.dumps({"best": None})), []) == 2
-    assert said.getvalue().startswith("error: no space left on device\nhint: ")
 
 
 def test_a_lost_log_is_no_reason_to_lose_the_job() -> None:

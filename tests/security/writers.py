@@ -93,7 +93,6 @@ def attempt(folder: Path, act: Act, fault: AbstractContextManager[object]) -> Re
 
     with (
         mock.patch.object(guard, "end_on_sigterm"),
-        mock.patch.object(guard, "_drop_output"),
         contextlib.redirect_stderr(said),
         fault,
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,8 +18,9 @@ from automesh.serve.pages import MadePage, Pages, policy_of
 from tests.serve.conftest import HOSTILE
 from tests.serve.test_submissions import BUNDLE, submit
 from tests.support.browser import open_browser, take_picture
+from tests.support.cases.payloads import ALL, PAYLOADS, attacked
 from tests.support.samples.page_samples import PAGES
-from tests.support.service import Running
+from tests.support.service import Running, make_estimated, running_service
 
 NAME = "train-gpu-h100-16-0123abcd"
 expect.set_options(timeout=60_000)
@@ -146,3 +148,48 @@ def test_nothing_that_others_wrote_is_run(page: Page, running: Running) -> None:
     assert page.evaluate("window.hacked") is None
     assert inner.evaluate("window.hacked") is None
     assert not any(one.startswith("dialog") for one in complaints)
+
+
+@pytest.mark.long
+def test_no_payload_runs_in_any_page(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of studies, devices, plans and exceptions, and lines of a log, with all payloads."""
+    for number, payload in enumerate(PAYLOADS):
+        # A folder's name has no slash; everything else stays.
+        name = f"{number} {payload}".replace("/", "\u2215")[:200]
+        make_estimated(tmp_path / "results" / name, workload=payload, device_kind=payload)
+    broken = tmp_path / "results" / "broken"
+    broken.mkdir()
+    (broken / "study.db").write_bytes(ALL.encode())
+    html = page_text(attacked(document_of(PAGES["pipelined"]()))).encode()
+    made = MadePage(html=html, policy=policy_of(html), tag="x")
+    monkeypatch.setattr(Pages, "page_of", lambda *_: made)
+    with running_service(tmp_path) as running:
+        number = submit(running, running.send_bundle(BUNDLE)).json()["number"]
+        job = running.service.home.job(number)
+        job.mkdir()
+        (job / "search.log").write_text("\n".join(PAYLOADS))
+        store = running.service.store
+        store.start_next()
+        store.end(number, "failed", ALL)
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        context.set_default_timeout(60_000)
+        page = context.new_page()
+        complaints = listen(page)
+        page.goto(f"{running.url}/#token={running.tokens['submit']}")
+        page.reload()
+        expect(page.locator("tbody tr").first).to_be_visible()
+        assert page.locator("tbody tr").count() > 30
+        for name in [f"{n} {PAYLOADS[n]}".replace("/", "\u2215")[:200] for n in (1, 9, 17)]:
+            page.goto(f"{running.url}/studies/{quote(name, safe='')}")
+            expect(page.locator("h1").first).to_be_visible()
+            expect(page.frame_locator("iframe").locator("h1")).to_be_visible()
+            for frame in page.frames:
+                assert frame.evaluate("window.hacked") is None
+        page.goto(f"{running.url}/submissions/{number}")
+        expect(page.locator("#state")).to_have_text("failed")
+        expect(page.locator("#log")).to_contain_text(PAYLOADS[3])
+        assert page.evaluate("window.hacked") is None
+        assert complaints == []
+        context.close()

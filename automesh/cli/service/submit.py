@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +17,8 @@ from automesh.jsonio import dumps
 from automesh.texts.user_text import check_text, user_path
 
 if TYPE_CHECKING:
+    from automesh.remote.client import Server
+    from automesh.remote.submit import Ended
     from automesh.submissions.order import Order
 
 SERVER = "AUTOMESH_SERVER"
@@ -154,7 +155,7 @@ def submit_and_follow(asked: Asked, *, is_detached: bool, is_new: bool, as_json:
     rules = asked.rules if asked.rules is not None else _beside(asked.script)
     rules = read_option("--rules", user_path, str(rules))
     address = asked.server or os.environ.get(SERVER, "") or "http://127.0.0.1:8700"
-    service, path = read_option("--server", open_server, address)
+    service, path = read_option("--server", lambda url: open_server(url, _say), address)
     if path:
         raise UsageError(f"--server: `{address}` has a path behind the address of the service")
     taken = submit(service, order, folder, rules=rules, is_new=is_new)
@@ -166,9 +167,7 @@ def submit_and_follow(asked: Asked, *, is_detached: bool, is_new: bool, as_json:
     _finish(service, follow(service, taken.number, _say), asked, rules, as_json=as_json)
 
 
-def _finish(
-    service: Any, ended: dict[str, Any], asked: Asked, rules: Path, *, as_json: bool
-) -> None:
+def _finish(service: Server, ended: Ended, asked: Asked, rules: Path, *, as_json: bool) -> None:
     """Prints what a submission has found, and takes its rules.
 
     Raises:
@@ -177,7 +176,7 @@ def _finish(
     """
     from automesh.remote.submit import result_json, tables, take_rules
 
-    studies: Sequence[str] = ended["studies"]
+    studies = ended.studies
     if as_json:
         found = result_json(service, studies)
         sys.stdout.write(dumps(found[0] if len(found) == 1 else found, indent=1) + "\n")
@@ -185,14 +184,14 @@ def _finish(
         columns = shutil.get_terminal_size().columns
         width = min(max(columns, 40), 400)
         sys.stdout.write(tables(service, studies, width=width, top=asked.top or 8))
-    match ended["state"]:
+    match ended.state:
         case "found":
-            merged = take_rules(service, studies, rules)
+            merged = take_rules(service, studies, rules, targets=asked.targets)
             _say(f"merged the rule for {', '.join(merged)} into {rules}")
         case "nothing":
-            raise NoFeasibleMesh(str(ended["said"]))
+            raise NoFeasibleMesh(ended.said)
         case state:
-            raise UsageError(f"the submission ended as {state}: {ended['said']}")
+            raise UsageError(f"the submission ended as {state}: {ended.said}")
 
 
 def _order(asked: Asked) -> tuple[Order, Path]:

@@ -21,6 +21,7 @@ from tests.support.browser import (
     take_picture,
     wait_for_charts,
 )
+from tests.support.cases.payloads import attacked
 from tests.support.samples.page_samples import EXAMPLES, PAGES, REAL
 
 FIRST_PAINT_S = 1.5
@@ -82,6 +83,22 @@ def test_a_page_draws_without_complaints_and_can_be_read_by_all(
     )
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     assert page.evaluate("window.hacked") is None
+    closed(opened)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pipelined", "failed", "dense_lm"])
+def test_nothing_runs_of_what_others_wrote(browser: Browser, tmp_path: Path, name: str) -> None:
+    """Every text of the page has all payloads: nothing runs, and the policy has nothing to say."""
+    path = tmp_path / f"{name}.html"
+    path.write_text(page_text(attacked(document_of(PAGES[name]()))), encoding="utf-8")
+    opened = open_page(browser, path)
+    # Also by who moves over it, and opens what is closed.
+    opened.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    for chart in opened.page.locator(".chart").all()[:3]:
+        chart.hover(force=True)
+    assert opened.page.evaluate("window.hacked") is None
+    assert opened.page.locator("iframe, object, base, [onerror], [onload]").count() == 0
     closed(opened)
 
 

@@ -89,6 +89,10 @@ function chartConfig(width) {
   };
 }
 
+// What is put into a specification: Vega makes expressions of it, in which these two end a line.
+const oneLine = (value) => typeof value === "string" ? value.replace(/[\u2028\u2029]/g, " ")
+  : Array.isArray(value) ? value.map(oneLine) : value;
+
 const Charts = {
   specifications: {},
   drawn: new Map(),  // element -> {name, make, view}
@@ -121,7 +125,8 @@ const Charts = {
   },
   async draw(holder) {
     const chart = Charts.drawn.get(holder);
-    const { data, values, renderer } = chart.make();
+    const { data, values: given, renderer } = chart.make();
+    const values = Object.fromEntries(Object.entries(given).map(([key, value]) => [key, oneLine(value)]));
     const colours = palette();
     const width = holder.clientWidth || 600;
     const labelLimit = Math.round(Math.min(330, width * 0.36));

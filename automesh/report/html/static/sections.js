@@ -543,7 +543,8 @@ function placementSection(page) {
         values: {
           columns, width: across * cell, height: down * cell,
           xTitle: isTorus ? (wiring.devices_per_chip > 1 ? "x, cores apart" : "x") : `device in its ${granuleWord}`, yTitle: isTorus ? "y" : "",
-          axisTitle: axis ? `place along ${axis.name}` : "",
+          // Vega makes part of an expression of it: nothing but what a name of an axis may have.
+          axisTitle: axis ? `place along ${axis.name.replace(/\W/g, "")}` : "",
         },
       }), { wide: true }),
       dataTable("devices", [["device", "device"], ["coordinates", "mesh"], ["where", "place"]], data));

@@ -1,0 +1,80 @@
+"""What the shell, the account or the service manager lets a process have, where that is too little.
+
+Workers inherit these limits. One that is too low lets them end in the middle of an import, and
+looks like a fault of the script.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+
+from automesh.errors import UsageError
+from automesh.units import format_bytes
+
+LEAST_FILES = 256
+"""Descriptors: the channel of a worker lies above those that scripts use by habit."""
+_LEAST_PROCESSES = 512  # threads count as well, and XLA starts some for each core
+_LEAST_ADDRESSES = 16 * 2**30  # what XLA maps; it is not memory that is used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A limit that is too low.
+
+    Attributes:
+      said: what is allowed, in words.
+      command: that raises it in a shell.
+    """
+
+    said: str
+    command: str
+
+
+def low_limits() -> tuple[Limit, ...]:
+    """The limits of this process that a search may not get along with."""
+    found: list[Limit] = []
+    files = _soft(resource.RLIMIT_NOFILE)
+    if files is not None and files < LEAST_FILES:
+        found.append(Limit(said=f"{files} open files", command="ulimit -n 1024"))
+    # Of what root starts nobody counts.
+    processes = _soft(resource.RLIMIT_NPROC) if os.geteuid() else None
+    if processes is not None and processes < _LEAST_PROCESSES:
+        found.append(Limit(said=f"{processes} processes and threads", command="ulimit -u 4096"))
+    addresses = _soft(resource.RLIMIT_AS)
+    if addresses is not None and addresses < _LEAST_ADDRESSES:
+        said = f"{format_bytes(addresses)} of addresses"
+        found.append(Limit(said=said, command="ulimit -v unlimited"))
+    return tuple(found)
+
+
+def check_files() -> None:
+    """Makes sure that a worker can be started at all.
+
+    Raises:
+      UsageError: too few files may be open at once.
+    """
+    files = _soft(resource.RLIMIT_NOFILE)
+    if files is not None and files < LEAST_FILES:
+        raise UsageError(
+            f"a process may have no more than {files} files open here, and a search needs "
+            f"{LEAST_FILES}",
+            hint="raise the limit: `ulimit -n 1024`",
+        )
+
+
+def limits_hint() -> str:
+    """What to do about limits that are too low, for a worker that ended without a reason; empty if
+    none is."""
+    low = low_limits()
+    if not low:
+        return ""
+    said = " and ".join(one.said for one in low)
+    commands = ", ".join(f"`{one.command}`" for one in low)
+    return f"a process may have no more than {said} here, which may be too little: try {commands}"
+
+
+def _soft(kind: int) -> int | None:
+    soft = resource.getrlimit(kind)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
