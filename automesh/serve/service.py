@@ -19,6 +19,7 @@ from automesh.serve.catalogue import STALE_S, Catalogue
 from automesh.serve.limiter import Limiter, Watchers
 from automesh.serve.looks import Looks
 from automesh.serve.metrics import Metrics
+from automesh.serve.net.connections import Connections
 from automesh.serve.pages import Pages
 from automesh.skipped import reason_of
 from automesh.submissions.audit import Audit
@@ -53,6 +54,8 @@ class Settings:
       takes_submissions: False: it only shows.
       has_runner: searches are run on this host, too; False: by agents alone.
       keep_s: age from which on submissions that have ended are removed; None to keep all.
+      connections: how many may be open at once.
+      proxies: addresses whose connections are those of many people.
     """
 
     results: Path
@@ -62,6 +65,8 @@ class Settings:
     takes_submissions: bool = True
     has_runner: bool = True
     keep_s: float | None = None
+    connections: int = limits.CONNECTIONS
+    proxies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,7 @@ class Service:
     metrics: Metrics
     limiter: Limiter
     watchers: Watchers
+    connections: Connections
     looks: Looks = field(default_factory=Looks)
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     closing: threading.Event = field(default_factory=threading.Event)
@@ -176,7 +182,9 @@ def open_service(home: Home, settings: Settings) -> Service:
         pages=Pages(folder=home.pages),
         metrics=Metrics(),
         limiter=Limiter(),
-        watchers=Watchers(),
+        # Others must be answered as well while all streams are open.
+        watchers=Watchers(settings.connections // 2),
+        connections=Connections(most=settings.connections, proxies=settings.proxies),
     )
 
 

@@ -21,15 +21,8 @@ from automesh.errors import UsageError
 from automesh.remote import credentials
 from automesh.remote.client import open_server
 from automesh.remote.credentials import leave_word, token_for
-from automesh.serve.server import (
-    RunnerOfService,
-    ServeOptions,
-    bound,
-    names_of,
-    read_address,
-    serve,
-    tls_context,
-)
+from automesh.serve.net.addresses import bound, names_of, read_address, tls_context
+from automesh.serve.server import RunnerOfService, ServeOptions, serve
 from automesh.serve.service import Settings, open_service
 from automesh.submissions.home import open_home
 from tests.e2e.test_readme import block
@@ -60,6 +53,7 @@ def options(folder: Path, **changes: object) -> ServeOptions:
     [
         ("127.0.0.1", ("127.0.0.1", 8700)),
         ("127.0.0.1:80", ("127.0.0.1", 80)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
         ("[::1]", ("::1", 8700)),
         ("[::1]:9", ("::1", 9)),
         ("mesh.example.com", ("mesh.example.com", 8700)),
@@ -147,7 +141,7 @@ def test_a_runner_that_has_just_been_started_ends_with_its_service(tmp_path: Pat
 def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real server with a certificate, asked by what training scripts and commands use."""
     pem = certificate(tmp_path)
-    context = tls_context(options(tmp_path, certificate=pem, key=pem))
+    context = tls_context(pem, pem)
     make_measured(tmp_path / "results" / "train-gpu-h100-16-0123abcd")
     with running_service(tmp_path, context=context) as running:
         url = f"https://localhost:{running.port}"
