@@ -196,6 +196,15 @@ ORDER_CHARS = 2_000
 ORDER_WORDS = 200
 """Arguments of a script, and 20 times as many as anyone has targets."""
 
+ORDER_TOP = 1_000
+"""Finalists that an order may ask for: more than are ever measured."""
+
+NAME_CHARS = 400
+"""Of a name in the path of a request: a study's has 60, and a file's 255 bytes."""
+
+HEADER_CHARS = 4_000
+"""Of a header that a route reads. As above: beyond it the request is refused with status 422."""
+
 BODY_S = 10.0
 """How long a part of a body may take to arrive, and all of it at `BODY_LEAST_BYTES_PER_S`: who
 sends slower keeps a connection open for nothing. Ended with status 408."""

@@ -18,9 +18,8 @@ from automesh.submissions.tokens import Holder, Tokens
 
 
 def sql(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        for one in statements:
-            connection.execute(one)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(";".join(("BEGIN", *statements, "COMMIT")))
 
 
 def ours(path: Path) -> None:
