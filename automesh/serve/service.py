@@ -99,7 +99,6 @@ class Service:
             began_s = time.monotonic()
             try:
                 is_behind = self.catalogue.refresh()
-                self.metrics.note_storage(is_up=True)
                 trouble_s, trouble = REFRESH_S, ""
             except Exception as error:  # noqa: BLE001  A storage that is down now may be up again soon.
                 self.metrics.note_storage(is_up=False)
@@ -157,7 +156,12 @@ def open_service(home: Home, settings: Settings) -> Service:
         return [settings.results, *(one for one in found if not one.is_symlink())]
 
     store = Store(home, database)
-    catalogue = Catalogue(roots, settings.storage, pause_s=PAUSE_S)
+    metrics = Metrics()
+
+    def on_listed() -> None:  # What is read after that may take as long as it likes.
+        metrics.note_storage(is_up=True)
+
+    catalogue = Catalogue(roots, settings.storage, pause_s=PAUSE_S, on_listed=on_listed)
 
     def is_foreign(study: str, job: Path) -> bool:
         known = catalogue.get(study)
@@ -180,7 +184,7 @@ def open_service(home: Home, settings: Settings) -> Service:
         ),
         catalogue=catalogue,
         pages=Pages(folder=home.pages),
-        metrics=Metrics(),
+        metrics=metrics,
         limiter=Limiter(),
         # Others must be answered as well while all streams are open.
         watchers=Watchers(settings.connections // 2),
