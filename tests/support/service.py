@@ -19,6 +19,7 @@ from typing import Any
 from automesh import limits
 from automesh.outcomes import Measured
 from automesh.report.result import Verification
+from automesh.serve.catalogue import Catalogue
 from automesh.serve.net.addresses import bound
 from automesh.serve.net.http_server import make_server, run_server
 from automesh.serve.service import Service, Settings, open_service
@@ -118,7 +119,7 @@ def running_service(
     tokens = {scope: service.tokens.make("ann", scope, 3600.0) for scope in ("read", "submit")}
     tokens["admin"] = service.tokens.make("root", "admin", None)
     tokens["bob"] = service.tokens.make("bob", "submit", None)
-    read_all(service)
+    read_all(service.catalogue)
     server = make_server(service, context, graceful_s=1)
     thread = threading.Thread(target=run_server, args=(server, bound("127.0.0.1", port)))
     thread.start()
@@ -135,10 +136,9 @@ def running_service(
         service.database.close()
 
 
-def read_all(service: Service) -> None:
+def read_all(catalogue: Catalogue) -> None:
     """Has all studies read, also those that take longer on a busy machine."""
     end_s = time.monotonic() + 300.0
-    catalogue = service.catalogue
     while catalogue.refresh() or any(
         one.summary.state == "unread" for one in catalogue.known().values()
     ):
