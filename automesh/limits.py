@@ -196,6 +196,15 @@ ORDER_CHARS = 2_000
 ORDER_WORDS = 200
 """Arguments of a script, and 20 times as many as anyone has targets."""
 
+ORDER_TOP = 1_000
+"""Finalists that an order may ask for: more than are ever measured."""
+
+NAME_CHARS = 400
+"""Of a name in the path of a request: a study's has 60, and a file's 255 bytes."""
+
+HEADER_CHARS = 4_000
+"""Of a header that a route reads. As above: beyond it the request is refused with status 422."""
+
 BODY_S = 10.0
 """How long a part of a body may take to arrive, and all of it at `BODY_LEAST_BYTES_PER_S`: who
 sends slower keeps a connection open for nothing. Ended with status 408."""
@@ -204,7 +213,20 @@ BODY_LEAST_BYTES_PER_S = 4 * 2**10
 """As slow as a body may arrive after `BODY_S`: modems were as fast."""
 
 HEAD_S = 10.0
-"""For the head of a request to arrive; the connection is closed after it."""
+"""For the head of a request to arrive, and for the handshake before it; the connection is closed
+after it, with status 408 if a part of a head has come."""
+
+ANSWER_STALL_S = 60.0
+"""Without a byte of an answer taken, while some wait to be: the connection is closed after it."""
+
+CONNECTIONS = 2_000
+"""Open at once, and fewer where the system lets a process open fewer files; a quarter of them from
+one address. For who comes beyond it, another one is closed: first one that never showed a token."""
+
+SEARCH_BYTES = 2**30
+"""Of this machine's memory, for each search that a service runs at once: the search, and a worker
+with jax. More searches than there are cores, or than the memory has room for, are refused at the
+start."""
 
 REQUESTS_PER_S = 60.0
 """Of one token: a person clicks, a program that watches a search asks once a second. What comes

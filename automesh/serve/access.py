@@ -38,16 +38,41 @@ def _holder_for(scope: Scope) -> Callable[..., Holder]:
         service: ServiceHere,
         given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None,
     ) -> Holder:
-        found = service.tokens.check(given.credentials) if given is not None else None
-        if isinstance(found, Holder):
-            return admitted(request, service, found, scope)
-        wait_s = service.limiter.take_refusal(address_of(request))
-        if wait_s:
-            raise _too_fast(wait_s)
-        said = _SAID[found.reason] if isinstance(found, Refused) else "there is no token"
-        raise Problem(401, said, hint=_HINT, headers={"WWW-Authenticate": "Bearer"})
+        return admitted(request, service, _found(request, service, given), scope)
 
     return holder
+
+
+def _found(
+    request: Request, service: Service, given: HTTPAuthorizationCredentials | None
+) -> Holder:
+    """Who has the token that is given.
+
+    Raises:
+      Problem: 401 without a valid one, 429 for who guesses too fast.
+    """
+    found = service.tokens.check(given.credentials) if given is not None else None
+    if isinstance(found, Holder):
+        return found
+    wait_s = service.limiter.take_refusal(address_of(request))
+    if wait_s:
+        raise _too_fast(wait_s)
+    said = _SAID[found.reason] if isinstance(found, Refused) else "there is no token"
+    raise Problem(401, said, hint=_HINT, headers={"WWW-Authenticate": "Bearer"})
+
+
+def check_known(request: Request, service: Service) -> None:
+    """Looks for a valid token before anything of a body is read.
+
+    Raises:
+      Problem: 401, 429: there is none.
+    """
+    try:
+        _found(request, service, _given(request.headers.get("authorization", "")))
+    except Problem as error:  # What it sends on is not waited for.
+        error.headers = {**(error.headers or {}), "Connection": "close"}
+        raise
+    service.connections.know(request.scope.get("client"))
 
 
 def admitted(request: Request, service: Service, holder: Holder, scope: Scope) -> Holder:
@@ -58,6 +83,7 @@ def admitted(request: Request, service: Service, holder: Holder, scope: Scope) -
     """
     # For the audit, also of what is refused.
     request.scope.setdefault("state", {})["who"] = holder.name
+    service.connections.know(request.scope.get("client"))
     wait_s = service.limiter.take(holder.number)
     if wait_s:
         raise _too_fast(wait_s)
@@ -86,10 +112,14 @@ def reader_of(request: Request, service: Service, authorization: str) -> Holder:
     Raises:
       Problem: as for every other route.
     """
+    return _holder_for("read")(request, service, _given(authorization))
+
+
+def _given(authorization: str) -> HTTPAuthorizationCredentials | None:
+    """The token of a header; None if it has none."""
     scheme, _, token = authorization.partition(" ")
     given = HTTPAuthorizationCredentials(scheme=scheme, credentials=token.strip())
-    is_bearer = scheme.lower() == "bearer"
-    return _holder_for("read")(request, service, given if is_bearer else None)
+    return given if scheme.lower() == "bearer" else None
 
 
 Reader = Annotated[Holder, Depends(_holder_for("read"))]

@@ -10,9 +10,11 @@ from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Path as UrlPath
 from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from automesh import limits
 from automesh.serve.access import AgentHolder
 from automesh.serve.problems import RESPONSES, Problem
 from automesh.serve.service import ServiceHere
@@ -53,6 +55,7 @@ class OfferBody(BaseModel):
     lease: str = Field(
         "",
         pattern=r"^([0-9a-f]{32})?$",
+        max_length=32,
         description="By which the lease is to be known, chosen at random: who has got no answer "
         "asks again with the same one, and gets the same submission.",
     )
@@ -70,7 +73,7 @@ class EndBody(BaseModel):
     is_meant: bool = Field(False, description="The agent was told to end.")
 
 
-def _checked(lease: str) -> str:
+def _checked(lease: Annotated[str, UrlPath(max_length=limits.NAME_CHARS)]) -> str:
     if not _LEASE.fullmatch(lease):
         raise Problem(404, "there is no such lease")
     return lease

@@ -5,7 +5,6 @@ They are read in a process of their own (`automesh.serve.reading`); here is only
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -14,26 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from automesh.serve.reading.asking import Asking, Fatal
+from automesh.serve.reading.asking import Asking
 from automesh.serve.reading.messages import Message, from_message, known_of
 from automesh.serve.reading.reader import Away, Reader
-from automesh.serve.reading.summary import KnownStudy, StudySummary
+from automesh.serve.reading.summary import KnownStudy
 
 STALE_S = 60.0
 """Without a look at which studies there are: then nobody is told what was known before as if it
 were still so."""
-READING_S = 180.0
-"""That while the process is in the middle of reading them: to read one study may take almost as
-long as `reader.SILENT_S`, and keeps all others from being looked at. Longer than that one and
-`scan.LOOK_S` together."""
 LATE_S = 5.0
 """How long who asks then waits for a look."""
-AGAIN_S = 600.0
-"""Before a study is read again that has ended the process that read it, twice in a row."""
 _ATTEMPTS = 3  # at one look, each with a new process
 _MOST_WAITING = 8  # each of them keeps a thread of the server
-_DEADLY = "reading it has ended the process that read it, twice in a row"
-_LOG = logging.getLogger("automesh.serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +53,18 @@ class Catalogue:
       storage: as `--storage` of the searches; empty for SQLite in each study's folder.
       pause_s: before a study that has changed is read again: one that is searched changes all the
         time, and who measures must not be disturbed.
+      on_listed: hears each time that it was looked which studies there are.
     """
 
     def __init__(
-        self, roots: Callable[[], Sequence[Path]], storage: str = "", *, pause_s: float = 0.0
+        self,
+        roots: Callable[[], Sequence[Path]],
+        storage: str = "",
+        *,
+        pause_s: float = 0.0,
+        on_listed: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_listed = on_listed
         self._roots = roots
         self._storage = storage
         self._reader = Reader(storage=storage, pause_s=pause_s)
@@ -74,11 +72,8 @@ class Catalogue:
         self._known: Mapping[str, KnownStudy] = {}
         self._index = Index(known=self._known, listed=(), below={})
         self._lock = threading.Lock()
-        self._begun = ""
-        self._fatal: dict[str, Fatal] = {}
         self._looked = threading.Condition()
         self._looked_s = -math.inf
-        self._is_reading = False
         self._is_kept_fresh = False
         self._waiting = threading.Semaphore(_MOST_WAITING)
 
@@ -122,8 +117,7 @@ class Catalogue:
     @property
     def is_fresh(self) -> bool:
         """Whether somebody has looked lately which studies there are."""
-        most_s = READING_S if self._is_reading else STALE_S
-        return not self._is_kept_fresh or time.monotonic() - self._looked_s < most_s
+        return not self._is_kept_fresh or time.monotonic() - self._looked_s < STALE_S
 
     @property
     def has_looked(self) -> bool:
@@ -194,11 +188,6 @@ class Catalogue:
 
     def _ask(self, what: str, known: KnownStudy, **more: Any) -> str:
         name = known.summary.name
-        if self._is_left_out(name):
-            raise Away(
-                f"the study `{name}` is not read for a while: {_DEADLY}",
-                hint="ask again in ten minutes; the log of the service says why",
-            )
         asked = {"what": what, "folder": str(known.folder), "storage": known.storage, **more}
         return self._asking.answer(name, lambda: self._reader.ask(asked))
 
@@ -218,35 +207,21 @@ class Catalogue:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return self._look(most)
-            except Away as error:
-                self._note_fatal(error)
+            except Away:
                 if attempt == _ATTEMPTS:
                     raise
         raise AssertionError("unreachable")
 
     def _look(self, most: int) -> bool:
-        self._begun = ""
-        asked: Message = {
-            "roots": [str(root) for root in self._roots()],
-            "most": most,
-            "without": [name for name in self._fatal if self._is_left_out(name)],
-        }
+        asked: Message = {"roots": [str(root) for root in self._roots()], "most": most}
         last: Message = {}
 
         def hear(message: Message) -> None:
             self._hear(message)
             last.update(message)
 
-        try:
-            self._reader.look(asked, self._told, hear)
-        finally:
-            self._is_reading = False
+        self._reader.look(asked, self._told, hear)
         return bool(last["is_behind"])
-
-    def _is_left_out(self, name: str) -> bool:
-        """Whether a study is not read now, as that has ended the process again and again."""
-        one = self._fatal.get(name)
-        return one is not None and one.count > 1 and time.monotonic() - one.last_s < AGAIN_S
 
     def _told(self) -> dict[str, Any]:
         """What a new process is told of each study."""
@@ -267,15 +242,12 @@ class Catalogue:
                 with self._looked:
                     self._looked_s = time.monotonic()
                     self._looked.notify_all()
+                self._on_listed()
             case {"new": list(new)}:  # More will come: they are not all yet.
                 self._replace(new, set())
-            case {"begun": str(name)}:
-                self._begun, self._is_reading = name, True
             case {"study": dict(said)}:
                 one = from_message(said, self._storage)
                 name = one.summary.name
-                self._begun = ""
-                self._fatal.pop(name, None)
                 self._publish({**self._known, name: _with_rule_of(self._known.get(name), one)})
                 with self._looked:
                     self._looked.notify_all()
@@ -289,26 +261,7 @@ class Catalogue:
             known[one.summary.name] = one
         self._publish(known)
         for name in gone:
-            self._fatal.pop(name, None)
             self._asking.forget(name)
-
-    def _note_fatal(self, error: Away) -> None:
-        """Remembers which study was being read when the process ended: one that does so again and
-        again must not keep all others from being read."""
-        known = self._known.get(self._begun)
-        if known is None or not error.is_suspect:
-            return
-        former = self._fatal.get(self._begun)
-        count = 1 if former is None else former.count + 1
-        self._fatal[self._begun] = Fatal(count=count, last_s=time.monotonic())
-        if count < 2:
-            return
-        _LOG.warning("the study `%s` is not read for a while: %s", self._begun, error.message)
-        name, changed_s = known.summary.name, known.summary.changed_s
-        summary = StudySummary(name=name, changed_s=changed_s, state="unreadable", problem=_DEADLY)
-        # Without a stamp: the next process reads it as soon as it may.
-        marked = known_of(summary, folder=known.folder, storage=known.storage, missing=_DEADLY)
-        self._publish({**self._known, name: _with_rule_of(known, marked)})
 
     def _publish(self, known: Mapping[str, KnownStudy]) -> None:
         with self._lock:

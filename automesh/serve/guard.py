@@ -19,6 +19,7 @@ from fastapi.responses import Response
 from starlette.datastructures import MutableHeaders
 
 from automesh import limits
+from automesh.serve import access
 from automesh.serve.problems import Problem, answer
 from automesh.serve.service import Service
 
@@ -27,6 +28,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
+_ONCE = ("host", "authorization", "origin", "content-length", "transfer-encoding")
+"""Headers of which a proxy and we might each take another one for the right one."""
 _READING = ("GET", "HEAD", "OPTIONS")
 _AUDITED = (400, 401, 403, 405, 408, 413, 421, 422, 429)
 _HEADERS = {
@@ -105,6 +108,14 @@ class Guard:
         path = str(request.scope.get("path", ""))
         if ".." in path.split("/") or "\\" in path or "\0" in path:
             return Problem(400, "that is no path of this service")
+        said_twice = next((one for one in _ONCE if len(headers.getlist(one)) > 1), None)
+        if said_twice:
+            return Problem(400, f"the header `{said_twice}` is there more than once")
+        if "transfer-encoding" in headers and (
+            "content-length" in headers or request.scope.get("http_version") == "1.0"
+        ):
+            # A proxy that goes by the other one of the two takes a part of the body for a request.
+            return Problem(400, "a body has a `Content-Length` or a `Transfer-Encoding`, not both")
         length = headers.get("content-length", "0")
         if length.isdecimal() and len(length) < 20:
             most = body_limit(request.method, path)
@@ -114,14 +125,19 @@ class Guard:
         return Problem(400, "the length of the body is no number")
 
     def _careful(self, request: Request, receive: Receive) -> Receive:
-        """Receives a body, but not more than is taken, nor slower."""
+        """Receives the body of who has a token, but not more than is taken, nor slower."""
         most = body_limit(request.method, request.url.path)
         began_s, got, is_whole = time.monotonic(), 0, False
+        is_known = request.method in _READING
 
         async def receiving() -> Message:
-            nonlocal got, is_whole
+            nonlocal got, is_whole, is_known
             if is_whole:
                 return await receive()
+            if not is_known:
+                # The body of an order is read before the route asks who sends it.
+                await to_thread.run_sync(access.check_known, request, self._service)
+                is_known = True
             try:
                 message = await asyncio.wait_for(receive(), limits.BODY_S)
             except TimeoutError:

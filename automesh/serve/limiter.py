@@ -73,9 +73,14 @@ class TooManyWatchers(Exception):
 
 
 class Watchers:
-    """Streams of events that are open."""
+    """Streams of events that are open.
 
-    def __init__(self) -> None:
+    Args:
+      most: how many there may be, if that is less than `limits.WATCHERS`.
+    """
+
+    def __init__(self, most: int = limits.WATCHERS) -> None:
+        self._most = most
         self._open: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -91,7 +96,7 @@ class Watchers:
           TooManyWatchers: there are too many, of this one or of all.
         """
         with self._lock:
-            is_full = self._open.total() >= limits.WATCHERS
+            is_full = self._open.total() >= min(self._most, limits.WATCHERS)
             if is_full or self._open[who] >= limits.WATCHERS_OF_ONE:
                 raise TooManyWatchers
             self._open[who] += 1

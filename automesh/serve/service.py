@@ -19,6 +19,7 @@ from automesh.serve.catalogue import STALE_S, Catalogue
 from automesh.serve.limiter import Limiter, Watchers
 from automesh.serve.looks import Looks
 from automesh.serve.metrics import Metrics
+from automesh.serve.net.connections import Connections
 from automesh.serve.pages import Pages
 from automesh.skipped import reason_of
 from automesh.submissions.audit import Audit
@@ -53,6 +54,8 @@ class Settings:
       takes_submissions: False: it only shows.
       has_runner: searches are run on this host, too; False: by agents alone.
       keep_s: age from which on submissions that have ended are removed; None to keep all.
+      connections: how many may be open at once.
+      proxies: addresses whose connections are those of many people.
     """
 
     results: Path
@@ -62,6 +65,8 @@ class Settings:
     takes_submissions: bool = True
     has_runner: bool = True
     keep_s: float | None = None
+    connections: int = limits.CONNECTIONS
+    proxies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,7 @@ class Service:
     metrics: Metrics
     limiter: Limiter
     watchers: Watchers
+    connections: Connections
     looks: Looks = field(default_factory=Looks)
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     closing: threading.Event = field(default_factory=threading.Event)
@@ -93,7 +99,6 @@ class Service:
             began_s = time.monotonic()
             try:
                 is_behind = self.catalogue.refresh()
-                self.metrics.note_storage(is_up=True)
                 trouble_s, trouble = REFRESH_S, ""
             except Exception as error:  # noqa: BLE001  A storage that is down now may be up again soon.
                 self.metrics.note_storage(is_up=False)
@@ -151,7 +156,12 @@ def open_service(home: Home, settings: Settings) -> Service:
         return [settings.results, *(one for one in found if not one.is_symlink())]
 
     store = Store(home, database)
-    catalogue = Catalogue(roots, settings.storage, pause_s=PAUSE_S)
+    metrics = Metrics()
+
+    def on_listed() -> None:  # What is read after that may take as long as it likes.
+        metrics.note_storage(is_up=True)
+
+    catalogue = Catalogue(roots, settings.storage, pause_s=PAUSE_S, on_listed=on_listed)
 
     def is_foreign(study: str, job: Path) -> bool:
         known = catalogue.get(study)
@@ -174,9 +184,11 @@ def open_service(home: Home, settings: Settings) -> Service:
         ),
         catalogue=catalogue,
         pages=Pages(folder=home.pages),
-        metrics=Metrics(),
+        metrics=metrics,
         limiter=Limiter(),
-        watchers=Watchers(),
+        # Others must be answered as well while all streams are open.
+        watchers=Watchers(settings.connections // 2),
+        connections=Connections(most=settings.connections, proxies=settings.proxies),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from anyio import to_thread
 from fastapi import APIRouter, Body, Header, Query, Request
+from fastapi import Path as UrlPath
 from fastapi.responses import PlainTextResponse, Response
 
 from automesh import limits
@@ -25,6 +26,7 @@ from automesh.submissions.tokens import Holder
 from automesh.texts.terminal import clean_lines
 
 router = APIRouter(prefix="/v1/studies", tags=["studies"], responses={**RESPONSES})
+Name = Annotated[str, UrlPath(max_length=limits.NAME_CHARS)]
 _TOML = "application/toml; charset=utf-8"
 
 
@@ -142,7 +144,7 @@ def list_studies(
 
 
 @router.get("/{name}", summary="One study")
-def get_study(name: str, service: ServiceHere, holder: Reader) -> StudyAnswer:
+def get_study(name: Name, service: ServiceHere, holder: Reader) -> StudyAnswer:
     service.catalogue.wait_until_fresh()
     known = known_study(service, name)
     mine = submission_of(service, known, holder)
@@ -155,7 +157,7 @@ def get_study(name: str, service: ServiceHere, holder: Reader) -> StudyAnswer:
 
 
 @router.get("/{name}/result.json", summary="All figures, as `automesh show --json` prints them")
-def get_result(name: str, service: ServiceHere, holder: Reader) -> Response:
+def get_result(name: Name, service: ServiceHere, holder: Reader) -> Response:
     del holder
     text = service.catalogue.result(known_study(service, name))
     return Response(text, media_type="application/json")
@@ -163,7 +165,7 @@ def get_result(name: str, service: ServiceHere, holder: Reader) -> Response:
 
 @router.get("/{name}/table.txt", summary="The table, as `automesh show` prints it")
 def get_table(
-    name: str,
+    name: Name,
     service: ServiceHere,
     holder: Reader,
     width: Annotated[int, Query(ge=40, le=400)] = 100,
@@ -179,10 +181,10 @@ def get_table(
 
 @router.get("/{name}/rules.toml", summary="The rule file", response_class=Response)
 def get_rules(
-    name: str,
+    name: Name,
     service: ServiceHere,
     holder: Reader,
-    if_none_match: Annotated[str, Header()] = "",
+    if_none_match: Annotated[str, Header(max_length=limits.HEADER_CHARS)] = "",
 ) -> Response:
     """The rule as a file for `automesh.load(URL)`; 404 while there is none."""
     del holder
@@ -210,10 +212,10 @@ def tagged(text: str, if_none_match: str) -> Response:
     response_class=PlainTextResponse,
 )
 def diff_rules(
-    name: str,
+    name: Name,
     service: ServiceHere,
     holder: Reader,
-    mine: Annotated[str, Body(media_type="application/toml")],
+    mine: Annotated[str, Body(media_type="application/toml", max_length=limits.PEOPLE_FILE_BYTES)],
 ) -> PlainTextResponse:
     """Takes a rule file and answers with a unified diff to what it would be with the rule merged
     into it; empty if it has the rule already. Nothing is changed."""
@@ -226,15 +228,15 @@ def diff_rules(
 
 
 @router.get("/{name}/logs", summary="Logs of its workers")
-def list_logs(name: str, service: ServiceHere, holder: Reader) -> list[LogFile]:
+def list_logs(name: Name, service: ServiceHere, holder: Reader) -> list[LogFile]:
     known = _with_logs(service, name, holder)
     return [LogFile(name=one.name, bytes=one.lstat().st_size) for one in _logs(known)]
 
 
 @router.get("/{name}/logs/{file}", summary="A part of a log", response_class=PlainTextResponse)
 def get_log(
-    name: str,
-    file: str,
+    name: Name,
+    file: Name,
     service: ServiceHere,
     holder: Reader,
     offset: Annotated[int, Query(ge=0, le=2**60)] = 0,
@@ -283,18 +285,18 @@ def _logs(known: KnownStudy) -> list[Path]:
 
 
 @router.get("/{name}/ticket", summary="Lets a browser have the page, for a minute")
-def get_ticket(name: str, service: ServiceHere, holder: Reader) -> dict[str, str]:
+def get_ticket(name: Name, service: ServiceHere, holder: Reader) -> dict[str, str]:
     known_study(service, name)
     return {"ticket": access.ticket_for(service, holder, name)}
 
 
 @router.get("/{name}/page", summary="The report, as `automesh report` makes it")
 def get_page(
-    name: str,
+    name: Name,
     request: Request,
     service: ServiceHere,
     ticket: Annotated[str, Query(max_length=200)] = "",
-    authorization: Annotated[str, Header()] = "",
+    authorization: Annotated[str, Header(max_length=limits.HEADER_CHARS)] = "",
 ) -> Response:
     """HTML with a policy of its own: it is not of this origin, and may ask nothing of the API."""
     if ticket:
@@ -311,7 +313,7 @@ def get_page(
     "/{name}/events", summary="Live progress", response_class=Response, responses={**EVENTS}
 )
 async def watch_study(
-    name: str,
+    name: Name,
     service: ServiceHere,
     holder: Reader,
     last_event_id: Annotated[str, Header(max_length=64)] = "",

@@ -8,12 +8,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Annotated, Literal
 
 import sqlalchemy as sa
 from anyio import to_thread
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,25 +49,30 @@ Key = Annotated[
 ]
 
 
+Word = Annotated[str, Field(max_length=limits.ORDER_CHARS)]
+Words = Annotated[list[Word], Field(max_length=limits.ORDER_WORDS)]
+Number = Annotated[str, Path(max_length=limits.NAME_CHARS)]
+
+
 class OrderBody(BaseModel):
     """What is to be searched; the words are those of `automesh search`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    entry: str = Field(description="`train.py` or `train.py:make_step`, relative to the bundle.")
-    args: list[str] = []
-    targets: list[str] = ["local"]
-    space: str = Field("", description="A shipped space, or a TOML file of the bundle.")
-    budget: str = "10m"
-    baseline: str = ""
-    top: int = 0
-    timeout: str = ""
-    step: str = ""
-    split: list[str] = []
-    xla: list[str] = []
-    reserve_hbm: str = ""
-    hardware: str = Field("", description="A TOML file of the bundle.")
-    needs: list[str] = Field([], description="What the agent that runs it must have.")
+    entry: Word = Field(description="`train.py` or `train.py:make_step`, relative to the bundle.")
+    args: Words = []
+    targets: Words = ["local"]
+    space: Word = Field("", description="A shipped space, or a TOML file of the bundle.")
+    budget: Word = "10m"
+    baseline: Word = ""
+    top: int = Field(0, ge=0, le=limits.ORDER_TOP)
+    timeout: Word = ""
+    step: Word = ""
+    split: Words = []
+    xla: Words = []
+    reserve_hbm: Word = ""
+    hardware: Word = Field("", description="A TOML file of the bundle.")
+    needs: Words = Field([], description="What the agent that runs it must have.")
 
     def order(self) -> Order:
         """The same, checked.
@@ -84,7 +89,9 @@ class SubmitBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    bundle: str = Field(pattern=_DIGEST.pattern, description="SHA-256 of the bundle.")
+    bundle: str = Field(
+        pattern=f"^{_DIGEST.pattern}$", max_length=64, description="SHA-256 of the bundle."
+    )
     order: OrderBody
 
 
@@ -156,7 +163,7 @@ def get_me(holder: Reader) -> Me:
 
 @router.put("/bundles/{digest}", tags=["submissions"], summary="Send a bundle", status_code=201)
 async def put_bundle(
-    digest: str, request: Request, service: ServiceHere, holder: Submitter
+    digest: Number, request: Request, service: ServiceHere, holder: Submitter
 ) -> Bundle:
     """Takes a tar, plain or gzipped, whose SHA-256 is `digest`. It is looked through and refused
     with status 422 if it has links, paths that lead out, or more than a bundle may have."""
@@ -165,7 +172,7 @@ async def put_bundle(
     if not _DIGEST.fullmatch(digest):
         raise Problem(422, "a bundle is named by its SHA-256 in small hexadecimal digits")
     descriptor, name = tempfile.mkstemp(suffix=".draft", dir=service.home.bundle(digest).parent)
-    draft = Path(name)
+    draft = FilePath(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             async for chunk in request.stream():
@@ -175,7 +182,7 @@ async def put_bundle(
         draft.unlink(missing_ok=True)
 
 
-def _kept(service: Service, draft: Path, digest: str, owner: str) -> Bundle:
+def _kept(service: Service, draft: FilePath, digest: str, owner: str) -> Bundle:
     found = check(draft)
     if found.digest != digest:
         raise BadBundle("the bytes that were sent do not have this SHA-256")
@@ -184,7 +191,7 @@ def _kept(service: Service, draft: Path, digest: str, owner: str) -> Bundle:
 
 
 @router.get("/bundles/{digest}", tags=["submissions"], summary="A bundle of one's own")
-def get_bundle(digest: str, service: ServiceHere, holder: Submitter) -> FileResponse:
+def get_bundle(digest: Number, service: ServiceHere, holder: Submitter) -> FileResponse:
     if not _DIGEST.fullmatch(digest):
         raise Problem(404, "there is no such bundle")
     service.store.bundle(digest, access.owner_of(holder))
@@ -253,7 +260,7 @@ def list_submissions(
 
 
 @router.get("/submissions/{number}", tags=["submissions"], summary="One submission")
-def get_submission(number: str, service: ServiceHere, holder: Submitter) -> SubmissionAnswer:
+def get_submission(number: Number, service: ServiceHere, holder: Submitter) -> SubmissionAnswer:
     found = service.store.get(number, access.owner_of(holder))
     if found.state in ENDED or not service.catalogue.has_looked:
         # Who is told that a search has ended, and left this, does not ask again.
@@ -267,14 +274,14 @@ def _studies_of(service: Service, submission: Submission) -> list[str]:
 
 
 @router.post("/submissions/{number}/cancel", tags=["submissions"], summary="End a submission")
-def cancel(number: str, request: Request, service: ServiceHere, holder: Submitter) -> Submission:
+def cancel(number: Number, request: Request, service: ServiceHere, holder: Submitter) -> Submission:
     """As Ctrl-C: what is finished is kept, and `resume` goes on."""
     request.state.subject = number
     return service.store.cancel(number, access.owner_of(holder))
 
 
 @router.post("/submissions/{number}/resume", tags=["submissions"], summary="Go on with it")
-def resume(number: str, request: Request, service: ServiceHere, holder: Submitter) -> Submission:
+def resume(number: Number, request: Request, service: ServiceHere, holder: Submitter) -> Submission:
     request.state.subject = number
     _check_taking(service)
     return service.store.resume(number, access.owner_of(holder))
@@ -282,7 +289,7 @@ def resume(number: str, request: Request, service: ServiceHere, holder: Submitte
 
 @router.post("/submissions/{number}/extend", tags=["submissions"], summary="Give it more time")
 def extend(
-    number: str,
+    number: Number,
     body: ExtendBody,
     request: Request,
     service: ServiceHere,
@@ -308,10 +315,10 @@ def extend(
     response_class=Response,
 )
 def get_rules(
-    number: str,
+    number: Number,
     service: ServiceHere,
     holder: Submitter,
-    if_none_match: Annotated[str, Header()] = "",
+    if_none_match: Annotated[str, Header(max_length=limits.HEADER_CHARS)] = "",
 ) -> Response:
     found = service.store.get(number, access.owner_of(holder))
     path = service.home.job(found.number) / "mesh_rules.toml"
@@ -327,7 +334,7 @@ def get_rules(
     response_class=PlainTextResponse,
 )
 def get_log(
-    number: str,
+    number: Number,
     service: ServiceHere,
     holder: Submitter,
     offset: Annotated[int, Query(ge=0, le=2**60)] = 0,
@@ -344,7 +351,7 @@ def get_log(
     responses={**EVENTS},
 )
 async def watch_submission(
-    number: str,
+    number: Number,
     service: ServiceHere,
     holder: Submitter,
     last_event_id: Annotated[str, Header(max_length=64)] = "",
@@ -359,7 +366,7 @@ async def watch_submission(
     return watching(service, holder, stream(service, view, log, last_event_id))
 
 
-def _watched(service: Service, number: str, owner: str | None) -> Watched:
+def _watched(service: Service, number: Number, owner: str | None) -> Watched:
     found = service.store.get(number, owner)
     known = service.catalogue.known()
     studies = tuple(known[name] for name in _studies_of(service, found) if name in known)
@@ -424,7 +431,7 @@ def _numbers(text: str) -> list[str]:
 def list_audit(
     service: ServiceHere,
     holder: Admin,
-    before: Annotated[int | None, Query(ge=1)] = None,
+    before: Annotated[int | None, Query(ge=1, le=limits.LARGEST_INTEGER)] = None,
     size: Annotated[int, Query(ge=1, le=limits.PAGE_SIZE)] = 100,
 ) -> list[Entry]:
     """The latest entries first; `before` is the number of the last one that one has."""

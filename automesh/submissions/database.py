@@ -6,9 +6,12 @@ is killed at any moment has either done a change and remembers its answer, or ha
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +107,8 @@ _APPEND_ONLY = tuple(
     "BEGIN SELECT RAISE(ABORT, 'the audit is only ever added to'); END"
     for name in ("UPDATE", "DELETE")
 )
+_MOST_NAMES, _MOST_CHARS = 100, 10_000
+"""Of what is in a database, and of the words that made each: ours has twenty of some hundred."""
 
 
 class Database:
@@ -111,7 +116,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError if the file is none, or cannot be written."""
-        self._path = path
+        check_ours(path)
 
         def connect() -> sqlite3.Connection:
             connection = sqlite3.connect(path, timeout=limits.LOCK_S, check_same_thread=False)
@@ -128,16 +133,10 @@ class Database:
             with writing.connect() as connection:
                 connection.execute(sa.text("PRAGMA journal_mode=WAL"))
             with self.change() as connection:
-                _METADATA.create_all(connection, checkfirst=True)
-                for statement in _APPEND_ONLY:
-                    connection.execute(sa.text(statement))
+                _create(connection)
         except sa_errors.SQLAlchemyError as error:
             self._engine.dispose()
-            cause = getattr(error, "orig", None) or error
-            raise UsageError(
-                f"`{path}` cannot be used by the service: {cause}",
-                hint="check the permissions, or choose another folder with --home",
-            ) from None
+            raise _unusable(path, getattr(error, "orig", None) or error) from None
 
     @contextmanager
     def change(self) -> Generator[sa.Connection]:
@@ -159,3 +158,93 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def check_ours(path: Path) -> None:
+    """Looks, without changing anything, whether a file is a database that this version can use.
+
+    Nothing of its schema is run: SQLite plays back no journal of others, and its tables are those
+    of this module or of a former version, which had fewer.
+
+    Raises:
+      UsageError: it is something else, or belongs to somebody else.
+    """
+    for one in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        try:
+            status = one.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise _unusable(path, error.strerror) from None
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise _foreign(path, f"`{one.name}` is no file of this account")
+    if os.path.lexists(f"{path}-journal"):
+        raise _foreign(path, f"`{path.name}-journal` is there, which the service never writes")
+    if not path.exists() or not path.stat().st_size:
+        return
+    try:
+        kept = _schema_of(path)
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from None
+    ours = _our_schema()
+    odd = next((name for name, made in kept.items() if ours.get(name) != made), None)
+    if odd is not None:
+        raise _foreign(path, f"its `{odd}` is not of this version")
+
+
+def _schema_of(path: Path) -> dict[str, str]:
+    """How everything in a database was made, by its name.
+
+    Raises:
+      sqlite3.Error: it is none, or cannot be read.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, timeout=limits.LOCK_S)) as connection:
+        connection.execute("PRAGMA trusted_schema=OFF")
+        rows = connection.execute(
+            "SELECT name, substr(sql, 1, ?) FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?",
+            (_MOST_CHARS, _MOST_NAMES),
+        )
+        # Of a column `order`, versions of SQLAlchemy may or may not quote the name.
+        made = {str(name): _normal(str(sql)) for name, sql in rows}
+    made.pop("sqlite_sequence", None)
+    return made
+
+
+@cache
+def _our_schema() -> dict[str, str]:
+    """As `_schema_of`, of this version's tables."""
+    engine = sa.create_engine("sqlite://")
+    with engine.begin() as connection:
+        _create(connection)
+        rows = connection.execute(
+            sa.text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+        )
+        made = {str(name): _normal(str(sql)) for name, sql in rows}
+    engine.dispose()
+    return made
+
+
+def _create(connection: sa.Connection) -> None:
+    """Makes what is not there."""
+    _METADATA.create_all(connection, checkfirst=True)
+    for statement in _APPEND_ONLY:
+        connection.execute(sa.text(statement))
+
+
+def _normal(sql: str) -> str:
+    return " ".join(sql.replace('"', "").split()).replace("( ", "(").replace(" )", ")").lower()
+
+
+def _unusable(path: Path, cause: object) -> UsageError:
+    return UsageError(
+        f"`{path}` cannot be used by the service: {cause}",
+        hint="check the permissions, or choose another folder with --home",
+    )
+
+
+def _foreign(path: Path, what: str) -> UsageError:
+    return UsageError(
+        f"`{path}` was not made by this version of the service: {what}",
+        hint="choose another folder with --home, or upgrade automesh if a newer version made it",
+    )

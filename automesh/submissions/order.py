@@ -109,6 +109,8 @@ def checked(order: Order) -> Order:
         check_label(need)
     if order.top < 0:
         raise UsageError(f"`top` is {order.top}; at least one finalist must be measured")
+    if order.top > limits.ORDER_TOP:
+        raise UsageError(f"`top` is more than the {limits.ORDER_TOP} finalists that are measured")
     if parse_duration(order.budget) > limits.LONGEST_BUDGET_S:
         raise UsageError(f"`{order.budget}` is longer than the week that a search may take here")
     return order

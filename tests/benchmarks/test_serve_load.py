@@ -15,6 +15,7 @@ import pytest
 
 from automesh.serve.catalogue import Catalogue
 from benchmarks.serve_load import GROWN_BYTES, Load, Watchers, faults_of, make_studies
+from tests.support.service import read_all
 
 LOAD = Load(studies=3, watchers=2, per_s=1.0, seconds=1.0)
 
@@ -86,8 +87,7 @@ def test_copies_of_a_study_are_studies(tmp_path: Path) -> None:
     names = [f"train-gpu-h100-16-{number:08x}" for number in range(LOAD.studies)]
     make_studies(tmp_path, names, "")
     catalogue = Catalogue(lambda: [tmp_path])
-    while catalogue.refresh():
-        pass
+    read_all(catalogue)
     known = catalogue.known()
     catalogue.close()
     assert sorted(known) == names

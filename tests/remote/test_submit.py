@@ -20,7 +20,7 @@ from automesh.serve import events
 from tests.support.cases import bad_inputs_run
 from tests.support.cases.bad_inputs import GOOD
 from tests.support.cases.bad_inputs_run import Ran
-from tests.support.service import Running, make_measured, running_service
+from tests.support.service import Running, make_measured, read_all, running_service
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,7 @@ def test_a_rule_is_taken_home(running: Running, project: Path, command: str) -> 
         make_measured(job / "results" / f"train-gpu-h100-16-{number[:8]}")
         (job / "search.log").write_text("compile 9/9\n\x1b[31mdone\n")
     running.service.store.end(number, "found", "a rule was found")
-    while running.service.catalogue.refresh():
-        pass
+    read_all(running.service.catalogue)
     done = automesh(running, project, command)
     assert done.code == 0, done.stderr
     assert "fsdp:4,tp:4" in done.stdout

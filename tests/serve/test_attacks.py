@@ -201,7 +201,7 @@ def test_slow_bodies_and_heads_are_ended(running: Running, monkeypatch: pytest.M
     drops = [b"x"] * 8
     answer = raw(running, whole, *drops, pause_s=0.1)
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert raw(running, whole[:20]) == b""
+    assert raw(running, whole[:20]).startswith(b"HTTP/1.1 408 ")
     assert raw(running, b"") == b""
 
 

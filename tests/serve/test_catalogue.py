@@ -44,7 +44,7 @@ def hear(catalogue: Catalogue, *messages: Message) -> None:
 
 def read(catalogue: Catalogue, one: KnownStudy) -> KnownStudy:
     """A study after it was read."""
-    hear(catalogue, {"begun": one.summary.name}, {"study": to_message(one)})
+    hear(catalogue, {"study": to_message(one)})
     return catalogue.known()[one.summary.name]
 
 
@@ -65,32 +65,7 @@ def test_a_study_that_cannot_be_read_any_more_keeps_its_rule(catalogue: Catalogu
     assert read(catalogue, study("unreadable")).missing == "its database is away"
 
 
-def test_a_study_that_ends_its_reader_keeps_its_rule(
-    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read(catalogue, study("ended", rule=RULE))
-
-    def look(_: Message, known: object, hear: object) -> None:
-        del known
-        assert callable(hear)
-        hear({"new": [], "gone": []})
-        hear({"begun": NAME})
-        away = Away("it has ended")
-        away.is_suspect = True
-        raise away
-
-    monkeypatch.setattr(catalogue._reader, "look", look)  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(catalogues, "_ATTEMPTS", 2)
-    with pytest.raises(Away):
-        catalogue.refresh()
-    check_rule_of_unreadable(catalogue.known()[NAME])
-    # Who asks for its figures ends no reader either.
-    monkeypatch.setattr(catalogue._reader, "ask", lambda _: 1 / 0)  # pyright: ignore
-    with pytest.raises(Away, match="twice in a row"):
-        catalogue.result(catalogue.known()[NAME])
-
-
-def test_a_study_that_takes_long_to_be_read_hides_no_others(
+def test_what_is_known_is_as_old_as_the_last_look(
     catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
@@ -104,20 +79,15 @@ def test_a_study_that_takes_long_to_be_read_hides_no_others(
         nonlocal now_s
         del known
         hear({"new": [to_message(study("unread", stamp=""))], "gone": []})
-        hear({"begun": NAME})
+        # A process that looks no more is replaced before what is known is too old.
         now_s += scan.LOOK_S + reader.SILENT_S
         fresh.append(catalogue.is_fresh)
-        now_s += catalogues.READING_S
-        fresh.append(catalogue.is_fresh)
-        now_s -= catalogues.READING_S
         hear({"study": to_message(study("ended"))})
         hear({"is_behind": True})
 
     monkeypatch.setattr(catalogue._reader, "look", look)  # pyright: ignore[reportPrivateUsage]
     assert catalogue.refresh()
-    assert fresh == [True, False]
-    assert not catalogue.is_fresh  # Nobody has looked which there are since: now it is due.
-    now_s -= scan.LOOK_S + reader.SILENT_S
+    assert fresh == [True]
     catalogue.wait_until_fresh()
     now_s += catalogues.STALE_S
     with pytest.raises(Away, match="too old"):

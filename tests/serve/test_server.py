@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import os
 import random
 import socket
 import ssl
@@ -21,15 +22,10 @@ from automesh.errors import UsageError
 from automesh.remote import credentials
 from automesh.remote.client import open_server
 from automesh.remote.credentials import leave_word, token_for
-from automesh.serve.server import (
-    RunnerOfService,
-    ServeOptions,
-    bound,
-    names_of,
-    read_address,
-    serve,
-    tls_context,
-)
+from automesh.serve import server
+from automesh.serve.net.addresses import bound, names_of, read_address, tls_context
+from automesh.serve.net.http_server import Server
+from automesh.serve.server import RunnerOfService, ServeOptions, serve
 from automesh.serve.service import Settings, open_service
 from automesh.submissions.home import open_home
 from tests.e2e.test_readme import block
@@ -60,6 +56,7 @@ def options(folder: Path, **changes: object) -> ServeOptions:
     [
         ("127.0.0.1", ("127.0.0.1", 8700)),
         ("127.0.0.1:80", ("127.0.0.1", 80)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
         ("[::1]", ("::1", 8700)),
         ("[::1]:9", ("::1", 9)),
         ("mesh.example.com", ("mesh.example.com", 8700)),
@@ -147,7 +144,7 @@ def test_a_runner_that_has_just_been_started_ends_with_its_service(tmp_path: Pat
 def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real server with a certificate, asked by what training scripts and commands use."""
     pem = certificate(tmp_path)
-    context = tls_context(options(tmp_path, certificate=pem, key=pem))
+    context = tls_context(pem, pem)
     make_measured(tmp_path / "results" / "train-gpu-h100-16-0123abcd")
     with running_service(tmp_path, context=context) as running:
         url = f"https://localhost:{running.port}"
@@ -184,6 +181,45 @@ def test_one_service_a_folder(tmp_path: Path) -> None:
 def test_a_storage_with_a_password_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must not have the password"):
         serve(options(tmp_path, storage="postgresql://me:secret@db/mesh"), print)
+
+
+def test_any_port_that_is_free_is_the_same_at_all_addresses() -> None:
+    sockets = bound("localhost", 0)
+    ports = {one.getsockname()[1] for one in sockets}
+    for one in sockets:
+        one.close()
+    assert len(ports) == 1 and ports != {0}
+
+
+def test_the_port_that_was_free_is_told_and_answers_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials.platformdirs, "user_state_path", lambda _: tmp_path / "state")
+    said: list[str] = []
+    answered: list[int] = []
+
+    def run(server_: Server, sockets: list[socket.socket]) -> None:
+        port = sockets[0].getsockname()[1]
+        assert f"127.0.0.1:{port}" in server_.service.settings.names
+        answered.append(port)
+
+    monkeypatch.setattr(server, "run_server", run)
+    serve(options(tmp_path, listen="127.0.0.1:0"), said.append)
+    (port,) = answered
+    assert port not in (0, 8700)
+    assert [f"http://127.0.0.1:{port}" in line for line in said] == [True, True]
+
+
+def test_options_that_nothing_can_come_of(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"--results: `.*file` is no folder"):
+        serve(options(tmp_path, results=tmp_path / "file"), print)
+    for searches in (99999, (os.cpu_count() or 1) + 1):
+        with pytest.raises(UsageError, match=f"searches at once, not {searches}"):
+            serve(options(tmp_path, searches=searches), print)
+    with pytest.raises(UsageError, match="no address of a proxy"):
+        serve(options(tmp_path, proxies=("proxy.example.com",)), print)
+    assert not (tmp_path / "service").exists()
 
 
 # The whole of it, as processes.

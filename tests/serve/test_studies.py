@@ -22,7 +22,7 @@ from automesh.serve.studies import StudyPage
 from tests.serve.conftest import HOSTILE
 from tests.support.paths import ROOT
 from tests.support.postgres import new_database
-from tests.support.service import Running, make_estimated, make_measured
+from tests.support.service import Running, make_estimated, make_measured, read_all
 from tests.support.storage_fixtures import postgres_url as postgres_url
 
 NAME = "train-gpu-h100-16-0123abcd"
@@ -176,15 +176,14 @@ def test_a_study_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
 
 
 def refresh(catalogue: Catalogue) -> None:
-    while catalogue.refresh():  # On a busy machine a look does not read all.
-        pass
+    read_all(catalogue)
 
 
 def check_changes(catalogue: Catalogue, tmp_path: Path) -> None:
     assert not catalogue.refresh()
     assert catalogue.known() == {}
     make_estimated(tmp_path / "train-gpu-h100-16-1")
-    catalogue.refresh()
+    refresh(catalogue)
     before = catalogue.get("train-gpu-h100-16-1")
     assert before is not None
     assert (before.summary.state, before.rule) == ("stopped", "")
@@ -214,7 +213,7 @@ def test_a_figure_that_is_none_spoils_no_list(tmp_path: Path, step_s: float) -> 
 
     make_measured(tmp_path / "train-gpu-h100-16-0123abcd", step_s=step_s)
     with closing(Catalogue(lambda: [tmp_path])) as catalogue:
-        catalogue.refresh()
+        refresh(catalogue)
         (one,) = catalogue.listed()
     assert json.loads(one.text, parse_constant=refuse)["step_s"] is None
     assert one.summary.state == "ended"

@@ -36,12 +36,17 @@ _ASK_S = 120.0
 
 @dataclass(kw_only=True)
 class ServeProcess:
-    """A service in `folder`, started with the same command after each kill."""
+    """A service in `folder`, started with the same command after each kill.
+
+    Attributes:
+      before: words of a program that starts it, such as one that sets limits.
+    """
 
     folder: Path
     options: tuple[str, ...] = ()
     port: int = field(default_factory=lambda: free_ports(1))
     process: subprocess.Popen[bytes] | None = None
+    before: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -65,7 +70,7 @@ class ServeProcess:
         words = ["serve", "--listen", f"127.0.0.1:{self.port}", *self.options]
         with (self.folder / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "automesh", *words],
+                [*self.before, sys.executable, "-m", "automesh", *words],
                 cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
+from automesh import limits
 from automesh.outcomes import Measured
 from automesh.report.result import Verification
-from automesh.serve.app import make_app
-from automesh.serve.server import TimedProtocol
+from automesh.serve.catalogue import Catalogue
+from automesh.serve.net.addresses import bound
+from automesh.serve.net.http_server import make_server, run_server
 from automesh.serve.service import Service, Settings, open_service
 from automesh.submissions.home import open_home
 from automesh.tuner.measure.decision import Decision
@@ -102,34 +102,26 @@ class Running:
 
 @contextmanager
 def running_service(
-    folder: Path, *, results: Path | None = None, context: ssl.SSLContext | None = None
+    folder: Path,
+    *,
+    results: Path | None = None,
+    context: ssl.SSLContext | None = None,
+    connections: int = limits.CONNECTIONS,
 ) -> Generator[Running]:
     """Runs a service without a runner; `service.catalogue.refresh()` reads the studies."""
     port = free_ports(1)
     settings = Settings(
         results=results or folder / "results",
         names=(f"127.0.0.1:{port}", f"localhost:{port}"),
+        connections=connections,
     )
     service = open_service(open_home(folder / "service"), settings)
     tokens = {scope: service.tokens.make("ann", scope, 3600.0) for scope in ("read", "submit")}
     tokens["admin"] = service.tokens.make("root", "admin", None)
     tokens["bob"] = service.tokens.make("bob", "submit", None)
-    while service.catalogue.refresh():
-        pass
-    config = uvicorn.Config(
-        make_app(service),
-        port=port,
-        http=TimedProtocol,
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        log_level="critical",
-        access_log=False,
-        timeout_graceful_shutdown=1,
-        ssl_context_factory=None if context is None else lambda _config, _default: context,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    read_all(service.catalogue)
+    server = make_server(service, context, graceful_s=1)
+    thread = threading.Thread(target=run_server, args=(server, bound("127.0.0.1", port)))
     thread.start()
     try:
         while not server.started:
@@ -142,6 +134,16 @@ def running_service(
         thread.join(30)
         service.catalogue.close()
         service.database.close()
+
+
+def read_all(catalogue: Catalogue) -> None:
+    """Has all studies read, also those that take longer on a busy machine."""
+    end_s = time.monotonic() + 300.0
+    while catalogue.refresh() or any(
+        one.summary.state == "unread" for one in catalogue.known().values()
+    ):
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
 
 
 def make_estimated(folder: Path, **changes: object) -> Path:

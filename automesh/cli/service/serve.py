@@ -69,6 +69,15 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address of a proxy on another machine, whose connections are those of many; may "
+            "be given again.",
+            show_default=False,
+        ),
+    ] = None,
     certificate: Annotated[
         str, typer.Option(metavar="FILE", help="PEM file, for TLS.", show_default=False)
     ] = "",
@@ -106,6 +115,7 @@ def serve(
         )
     keep_s = read_option("--keep", parse_duration, keep) if keep is not None else None
     names = [read_option("--hostname", check_text, name) for name in hostname or ()]
+    proxies = [read_option("--proxy", check_text, one) for one in proxy or ()]
 
     def path_of(option: str, text: str) -> Path:
         return read_option(option, user_path, text)
@@ -136,5 +146,6 @@ def serve(
         searches=searches,
         keep_s=keep_s,
         has_runner=not agents_only,
+        proxies=tuple(proxies),
     )
     start(options, to_stderr)

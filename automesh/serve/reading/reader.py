@@ -27,10 +27,11 @@ LANES = 4
 START_S = 300.0
 """For a process to begin: its imports take a second or two, and minutes on a machine whose cores
 all do something else."""
-SILENT_S = 120.0
-"""Without a word in the middle of a look: the locks of one study alone may take 30 s each."""
+SILENT_S = 40.0
+"""Without a word in the middle of a look: it reads nothing itself, but the lock of a storage may
+take 30 s. Shorter than what the server takes for fresh."""
 QUESTION_S = 120.0
-"""For the answer to one question. As above."""
+"""For the answer to one question, which it ends itself after `lanes.ANSWER_S`."""
 BACK_S = 10.0
 """How long who asks waits for a process, or for a lane: it needs a second or two to start."""
 MOST_KNOWN = 1000
@@ -164,6 +165,12 @@ class Reader:
             away.is_suspect = False  # Nothing was asked yet.
             raise away from None
         message = self._ask(current, lane, question)
+        if "unanswered" in message:
+            # Who has waited for so long does not wait once more.
+            kind = Away if message["is_late"] else Ended
+            unanswered = kind(_text(str(message["unanswered"])), hint=_SOON)
+            unanswered.is_suspect = True
+            raise unanswered
         _check(message)
         return str(message["text"])
 
@@ -254,6 +261,8 @@ class Reader:
             words = [sys.executable, "-P", "-m", "automesh.serve.reading.process"]
             process = subprocess.Popen(
                 [*words, str(os.getpid()), *map(str, numbers)],
+                # Its copies would not have the threads of a library for algebra.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=numbers,

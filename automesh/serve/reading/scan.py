@@ -1,64 +1,51 @@
 """Which studies there are, and what each of them says; in the process that reads them.
 
-Studies lie in folders of results, each with a database of its own, or all in one storage. To read
-one takes tens of milliseconds, so each is read once, and again when it has changed: that is told
-by its files, or by what a database counts, which costs two queries for all of them.
+Studies lie in folders of results, each with a database of its own, or all in one storage. Each is
+read once, and again when it has changed: that is told by its files, or by what a database counts,
+which costs two queries for all of them. Nothing of a study is read here, but by processes that
+have a bound each: one that takes for ever keeps no other from being read.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
-from collections import OrderedDict
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from automesh.errors import AutomeshError, NoFeasibleMesh
-from automesh.report import words
-from automesh.report.files.rule import rule_of, rule_text
-from automesh.report.result import SearchResult
-from automesh.serve.reading.messages import (
-    Message,
-    from_message,
-    known_of,
-    packed,
-    to_message,
-    unread,
-)
-from automesh.serve.reading.summary import KnownStudy, State, StudySummary
-from automesh.skipped import reason_of
-from automesh.texts.terminal import clean
-from automesh.tuner.study.assemble import assemble
+from automesh.jsonio import read_json
+from automesh.serve.reading.messages import Message, to_message, unread
+from automesh.serve.reading.read import Found, unreadable
+from automesh.serve.reading.summary import KnownStudy, StudySummary
 from automesh.tuner.study.backend import Backend, open_backend
-from automesh.tuner.study.metadata import header_in, reading
-from automesh.tuner.study.results import NOT_ENDED
 from automesh.tuner.study.storage import Storage, parse_storage
-from automesh.tuner.study.study import Study, open_study
 
 LOOK_S = 10.0
 """For the studies that one look reads: then it is looked again which there are."""
-SLOW_S = 10.0
-"""What hardly any study takes to be read whose lock nobody keeps."""
+SLOW_S = 2.0
+"""What hardly any study takes to be read. Beyond it a study comes last."""
+QUICK_S = 5.0
+"""For the reading of a study beside others; beyond it the reading is ended, and the study is read
+again where it keeps no other waiting."""
+READ_S = 60.0
+"""For its reading there: the locks of a study alone may take 30 s."""
 AGAIN_S = 300.0
 """Before a study that could not be read is read again, although it has not changed."""
-_MOST_OPEN = 16
+STUCK_AGAIN_S = 600.0
+"""Before a study is read again whose reading was ended by its bound, or has ended the process that
+did it, twice in a row, whether or not it has changed since; twice as long each time after that."""
+LONGEST_S = 6 * 3600.0
+"""That at the most."""
+_FAILURES = 2
+_TICK_S = 0.5
+_LOG = logging.getLogger("automesh.serve")
 _MOST_NEW = 1000
 """Studies that were found, in one message."""
-_KEPT_OPEN = ("server",)
-"""Kinds of storages: a row of SQLite may get the number of one that was deleted, and who had read
-that would take it for the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A study that is there, before it is read; `storage` as of `KnownStudy`."""
-
-    folder: Path
-    storage: str
-    stamp: str
-    changed_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +56,8 @@ class Seen:
       stamp: as it was when the study was read; empty if it was not.
       is_running: it changes without a change of its stamp: its process may have ended.
       is_unreadable: its storage may only have been away for a moment.
+      is_slow: it is read where it keeps no other from being read.
+      failures: how often in a row its reading was ended, or has ended the process that did it.
       read_s: when it was read, by a clock that nobody sets.
       took_s: how long that took.
     """
@@ -76,12 +65,53 @@ class Seen:
     stamp: str = ""
     is_running: bool = False
     is_unreadable: bool = False
+    is_slow: bool = False
+    failures: int = 0
     read_s: float = -math.inf
     took_s: float = 0.0
 
     def is_due(self, now_s: float) -> bool:
         """Whether it is read again although nothing of it has changed."""
         return self.is_unreadable and now_s - self.read_s >= AGAIN_S
+
+    def is_stuck(self, now_s: float) -> bool:
+        """Whether it is left alone: to read it again would end as it did the last times."""
+        if self.failures < _FAILURES:
+            return False
+        rest_s = min(LONGEST_S, STUCK_AGAIN_S * 2.0 ** min(self.failures - _FAILURES, 30))
+        return now_s - self.read_s < rest_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A reading that has ended.
+
+    Attributes:
+      said: what the study says; None if there was no answer.
+      reason: why there was none.
+    """
+
+    name: str
+    took_s: float
+    said: Message | None = None
+    reason: str = ""
+
+
+class Readings(Protocol):
+    """Where studies are read: `automesh.serve.reading.lanes.Lanes`."""
+
+    def has_room(self) -> bool:
+        """Whether a study would be read at once."""
+        ...
+
+    def begin(self, name: str, found: Found, *, is_slow: bool, failures: int) -> None:
+        """Has a study read: at once, or if it is slow as soon as others are that are slow, those
+        with the fewest failures first."""
+        ...
+
+    def ended(self, limit_s: float) -> Reading | None:
+        """The next reading that has ended; None if there is none within `limit_s`."""
+        ...
 
 
 class Scan:
@@ -92,9 +122,12 @@ class Scan:
       pause_s: before a study that has changed is read again: one that is searched changes all the
         time, and who measures must not be disturbed.
       seen: what the server knows already.
+      readings: has them read.
     """
 
-    def __init__(self, storage: str, *, pause_s: float, seen: Mapping[str, Seen]) -> None:
+    def __init__(
+        self, storage: str, *, pause_s: float, seen: Mapping[str, Seen], readings: Readings
+    ) -> None:
         self._storage = storage
         self._pause_s = pause_s
         self._place: Storage | None = parse_storage(storage, Path()) if storage else None
@@ -102,28 +135,21 @@ class Scan:
         self._sign: tuple[object, ...] | None = None
         self._changes: Mapping[str, tuple[tuple[object, ...], float]] = {}
         self._seen: dict[str, Seen] = dict(seen)
-        # Those that are searched: what is finished in them is not read again.
-        self._open: OrderedDict[str, Study] = OrderedDict()
+        self._readings = readings
+        self._at_work: dict[str, Found] = {}
 
     def close(self) -> None:
-        self._open.clear()
         if self._backend is not None:
             self._backend.close()
             self._backend = None
 
-    def look(
-        self, roots: Sequence[Path], *, most: int, without: Sequence[str] = ()
-    ) -> Iterator[Message]:
-        """Looks which studies there are, and reads up to `most` of those that have changed: who
-        changed last comes first, and who took very long the last time comes last.
-
-        Args:
-          without: names of studies that are not to be read.
+    def look(self, roots: Sequence[Path], *, most: int) -> Iterator[Message]:
+        """Looks which studies there are, and reads up to `most` of those that have changed. Those
+        that are slow are read meanwhile, and told of at a later look.
 
         Yields:
-          Messages: which are new, in one or more, and in the last of them which are gone; of each
-          that is read its name before, and what it says; at the end, whether some are left to be
-          read.
+          Messages: which are new, in one or more, and in the last of them which are gone; what each
+          says that was read; at the end, whether some are left to be read.
 
         Raises:
           UsageError: the storage cannot be used.
@@ -134,39 +160,86 @@ class Scan:
         gone = [name for name in self._seen if name not in there]
         for name in gone:
             del self._seen[name]
-            self._open.pop(name, None)
         self._seen |= dict.fromkeys(new, Seen())
         said = [to_message(_unread(name, there[name])) for name in new]
         while len(said) > _MOST_NEW:  # What is sent at once has a bound.
             yield {"new": said[:_MOST_NEW]}
             del said[:_MOST_NEW]
         yield {"new": said, "gone": gone}
+        stale = self._stale(there, began_s)
+        for name in stale:
+            if self._seen[name].is_slow:
+                self._begin(name, there[name])
+        quick = deque(name for name in stale if not self._seen[name].is_slow)
+        left = max(0, len(quick) - most)
+        while True:
+            is_late = time.monotonic() - began_s > LOOK_S
+            while len(quick) > left and not is_late and self._readings.has_room():
+                name = quick.popleft()
+                self._begin(name, there[name])
+            is_at_work = any(not self._seen[one].is_slow for one in self._at_work if one in there)
+            ended = self._readings.ended(_TICK_S if is_at_work and not is_late else 0.0)
+            if ended is not None:
+                yield from self._note(ended)
+            elif is_late or not is_at_work:
+                break
+        yield {"is_behind": bool(quick)}
+
+    def _stale(self, there: Mapping[str, Found], now_s: float) -> list[str]:
+        """The studies that are to be read. First those that were read without trouble before, the
+        one that changed last first; then those that nobody has read yet, of each folder in turn:
+        who fills one with studies that take for ever keeps those of the others waiting once."""
         stale = [
             name
             for name, one in self._seen.items()
-            if name not in without
-            and began_s - one.read_s >= self._pause_s
-            and (one.stamp != there[name].stamp or one.is_running or one.is_due(began_s))
+            if name not in self._at_work
+            and not one.is_stuck(now_s)
+            and now_s - one.read_s >= self._pause_s
+            and (one.stamp != there[name].stamp or one.is_running or one.is_due(now_s))
         ]
-        # Who keeps the lock of a study, and changes it often, keeps no other from being read.
-        stale.sort(key=lambda name: (self._seen[name].took_s > SLOW_S, -there[name].changed_s))
-        done = 0
-        for name in stale[:most]:
-            yield {"begun": name}
-            begun_s = time.monotonic()
-            read = self._read(name, there[name])
-            self._seen[name] = Seen(
-                stamp=there[name].stamp,
-                is_running=read.summary.state == "running",
-                is_unreadable=read.summary.state == "unreadable",
+        stale.sort(key=lambda name: -there[name].changed_s)
+        turns: Counter[Path] = Counter()
+        order: dict[str, tuple[bool, bool, int]] = {}
+        for name in stale:
+            one, root = self._seen[name], there[name].folder.parent
+            is_fresh = not one.stamp
+            turns[root] += is_fresh
+            order[name] = (one.took_s > SLOW_S, is_fresh, turns[root] if is_fresh else 0)
+        return sorted(stale, key=lambda name: order[name])
+
+    def _begin(self, name: str, found: Found) -> None:
+        one = self._seen[name]
+        self._at_work[name] = found
+        self._readings.begin(name, found, is_slow=one.is_slow, failures=one.failures)
+
+    def _note(self, ended: Reading) -> Iterator[Message]:
+        """What a reading that has ended says of its study."""
+        found, former = self._at_work.pop(ended.name, None), self._seen.get(ended.name)
+        if found is None or former is None:  # It is gone.
+            return
+        if ended.said is not None:
+            state = read_json(ended.said["text"], StudySummary).state
+            self._seen[ended.name] = Seen(
+                stamp=found.stamp,
+                is_running=state == "running",
+                is_unreadable=state == "unreadable",
+                is_slow=ended.took_s > QUICK_S,
                 read_s=time.monotonic(),
-                took_s=time.monotonic() - begun_s,
+                took_s=ended.took_s,
             )
-            yield {"study": to_message(read)}
-            done += 1
-            if time.monotonic() - began_s > LOOK_S:
-                break
-        yield {"is_behind": len(stale) > done}
+            yield {"study": ended.said}
+            return
+        failures = former.failures + 1
+        now = replace(former, is_slow=True, failures=failures, took_s=ended.took_s)
+        self._seen[ended.name] = now
+        if failures < _FAILURES:  # It may only have been a busy machine, or somebody's kill.
+            self._begin(ended.name, found)
+            return
+        self._seen[ended.name] = replace(
+            now, stamp=found.stamp, is_unreadable=True, is_running=False, read_s=time.monotonic()
+        )
+        _LOG.warning("the study `%s` is not read for a while: %s", ended.name, ended.reason)
+        yield {"study": to_message(unreadable(ended.name, found, ended.reason))}
 
     def _there(self, roots: Sequence[Path]) -> dict[str, Found]:
         """The studies that are there. One that is in two folders counts in the first."""
@@ -203,118 +276,9 @@ class Scan:
         self._sign = sign
         return self._changes
 
-    def _read(self, name: str, found: Found) -> KnownStudy:
-        try:
-            result, is_running = self._read_result(name, found)
-            summary = summary_of(name, result, is_running=is_running)
-            rule, missing = rule_or_reason(result)
-            known = _known(replace(summary, changed_s=found.changed_s), found, rule, missing)
-            message = to_message(known)
-            packed({"study": message})  # It must not end the conversation about all others.
-            from_message(message, self._storage)  # as the server will
-        except Exception as error:  # noqa: BLE001  One study that somebody broke hides no others.
-            reason = reason_of(error)
-            summary = StudySummary(
-                name=name, changed_s=found.changed_s, state="unreadable", problem=reason
-            )
-            return _known(summary, found, "", reason)
-        return known
-
-    def _read_result(self, name: str, found: Found) -> tuple[SearchResult, bool]:
-        """What a study holds now, and whether somebody searches."""
-        lent = self._backend.lent() if found.storage and self._backend is not None else None
-        if lent is None:
-            folder = found.folder
-            with reading(folder, results=folder.parent, storage=found.storage) as opened:
-                _, study, header = opened
-                study.freeze()
-                return assemble(study, header), study.leader() is not None
-        kept = self._open.pop(name, None)
-        if kept is not None:
-            try:
-                return self._read_open(name, kept, found)
-            except Exception:  # noqa: BLE001  It may have been removed, and made anew.
-                self._open.pop(name, None)
-        opened = open_study(lent.storage, name, create=False, backend=lent)
-        return self._read_open(name, opened, found)
-
-    def _read_open(self, name: str, study: Study, found: Found) -> tuple[SearchResult, bool]:
-        study.freeze()
-        result = assemble(study, header_in(study, found.folder))
-        is_running = study.leader() is not None
-        if is_running and study.storage.kind in _KEPT_OPEN:
-            self._open[name] = study
-            while len(self._open) > _MOST_OPEN:
-                self._open.popitem(last=False)
-        return result, is_running
-
 
 def _unread(name: str, found: Found) -> KnownStudy:
     return unread(name, folder=found.folder, storage=found.storage, changed_s=found.changed_s)
-
-
-def _known(summary: StudySummary, found: Found, rule: str, missing: str) -> KnownStudy:
-    return known_of(
-        summary,
-        folder=found.folder,
-        storage=found.storage,
-        rule=rule,
-        missing=missing,
-        stamp=found.stamp,
-    )
-
-
-def rule_or_reason(result: SearchResult) -> tuple[str, str]:
-    """The text of the rule file, or why there is none."""
-    try:
-        return rule_text(result), ""
-    except NoFeasibleMesh as error:
-        return "", error.message
-    except AutomeshError as error:
-        return "", error.message
-
-
-def summary_of(name: str, result: SearchResult, *, is_running: bool) -> StudySummary:
-    """What a list shows of a study that was read."""
-    best, funnel = words.best_of(result), result.funnel
-    last = result.verifications[-1] if result.verifications else None
-    state: State = "interrupted" if result.interrupted else "ended"
-    if result.stop_reason == NOT_ENDED:
-        state = "stopped"
-    return StudySummary(
-        name=name,
-        workload=clean(result.workload),
-        target=clean(result.target),
-        device=clean(result.device),
-        device_count=result.device_count,
-        state="running" if is_running else state,
-        sentence=clean(words.best_sentence(result) or ""),
-        evidence=words.evidence(best) if best is not None else "none",
-        plan=str(best.plan) if best is not None else "",
-        step_s=_finite(words.step_s(best)) if best is not None else None,
-        speedup=_finite(last.speedup) if last is not None and last.baseline else None,
-        legal=funnel.legal,
-        compiled=funnel.compiled + funnel.duplicates,
-        measured=funnel.measured,
-        failed=funnel.failed + funnel.out_of_memory + funnel.timed_out,
-        waiting=funnel.waiting,
-        has_rule=_has_rule(result),
-        made=result.made,
-        stop_reason=clean(result.stop_reason),
-    )
-
-
-def _finite(figure: float | None) -> float | None:
-    """A figure that JSON has a word for. One study with another would spoil the list for all."""
-    return figure if figure is not None and math.isfinite(figure) else None
-
-
-def _has_rule(result: SearchResult) -> bool:
-    try:
-        rule_of(result)
-    except AutomeshError:
-        return False
-    return True
 
 
 def _names_in(root: Path) -> list[str]:

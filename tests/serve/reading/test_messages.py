@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from automesh.serve.reading import messages, process
+from automesh.serve.reading import lanes, messages
 from automesh.serve.reading.messages import (
     Lane,
     LaneEnded,
@@ -78,13 +79,18 @@ def test_what_is_too_long_is_refused_and_the_conversation_goes_on(
 def test_an_answer_that_is_too_long_is_a_refusal(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "answer_of", lambda asked: "x" * asked["width"])  # pyright: ignore
+    monkeypatch.setattr(lanes, "answer_of", lambda asked: "x" * asked["width"])  # pyright: ignore
     monkeypatch.setattr(messages, "LONGEST_BYTES", 500)
     lane, other = ends
-    thread = threading.Thread(target=process._answer_all, args=(Lane(other),))  # pyright: ignore
+
+    def work() -> None:
+        with suppress(LaneEnded):
+            lanes.work("", Lane(other))
+
+    thread = threading.Thread(target=work)
     thread.start()
     for width, has_text in ((10, True), (1000, False), (20, True)):
-        lane.send({"width": width}, 10.0)
+        lane.send({"question": {"width": width}}, 10.0)
         said = lane.receive(60.0)
         assert ("text" in said, "refused" in said) == (has_text, not has_text)
     other.shutdown(socket.SHUT_RDWR)

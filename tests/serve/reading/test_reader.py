@@ -47,8 +47,13 @@ def catalogue(results: Path) -> Iterator[Catalogue]:
 
 
 def refresh(catalogue: Catalogue) -> None:
-    while catalogue.refresh():
-        pass
+    """Looks until all studies were read."""
+
+    def is_done() -> bool:
+        is_behind = catalogue.refresh()
+        return not is_behind and "unread" not in states(catalogue)
+
+    until(is_done)
 
 
 def pid_of(catalogue: Catalogue) -> int:
@@ -71,7 +76,8 @@ def is_gone(pid: int) -> bool:
 
 
 def states(catalogue: Catalogue) -> list[str]:
-    return [catalogue.known()[name].summary.state for name in NAMES]
+    known = catalogue.known()
+    return [known[name].summary.state if name in known else "unread" for name in NAMES]
 
 
 def test_a_reader_that_is_killed_is_replaced_and_nothing_is_read_twice(
@@ -84,10 +90,15 @@ def test_a_reader_that_is_killed_is_replaced_and_nothing_is_read_twice(
     make_measured(results / NAMES[0], step_s=0.125)
     refresh(catalogue)
     assert pid_of(catalogue) != pid
+    until(lambda: not catalogue.refresh() and has_step(catalogue, NAMES[0]))
     after = catalogue.known()
     assert after[NAMES[0]].summary.step_s == 0.125
     assert [after[name] is before[name] for name in NAMES] == [False, True, True]
     assert "0.125" in catalogue.result(after[NAMES[0]])
+
+
+def has_step(catalogue: Catalogue, name: str) -> bool:
+    return catalogue.known()[name].summary.step_s == 0.125
 
 
 DEADLY = """
@@ -96,22 +107,40 @@ import os, pathlib, signal, sys
 if "automesh.serve.reading.process" in sys.orig_argv:
     from automesh.serve.reading import scan
 
-    read = scan.Scan._read
+    scan.QUICK_S, scan.READ_S = 1.0, 2.0
+
+    from automesh.serve.reading import lanes, read
+
+    lanes.ANSWER_S = 1.0
+    usual, usual_answer = read.StudyReader.read, lanes.answer_of
+
+    def suffer(name):
+        for place in pathlib.Path(os.environ["DEADLY"]).glob(f"{name}.*"):
+            match place.suffix:
+                case ".stop":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                case ".hang":
+                    10 ** 10 ** 9  # one call of C, which lets go of nothing
+                case _:
+                    place.unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
 
     def deadly(self, name, found):
-        for place in pathlib.Path(os.environ["DEADLY"]).glob(f"{name}.*"):
-            place.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, name, found)
+        suffer(name)
+        return usual(self, name, found)
 
-    scan.Scan._read = deadly
+    def deadly_answer(question):
+        suffer(pathlib.Path(question["folder"]).name)
+        return usual_answer(question)
+
+    read.StudyReader.read, lanes.answer_of = deadly, deadly_answer
 """
 
 
 @pytest.fixture
 def deadly(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder: for each file `STUDY.*` in it, a reader that begins to read that study is killed in
-    the middle of it, and the file removed."""
+    """A folder: for each file `STUDY.*` in it, a process that begins to read that study is killed
+    and the file removed; or it stops or hangs if the file is called so."""
     folder = tmp_path_factory.mktemp("deadly")
     (folder / "sitecustomize.py").write_text(DEADLY)
     paths = [str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -122,31 +151,69 @@ def deadly(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     return places
 
 
+def has_read(catalogue: Catalogue, *wanted: str) -> bool:
+    catalogue.refresh()
+    return tuple(states(catalogue)) == wanted
+
+
 def test_killed_while_it_reads(catalogue: Catalogue, deadly: Path) -> None:
     for name in NAMES:
         (deadly / f"{name}.1").touch()
-    for _ in NAMES:
-        with suppress(Away):  # One look begins anew a few times, not for ever.
-            refresh(catalogue)
+    until(lambda: has_read(catalogue, "ended", "ended", "ended"))
     assert list(deadly.iterdir()) == []
-    refresh(catalogue)
-    assert states(catalogue) == ["ended"] * 3
 
 
 def test_a_study_that_kills_its_reader_does_not_hide_the_others(
-    catalogue: Catalogue, deadly: Path, monkeypatch: pytest.MonkeyPatch
+    catalogue: Catalogue, deadly: Path
 ) -> None:
     for number in range(3):
         (deadly / f"{NAMES[1]}.{number}").touch()
-    refresh(catalogue)
-    assert states(catalogue) == ["ended", "unreadable", "ended"]
+    catalogue.refresh()
+    pid = pid_of(catalogue)
+    until(lambda: has_read(catalogue, "ended", "unreadable", "ended"))
     assert "twice in a row" in catalogue.known()[NAMES[1]].summary.problem
-    refresh(catalogue)
-    (last,) = deadly.iterdir()  # It was left alone.
+    (results_,) = {one.folder.parent for one in catalogue.known().values()}
+    make_measured(results_ / NAMES[1], step_s=0.125)
+    catalogue.refresh()
+    (last,) = deadly.iterdir()  # It was left alone, though it has changed.
     last.unlink()
-    monkeypatch.setattr(catalogues, "AGAIN_S", 0.0)
-    refresh(catalogue)
-    assert states(catalogue) == ["ended"] * 3
+    assert pid_of(catalogue) == pid
+
+
+@pytest.mark.parametrize("how", ["stop", "hang"])
+def test_studies_that_take_for_ever_to_be_read_cost_the_others_nothing(
+    catalogue: Catalogue, deadly: Path, how: str
+) -> None:
+    """Also where the process that reads hears no signal but one."""
+    stuck = (f"{NAMES[0]}.{how}", f"{NAMES[1]}.{how}")
+    for name in stuck:
+        (deadly / name).touch()
+    listed: list[float] = []
+    catalogue._on_listed = lambda: listed.append(time.monotonic())  # pyright: ignore
+    began_s = time.monotonic()
+    until(lambda: has_read(catalogue, "unread", "unread", "ended"))
+    pid = pid_of(catalogue)
+    assert time.monotonic() - listed[0] < 30  # `QUICK_S` is a second here.
+    assert listed[0] - began_s < WAIT_S
+    until(lambda: has_read(catalogue, "unreadable", "unreadable", "ended"))
+    assert "could not be read within 2 s" in catalogue.known()[NAMES[0]].summary.problem
+    assert "fsdp" in catalogue.table(catalogue.known()[NAMES[2]], width=100, top=3)
+    with pytest.raises(Away, match="has not answered for 1 s"):
+        catalogue.table(catalogue.known()[NAMES[0]], width=100, top=3)
+    assert "fsdp" in catalogue.table(catalogue.known()[NAMES[2]], width=100, top=3)
+    assert pid_of(catalogue) == pid  # Nobody else was replaced for it.
+    catalogue.close()
+    until(lambda: not copies_of(pid))
+
+
+def copies_of(pid: int) -> list[psutil.Process]:
+    """Processes of the group of a process, which are its copies once it is gone."""
+    found: list[psutil.Process] = []
+    for one in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(one.pid) == pid and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
+    return found
 
 
 def test_a_reader_that_is_stopped_is_replaced(
@@ -162,8 +229,7 @@ def test_a_reader_that_is_stopped_is_replaced(
         catalogue.refresh()
     assert is_gone(pid)
     monkeypatch.undo()
-    refresh(catalogue)
-    assert catalogue.known()[NAMES[2]].summary.step_s == 0.125
+    until(lambda: not catalogue.refresh() and has_step(catalogue, NAMES[2]))
 
 
 def ask_for_table(catalogue: Catalogue) -> tuple[threading.Thread, list[Any]]:

@@ -320,13 +320,14 @@ WRONG: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "serve": {
         "--listen": ADDRESSES,
-        "--results": (NUL, BYTE, HUGE, LONG, "loop", "~nosuchuser/x"),
+        "--results": (NUL, BYTE, HUGE, LONG, "loop", "note", "pipe", "device", "~nosuchuser/x"),
         "--storage": (NUL, BYTE, ESCAPES, "x", "http://x/y", "mysql:", "postgresql://a:b@h/d"),
         "--home": (NUL, BYTE, HUGE, LONG, "loop", "note", "pipe", "device", "~nosuchuser/x"),
         "--hostname": ("", "a b", "a/b", "a@b", NUL, BYTE, ESCAPES),
+        "--proxy": ("", "a b", "proxy.example.com", "10.0.0", "10.0.0.1:80", NUL, BYTE, ESCAPES),
         "--certificate": (NUL, BYTE, "missing", "note", "pipe", "folder", "device"),
         "--key": (NUL, BYTE, "missing", "note", "pipe", "folder", "device"),
-        "--searches": INTEGERS,
+        "--searches": ("99999", *INTEGERS),
         "--keep": DURATIONS,
     },
     "submit": {

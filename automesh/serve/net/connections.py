@@ -1,0 +1,187 @@
+"""Which connections are open, and which of them is closed when there are too many.
+
+Whoever connects costs a descriptor, of which a process has a bounded number. So there is a bound
+for all connections, and one for those of an address. At a bound the newcomer is let in, and another
+one is closed: of the address that has the most strangers, the stranger that has been there longest.
+A stranger is a connection on which no valid token was shown. The head of an honest request arrives
+within milliseconds, so it is answered while thousands of half-sent ones push each other out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+Client = tuple[str, int]
+"""Address and port."""
+_OF_ONE = 4
+"""An address may have one in so many of all connections: behind it may be an office."""
+_LOOKED_AT = 32
+"""Strangers, the oldest first, among which one without a request at work is looked for."""
+_IPV6_BITS = 64
+"""Of an address of IPv6, those that a network is given: who has one has 2^64 addresses."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Held:
+    """A connection that is open.
+
+    Attributes:
+      place: its address, or the network that it is in.
+      close: closes it at once; asked for by the thread of the event loop alone.
+      is_begun: the protocol has it: its handshake, if there is one, is over.
+      is_known: a valid token was shown on it.
+      is_at_work: a request is being answered.
+    """
+
+    number: int
+    client: Client
+    place: str
+    close: Callable[[], None]
+    is_begun: bool = False
+    is_known: bool = False
+    is_at_work: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Place:
+    """The connections of one address, in the order in which they came."""
+
+    strangers: dict[int, Held] = field(default_factory=dict[int, Held])
+    known: dict[int, Held] = field(default_factory=dict[int, Held])
+
+    def __len__(self) -> int:
+        return len(self.strangers) + len(self.known)
+
+
+class Connections:
+    """The connections of a service; for the thread of the event loop, but for `know`.
+
+    Args:
+      most: how many there may be.
+      proxies: addresses whose connections are those of many people, with no bound of their own.
+        This machine's own addresses always are.
+    """
+
+    def __init__(self, *, most: int, proxies: Iterable[str] = ()) -> None:
+        self.most = most
+        self.most_of_one = max(1, most // _OF_ONE)
+        self.closed = 0
+        self._proxies = frozenset(place_of(one) for one in proxies)
+        self._places: dict[str, _Place] = {}
+        self._by_client: dict[Client, Held] = {}
+        self._numbers = itertools.count()
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def enter(self, client: Client, close: Callable[[], None]) -> Held | None:
+        """Counts a connection in, and closes another one if there are too many.
+
+        Returns:
+          None if there is none that could be closed for it: then this one is to be.
+        """
+        place = place_of(client[0])
+        held = Held(number=next(self._numbers), client=client, place=place, close=close)
+        with self._lock:
+            there = self._places.setdefault(place, _Place())
+            there.strangers[held.number] = held
+            self._by_client[client] = held
+            self._count += 1
+            victim = self._victim(held)
+            if victim is not None:
+                self._remove(victim)
+                self.closed += 1
+        if victim is None:
+            return held
+        if victim is held:
+            return None
+        victim.close()
+        return held
+
+    def leave(self, held: Held) -> None:
+        """Counts a connection out; nothing if it was closed for another one."""
+        with self._lock:
+            self._remove(held)
+
+    def of(self, client: Client | None) -> Held | None:
+        """The connection of a client, if it is still held."""
+        return None if client is None else self._by_client.get(client)
+
+    def know(self, client: Client | None) -> None:
+        """Notes that a valid token was shown on a connection; for any thread."""
+        with self._lock:
+            held = self.of(client)
+            if held is None or held.is_known:
+                return
+            there = self._places[held.place]
+            held.is_known = True
+            there.known[held.number] = there.strangers.pop(held.number)
+
+    def _victim(self, newcomer: Held) -> Held | None:
+        """Whose connection is closed for a newcomer; None if there is room."""
+        place = newcomer.place
+        there = self._places[place]
+        is_bounded = place not in self._proxies and not _is_this_machine(place)
+        if is_bounded and len(there) > self.most_of_one:
+            return _oldest(there, newcomer)
+        if self._count <= self.most:
+            return None
+        most = max(self._places.values(), key=lambda one: len(one.strangers))
+        if len(most.strangers) > 1:
+            return _oldest(most, newcomer)
+        known = (one for there in self._places.values() for one in there.known.values())
+        resting = (one for one in known if not one.is_at_work)
+        return min(resting, key=lambda one: one.number, default=newcomer)
+
+    def _remove(self, held: Held) -> None:
+        there = self._places.get(held.place)
+        if there is None:
+            return
+        found = there.strangers.pop(held.number, None) or there.known.pop(held.number, None)
+        if found is None:
+            return
+        self._count -= 1
+        if not len(there):
+            del self._places[held.place]
+        if self._by_client.get(held.client) is held:
+            del self._by_client[held.client]
+
+
+def _oldest(there: _Place, newcomer: Held) -> Held:
+    """Which connection of an address is closed first: that of a stranger, without a request at work
+    if there is one; or one that rests; or the newcomer."""
+    waiting = itertools.islice(there.strangers.values(), _LOOKED_AT)
+    strangers = [one for one in waiting if one is not newcomer]
+    resting = (one for one in there.known.values() if not one.is_at_work)
+    return next(
+        (one for one in strangers if not one.is_at_work),
+        strangers[0] if strangers else next(resting, newcomer),
+    )
+
+
+def place_of(address: str) -> str:
+    """The address whose connections are counted together: of IPv6 the network."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    if found.is_loopback:
+        return str(found)
+    return str(ipaddress.ip_network((found, _IPV6_BITS), strict=False).network_address)
+
+
+def _is_this_machine(place: str) -> bool:
+    try:
+        return ipaddress.ip_address(place).is_loopback
+    except ValueError:
+        return False
