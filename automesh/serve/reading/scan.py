@@ -188,16 +188,14 @@ class Scan:
         return found
 
     def _changes_in(self, place: Storage) -> Mapping[str, tuple[tuple[object, ...], float]]:
-        # A file of SQLite is opened anew when it has changed: whoever of this process opens and
-        # closes it by other means takes its locks away, and the next process that closes it then
-        # removes its log from under a connection that stays, which sees nothing new any more.
+        # A file of SQLite is read from a copy, which is made anew when it has changed.
         sign = _sign_of(place.location) if place.kind == "sqlite" else None
         if sign is not None and sign == self._sign:
             return self._changes
         if sign is not None:
             self.close()
         if self._backend is None:
-            self._backend = open_backend(place)
+            self._backend = open_backend(place, is_read_only=True, in_place=False)
         with self._backend.explained():
             self._changes = self._backend.changes()
         self._sign = sign
@@ -225,8 +223,12 @@ class Scan:
         lent = self._backend.lent() if found.storage and self._backend is not None else None
         if lent is None:
             folder = found.folder
-            with reading(folder, results=folder.parent, storage=found.storage) as opened:
-                _, study, header = opened
+            # What submitted code or an agent has left is never opened where it lies.
+            with reading(folder, results=folder.parent, storage=found.storage, in_place=False) as (
+                _,
+                study,
+                header,
+            ):
                 study.freeze()
                 return assemble(study, header), study.leader() is not None
         kept = self._open.pop(name, None)
