@@ -32,6 +32,7 @@ from automesh.skipped import reason_of
 from automesh.texts.terminal import clean
 from automesh.tuner.study.assemble import assemble
 from automesh.tuner.study.backend import Backend, open_backend
+from automesh.tuner.study.identity import submission_in
 from automesh.tuner.study.metadata import header_in, reading
 from automesh.tuner.study.results import NOT_ENDED
 from automesh.tuner.study.storage import Storage, parse_storage
@@ -174,7 +175,9 @@ class Scan:
         # Of a service with a storage, only agents keep studies in folders, which are below jobs.
         for root in roots if self._place is None else roots[1:]:
             for name, one in _in_folders(root):
-                found.setdefault(name, one)
+                # Code of one submission may make folders, and no study of another one.
+                if root is roots[0] or submission_in(name) in ("", root.parent.name):
+                    found.setdefault(name, one)
         if self._place is None:
             return found
         changes = self._changes_in(self._place)
